@@ -1,0 +1,72 @@
+"""One protocol for every way of guessing what the target will say next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.protocol import ROOT, Outputs
+
+
+def _no_floats() -> NDArray[np.float32]:
+    return np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens, a chain or a tree. May be empty.
+
+    tokens : int64[n]
+    parents : int64[n], the index of each token's parent in this draft, ROOT for those that follow the newest token
+    confidence : float32[n], the drafter's own estimate that the target takes the token given that it took the parent
+    probs : float32[n, V] for a stochastic drafter: the distribution each token was drawn from, after the same
+        temperature, top-k, top-p and penalties as the target's; None for a deterministic drafter
+    source : who drafted it
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    confidence: NDArray[np.float32] = field(default_factory=_no_floats)
+    probs: NDArray[np.float32] | None = None
+    source: str = "none"
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], confidence: Sequence[float] = (), source: str = "none") -> Draft:
+        parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
+        return cls(np.asarray(tokens, np.int64), parents, np.asarray(confidence, np.float32), None, source)
+
+    @classmethod
+    def empty(cls) -> Draft:
+        return cls.chain([])
+
+
+class Drafter(Protocol):
+    name: str
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """A new sequence starts with these tokens."""
+        ...
+
+    def draft(self, k: int) -> Draft:
+        """Propose up to `k` tokens that follow everything observed so far."""
+        ...
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+        """The target's verdict of a round.
+
+        Args:
+            emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
+                KV in the engine yet.
+            outputs: the target's outputs for the rows that predicted them, in the same order.
+        """
+        ...
+
+
+__all__ = ["ROOT", "Draft", "Drafter"]

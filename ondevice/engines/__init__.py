@@ -1,0 +1,1 @@
+"""Engines: the same bundle's graphs, run by ONNX Runtime or by our own kernels."""
