@@ -47,19 +47,39 @@ class Draft:
         return cls.chain([])
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """What a drafter expects of its next draft, before it is paid for.
+
+    survival : float32[<=k], the chance that the target takes tokens 1..i; never rising. Shorter than k where the
+        drafter has no more to say.
+    source : who would draft it
+    """
+
+    survival: NDArray[np.float32]
+    source: str
+
+
 class Drafter(Protocol):
     name: str
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
-        """A new sequence starts with these tokens."""
+        """A new sequence starts with these tokens. What was learnt about acceptance stays."""
         ...
 
-    def draft(self, k: int) -> Draft:
-        """Propose up to `k` tokens that follow everything observed so far."""
+    def forecast(self, k: int) -> Forecast:
+        """The chances of a draft of up to `k` tokens; costs next to nothing."""
+        ...
+
+    def draft(self, k: int, floor: float = 0.0) -> Draft:
+        """Propose up to `k` tokens that follow everything observed so far.
+
+        A deterministic drafter stops before a token whose chance of being taken, with all before it, is under `floor`.
+        """
         ...
 
     def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
-        """The target's verdict of a round.
+        """The target's verdict of a round, whether or not this drafter drafted in it; first called after the prefill.
 
         Args:
             emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
@@ -69,4 +89,4 @@ class Drafter(Protocol):
         ...
 
 
-__all__ = ["ROOT", "Draft", "Drafter"]
+__all__ = ["ROOT", "Draft", "Drafter", "Forecast"]

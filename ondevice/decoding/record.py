@@ -1,0 +1,100 @@
+"""What one round of generation yields, and what a whole generation sums up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+"""stop: a stop token or stop string; length: `max_new_tokens`; context: the context is full."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass of the loop: the prefill with the first token, or draft, verify, accept.
+
+    seconds : wall time of the round, drafting included
+    draft_seconds : its share spent in the drafter
+    """
+
+    token_ids: tuple[int, ...]
+    drafted: int = 0
+    accepted: int = 0
+    source: str = "none"
+    rows: int = 1
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a caller of `Model.stream` sees: a round, as text. `text` may be empty while half a character waits."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+    source: str
+    seconds: float
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class Stats:
+    """Sums over one generation. Times in seconds; `decode_s` leaves the prefill and the first token out."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    load_s: float = 0.0
+    target_forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafter: str = "none"
+    engine: str = ""
+    peak_rss_bytes: int = 0
+    rounds_without_draft: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    """Rounds that drafted a token at position 1, 2, ..."""
+    accepted_at: list[int] = field(default_factory=list)
+    """Of these, rounds in which the token at that position was taken."""
+
+    def add(self, this: Round) -> None:
+        """Count one decoding round."""
+        self.new_tokens += len(this.token_ids)
+        self.decode_s += this.seconds
+        self.target_forwards += 1
+        self.drafted += this.drafted
+        self.accepted += this.accepted
+        self.rounds_without_draft += this.drafted == 0
+        missing = this.drafted - len(self.drafted_at)
+        self.drafted_at += [0] * missing
+        self.accepted_at += [0] * missing
+        for position in range(this.drafted):
+            self.drafted_at[position] += 1
+            self.accepted_at[position] += position < this.accepted
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after the first per second of decoding; 0.0 where there was only the first."""
+        return (self.new_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens after the first per target forward."""
+        return (self.new_tokens - 1) / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted per drafted token."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
