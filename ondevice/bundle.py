@@ -1,0 +1,88 @@
+"""A bundle on disk: found, checked, and only then trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ondevice.errors import BundleCorruptError, BundleNotFoundError
+from ondevice.manifest import Manifest
+
+MANIFEST = "bundle.json"
+TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG = "tokenizer.json", "chat_template.jinja", "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, location: str | Path, *, verify_hashes: bool = False) -> Bundle:
+        """Find a bundle and check its manifest, that every file lies inside it, and every size.
+
+        Args:
+            location: a directory, or a name under the model home.
+            verify_hashes: read every file and compare its sha256 too.
+
+        Raises:
+            BundleNotFoundError: there is none.
+            BundleCorruptError: a file is missing, of another size or content, or outside the directory.
+            UnsupportedBundleError: a schema of another version.
+        """
+        path = _locate(location)
+        try:
+            text = (path / MANIFEST).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise BundleCorruptError(f"{path / MANIFEST} is not UTF-8 text: export the bundle again") from error
+        bundle = cls(path, Manifest.from_json(text))
+        bundle._check_files(verify_hashes)
+        return bundle
+
+    def file(self, name: str) -> Path | None:
+        """The path of a file that the manifest lists, else None."""
+        return self.path / name if name in self.manifest.files else None
+
+    def graph(self, name: str) -> Path:
+        if name not in self.manifest.files:
+            raise BundleCorruptError(f"bundle.json names the graph {name} and does not list it: export it again")
+        return self.path / name
+
+    def _check_files(self, verify_hashes: bool) -> None:
+        root = self.path.resolve()
+        for name, entry in self.manifest.files.items():
+            relative = PurePosixPath(name)
+            file = self.path / name
+            if relative.is_absolute() or "\\" in name or not file.resolve().is_relative_to(root):
+                raise BundleCorruptError(f"bundle.json names {name!r}, which is outside the bundle: do not use it")
+            if not file.is_file():
+                raise BundleCorruptError(f"{file} is missing: export the bundle again")
+            size = file.stat().st_size
+            if size != entry.size:
+                raise BundleCorruptError(f"{file} has {size} bytes instead of {entry.size}: export the bundle again")
+            if verify_hashes and sha256(file) != entry.sha256:
+                raise BundleCorruptError(f"{file} was altered (its sha256 differs): export the bundle again")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_home() -> Path:
+    """Where bundles are looked up by name: `$ONDEVICE_HOME`, else `~/.ondevice`."""
+    return Path(os.environ.get("ONDEVICE_HOME") or Path.home() / ".ondevice")
+
+
+def _locate(location: str | Path) -> Path:
+    path = Path(location).expanduser()
+    if (path / MANIFEST).is_file():
+        return path
+    if path.exists():
+        raise BundleNotFoundError(path, f"no {MANIFEST} in it" if path.is_dir() else "it is not a directory")
+    by_name = model_home() / path
+    if not path.is_absolute() and ".." not in path.parts and (by_name / MANIFEST).is_file():
+        return by_name
+    raise BundleNotFoundError(location, f"no such directory, and no such name under {model_home()}")
