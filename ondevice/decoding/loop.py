@@ -21,7 +21,6 @@ class Limits:
     """When a generation ends. `cancelled` is asked before every forward."""
 
     max_new_tokens: int
-    context_length: int
     stop_ids: frozenset[int] = frozenset()
     cancelled: Callable[[], bool] = lambda: False
 
@@ -61,11 +60,7 @@ def generate(
             yield Round((), rows=0, finish_reason="cancelled")
             return
         started = perf_counter()
-        room = min(
-            limits.max_new_tokens - (len(tokens) - len(prompt_ids)),
-            limits.context_length - engine.length,
-            engine.max_rows(),
-        )
+        room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), engine.max_rows())
         draft = _draft(drafter, schedule, room - 1)
         draft_seconds = perf_counter() - started
         outputs = engine.forward(_rows(tokens[-1], draft), range(len(draft) + 1))
@@ -132,6 +127,4 @@ def _finished(tokens: Sequence[int], prompt_tokens: int, engine: Engine, limits:
         return "stop"
     if len(tokens) - prompt_tokens >= limits.max_new_tokens:
         return "length"
-    if engine.length >= limits.context_length:
-        return "context"
-    return None
+    return "context" if engine.max_rows() <= 0 else None

@@ -100,6 +100,7 @@ class Engine(Protocol):
     name: str
     target: Target
     has_drafter: bool
+    context_length: int
 
     @property
     def length(self) -> int:
@@ -109,7 +110,7 @@ class Engine(Protocol):
     def forward(self, rows: TokenTree, wanted: Sequence[int]) -> Outputs:
         """Run `rows` after the committed tokens and leave their KV pending.
 
-        At most `max_rows(length)` rows at a time. A forward replaces rows that an earlier one left pending.
+        At most `max_rows()` rows at a time. A forward replaces rows that an earlier one left pending.
         """
         ...
 
@@ -125,7 +126,7 @@ class Engine(Protocol):
         ...
 
     def max_rows(self) -> int:
-        """Rows that the next forward may have."""
+        """Rows that the next forward may have; 0 where the context is full."""
         ...
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:

@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+BUNDLE := bundles/reference
+
+.PHONY: help demo test lint fix bench clean
+
+help:
+	@echo "make demo    export the reference pair and generate from it with draft/verify"
+	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   tokens per round, acceptance and speed of every drafter on the reference pair"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# one stamp per set of extras, so that the demo needs no gigabytes
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[export]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.run
+
+$(BUNDLE)/bundle.json: $(VENV)/.run $(wildcard models/reference/*/*) $(wildcard export/ondevice_export/*.py export/ondevice_export/*/*.py)
+	$(BIN)/ondevice export models/reference/target --out $(BUNDLE)
+
+demo: $(BUNDLE)/bundle.json
+	$(BIN)/ondevice generate $(BUNDLE) "$$(cat tests/data/demo_prompt.py)" --max-new-tokens 160 --temperature 0 --compare
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BUNDLE)/bundle.json
+	$(BIN)/ondevice bench $(BUNDLE)
+
+clean:
+	rm -rf $(VENV) bundles build dist .pytest_cache .mypy_cache .ruff_cache
