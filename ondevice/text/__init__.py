@@ -1,1 +1,1 @@
-"""Text in and out of token ids: tokenizer, chat template, incremental detokenising, stop strings."""
+"""Between strings and token ids. Nothing here knows an engine or a terminal."""

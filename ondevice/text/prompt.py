@@ -1,0 +1,74 @@
+"""What a caller may pass as a prompt, and the token ids it stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import SupportsIndex, TypeGuard
+
+from ondevice.errors import PromptError
+from ondevice.text.chat_template import ChatTemplate, Message, check_messages
+from ondevice.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[Message] | Sequence[int]
+
+OPENING, CLOSING = "\ue000", "\ue001"
+"""Private-use characters around a control token that a user wrote, while the template is rendered."""
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> list[int]:
+    """Token ids of a text, of a list of messages, or of a list of token ids, which stays as it is.
+
+    A plain text is the author's own: control tokens written in it count. In messages they are plain text, because
+    whoever writes a message must not be able to end a turn or begin one.
+
+    Raises:
+        PromptError: empty, of another type, or of a kind that this bundle cannot encode.
+    """
+    if not isinstance(prompt, str | Sequence):
+        raise PromptError(
+            f"a prompt is a string, a list of messages or a list of token ids, not {type(prompt).__name__}"
+        )
+    if not prompt:
+        raise PromptError("the prompt is empty: pass some text, at least one message or at least one token id")
+    if _is_token_ids(prompt):
+        return [index(token_id) for token_id in prompt]
+    if tokenizer is None:
+        raise PromptError("this bundle has no tokenizer.json: pass token ids (on the command line: --ids 2,5,7)")
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    messages = [item for item in prompt if isinstance(item, Mapping)]
+    if len(messages) < len(prompt):
+        raise PromptError("a prompt list holds either messages with 'role' and 'content' or token ids, nothing else")
+    if template is None:
+        raise PromptError("this bundle has no chat_template.jinja: pass the prompt as plain text instead of messages")
+    check_messages(messages)
+    return _encode_chat(messages, tokenizer, template)
+
+
+def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
+    return not isinstance(prompt, str) and all(isinstance(item, SupportsIndex) for item in prompt)
+
+
+def _encode_chat(messages: Sequence[Message], tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+    specials = "|".join(map(re.escape, tokenizer.special_texts)) or "(?!)"
+    control = re.compile(specials)
+    if not any(control.search(message["content"]) for message in messages if message["role"] != "assistant"):
+        return tokenizer.encode(template.render(messages), add_special_tokens=False)
+    text = template.render([_mark(message, control) for message in messages])
+    # One group: every second piece is a marked control token, or None where the template tore its marks apart.
+    pieces = re.split(f"{OPENING}({specials}){CLOSING}|[{OPENING}{CLOSING}]", text)
+    ids: list[int] = []
+    for position, piece in enumerate(pieces):
+        if piece:
+            ids += tokenizer.encode(piece, add_special_tokens=False, parse_special=position % 2 == 0)
+    return ids
+
+
+def _mark(message: Message, control: re.Pattern[str]) -> Message:
+    """What the model itself said keeps its control tokens: the template looks for them to drop old thoughts."""
+    if message["role"] == "assistant":
+        return message
+    content = message["content"].replace(OPENING, "").replace(CLOSING, "")
+    return {**message, "content": control.sub(rf"{OPENING}\g<0>{CLOSING}", content)}

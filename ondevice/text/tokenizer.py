@@ -1,0 +1,113 @@
+"""`tokenizer.json`: strings to token ids and back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+
+from ondevice.errors import BundleCorruptError, PromptError
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer with one rule for `<bos>` and one for control tokens.
+
+    Args:
+        backend: the tokenizer proper.
+        bos_token_id: the token that starts every sequence, or None where the model has none.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, bos_token_id: int | None = None) -> None:
+        # A checkpoint's tokenizer.json may carry the truncation and padding of its training run.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._bos_token_id = bos_token_id
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_file(cls, path: str | Path, bos_token_id: int | None = None) -> Tokenizer:
+        """Read a `tokenizer.json`.
+
+        Raises:
+            BundleCorruptError: there is none, or it is not a tokenizer.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BundleCorruptError(f"cannot read {path} ({error}): export the bundle again") from error
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise BundleCorruptError(f"{path} is not a tokenizer ({error}): export the bundle again") from error
+        return cls(backend, bos_token_id)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._backend.get_vocab_size())
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens: `decode` leaves them out."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """How the control tokens are written, longest first."""
+        texts = (self._backend.id_to_token(token_id) for token_id in self.special_ids)
+        return tuple(sorted((text for text in texts if text), key=len, reverse=True))
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """The byte-fallback tokens `<0x00>` to `<0xFF>`, as far as the vocabulary has them."""
+        ids = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    def text_of(self, token_id: int | None) -> str:
+        """How a token is written in the vocabulary; empty for None and for ids outside it."""
+        return "" if token_id is None else self._backend.id_to_token(token_id) or ""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            add_special_tokens: put `<bos>` in front, exactly once, also where the text starts with it. A rendered chat
+                template writes its own: pass False.
+            parse_special: read a control token written in the text as that token. False for text from a stranger, who
+                must not be able to end a turn by writing `<turn|>`.
+
+        Raises:
+            PromptError: not a string, or not valid Unicode.
+        """
+        try:
+            # The switch belongs to the shared backend, not to a call.
+            with self._lock:
+                self._backend.encode_special_tokens = not parse_special
+                ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise PromptError(_why_not_text(text)) from error
+        return self._with_one_bos(ids) if add_special_tokens else ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, control tokens left out. Bytes that are not UTF-8 become U+FFFD."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def _with_one_bos(self, ids: list[int]) -> list[int]:
+        bos = self._bos_token_id
+        if bos is None:
+            return ids
+        start = 0
+        while start < len(ids) and ids[start] == bos:
+            start += 1
+        return [bos, *ids[start:]]
+
+
+def _why_not_text(text: object) -> str:
+    if isinstance(text, str):
+        return "the prompt holds half a surrogate pair, which is not text: decode it as UTF-8 before passing it on"
+    return f"a prompt is a string, a list of messages or a list of token ids, not {type(text).__name__}"

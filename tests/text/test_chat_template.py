@@ -1,0 +1,72 @@
+import re
+from datetime import datetime
+
+import pytest
+
+from ondevice.errors import BundleCorruptError, PromptError
+from ondevice.text.chat_template import ChatTemplate
+from tests.text.templates import GEMMA, THINKING
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " <b>Hi</b> & 'bye' "},
+    {"role": "assistant", "content": "<|channel>thought\nhm<channel|>Hello"},
+    {"role": "user", "content": "Ünïcode?", "tools": [{"name": "<a>", "text": "ü"}]},
+]
+
+
+@pytest.mark.parametrize("source", [GEMMA, THINKING])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_it_renders_as_transformers_does(source, add_generation_prompt):
+    reference = pytest.importorskip("transformers.utils.chat_template_utils").render_jinja_template
+    [expected], _ = reference(
+        [CHAT], chat_template=source, add_generation_prompt=add_generation_prompt, bos_token="<bos>"
+    )
+    template = ChatTemplate(source, {"bos_token": "<bos>"})
+    assert template.render(CHAT, add_generation_prompt=add_generation_prompt) == expected
+
+
+def test_the_template_decides_about_old_thoughts():
+    text = ChatTemplate(THINKING).render(CHAT)
+    assert "hm" not in text
+    assert "Hello" in text
+
+
+def test_the_clock_is_there():
+    assert ChatTemplate("{{ strftime_now('%Y') }}").render(CHAT) == str(datetime.now().year)
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "no messages"),
+        (["hello"], "message 1 is not a mapping"),
+        ([{"content": "x"}], "message 1 has the role None"),
+        ([{"role": "user", "content": "x"}, {"role": "bot", "content": "x"}], "message 2 has the role 'bot'"),
+        ([{"role": "user"}], "message 1 needs a string"),
+        ([{"role": "user", "content": ["x"]}], "message 1 needs a string"),
+    ],
+)
+def test_a_bad_message_is_named(messages, complaint):
+    with pytest.raises(PromptError, match=re.escape(complaint)):
+        ChatTemplate(GEMMA).render(messages)
+
+
+def test_a_template_may_refuse():
+    with pytest.raises(PromptError, match="the system message comes first"):
+        ChatTemplate(THINKING).render([*CHAT, CHAT[0]])
+
+
+@pytest.mark.parametrize("source", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"])
+def test_a_template_can_do_no_harm(source):
+    with pytest.raises(PromptError, match="refuses"):
+        ChatTemplate(source).render(CHAT)
+
+
+def test_broken_jinja_is_the_bundles_fault(tmp_path):
+    path = tmp_path / "chat_template.jinja"
+    path.write_text("hello\n{% if %}", "utf-8")
+    with pytest.raises(BundleCorruptError, match="line 2"):
+        ChatTemplate.from_file(path)
+    with pytest.raises(BundleCorruptError, match="cannot read"):
+        ChatTemplate.from_file(tmp_path / "none.jinja")

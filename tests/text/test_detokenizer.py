@@ -1,0 +1,65 @@
+import random
+import time
+
+import pytest
+
+from ondevice.text.detokenizer import WINDOW, Detokenizer
+from tests.text.tokenizers_made import KINDS, SENTENCES, byte_level, gemma_like, random_ids
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_random_tokens_stream_to_the_text_of_a_full_decode(make):
+    tokenizer = make()
+    rng = random.Random(7)
+    for _ in range(300):
+        ids = random_ids(tokenizer, rng, rng.randrange(1, 60))
+        detokenizer = Detokenizer(tokenizer)
+        text = "".join(map(detokenizer.feed, ids)) + detokenizer.flush()
+        assert text == tokenizer.decode(ids), ids
+
+
+@pytest.mark.parametrize("make", [byte_level, gemma_like])
+def test_what_was_given_is_final(make):
+    tokenizer = make()
+    ids = tokenizer.encode("".join(SENTENCES))
+    detokenizer, text = Detokenizer(tokenizer), ""
+    for token_id in ids:
+        text += detokenizer.feed(token_id)
+        assert "\N{REPLACEMENT CHARACTER}" not in text
+        assert tokenizer.decode(ids).startswith(text)
+
+
+def test_a_character_comes_with_its_last_byte():
+    tokenizer = byte_level()
+    ids = [tokenizer._backend.token_to_id(piece) for piece in "ðŁĺĢ"]
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.feed(token_id) for token_id in ids] == ["", "", "", "😀"]
+
+
+def test_a_byte_run_comes_with_the_token_after_it():
+    tokenizer = gemma_like()
+    ids = tokenizer.encode("😀a", add_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.feed(token_id) for token_id in ids] == ["", "", "", "", "😀a"]
+
+
+def test_the_model_writing_replacement_characters_does_not_stall_the_stream():
+    tokenizer = byte_level()
+    ids = tokenizer.encode("\ufffd" * 200, add_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer)
+    text = "".join(map(detokenizer.feed, ids))
+    assert len(text) == 199
+    assert len(detokenizer._window) <= WINDOW + 4
+    assert detokenizer.flush() == "\ufffd"
+
+
+@pytest.mark.parametrize("piece", ["<0xE2>", "a"])
+def test_cost_does_not_grow_with_the_text(piece):
+    tokenizer = gemma_like()
+    token_id = tokenizer._backend.token_to_id(piece)
+    detokenizer = Detokenizer(tokenizer)
+    started = time.process_time()
+    for _ in range(20_000):
+        detokenizer.feed(token_id)
+    assert time.process_time() - started < 5
+    assert detokenizer.flush() in ("", "\ufffd" * 20_000)

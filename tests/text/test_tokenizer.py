@@ -1,0 +1,64 @@
+import pytest
+
+from ondevice.errors import BundleCorruptError, PromptError
+from ondevice.text.tokenizer import Tokenizer
+from tests.text.tokenizers_made import BOS, KINDS, byte_level, gemma_like
+
+SPECIAL_TURN = 5
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("text", ["a b", "<bos>a b", "<bos><bos>a b", ""])
+def test_a_raw_prompt_has_exactly_one_bos(make, text):
+    ids = make().encode(text)
+    assert ids[0] == BOS
+    assert ids.count(BOS) == 1
+
+
+def test_rendered_text_gets_no_bos():
+    assert byte_level().encode("a", add_special_tokens=False)[0] != BOS
+
+
+def test_control_tokens_are_read_only_where_allowed():
+    tokenizer = gemma_like()
+    turn = tokenizer.encode("<turn|>", add_special_tokens=False)
+    assert turn == [SPECIAL_TURN]
+    as_text = tokenizer.encode("<turn|>", add_special_tokens=False, parse_special=False)
+    assert SPECIAL_TURN not in as_text
+    assert tokenizer.encode("<turn|>", add_special_tokens=False) == [SPECIAL_TURN]
+
+
+def test_decoding_leaves_control_tokens_out():
+    tokenizer = byte_level()
+    assert tokenizer.decode(tokenizer.encode("<|turn>hello<turn|>")) == "hello"
+
+
+def test_training_leftovers_do_not_shorten_a_prompt():
+    backend = byte_level()._backend
+    backend.enable_truncation(3)
+    backend.enable_padding(length=50)
+    tokenizer = Tokenizer(backend, BOS)
+    text = "a long prompt that has more than three tokens"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(("prompt", "message"), [("\udcff", "surrogate"), (b"bytes", "not bytes"), (None, "NoneType")])
+def test_what_is_no_text_is_named(prompt, message):
+    with pytest.raises(PromptError, match=message):
+        byte_level().encode(prompt)
+
+
+def test_reading_a_file(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(byte_level()._backend.to_str(), "utf-8")
+    assert Tokenizer.from_file(path, BOS).encode("é") == byte_level().encode("é")
+
+
+@pytest.mark.parametrize("content", [b"{}", b"nothing", b"\xff\xfe", None])
+def test_an_unreadable_file_is_one_clear_error(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BundleCorruptError, match="export the bundle again") as caught:
+        Tokenizer.from_file(path)
+    assert "\n" not in str(caught.value)

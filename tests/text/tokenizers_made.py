@@ -1,0 +1,79 @@
+"""Small tokenizers of the kinds that bundles hold, made on the spot."""
+
+import random
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+
+from ondevice.text.tokenizer import Tokenizer
+
+SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
+BOS = 2
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog.",
+    "def spam(eggs):\n    return [egg for egg in eggs if egg]\n",
+    "naïve café, Привет мир, 你好世界, 😀 👩‍👩‍👧 and  two  spaces",
+]
+
+
+def byte_level() -> Tokenizer:
+    """Like the reference pair's: bytes as characters, `<bos>` from the post-processor."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(SENTENCES * 3, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    return Tokenizer(backend, BOS)
+
+
+def gemma_like() -> Tokenizer:
+    """Like Gemma 4's: spaces become ▁, unknown characters bytes; nothing is stripped."""
+    return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+def llama_like() -> Tokenizer:
+    """As `gemma_like`, and the first word's space is stripped."""
+    return _byte_fallback(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+
+
+def metaspace() -> Tokenizer:
+    """The Metaspace decoder strips the first token's space by its place."""
+    tokenizer = _byte_fallback([])
+    tokenizer._backend.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+KINDS = [byte_level, gemma_like, llama_like, metaspace]
+
+
+def _byte_fallback(decoder: list[decoders.Decoder]) -> Tokenizer:
+    pieces = ["▁", "▁▁", "▁▁▁▁", "\n", "a", "b", "é", "\N{REPLACEMENT CHARACTER}", "世", "▁the", "▁fox", "ab", "b▁a"]
+    tokens = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    backend = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence(decoder)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    return Tokenizer(backend, BOS)
+
+
+def random_ids(tokenizer: Tokenizer, rng: random.Random, length: int) -> list[int]:
+    """Random tokens with the troublesome ones made frequent: bytes of real characters, whole and torn."""
+    ids: list[int] = []
+    while len(ids) < length:
+        kind = rng.random()
+        if kind < 0.4:
+            ids.append(rng.randrange(tokenizer.vocab_size))
+        elif kind < 0.8:
+            ids += tokenizer.encode(rng.choice("é😀世 ab\ufffd"), add_special_tokens=False)
+        else:
+            ids += tokenizer.encode("😀世", add_special_tokens=False)[rng.randrange(4) :]
+    return ids[:length]
