@@ -1,0 +1,79 @@
+"""How many threads a computation should have.
+
+One per physical core: the kernels saturate a core's units and the memory bus, so a second thread per core only adds
+overhead. Fewer in a container whose processor time is limited: threads beyond the quota are all stopped together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from ondevice.machine.quota import processor_quota
+
+
+@lru_cache
+def default_threads() -> int:
+    """Physical cores that this process may use, by its affinity and its container's quota; at least 1."""
+    cores = physical_cores()
+    quota = processor_quota() if sys.platform == "linux" else None
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def physical_cores(root: Path = Path("/")) -> int:
+    """Physical cores that this process may run on; logical ones where the system does not tell them apart."""
+    if sys.platform == "linux":
+        return _linux(root / "sys/devices/system/cpu", os.sched_getaffinity(0))
+    count = _mac() if sys.platform == "darwin" else _windows() if sys.platform == "win32" else None
+    return count or os.cpu_count() or 1
+
+
+def _linux(system: Path, allowed: set[int]) -> int:
+    """Groups of hyper-threads with at least one member among the allowed processors."""
+    return len({_siblings(system / f"cpu{processor}/topology", processor) for processor in allowed}) or 1
+
+
+def _siblings(topology: Path, processor: int) -> str:
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the second is the name before Linux 5.3
+        try:
+            return (topology / name).read_text("ascii").strip()
+        except OSError:
+            continue
+    return str(processor)
+
+
+def _mac() -> int | None:
+    """The performance cores of Apple silicon, or all cores of an Intel Mac."""
+    for name in (b"hw.perflevel0.physicalcpu", b"hw.physicalcpu"):
+        value = ctypes.c_int(0)
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        if ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)) == 0:
+            return value.value
+    return None
+
+
+def _windows() -> int | None:
+    kernel = ctypes.CDLL("kernel32")
+    size = ctypes.c_uint32(0)
+    relation_processor_core = 0
+    kernel.GetLogicalProcessorInformationEx(relation_processor_core, None, ctypes.byref(size))
+    records = ctypes.create_string_buffer(size.value)
+    if not kernel.GetLogicalProcessorInformationEx(relation_processor_core, records, ctypes.byref(size)):
+        return None
+    return count_records(records.raw[: size.value])
+
+
+def count_records(records: bytes) -> int:
+    """SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX: one record per core, each beginning with its kind and its size."""
+    count = offset = 0
+    while offset + 8 <= len(records):
+        _, size = struct.unpack_from("<II", records, offset)
+        if not size:
+            break
+        offset += size
+        count += 1
+    return count

@@ -1,0 +1,123 @@
+import struct
+import sys
+
+import pytest
+
+from ondevice import machine
+from ondevice.machine import cores, memory, processor
+from ondevice.machine.quota import processor_quota
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+def test_this_machine():
+    assert machine.default_threads() >= 1
+    assert machine.physical_cores() >= 1
+    assert machine.processor_name()
+    assert machine.os_name()
+    assert machine.peak_rss_bytes() > 2**20
+
+
+@pytest.mark.parametrize(
+    ("allowed", "count"), [({0, 1, 2, 3}, 2), ({0, 1}, 2), ({1, 3}, 1), ({0, 2}, 1), ({7, 8}, 2), (set(), 1)]
+)
+def test_hyper_threads_share_a_core(tmp_path, allowed, count):
+    for number, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        write(tmp_path / f"cpu{number}/topology/core_cpus_list", siblings + "\n")
+    assert cores._linux(tmp_path, allowed) == count
+
+
+def test_old_kernels_use_another_name(tmp_path):
+    for number in range(2):
+        write(tmp_path / f"cpu{number}/topology/thread_siblings_list", "0-1\n")
+    assert cores._linux(tmp_path, {0, 1}) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/app", "sys/fs/cgroup/app/cpu.max": "max 100000"}, None),
+        ({"proc/self/cgroup": "0::/app", "sys/fs/cgroup/app/cpu.max": "250000 100000"}, 2.5),
+        ({"proc/self/cgroup": "0::/host/path", "sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
+        (
+            {
+                "proc/self/cgroup": "0::/slice/app",
+                "sys/fs/cgroup/slice/app/cpu.max": "max 100000",
+                "sys/fs/cgroup/slice/cpu.max": "300000 100000",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            4.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "1:cpu:/",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            None,
+        ),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "100 0"}, None),
+        ({"proc/self/cgroup": "nonsense", "sys/fs/cgroup/cpu.max": "nonsense"}, None),
+    ],
+)
+def test_quota(tmp_path, files, quota):
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    assert processor_quota(tmp_path) == quota
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="quotas are read on Linux only")
+@pytest.mark.parametrize(("quota", "threads"), [(None, 8), (2.5, 2), (0.1, 1), (64.0, 8)])
+def test_threads_keep_within_the_quota(monkeypatch, quota, threads):
+    monkeypatch.setattr(cores, "physical_cores", lambda: 8)
+    monkeypatch.setattr(cores, "processor_quota", lambda: quota)
+    assert cores.default_threads.__wrapped__() == threads
+
+
+def test_windows_records_are_counted():
+    record = struct.pack("<II", 0, 48) + bytes(40)
+    assert cores.count_records(record * 6) == 6
+    assert cores.count_records(b"") == 0
+    assert cores.count_records(bytes(64)) == 0
+
+
+def test_peak_memory_is_read_from_the_status(tmp_path):
+    write(tmp_path / "status", "VmPeak:\t   99 kB\nVmHWM:\t    2048 kB\n")
+    assert memory._linux(tmp_path / "status") == 2048 * 1024
+    assert memory._linux(tmp_path / "none") == 0
+
+
+def test_the_peak_can_start_again():
+    if not machine.reset_peak_rss():
+        pytest.skip("this system does not let a process reset its peak")
+    before = machine.peak_rss_bytes()
+    block = bytearray(b"x" * 2**26)
+    assert machine.peak_rss_bytes() >= before + 2**25
+    del block
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "board", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Fast CPU @ 3GHz\nmodel name\t: other", None, "Fast CPU @ 3GHz"),
+        ("processor\t: 0\nCPU part\t: 0xd0b", "Raspberry Pi 5 Model B\0", "Raspberry Pi 5 Model B"),
+        ("CPU part\t: 0xd0b\nModel\t\t: Some board", None, "Some board"),
+        (None, None, ""),
+    ],
+)
+def test_processor_name(tmp_path, cpuinfo, board, name):
+    for file, text in (("cpuinfo", cpuinfo), ("model", board)):
+        if text is not None:
+            write(tmp_path / file, text)
+    assert processor._linux(tmp_path / "cpuinfo", tmp_path / "model") == name
