@@ -54,7 +54,6 @@ def generate(
     tokens.append(first)
     reason = _finished(tokens, len(prompt_ids), engine, limits)
     yield Round((first,), rows=len(prompt_ids), seconds=perf_counter() - started, finish_reason=reason)
-    rng = np.random.default_rng(sampler.options.seed)
     while reason is None:
         if limits.cancelled():
             yield Round((), rows=0, finish_reason="cancelled")
@@ -64,7 +63,7 @@ def generate(
         draft = _draft(drafter, schedule, room - 1)
         draft_seconds = perf_counter() - started
         outputs = engine.forward(_rows(tokens[-1], draft), range(len(draft) + 1))
-        verdict = accept(draft, outputs.logits, tokens, sampler, rng)
+        verdict = accept(draft, outputs.logits, tokens, sampler)
         emitted = _up_to_stop(verdict.emitted, limits.stop_ids)
         path = verdict.path[: len(emitted)]
         engine.commit(path)
@@ -75,7 +74,7 @@ def generate(
         this = Round(
             token_ids=tuple(emitted),
             drafted=len(draft),
-            accepted=len(verdict.path) - 1,
+            accepted=min(verdict.accepted, len(emitted)),
             source=draft.source,
             rows=len(draft) + 1,
             seconds=perf_counter() - started,

@@ -49,7 +49,7 @@ class MtpDrafter:
             step = self._engine.draft_step(token, hidden)
             best = int(step.logits.argmax())
             raw = float(1.0 / np.exp(step.logits - step.logits[best]).sum())
-            chance = self._calibration.estimate(raw)
+            chance = self._calibration.probability(raw)
             survival *= chance
             if survival < floor:
                 break
@@ -66,12 +66,10 @@ class MtpDrafter:
         self._drafted, self._raw = [], []
 
     def _learn(self, emitted: Sequence[int]) -> None:
-        """Positions up to the first miss were judged; later ones say nothing."""
-        for position, (token, raw) in enumerate(zip(self._drafted, self._raw, strict=True)):
-            if position >= len(emitted):
-                return
-            taken = emitted[position] == token
-            self._acceptance.update(position, taken)
-            self._calibration.update(raw, taken)
-            if not taken:
-                return
+        """Tokens up to the first miss were judged; later ones, and those after a stop token, say nothing."""
+        judged = list(zip(self._drafted, emitted, strict=False))
+        accepted = next((i for i, (drafted, taken) in enumerate(judged) if drafted != taken), len(judged))
+        reached = judged[: accepted + 1]
+        for raw, (drafted, taken) in zip(self._raw, reached, strict=False):
+            self._calibration.observe(raw, drafted == taken)
+        self._acceptance.observe(len(reached), accepted)

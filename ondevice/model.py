@@ -1,0 +1,279 @@
+"""`Model`: a bundle that is loaded and answers. The text layer around the loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal
+
+from ondevice import machine
+from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, Bundle
+from ondevice.decoding import loop
+from ondevice.decoding.costs import Costs
+from ondevice.decoding.processors import SuppressTokens
+from ondevice.decoding.record import FinishReason, Reply, Round, Stats, Step
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.schedule import Schedule, make_schedule
+from ondevice.drafters.fallback import Fallback
+from ondevice.drafters.mtp import MtpDrafter
+from ondevice.drafters.ngram import NgramDrafter
+from ondevice.drafters.protocol import Drafter
+from ondevice.engines.protocol import Engine
+from ondevice.errors import ContextOverflowError, PromptError, UsageError
+from ondevice.options import GenerationDefaults, GenerationOptions
+from ondevice.text.chat_template import ChatTemplate
+from ondevice.text.prompt import Prompt, encode_prompt
+from ondevice.text.stream import TextStream
+from ondevice.text.tokenizer import Tokenizer
+
+EngineName = Literal["auto", "ort"]
+
+DEFAULT_ASSISTANT_TOKENS = 6
+"""What Gemma 4's assistants ship with (their generation_config.json)."""
+
+
+class Model:
+    """One bundle, one engine, one sequence's cache. Generations of one model come one after another.
+
+    What was learnt about the machine's costs and the drafters' luck stays from one generation to the next, and so does
+    the cache: a prompt that begins like the last sequence is not computed again.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine, threads: int, load_s: float = 0.0) -> None:
+        self.manifest = bundle.manifest
+        self.engine = engine
+        self.threads = threads
+        self.load_s = load_s
+        self.last_stats = Stats()
+        self.tokenizer, self._template = _text_side(bundle)
+        self._defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG))
+        self._stop_ids = frozenset(self.manifest.eos_token_ids + self._defaults.eos_token_ids)
+        self._drafters: dict[str, Drafter] = {}
+        self._costs = Costs()
+        self._cached: list[int] = []
+        self._cancelled = threading.Event()
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def context_length(self) -> int:
+        return self.engine.context_length
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def cancel(self) -> None:
+        """Stop the running generation within one forward, from any thread; it ends with finish_reason `cancelled`."""
+        self._cancelled.set()
+
+    def generate(self, prompt: Prompt, **options: Any) -> Reply:
+        """The whole reply at once. Takes and raises what `stream` does."""
+        text: list[str] = []
+        token_ids: list[int] = []
+        reason: FinishReason = "cancelled"
+        for step in self.stream(prompt, **options):
+            text.append(step.text)
+            token_ids += step.token_ids
+            reason = step.finish_reason or reason
+        return Reply("".join(text), tuple(token_ids), reason, self.last_stats)
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Step]:
+        """Generate, a `Step` per round; the last one has a finish_reason.
+
+        Args:
+            prompt: text, token ids, or messages (`{"role": ..., "content": ...}`) for the bundle's chat template.
+            options: the fields of `GenerationOptions`.
+
+        Raises:
+            UsageError: an option that does not exist or fit, or a generation is running already.
+            PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
+        """
+        chosen = GenerationOptions.of(options)
+        token_ids = self.encode(prompt)
+        defaults = self._defaults
+        processors = [SuppressTokens(defaults.suppress_tokens)] if defaults.suppress_tokens else []
+        sampler = Sampler(chosen.sampling(defaults), processors)
+        text_stream = self._text_stream(chosen)
+        drafter = self._drafter(chosen.drafter)
+        schedule = None if drafter is None else self._schedule(chosen)
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this model is generating already: wait for it, cancel it, or load a second one")
+        self._cancelled.clear()
+        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._cancelled.is_set)
+        rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
+        return _Stream(self._steps(rounds, text_stream), self._busy.release)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, checked against vocabulary and context."""
+        token_ids = encode_prompt(prompt, self.tokenizer, self._template)
+        vocab_size = self.manifest.target.vocab_size
+        for token in token_ids:
+            if not 0 <= token < vocab_size:
+                raise PromptError(f"token id {token} is out of range: this model has ids 0 to {vocab_size - 1}")
+        if len(token_ids) >= self.context_length:
+            raise ContextOverflowError(len(token_ids), self.context_length)
+        return token_ids
+
+    def _text_stream(self, chosen: GenerationOptions) -> TextStream | None:
+        if self.tokenizer is not None:
+            return TextStream(self.tokenizer, chosen.stop)
+        if chosen.stop:
+            raise UsageError("stop strings need a tokenizer, and this bundle has none")
+        return None
+
+    def _drafter(self, name: str) -> Drafter | None:
+        if name == "none":
+            return None
+        if name == "mtp" and not self.engine.has_drafter:
+            raise UsageError("this bundle has no MTP drafter: use --drafter ngram, or export with --drafter SOURCE")
+        if name == "auto" and not self.engine.has_drafter:
+            name = "ngram"
+        if name not in self._drafters:
+            self._drafters[name] = self._make_drafter(name)
+        return self._drafters[name]
+
+    def _make_drafter(self, name: str) -> Drafter:
+        if name == "mtp":
+            return MtpDrafter(self.engine)
+        if name == "ngram":
+            return NgramDrafter()
+        return Fallback(MtpDrafter(self.engine), NgramDrafter())
+
+    def _schedule(self, chosen: GenerationOptions) -> Schedule:
+        model = self.manifest.drafter
+        shipped = model.num_assistant_tokens if model else DEFAULT_ASSISTANT_TOKENS
+        return make_schedule(chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens or shipped, self._costs)
+
+    def _rounds(
+        self,
+        prompt_ids: list[int],
+        sampler: Sampler,
+        limits: loop.Limits,
+        drafter: Drafter | None,
+        schedule: Schedule | None,
+    ) -> Iterator[Round]:
+        """The loop over this model's cache, with the statistics kept."""
+        tokens = list(prompt_ids)
+        stats = self.last_stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name)
+        stats.drafter = drafter.name if drafter else "none"
+        self.engine.rewind(min(_shared(self._cached, prompt_ids), self.engine.length))
+        self._cached = []
+        try:
+            for this in loop.generate(self.engine, prompt_ids, sampler, limits, drafter, schedule):
+                tokens += this.token_ids
+                if not stats.new_tokens:
+                    stats.prefill_s, stats.new_tokens = this.seconds, len(this.token_ids)
+                elif this.rows:
+                    stats.add(this)
+                stats.peak_rss_bytes = machine.peak_rss_bytes()
+                yield this
+        finally:
+            # an interrupt may come between a commit and its round
+            self.engine.rewind(min(self.engine.length, len(tokens)))
+            self._cached = tokens[: self.engine.length]
+
+    def _steps(self, rounds: Iterator[Round], text_stream: TextStream | None) -> Iterator[Step]:
+        """Rounds as text, ended at a stop string."""
+        seen = 0
+        for this in rounds:
+            text, token_ids, reason = "", this.token_ids, this.finish_reason
+            if text_stream is not None:
+                text = text_stream.feed(token_ids)
+                if text_stream.stopped:
+                    reason = "stop"
+                elif reason:
+                    text += text_stream.finish()
+                if text_stream.stopped:
+                    token_ids = token_ids[: max(0, text_stream.kept_tokens - seen)]
+            seen += len(this.token_ids)
+            yield Step(text, token_ids, this.drafted, this.accepted, this.source, this.seconds, reason)
+            if reason:
+                return
+
+
+class _Stream(Iterator[Step]):
+    """A generator that also gives the model back when it was never started: a bare one's `finally` would not run."""
+
+    def __init__(self, steps: Iterator[Step], release: Any) -> None:
+        self._steps = steps
+        self._release = release
+
+    def __next__(self) -> Step:
+        try:
+            return next(self._steps)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        steps, self._steps = self._steps, iter(())
+        if close := getattr(steps, "close", None):
+            close()
+            self._release()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def load(
+    bundle: str | Path,
+    *,
+    engine: EngineName = "auto",
+    threads: int | None = None,
+    context_length: int | None = None,
+    verify_hashes: bool = False,
+) -> Model:
+    """Open a bundle and make it ready to generate.
+
+    Args:
+        bundle: a directory, or a name under the model home (`$ONDEVICE_HOME`, else `~/.ondevice`).
+        engine: `auto` takes the fastest that runs here.
+        threads: compute threads; None takes the physical cores that this process may use.
+        context_length: most tokens of a sequence; None takes the model's own.
+        verify_hashes: compare every file's sha256 first.
+
+    Raises:
+        BundleError: nothing there, or nothing to trust.
+        UsageError: an engine, thread count or context that does not exist.
+    """
+    started = perf_counter()
+    if engine not in ("auto", "ort"):
+        raise UsageError(f"engine must be one of auto, ort, not {engine!r}")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
+    opened = Bundle.open(bundle, verify_hashes=verify_hashes)
+    from ondevice.engines.ort import OrtEngine
+
+    count = threads or machine.default_threads()
+    running = OrtEngine(opened, count, context_length)
+    return Model(opened, running, count, perf_counter() - started)
+
+
+def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """Tokenizer and chat template, as far as the bundle has them."""
+    path, template = bundle.file(TOKENIZER), bundle.file(CHAT_TEMPLATE)
+    if path is None:
+        return None, None
+    manifest = bundle.manifest
+    tokenizer = Tokenizer.from_file(path, manifest.bos_token_id)
+    eos = manifest.eos_token_ids[0] if manifest.eos_token_ids else None
+    names = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
+    special = {name: tokenizer.text_of(token) for name, token in names.items()}
+    return tokenizer, None if template is None else ChatTemplate.from_file(template, special)
+
+
+def _shared(cached: Sequence[int], prompt_ids: Sequence[int]) -> int:
+    """Length of the common beginning; the prompt's last token is always computed, for its outputs."""
+    most = min(len(cached), len(prompt_ids) - 1)
+    for index in range(most):
+        if cached[index] != prompt_ids[index]:
+            return index
+    return most

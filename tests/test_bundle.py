@@ -1,0 +1,155 @@
+"""Opening a bundle: everything that can be wrong with one is said in one line, before a byte of it is trusted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from ondevice.bundle import MANIFEST, Bundle, sha256
+from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
+from ondevice.manifest import FileEntry, Layer, Manifest, Quantization, Source, Target
+
+PAYLOAD = b"weights" * 100
+
+
+def manifest(**changes: object) -> Manifest:
+    layers = (Layer("sliding", 1, 32, 0), Layer("full", 1, 64, 1), Layer("sliding", 1, 32, 0), Layer("full", 1, 64, 1))
+    made = Manifest(
+        family="gemma4",
+        name="tiny",
+        target=Target("target.onnx", 256, 64, 128, 16, 2, layers),
+        drafter=None,
+        bos_token_id=2,
+        eos_token_ids=(1,),
+        pad_token_id=0,
+        quantization=Quantization("int4", 32, 8),
+        sources={"target": Source("made/here")},
+        tools={"ondevice": "0"},
+    )
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A directory that passes every check; its graph is no graph, which nothing here looks at."""
+    path = tmp_path / "tiny"
+    path.mkdir()
+    (path / "target.onnx").write_bytes(PAYLOAD)
+    entry = FileEntry(len(PAYLOAD), sha256(path / "target.onnx"))
+    (path / MANIFEST).write_text(manifest(files={"target.onnx": entry}).to_json())
+    return path
+
+
+def edit(bundle: Path, change: object) -> None:
+    data = json.loads((bundle / MANIFEST).read_text())
+    change(data)  # type: ignore[operator]
+    (bundle / MANIFEST).write_text(json.dumps(data))
+
+
+def test_what_is_written_is_read_back(bundle: Path) -> None:
+    opened = Bundle.open(bundle, verify_hashes=True)
+    assert opened.manifest == Manifest.from_json(opened.manifest.to_json())
+    assert opened.manifest.target.kv_layers() == [0, 1]
+    assert opened.graph("target.onnx") == bundle / "target.onnx"
+    assert opened.file("tokenizer.json") is None
+
+
+def test_a_name_is_looked_up_under_the_model_home(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONDEVICE_HOME", str(bundle.parent))
+    monkeypatch.chdir("/")
+    assert Bundle.open("tiny").path == bundle
+
+
+@pytest.mark.parametrize("location", ["nowhere", "../tiny", "tiny/target.onnx"])
+def test_no_bundle_there(location: str, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONDEVICE_HOME", str(bundle.parent / "home"))
+    monkeypatch.chdir(bundle.parent if location.startswith("tiny") else bundle.parent.parent)
+    with pytest.raises(BundleNotFoundError, match="ondevice export") as caught:
+        Bundle.open(location)
+    assert isinstance(caught.value, FileNotFoundError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(bundle: Path) -> None:
+    (bundle / "target.onnx").unlink()
+    with pytest.raises(BundleCorruptError, match=r"target\.onnx is missing"):
+        Bundle.open(bundle)
+
+
+def test_a_truncated_file(bundle: Path) -> None:
+    (bundle / "target.onnx").write_bytes(PAYLOAD[:-1])
+    with pytest.raises(BundleCorruptError, match=f"{len(PAYLOAD) - 1} bytes instead of {len(PAYLOAD)}"):
+        Bundle.open(bundle)
+
+
+def test_a_flipped_bit_shows_when_hashes_are_verified(bundle: Path) -> None:
+    (bundle / "target.onnx").write_bytes(bytes([PAYLOAD[0] ^ 1]) + PAYLOAD[1:])
+    Bundle.open(bundle)
+    with pytest.raises(BundleCorruptError, match="sha256"):
+        Bundle.open(bundle, verify_hashes=True)
+
+
+@pytest.mark.parametrize("name", ["../outside.bin", "/etc/hostname", "..\\outside.bin"])
+def test_a_path_that_leaves_the_directory(name: str, bundle: Path) -> None:
+    (bundle.parent / "outside.bin").write_bytes(b"x")
+    edit(bundle, lambda data: data["files"].update({name: {"size": 1, "sha256": ""}}))
+    with pytest.raises(BundleCorruptError, match="outside the bundle"):
+        Bundle.open(bundle)
+
+
+def test_a_link_that_leaves_the_directory(bundle: Path) -> None:
+    (bundle.parent / "outside.bin").write_bytes(PAYLOAD)
+    (bundle / "target.onnx").unlink()
+    (bundle / "target.onnx").symlink_to(bundle.parent / "outside.bin")
+    with pytest.raises(BundleCorruptError, match="outside the bundle"):
+        Bundle.open(bundle)
+
+
+@pytest.mark.parametrize("schema", [0, 2, None, "1"])
+def test_an_unknown_schema(schema: object, bundle: Path) -> None:
+    edit(bundle, lambda data: data.update(schema=schema))
+    with pytest.raises(UnsupportedBundleError, match="schema"):
+        Bundle.open(bundle)
+
+
+def drop(data: dict, *keys: str) -> None:
+    for key in keys[:-1]:
+        data = data[key]
+    del data[keys[-1]]
+
+
+MALFORMED = {
+    "a field is missing": lambda data: drop(data, "target", "vocab_size"),
+    "a field is unknown": lambda data: data.update(surprise=1),
+    "a layer borrows from a later one": lambda data: data["target"]["layers"][0].update(kv_source=1),
+    "a layer borrows from another kind": lambda data: data["target"]["layers"][2].update(kv_source=1),
+    "a layer borrows from a borrower": lambda data: data["target"]["layers"].append(
+        {"kind": "sliding", "kv_heads": 1, "head_dim": 32, "kv_source": 2}
+    ),
+    "a negative size": lambda data: data["target"].update(hidden_size=-64),
+    "a size that is no number": lambda data: data["target"].update(hidden_size="64"),
+    "no layers": lambda data: data["target"].update(layers=[]),
+    "an attention nobody knows": lambda data: data["target"]["layers"][0].update(kind="linear"),
+    "a drafter that reads a layer without a cache": lambda data: data.update(
+        drafter={"graph": "d", "full_layer": 3, "sliding_layer": 0, "candidates": 8}
+    ),
+    "files is a list": lambda data: data.update(files=[]),
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_manifest(change: object, bundle: Path) -> None:
+    edit(bundle, change)
+    with pytest.raises(BundleCorruptError, match=r"bundle\.json") as caught:
+        Bundle.open(bundle)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b""])
+def test_a_manifest_that_is_no_json_object(content: bytes, bundle: Path) -> None:
+    (bundle / MANIFEST).write_bytes(content)
+    with pytest.raises(BundleError):
+        Bundle.open(bundle)
