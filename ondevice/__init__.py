@@ -1,10 +1,10 @@
 """Gemma 4 on CPUs, offline, with multi-token drafts that never change the output.
 
-    import ondevice
+import ondevice
 
-    with ondevice.load("bundles/reference") as model:
-        for step in model.stream("def fibonacci(n):", max_new_tokens=64):
-            print(step.text, end="")
+with ondevice.load("bundles/reference") as model:
+    for step in model.stream("def fibonacci(n):", max_new_tokens=64):
+        print(step.text, end="")
 """
 
 from __future__ import annotations

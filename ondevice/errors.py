@@ -67,7 +67,3 @@ class MissingDependencyError(OndeviceError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs {package}: pip install 'ondevice[{extra}]'")
         self.package = package
-
-
-class Cancelled(OndeviceError):
-    """Generation was stopped by `Model.cancel()` before a forward could finish."""

@@ -60,7 +60,9 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -167,7 +169,7 @@ class Model:
         self.engine.rewind(min(_shared(self._cached, prompt_ids), self.engine.length))
         self._cached = []
         try:
-            for this in loop.generate(self.engine, prompt_ids, sampler, limits, drafter, schedule):
+            for this in loop.generate(self.engine, prompt_ids, sampler, limits, drafter=drafter, schedule=schedule):
                 tokens += this.token_ids
                 if not stats.new_tokens:
                     stats.prefill_s, stats.new_tokens = this.seconds, len(this.token_ids)

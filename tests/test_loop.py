@@ -60,7 +60,7 @@ def run(
     options: SamplingOptions, limits: Limits, drafter: Guesser | None = None, k: int = 4, **engine: int
 ) -> tuple[list[int], list[Round]]:
     schedule = None if drafter is None else ConstantSchedule(k)
-    rounds = list(generate(ToyEngine(**engine), PROMPT, Sampler(options), limits, drafter, schedule))
+    rounds = list(generate(ToyEngine(**engine), PROMPT, Sampler(options), limits, drafter=drafter, schedule=schedule))
     return [token for this in rounds for token in this.token_ids], rounds
 
 

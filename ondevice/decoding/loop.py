@@ -30,6 +30,7 @@ def generate(
     prompt_ids: Sequence[int],
     sampler: Sampler,
     limits: Limits,
+    *,
     drafter: Drafter | None = None,
     schedule: Schedule | None = None,
 ) -> Iterator[Round]:

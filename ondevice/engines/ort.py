@@ -21,7 +21,7 @@ from ondevice import contract
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
 from ondevice.engines.kv_cache import KVCache
-from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree, attention_masks
+from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree, attention_mask
 from ondevice.errors import BundleCorruptError, UsageError
 
 KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
@@ -72,7 +72,8 @@ class OrtEngine:
         bound.array(contract.WANTED, np.asarray(wanted, np.int64))
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(self._length, count)
-            mask = attention_masks(rows, self._length, kind, start, stop, self.target.sliding_window)
+            window = self.target.sliding_window if kind == "sliding" else None
+            mask = attention_mask(rows, self._length, (start, stop), window)
             bound.array(contract.mask(kind), mask)
             bound.array(contract.write_index(kind), np.array([self._length - start], np.int64))
             for layer in cache.layers:
@@ -114,7 +115,8 @@ class OrtEngine:
         bound.array(contract.TOKEN_ID, np.array([token], np.int64))
         bound.array(contract.POSITION, np.array([self._length], np.int64))
         bound.array(contract.HIDDEN, np.ascontiguousarray(hidden, np.float32).reshape(1, -1))
-        for kind, layer in (("full", model.full_layer), ("sliding", model.sliding_layer)):
+        layers: dict[AttentionKind, int] = {"full": model.full_layer, "sliding": model.sliding_layer}
+        for kind, layer in layers.items():
             start, stop = self._caches[kind].reserve(self._length, 0)
             bound.array(contract.mask(kind), self._drafter_mask(kind, start, stop))
             for part, view in zip(PARTS, self._caches[kind].view(layer, start, stop), strict=True):

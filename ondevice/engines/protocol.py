@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.contract import AttentionKind
 from ondevice.manifest import Target
 
 Floats = NDArray[np.float32]
@@ -136,18 +135,19 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def attention_masks(tree: TokenTree, length: int, kind: AttentionKind, start: int, stop: int, window: int) -> Mask:
-    """bool[T, stop - start]: which of the cache positions start..stop-1 each row sees.
+def attention_mask(tree: TokenTree, length: int, view: tuple[int, int], window: int | None) -> Mask:
+    """bool[T, stop - start]: which of the cache positions of a view (start, stop) each row sees.
 
     Row j of the tree lies at cache position length + j, whatever its depth; positions from length + T on are padding.
-    A sliding layer's row at position p sees positions p - window + 1 .. p (Gemma4, `sliding_window_overlay`).
+    With a window, a row at position p sees positions p - window + 1 .. p (Gemma4, `sliding_window_overlay`).
     """
+    start, stop = view
     depths = tree.depths()
     count = len(depths)
     seen = np.zeros((count, stop - start), np.bool_)
     seen[:, : length - start] = True
     seen[:, length - start : length - start + count] = tree.ancestors()
-    if kind == "sliding":
+    if window is not None:
         own = np.arange(start, stop)
         own[length - start : length - start + count] = length + depths
         seen &= own[None, :] > (length + depths - window)[:, None]

@@ -1,1 +1,1 @@
-"""The `ondevice` command."""
+"""The command line. The only layer that prints."""
