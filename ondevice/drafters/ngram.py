@@ -1,0 +1,100 @@
+"""Drafts from the text itself: what followed the longest earlier match."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.drafters.acceptance import Calibration
+from ondevice.drafters.protocol import Draft, Forecast
+from ondevice.drafters.suffix_automaton import SuffixAutomaton
+from ondevice.engines.protocol import Outputs
+
+SOURCE = "ngram"
+
+LEAST_SURVIVAL = 0.1
+"""A draft ends before a token less likely to survive than this; SuffixDecoding's minimum (arXiv 2411.04975)."""
+
+LEAST_GUESS = 4
+"""Tokens guessed in every round, so that the calibration learns from rounds in which somebody else drafts."""
+
+
+class Guess(NamedTuple):
+    """A continuation of the text: tokens int64[n], and how sure the counts are of each, float64[n] in [0, 1].
+
+    asked : how many were asked for
+    """
+
+    tokens: NDArray[np.int64]
+    raw: NDArray[np.float64]
+    asked: int
+
+
+class NgramDrafter:
+    """Follows the likeliest continuation of the longest suffix seen before, in the prompt, in what was generated since,
+    and in what was generated in earlier turns.
+
+    It costs microseconds, so it guesses in every round, drafted or not, and learns from each how far to trust a guess.
+
+    keep_turns : earlier turns whose generated tokens are kept
+    """
+
+    name = SOURCE
+
+    def __init__(self, keep_turns: int = 16) -> None:
+        self._turns: deque[list[int]] = deque(maxlen=keep_turns)
+        self._prompt: list[int] = []
+        self._generated: list[int] = []
+        self._automaton = SuffixAutomaton()
+        self._calibration = Calibration()
+        self._guess: Guess | None = None
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a sequence. One that continues the last, as a chat's next turn does, is only appended to."""
+        self._guess = None
+        before = self._prompt + self._generated
+        if self._generated:
+            self._turns.append(self._generated)
+        self._prompt, self._generated = list(prompt_ids), []
+        if before and self._prompt[: len(before)] == before:
+            self._automaton.extend(self._prompt[len(before) :])
+            return
+        self._automaton = SuffixAutomaton()
+        for turn in self._turns:
+            self._automaton.extend(turn)
+            self._automaton.end_text()
+        self._automaton.extend(self._prompt)
+
+    def forecast(self, k: int) -> Forecast:
+        return Forecast(np.cumprod(self._confidence(k), dtype=np.float32), SOURCE)
+
+    def draft(self, k: int, floor: float = 0.0) -> Draft:
+        confidence = self._confidence(k)
+        count = int((np.cumprod(confidence) >= floor).sum())
+        return Draft.chain(self._guessed(k).tokens[:count].tolist(), confidence[:count].tolist(), SOURCE)
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+        guess = self._guessed(LEAST_GUESS)
+        for token, raw, own in zip(guess.tokens.tolist(), guess.raw.tolist(), emitted, strict=False):
+            self._calibration.observe(raw, token == own)
+            if token != own:
+                break
+        self._guess = None
+        self._generated.extend(emitted)
+        self._automaton.extend(emitted)
+
+    def _guessed(self, k: int) -> Guess:
+        """At least the next `k` tokens, as far as anything matches."""
+        if self._guess is None or self._guess.asked < k:
+            self._guess = Guess(*self._automaton.continuation(max(k, LEAST_GUESS)), max(k, LEAST_GUESS))
+        return self._guess
+
+    def _confidence(self, k: int) -> NDArray[np.float64]:
+        """float64[n], n <= k: calibrated confidence of each guessed token, up to where a draft should end."""
+        raw = self._guessed(k).raw[:k].tolist()
+        confidence = np.array([self._calibration.probability(value) for value in raw])
+        return confidence[np.cumprod(confidence) >= LEAST_SURVIVAL]
