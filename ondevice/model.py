@@ -72,6 +72,23 @@ class Model:
     def close(self) -> None:
         self.engine.close()
 
+    def forget(self) -> None:
+        """Drop every text seen so far, from the cache and from what drafters remember; what was learnt about this
+        machine's costs and the drafters' luck stays. For privacy, and for benchmarks that repeat a prompt.
+
+        Raises:
+            UsageError: a generation is running.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this model is generating: wait for it or cancel it before it can forget")
+        try:
+            self.engine.rewind(0)
+            self._cached = []
+            for drafter in self._drafters.values():
+                drafter.forget()
+        finally:
+            self._busy.release()
+
     def cancel(self) -> None:
         """Stop the running generation within one forward, from any thread; it ends with finish_reason `cancelled`."""
         self._cancelled.set()

@@ -32,6 +32,11 @@ class Fallback:
         self.primary.begin(prompt_ids)
         self.secondary.begin(prompt_ids)
 
+    def forget(self) -> None:
+        self._chosen = None
+        self.primary.forget()
+        self.secondary.forget()
+
     def forecast(self, k: int) -> Forecast:
         first, second = self.primary.forecast(k), self.secondary.forecast(k)
         ahead = float(first.survival.sum()) - float(second.survival.sum())

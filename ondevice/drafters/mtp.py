@@ -35,6 +35,9 @@ class MtpDrafter:
         self._newest = None
         self._drafted, self._raw = [], []
 
+    def forget(self) -> None:
+        self.begin([])
+
     def forecast(self, k: int) -> Forecast:
         return Forecast(self._acceptance.survival(k), self.name)
 

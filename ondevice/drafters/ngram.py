@@ -69,6 +69,12 @@ class NgramDrafter:
             self._automaton.end_text()
         self._automaton.extend(self._prompt)
 
+    def forget(self) -> None:
+        self._turns.clear()
+        self._prompt, self._generated = [], []
+        self._automaton = SuffixAutomaton()
+        self._guess = None
+
     def forecast(self, k: int) -> Forecast:
         return Forecast(np.cumprod(self._confidence(k), dtype=np.float32), SOURCE)
 

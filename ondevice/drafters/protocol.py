@@ -67,6 +67,10 @@ class Drafter(Protocol):
         """A new sequence starts with these tokens. What was learnt about acceptance stays."""
         ...
 
+    def forget(self) -> None:
+        """Draft from nothing that was said so far. What was learnt about acceptance stays."""
+        ...
+
     def forecast(self, k: int) -> Forecast:
         """The chances of a draft of up to `k` tokens; costs next to nothing."""
         ...

@@ -1,0 +1,60 @@
+"""A real `Model` over the toy engine: bundle files on disk, and every step but the arithmetic."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+
+from ondevice.bundle import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Bundle
+from ondevice.manifest import FileEntry, Manifest, Quantization, Source
+from ondevice.model import Model
+from tests.text.templates import GEMMA
+from tests.toy_engine import VOCAB, ToyEngine
+
+TOKENS = ["<bos>", "<eos>", "<|turn>", "<turn|>", "a", "b", "c", "d", "e", " ", "\n"]
+BOS, EOS = 0, 1
+SPECIALS = 4
+assert len(TOKENS) == VOCAB
+
+
+def write_bundle(directory: Path, *, tokenizer: bool = True, template: bool = True, eos: tuple[int, ...] = ()) -> Path:
+    """A bundle directory without graphs: the toy engine needs none."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files: dict[str, FileEntry] = {}
+    contents = {TOKENIZER: _tokenizer().to_str() if tokenizer else None, CHAT_TEMPLATE: GEMMA if template else None}
+    for name, text in contents.items():
+        if text is not None:
+            content = text.encode()
+            (directory / name).write_bytes(content)
+            files[name] = FileEntry(len(content), hashlib.sha256(content).hexdigest())
+    manifest = Manifest(
+        family="toy",
+        name="toy-model",
+        target=ToyEngine().target,
+        drafter=None,
+        bos_token_id=BOS,
+        eos_token_ids=eos,
+        pad_token_id=None,
+        quantization=Quantization("int4", 32, 8),
+        sources={"target": Source("someone/toy", "abc123")},
+        tools={"onnx": "1.20"},
+        files=files,
+    )
+    (directory / MANIFEST).write_text(manifest.to_json(), "utf-8")
+    return directory
+
+
+def load_toy(bundle: str | Path, *, context_length: int | None = None, **_: object) -> Model:
+    """Stands in for `ondevice.load`."""
+    return Model(Bundle.open(bundle), ToyEngine(context_length or 400), threads=1, load_s=0.5)
+
+
+def _tokenizer() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordLevel({token: number for number, token in enumerate(TOKENS)}, "a"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in TOKENS[:SPECIALS]])
+    return backend
