@@ -1,0 +1,79 @@
+"""`ondevice chat`: a conversation."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from ondevice.errors import UsageError
+from ondevice.terminal.conversation import Conversation
+from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options, load_options
+from ondevice.terminal.prompt_input import decode
+
+HELP = """\
+/clear  forget the conversation
+/stats  figures of the last reply
+/help   this list
+/exit   leave, as Ctrl-D does
+Ctrl-C  stops a reply"""
+
+REPLY_TOKENS = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--system", metavar="TEXT", help="instructions for the whole conversation")
+    add_generation_arguments(parser, max_new_tokens=REPLY_TOKENS)
+
+
+def run(args: argparse.Namespace) -> int:
+    import ondevice
+
+    with ondevice.load(args.bundle, **load_options(args)) as model:
+        conversation = Conversation(model, generation_options(args), args.system)
+        if sys.stdin.isatty():
+            print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
+        lines = _typed() if sys.stdin.isatty() else _piped()
+        for line in lines:
+            if line == "/exit":
+                break
+            if line:
+                _answer(line, conversation)
+    return 0
+
+
+def _answer(line: str, conversation: Conversation) -> None:
+    if line == "/clear":
+        conversation.clear()
+    elif line == "/stats":
+        print(conversation.stats(), file=sys.stderr)
+    elif line == "/help":
+        print(HELP, file=sys.stderr)
+    elif line.startswith("/"):
+        print(f"ondevice: no command {line.split(maxsplit=1)[0]}: /help lists them", file=sys.stderr)
+    else:
+        conversation.say(line)
+
+
+def _typed() -> Iterator[str]:
+    """Lines from a person, until Ctrl-D."""
+    with contextlib.suppress(ImportError):  # Windows has none: its console does the same
+        import readline  # noqa: F401  importing it gives input() a history and editing keys
+    while True:
+        try:
+            yield input("> ").strip()
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D leaves)", file=sys.stderr)
+        except EOFError:
+            print()
+            return
+        except UnicodeDecodeError as error:
+            raise UsageError("this terminal does not send UTF-8: set its encoding to UTF-8") from error
+
+
+def _piped() -> Iterator[str]:
+    """One message per line."""
+    for line in sys.stdin.buffer:
+        yield decode(line, "standard input").strip()

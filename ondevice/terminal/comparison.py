@@ -1,0 +1,51 @@
+"""A drafted reply beside the plain one: the same tokens, sooner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ondevice.decoding.record import Reply
+
+DRAFTING = ("drafter", "num_assistant_tokens", "num_assistant_tokens_schedule")
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The same generation without drafts."""
+    return {**{name: value for name, value in options.items() if name not in DRAFTING}, "drafter": "none"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    drafted: Reply
+    plain: Reply
+
+    @property
+    def equal(self) -> bool:
+        return self.drafted.token_ids == self.plain.token_ids
+
+    @property
+    def speed_up(self) -> float:
+        """Decoding speed over plain decoding speed; 0.0 where one of them decoded nothing."""
+        plain = self.plain.stats.decode_tokens_per_s
+        return self.drafted.stats.decode_tokens_per_s / plain if plain else 0.0
+
+    def line(self) -> str:
+        plain = f"plain decoding: {self.plain.stats.decode_tokens_per_s:.1f} tokens/s"
+        return f"{plain}, with drafts {self.speed_up:.2f}x as fast; {self._verdict()}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal,
+            "speed_up": self.speed_up,
+            "plain_tokens_per_s": self.plain.stats.decode_tokens_per_s,
+            "drafted_tokens_per_s": self.drafted.stats.decode_tokens_per_s,
+        }
+
+    def _verdict(self) -> str:
+        if self.equal:
+            return f"all {len(self.plain.token_ids)} tokens equal"
+        pairs = zip(self.drafted.token_ids, self.plain.token_ids, strict=False)
+        shorter = min(len(self.drafted.token_ids), len(self.plain.token_ids))
+        at = next((index for index, (drafted, plain) in enumerate(pairs) if drafted != plain), shorter)
+        return f"THE TOKENS DIFFER from number {at + 1} on"

@@ -1,0 +1,49 @@
+"""`ondevice generate`: continue one prompt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ondevice.terminal import prompt_input
+from ondevice.terminal.comparison import Comparison, plain_options
+from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
+from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options, load_options
+from ondevice.terminal.reply import as_json, stream_reply, summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    prompt_input.add_arguments(parser)
+    add_generation_arguments(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
+    group.add_argument("--compare", action="store_true", help="generate again without drafts: speed-up, equal tokens")
+
+
+def run(args: argparse.Namespace) -> int:
+    prompt = prompt_input.read_prompt(args)
+    options = generation_options(args)
+    if args.compare:
+        options.setdefault("seed", 0)  # without one, two sampled runs say nothing about each other
+    import ondevice
+
+    comparison = None
+    with ondevice.load(args.bundle, **load_options(args)) as model:
+        reply = stream_reply(model, prompt, options, show=not args.json)
+        interrupted = reply.finish_reason == "cancelled"
+        if not args.json:
+            print(summary(reply.stats), file=sys.stderr)
+        if args.compare and not interrupted:
+            plain = stream_reply(model, prompt, plain_options(options), show=False)
+            interrupted = plain.finish_reason == "cancelled"
+            comparison = None if interrupted else Comparison(reply, plain)
+    if args.json:
+        extra = {"comparison": comparison.as_json()} if comparison else {}
+        print(json.dumps({**as_json(reply), **extra}, ensure_ascii=False))
+    elif comparison:
+        print(comparison.line(), file=sys.stderr)
+    if interrupted:
+        return INTERRUPTED
+    return DIFFERENT if comparison and not comparison.equal else 0

@@ -1,0 +1,137 @@
+"""`ondevice COMMAND`: parse, run, and turn every mistake into one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from ondevice import __version__
+from ondevice.errors import OndeviceError
+from ondevice.terminal.exit_codes import BROKEN_PIPE, INTERRUPTED, MISTAKE
+from ondevice.terminal.parser import Parser
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: `module` has add_arguments(parser) and run(args) -> exit code, and is imported only to be used."""
+
+    module: str
+    summary: str
+    examples: str
+
+
+COMMANDS = {
+    "export": Command(
+        "ondevice.terminal.export",
+        "make a bundle from a checkpoint",
+        """
+  ondevice export google/gemma-4-E2B-it --out gemma-4-E2B-it
+  ondevice export ./checkpoint --drafter ./drafter --quantize int8 --out ./bundle
+""",
+    ),
+    "generate": Command(
+        "ondevice.terminal.generate",
+        "continue a prompt",
+        """
+  ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
+  ondevice generate gemma-4-E2B-it - < prompt.txt
+  ondevice generate gemma-4-E2B-it --ids 2,5,7 --temperature 0 --json
+""",
+    ),
+    "chat": Command(
+        "ondevice.terminal.chat",
+        "talk to a bundle",
+        """
+  ondevice chat gemma-4-E2B-it
+  ondevice chat gemma-4-E2B-it --system "Answer in one sentence."
+""",
+    ),
+    "bench": Command(
+        "ondevice.terminal.bench.command",
+        "measure every drafter and draft length",
+        """
+  ondevice bench gemma-4-E2B-it
+  ondevice bench gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --lengths 2,4,auto --plot speed.png
+""",
+    ),
+    "info": Command(
+        "ondevice.terminal.info",
+        "describe this machine, or a bundle",
+        """
+  ondevice info
+  ondevice info gemma-4-E2B-it --verify-hashes
+""",
+    ),
+}
+
+EXAMPLES = """
+  ondevice export google/gemma-4-E2B-it --out gemma-4-E2B-it
+  ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
+  ondevice chat gemma-4-E2B-it
+"""
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; only the module of the command it names is imported.
+
+    Raises:
+        UsageError: a command line that cannot be understood.
+    """
+    if not argv or argv[0] not in COMMANDS:
+        return _overview().parse_args(argv)
+    name, command = argv[0], COMMANDS[argv[0]]
+    module = import_module(command.module)
+    parser = Parser(prog=f"ondevice {name}", examples=command.examples, description=command.summary.capitalize() + ".")
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show a traceback when something goes wrong")
+    parser.set_defaults(run=module.run)
+    # Intermixed: the prompt may follow an option, which argparse otherwise refuses for optional positionals.
+    return parser.parse_intermixed_args(argv[1:])
+
+
+def _overview() -> Parser:
+    """The parser of everything that is not a command: help, version, mistakes."""
+    parser = Parser(
+        prog="ondevice",
+        examples=EXAMPLES,
+        description="Gemma 4 on CPUs, offline, with drafts that never change the output.",
+    )
+    parser.add_argument("--version", action="version", version=f"ondevice {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+    for name, command in COMMANDS.items():
+        subparsers.add_parser(name, help=command.summary)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        print(_overview().format_help(), end="", file=sys.stderr)
+        return MISTAKE
+    try:
+        args = parse_args(words)
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return BROKEN_PIPE
+    except OndeviceError as error:
+        if "--debug" in words:
+            raise
+        print(f"ondevice: {error}", file=sys.stderr)
+        return MISTAKE
+
+
+def _drop_output() -> None:
+    """The reader has left (`| head`): let the interpreter's last flush go nowhere instead of complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Options that several commands share, and the keywords of `ondevice.load` and `Model.stream` they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
+    group = parser.add_argument_group("model")
+    group.add_argument("--engine", choices=["auto", "ort"], default="auto", help="what runs the graphs (default: auto)")
+    group.add_argument("--threads", type=int, metavar="N", help="compute threads (default: the physical cores)")
+    group.add_argument("--context-length", type=int, metavar="N", help="most tokens held (default: the model's own)")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling", "What is not given is as the bundle's generation_config.json says.")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
+    group.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
+    group.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest tokens that sum to P")
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens under P times the likeliest")
+    group.add_argument("--repetition-penalty", type=float, metavar="F", help="over 1: shun tokens that occurred")
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int = 256) -> None:
+    """Sampling, the end of a text, and drafting."""
+    add_sampling_arguments(parser)
+    group = parser.add_argument_group("end of the text")
+    group.add_argument(
+        "--max-new-tokens", type=int, metavar="N", default=max_new_tokens, help=f"default: {max_new_tokens}"
+    )
+    group.add_argument(
+        "--stop",
+        type=unescape,
+        action="append",
+        metavar="TEXT",
+        help=r"end before this text; may be repeated; \n and \t are understood",
+    )
+    group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
+    group.add_argument(
+        "--drafter", choices=["auto", "mtp", "ngram", "none"], help="who proposes tokens (default: auto, all there are)"
+    )
+    group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="tokens per draft")
+    group.add_argument(
+        "--num-assistant-tokens-schedule",
+        choices=["auto", "heuristic", "constant"],
+        help="how drafts grow and shrink (default: auto, as long as they pay on this machine)",
+    )
+
+
+def load_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `ondevice.load`."""
+    return {name: getattr(args, name) for name in ("engine", "threads", "context_length")}
+
+
+def generation_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `Model.stream`: those that were given."""
+    names = (
+        "max_new_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+        "drafter",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+    )
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    return {**given, "stop": tuple(args.stop)} if getattr(args, "stop", None) else given
+
+
+def unescape(text: str) -> str:
+    r"""`\n`, `\t` and `\\` as the characters they stand for: not every shell can write them."""
+    return re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text)

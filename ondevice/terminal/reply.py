@@ -1,0 +1,82 @@
+"""A generation on the terminal: text as it comes, and what is said about it afterwards."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ondevice.decoding.record import FinishReason, Reply, Stats, Step
+from ondevice.terminal.interrupt import cancel_on_interrupt
+from ondevice.text.prompt import Prompt
+
+if TYPE_CHECKING:
+    from ondevice.model import Model
+
+STATS_KEYS = (
+    "prompt_tokens",
+    "new_tokens",
+    "prefill_s",
+    "decode_s",
+    "load_s",
+    "target_forwards",
+    "drafted",
+    "accepted",
+    "drafter",
+    "engine",
+    "peak_rss_bytes",
+)
+
+
+def stream_reply(model: Model, prompt: Prompt, options: dict[str, Any], *, show: bool = True) -> Reply:
+    """Generate, writing to standard output as text comes. Ctrl-C ends it with the finish reason `cancelled`."""
+    text: list[str] = []
+    token_ids: list[int] = []
+    reason: FinishReason | None = None
+    with cancel_on_interrupt(model) as interrupt:
+        for step in model.stream(prompt, **options):
+            if show:
+                _write(step, model.tokenizer is None, first=not token_ids)
+            text.append(step.text)
+            token_ids += step.token_ids
+            reason = step.finish_reason
+            if interrupt.happened:
+                model.cancel()  # again: a generation that was only about to begin has forgotten the first call
+    whole = "".join(text)
+    if show and not whole.endswith("\n"):
+        print(flush=True)
+    return Reply(whole, tuple(token_ids), reason or "cancelled", model.last_stats)
+
+
+def _write(step: Step, as_ids: bool, *, first: bool) -> None:
+    """Without a tokenizer the ids themselves, in the form that `--ids` reads."""
+    text = step.text
+    if as_ids and step.token_ids:
+        text = ("" if first else ",") + ",".join(map(str, step.token_ids))
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def summary(stats: Stats) -> str:
+    """One line: how much, how fast, and what the drafts did for it."""
+    parts = [
+        f"{stats.new_tokens} tokens",
+        f"{stats.decode_tokens_per_s:.1f} tokens/s",
+        f"{stats.tokens_per_round:.2f} tokens per round",
+    ]
+    if stats.drafter == "none":
+        parts.append("no drafter")
+    else:
+        parts.append(f"{stats.acceptance:.0%} of {stats.drafted} drafted tokens accepted ({stats.drafter})")
+    parts.append(f"first token after {stats.prefill_s:.2f} s ({stats.prompt_tokens} prompt tokens)")
+    return ", ".join(parts)
+
+
+def as_json(reply: Reply) -> dict[str, Any]:
+    """The object that `generate --json` prints."""
+    return {
+        "text": reply.text,
+        "token_ids": list(reply.token_ids),
+        "finish_reason": reply.finish_reason,
+        "stats": {key: getattr(reply.stats, key) for key in STATS_KEYS},
+    }
