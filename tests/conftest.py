@@ -1,0 +1,32 @@
+"""Bundles that many tests share, each exported once per run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ondevice
+from ondevice import Model
+from ondevice_export import export
+
+REFERENCE = Path(__file__).parent.parent / "models" / "reference"
+
+
+def pytest_report_header() -> str:
+    names = ("numpy", "numba", "onnxruntime", "tokenizers", "onnx-ir", "transformers", "torch")
+    return "with " + ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+@pytest.fixture(scope="session")
+def reference_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair that ships with the repository, as `make demo` exports it: int4 weights, int8 head."""
+    return export(REFERENCE / "target", tmp_path_factory.mktemp("bundles") / "reference")
+
+
+@pytest.fixture(scope="session")
+def reference_model(reference_bundle: Path) -> Iterator[Model]:
+    with ondevice.load(reference_bundle, threads=2) as model:
+        yield model

@@ -1,0 +1,77 @@
+"""On the pair that ships: whatever drafts, however long, the output is plain decoding's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ondevice import Model, Reply
+
+SHORT = "def fibonacci(n):\n"
+LONG = (
+    "import os\nimport re\n\n\nclass Parser:\n"
+    + "".join(f"    def field_{i}(self):\n        return self._fields[{i}]\n\n" for i in range(30))
+    + "    def close(self):\n"
+)
+"""Past the window of 256 tokens, and repetitive, so that n-grams have something to find."""
+
+PROMPTS = {"short": SHORT, "long": LONG}
+DRAFTERS = ("mtp", "ngram", "auto")
+SCHEDULES = tuple(itertools.product(("constant", "heuristic"), (1, 4, 7))) + (("auto", None),)
+
+
+def plain(model: Model, prompt: str, **options: object) -> Reply:
+    return model.generate(prompt, drafter="none", **options)
+
+
+@pytest.fixture(scope="module")
+def expected(reference_model: Model) -> dict[tuple[str, float], Reply]:
+    return {
+        (name, temperature): plain(reference_model, text, max_new_tokens=64, temperature=temperature, seed=11)
+        for name, text in PROMPTS.items()
+        for temperature in (0.0, 0.9)
+    }
+
+
+@pytest.mark.parametrize(("schedule", "k"), SCHEDULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_output_is_that_of_plain_decoding(
+    reference_model: Model,
+    expected: dict[tuple[str, float], Reply],
+    prompt: str,
+    temperature: float,
+    drafter: str,
+    schedule: str,
+    k: int | None,
+) -> None:
+    reply = reference_model.generate(
+        PROMPTS[prompt],
+        max_new_tokens=64,
+        temperature=temperature,
+        seed=11,
+        drafter=drafter,
+        num_assistant_tokens=k,
+        num_assistant_tokens_schedule=schedule,
+    )
+    assert reply.token_ids == expected[prompt, temperature].token_ids
+    assert reply.text == expected[prompt, temperature].text
+    if schedule == "constant" and drafter == "mtp":
+        assert 0 < reply.stats.accepted < reply.stats.drafted
+
+
+def test_drafting_saves_forwards(reference_model: Model) -> None:
+    reply = reference_model.generate(LONG, max_new_tokens=64, temperature=0.0, drafter="mtp", num_assistant_tokens=4)
+    assert reply.stats.target_forwards < 63
+
+
+def test_a_penalty_sees_the_draft_path(reference_model: Model) -> None:
+    options = {"max_new_tokens": 48, "temperature": 0.0, "repetition_penalty": 1.3}
+    wanted = plain(reference_model, LONG, **options)
+    assert wanted.token_ids != plain(reference_model, LONG, max_new_tokens=48, temperature=0.0).token_ids
+    drafted = reference_model.generate(
+        LONG, drafter="ngram", num_assistant_tokens=6, num_assistant_tokens_schedule="constant", **options
+    )
+    assert drafted.token_ids == wanted.token_ids
