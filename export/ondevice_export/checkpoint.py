@@ -1,0 +1,138 @@
+"""A checkpoint directory: tensors by name, over one file or the shards of an index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice.errors import CheckpointError
+from ondevice_export.config import read_json
+from ondevice_export.safetensors_file import SafetensorsFile, TensorEntry, to_float32
+
+FloatArray = npt.NDArray[np.float32]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class Checkpoint:
+    """Tensors of a directory's safetensors files, read row by row as float32."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._tensors: dict[str, tuple[SafetensorsFile, TensorEntry]] = {}
+        self._files: list[SafetensorsFile] = []
+        try:
+            for path in _shards(directory):
+                file = SafetensorsFile(path)
+                self._files.append(file)
+                for name, entry in file.entries.items():
+                    if name in self._tensors:
+                        raise CheckpointError(f"{path} holds {name} a second time")
+                    self._tensors[name] = (file, entry)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare the tensors that will be read with the shapes that `config.json` asks for."""
+        for name, expected in shapes.items():
+            entry = self._find(name)[1]
+            if entry.shape != expected:
+                raise CheckpointError(
+                    f"{self.directory}: {name} has shape {list(entry.shape)}, config.json asks for {list(expected)}"
+                )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._find(name)[1].shape
+
+    def read(self, name: str) -> FloatArray:
+        """A whole tensor."""
+        file, entry = self._find(name)
+        flat = to_float32(file.read(entry, 0, entry.nbytes), entry.dtype, f"{file.path}: {name}")
+        return flat.reshape(entry.shape)
+
+    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+        """Rows `start` to `stop` of a matrix."""
+        file, entry = self._find(name)
+        stride = entry.nbytes // entry.shape[0]
+        data = file.read(entry, start * stride, (stop - start) * stride)
+        return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(stop - start, *entry.shape[1:])
+
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+        """Rows of a matrix in the order of `indices`."""
+        file, entry = self._find(name)
+        stride = entry.nbytes // entry.shape[0]
+        data = bytearray().join(file.read(entry, int(index) * stride, stride) for index in indices)
+        return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(len(indices), *entry.shape[1:])
+
+    def integers(self, name: str) -> npt.NDArray[np.int64]:
+        """A whole integer tensor."""
+        file, entry = self._find(name)
+        types = {"I64": np.int64, "I32": np.int32}
+        if entry.dtype not in types:
+            raise CheckpointError(f"{file.path}: {name} is {entry.dtype}, expected I64 or I32")
+        return (
+            np.frombuffer(file.read(entry, 0, entry.nbytes), types[entry.dtype]).astype(np.int64).reshape(entry.shape)
+        )
+
+    def _find(self, name: str) -> tuple[SafetensorsFile, TensorEntry]:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise CheckpointError(f"{self.directory}: tensor {name} is missing") from None
+
+
+def _shards(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if (directory / _SINGLE).is_file():
+        return [directory / _SINGLE]
+    if index.is_file():
+        return _indexed(directory, index)
+    files = sorted(directory.glob("*.safetensors"))
+    if len(files) == 1:
+        return files
+    if files:
+        raise CheckpointError(f"{directory} has {len(files)} safetensors files and no {_INDEX}: download it again")
+    for pattern in _PICKLES:
+        if any(directory.glob(pattern)):
+            raise CheckpointError(
+                f"{directory} holds pickled weights ({pattern}), which can run code when opened: "
+                "convert them to safetensors first"
+            )
+    raise CheckpointError(f"{directory} holds no *.safetensors file")
+
+
+def _indexed(directory: Path, index: Path) -> list[Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map")
+    paths = []
+    for name in sorted(set(weight_map.values())):
+        # A shard lies beside its index: anything else could read files the user never named.
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index} names {name!r}, which is no safetensors file of this directory")
+        paths.append(directory / name)
+    return paths

@@ -1,0 +1,133 @@
+"""Checkpoint in, bundle out."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ondevice.errors import OndeviceError, UsageError
+from ondevice_export.bundle_writer import BundleWriter, check_replaceable
+from ondevice_export.graph_files import count_weights, estimate_bytes, write_drafter, write_target
+from ondevice_export.manifest import make_manifest
+from ondevice_export.models import DrafterModel, TargetModel, open_drafter, open_target
+from ondevice_export.options import ExportOptions
+from ondevice_export.pair import check_pair
+from ondevice_export.source import Checkout, Note, default_name, locate, locate_drafter
+from ondevice_export.text_files import copy_text_files
+
+Progress = Callable[[int, int], None]
+"""Called with the weights written so far and their total."""
+
+_log = logging.getLogger(__name__)
+
+
+def export(
+    source: str | Path,
+    out: str | Path | None = None,
+    *,
+    drafter: str = "auto",
+    quantize: str = "int4",
+    head_bits: int = 8,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    note: Note = _log.info,
+) -> Path:
+    """Export a Gemma 4 checkpoint, and its drafter, to a bundle directory.
+
+    Args:
+        source: a directory or a hub id.
+        out: where the bundle goes; `bundles/<name>` by default. An older bundle there is replaced at the very end.
+        drafter: `auto`, `none` or a source; see `ExportOptions` for this and the next three.
+        quantize: `int4`, `int8` or `none`.
+        head_bits: 4 or 8.
+        revision: of `source` on the hub.
+        progress: told how far it is.
+        note: told, in one line each, what a user should know.
+
+    Returns:
+        The bundle's directory.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, incomplete or of an unknown family.
+        PairMismatchError: the drafter was made for another target.
+        UsageError: an option makes no sense, or `out` would overwrite something.
+    """
+    options = ExportOptions(drafter=drafter, quantize=quantize, head_bits=head_bits, revision=revision)
+    target = locate(str(source), options.revision)
+    assistant = locate_drafter(options.drafter, target, note)
+    place = (Path("bundles") / default_name(target) if out is None else Path(out)).expanduser().resolve()
+    _refuse_overlap(place, [target] if assistant is None else [target, assistant])
+    check_replaceable(place)
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_target(target, note))
+        opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant))
+        if opened_drafter is not None:
+            check_pair(opened.config, opened_drafter.config)
+        _write(opened, opened_drafter, place, options, progress or (lambda _done, _total: None), note)
+    return place
+
+
+def _write(
+    target: TargetModel,
+    drafter: DrafterModel | None,
+    out: Path,
+    options: ExportOptions,
+    progress: Progress,
+    note: Note,
+) -> None:
+    halves = [target.shapes] if drafter is None else [target.shapes, drafter.shapes]
+    count = _Count(sum(map(count_weights, halves)), progress)
+    with _disk_errors(out), BundleWriter(out) as bundle:
+        _check_space(out, sum(estimate_bytes(shapes, options) for shapes in halves))
+        table = write_target(bundle.directory, target, options, count.add)
+        if drafter is not None:
+            write_drafter(bundle.directory, drafter, table, options, count.add)
+        copy_text_files(target.checkout.directory, bundle.directory, note)
+        pair = None if drafter is None else (drafter.checkout, drafter.config)
+        name = out.name
+        bundle.commit(make_manifest(name, target.family, (target.checkout, target.config), pair, options))
+
+
+class _Count:
+    """Adds up the weights of both graphs."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total = total
+        self._progress = progress
+        self._done = 0
+
+    def add(self, weights: int) -> None:
+        self._done += weights
+        self._progress(self._done, self._total)
+
+
+def _refuse_overlap(out: Path, sources: list[Checkout]) -> None:
+    for source in sources:
+        directory = source.directory.resolve()
+        if out == directory or directory in out.parents or out in directory.parents:
+            raise UsageError(f"{out} and the checkpoint {directory} lie in each other: choose another --out")
+
+
+def _check_space(out: Path, needed: int) -> None:
+    free = shutil.disk_usage(out.parent).free
+    if free < needed:
+        raise OndeviceError(
+            f"the bundle needs about {needed / 1e9:.1f} GB and {out.parent} has {free / 1e9:.1f} GB free: "
+            "make room or choose another --out"
+        )
+
+
+@contextmanager
+def _disk_errors(out: Path) -> Iterator[None]:
+    """A full or failing disk is the user's to mend: one line, no traceback."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OndeviceError):
+            raise
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise OndeviceError(f"the bundle could not be written to {out.parent}: {reason}; nothing was kept") from error

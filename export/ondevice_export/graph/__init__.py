@@ -1,0 +1,1 @@
+"""The two graphs, one component per file."""

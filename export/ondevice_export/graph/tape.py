@@ -1,0 +1,123 @@
+"""A graph under construction: nodes are recorded in the order in which the formulas call them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ondevice_export.data_file import Region
+
+CONTRIB = "com.microsoft"
+_OPSETS = {"": 24, CONTRIB: 1}
+_IR_VERSION = 11
+Dimension = int | str
+
+
+class Tape:
+    """Records inputs, initialisers, nodes and outputs of one graph."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._inputs: list[ir.Value] = []
+        self._outputs: list[ir.Value] = []
+        self._nodes: list[ir.Node] = []
+        self._initializers: dict[str, ir.Value] = {}
+        self._scope: list[str] = []
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of the nodes recorded inside."""
+        self._scope.append(name)
+        try:
+            yield
+        finally:
+            self._scope.pop()
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> ir.Value:
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self._inputs.append(value)
+        return value
+
+    def output(self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> None:
+        value.name = name
+        value.type = ir.TensorType(dtype)
+        value.shape = ir.Shape(shape)
+        self._outputs.append(value)
+
+    def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any) -> ir.Value:
+        """Record a node of one output."""
+        return self.ops(op_type, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def ops(
+        self, op_type: str, *inputs: ir.Value | None, outputs: int, domain: str = "", **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """Record a node of several outputs."""
+        label = "/".join([*self._scope, f"{op_type}_{len(self._nodes)}"])
+        node = ir.node(op_type, inputs, attributes=attributes, domain=domain, num_outputs=outputs, name=label)
+        for index, value in enumerate(node.outputs):
+            value.name = label if index == 0 else f"{label}:{index}"
+        self._nodes.append(node)
+        return node.outputs
+
+    def constant(self, array: npt.NDArray[Any]) -> ir.Value:
+        """A few numbers kept inside the graph; equal ones are one initialiser."""
+        values = "_".join(map(str, array.reshape(-1)[:4].tolist()))
+        name = f"{array.dtype.name}.{'x'.join(map(str, array.shape))}.{values}.{zlib.crc32(array.tobytes()):08x}"
+        return self.inline(name, array)
+
+    def inline(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        """A small named initialiser kept inside the graph."""
+        return self._initializer(ir.Tensor(np.asarray(array, order="C"), name=name))
+
+    def scalar(self, value: float) -> ir.Value:
+        return self.constant(np.array(value, np.float32))
+
+    def integers(self, *values: int) -> ir.Value:
+        """An int64 vector: shapes and axes."""
+        return self.constant(np.array(values, np.int64))
+
+    def external(self, name: str, region: Region, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
+        """An initialiser that stays in a data file."""
+        return self._initializer(
+            ir.ExternalTensor(region.location, region.offset, region.nbytes, dtype, shape=ir.Shape(shape), name=name)
+        )
+
+    def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
+        """A 0 keeps the dimension in its place, a -1 is what remains."""
+        return self.op("Reshape", value, self.integers(*shape))
+
+    def model(self, producer_version: str) -> ir.Model:
+        """The finished model."""
+        graph = ir.Graph(
+            self._inputs,
+            self._outputs,
+            nodes=self._nodes,
+            initializers=list(self._initializers.values()),
+            opset_imports=_OPSETS,
+            name=self.name,
+        )
+        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="ondevice", producer_version=producer_version)
+
+    def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
+        name = str(tensor.name)
+        known = self._initializers.get(name)
+        if known is None:
+            known = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+            self._initializers[name] = known
+        elif not _same(known.const_value, tensor):
+            raise ValueError(f"graph {self.name} has two initialisers called {name}")
+        return known
+
+
+def _same(one: ir.TensorProtocol | None, other: ir.TensorProtocol) -> bool:
+    if one is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):
+        return (one.location, one.offset, one.length) == (other.location, other.offset, other.length)
+    return not isinstance(one, ir.ExternalTensor) and one.tobytes() == other.tobytes()

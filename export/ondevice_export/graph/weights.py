@@ -1,0 +1,78 @@
+"""The weights of one graph: checkpoint tensors by name, stored on first use."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ondevice_export.checkpoint import Checkpoint
+from ondevice_export.data_file import DataFile
+from ondevice_export.graph.matrix import linear
+from ondevice_export.graph.tape import Tape
+from ondevice_export.matrices import MatrixWriter, RowReader, StoredMatrix
+
+
+class Weights:
+    """Brings tensors of a checkpoint into a graph.
+
+    Attributes:
+        bits: width of linear layers and of the per-layer table: 4, 8 or 32.
+        head_bits: width of the head and the token embedding.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        checkpoint: Checkpoint,
+        file: DataFile,
+        writer: MatrixWriter,
+        *,
+        bits: int,
+        head_bits: int,
+        prefix: str = "",
+    ) -> None:
+        self.bits = bits
+        self.head_bits = head_bits
+        self._tape = tape
+        self._checkpoint = checkpoint
+        self._file = file
+        self._writer = writer
+        self._prefix = prefix
+
+    def at(self, prefix: str) -> Weights:
+        """The same weights seen from below a prefix."""
+        return Weights(
+            self._tape,
+            self._checkpoint,
+            self._file,
+            self._writer,
+            bits=self.bits,
+            head_bits=self.head_bits,
+            prefix=self._prefix + prefix,
+        )
+
+    def vector(self, name: str) -> ir.Value:
+        """A small tensor, kept as float32."""
+        return self.array(name, self._checkpoint.read(self._prefix + name))
+
+    def array(self, name: str, values: npt.NDArray[Any]) -> ir.Value:
+        """A small float32 or int64 array; under 1 KB it stays inside the graph."""
+        if values.nbytes <= 1024:
+            return self._tape.inline(self._prefix + name, values)
+        region = self._file.reserve(values.nbytes)
+        self._file.write(region, 0, values)
+        return self._tape.external(self._prefix + name, region, ir.DataType.from_numpy(values.dtype), values.shape)
+
+    def linear(self, x: ir.Value, name: str) -> ir.Value:
+        """Apply a linear layer: [T, width] -> [T, rows]."""
+        return linear(self._tape, x, self.matrix(name, self.bits))
+
+    def matrix(self, name: str, bits: int, *, half_scales: bool = False, rows: RowReader | None = None) -> StoredMatrix:
+        """Store a matrix; `rows` replaces the plain reader where the rows come in another order."""
+        full = self._prefix + name
+        count, width = self._checkpoint.shape(full)
+        reader = rows or partial(self._checkpoint.rows, full)
+        return self._writer.add(self._file, full, (count, width), bits, reader, half_scales=half_scales)

@@ -1,0 +1,110 @@
+"""`bundle.json` from the two configurations."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ondevice.manifest import DrafterModel, Layer, Manifest, Quantization, Source, Target
+from ondevice_export.config import DrafterConfig, TextConfig, read_json
+from ondevice_export.options import ExportOptions
+from ondevice_export.quantize import BLOCK
+from ondevice_export.source import Checkout
+from ondevice_export.text_files import GENERATION
+
+TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
+_TOOLS = ("ondevice", "onnx", "onnx-ir", "numpy", "numba")
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of what made a bundle."""
+    versions = {"python": platform.python_version()}
+    for name in _TOOLS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+            versions[name] = "unknown"
+    return versions
+
+
+def make_manifest(
+    name: str,
+    family: str,
+    target: tuple[Checkout, TextConfig],
+    drafter: tuple[Checkout, DrafterConfig] | None,
+    options: ExportOptions,
+) -> Manifest:
+    """Everything but the list of files."""
+    checkout, config = target
+    token_ids = {**config.token_ids, **_present(_generation(checkout.directory), *config.token_ids)}
+    sources = {"target": Source(checkout.id, checkout.revision)}
+    if drafter is not None:
+        sources["drafter"] = Source(drafter[0].id, drafter[0].revision)
+    return Manifest(
+        family=family,
+        name=name,
+        target=_target(config),
+        drafter=None if drafter is None else _drafter(config, *drafter),
+        bos_token_id=_single(token_ids["bos_token_id"]),
+        eos_token_ids=tuple(_several(token_ids["eos_token_id"])),
+        pad_token_id=_single(token_ids["pad_token_id"]),
+        quantization=Quantization(options.quantize, BLOCK, options.table_bits),
+        sources=sources,
+        tools=tool_versions(),
+    )
+
+
+def _target(config: TextConfig) -> Target:
+    layers = []
+    for index, layer in enumerate(config.layers):
+        source = index if layer.kv_source is None else layer.kv_source
+        layers.append(Layer(layer.kind, layer.kv_heads, layer.head_dim, source))
+    return Target(
+        graph=TARGET_GRAPH,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        context_length=config.context_length,
+        sliding_window=config.sliding_window,
+        query_heads=config.query_heads,
+        layers=tuple(layers),
+    )
+
+
+def _drafter(target: TextConfig, checkout: Checkout, config: DrafterConfig) -> DrafterModel:
+    full, sliding = target.last_kv_layer("full"), target.last_kv_layer("sliding")
+    assert full is not None
+    assert sliding is not None
+    generation = _generation(checkout.directory)
+    tokens, schedule = generation.get("num_assistant_tokens"), generation.get("num_assistant_tokens_schedule")
+    defaults = DrafterModel(DRAFTER_GRAPH, full, sliding, config.candidates)
+    return DrafterModel(
+        DRAFTER_GRAPH,
+        full,
+        sliding,
+        config.candidates,
+        num_assistant_tokens=tokens if isinstance(tokens, int) and tokens > 0 else defaults.num_assistant_tokens,
+        num_assistant_tokens_schedule=(
+            schedule if schedule in ("constant", "heuristic") else defaults.num_assistant_tokens_schedule
+        ),
+    )
+
+
+def _generation(directory: Path) -> dict[str, Any]:
+    path = directory / GENERATION
+    return read_json(path) if path.is_file() else {}
+
+
+def _present(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: data[name] for name in names if data.get(name) is not None}
+
+
+def _several(value: Any) -> list[int]:
+    """A token id, a list of them, or none."""
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, int)]
+
+
+def _single(value: Any) -> int | None:
+    return next(iter(_several(value)), None)

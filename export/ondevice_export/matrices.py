@@ -1,0 +1,127 @@
+"""Matrices on their way from a checkpoint to a data file: read in row chunks, quantised, written, never whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice.errors import CheckpointError
+from ondevice_export.data_file import DataFile, Region
+from ondevice_export.quantize import BLOCK, quantize
+
+FloatArray = npt.NDArray[np.float32]
+RowReader = Callable[[int, int], FloatArray]
+
+_CHUNK = 1 << 21
+"""Weights per chunk: 8 MB as float32."""
+_MAX_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix [rows, width] in a data file, float32 (bits 32) or quantised in blocks of 32."""
+
+    name: str
+    rows: int
+    width: int
+    bits: int
+    data: Region
+    scales: Region | None = None
+    half_scales: bool = False
+    """Scales are stored as fp16, else as float32. Their values are the same."""
+
+
+class MatrixWriter:
+    """Writes matrices with a few threads; every matrix is complete once `finish` has returned."""
+
+    def __init__(self, progress: Callable[[int], None]) -> None:
+        self._progress = progress
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_WORKERS))
+        self._pending: set[Future[int]] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._drain(0)
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def add(
+        self,
+        file: DataFile,
+        name: str,
+        shape: tuple[int, int],
+        bits: int,
+        rows: RowReader,
+        *,
+        half_scales: bool = False,
+    ) -> StoredMatrix:
+        """Begin to write a matrix [rows, width]; `rows(start, stop)` reads it as float32.
+
+        Args:
+            file: where to.
+            name: its tensor, for messages and for the graph.
+            shape: rows and width.
+            bits: 4 or 8, or 32 for float32.
+            rows: called from several threads.
+            half_scales: store the scales as fp16.
+
+        Raises:
+            CheckpointError: the width is no multiple of the block, or a weight is not finite.
+        """
+        count, width = shape
+        stored = _reserve(file, name, shape, bits, half_scales)
+        step = max(1, _CHUNK // width)
+        for start in range(0, count, step):
+            stop = min(count, start + step)
+            self._pending.add(self._pool.submit(_write_rows, file, stored, rows, start, stop))
+            self._drain(2 * _MAX_WORKERS)
+        return stored
+
+    def _drain(self, limit: int) -> None:
+        """Wait until at most `limit` chunks are under way, and pass on what went wrong in the others."""
+        while len(self._pending) > limit:
+            done, _ = wait(self._pending, return_when=FIRST_EXCEPTION if limit == 0 else "FIRST_COMPLETED")
+            self._pending -= done
+            for future in done:
+                self._progress(future.result())
+
+
+def _reserve(file: DataFile, name: str, shape: tuple[int, int], bits: int, half_scales: bool) -> StoredMatrix:
+    rows, width = shape
+    if bits == 32:
+        return StoredMatrix(name, rows, width, bits, file.reserve(rows * width * 4))
+    if width % BLOCK:
+        raise CheckpointError(f"{name} has rows of {width} weights, quantisation needs a multiple of {BLOCK}")
+    data = file.reserve(rows * width * bits // 8)
+    scales = file.reserve(rows * (width // BLOCK) * (2 if half_scales else 4))
+    return StoredMatrix(name, rows, width, bits, data, scales, half_scales)
+
+
+def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: int, stop: int) -> int:
+    """Write one chunk; returns how many weights it had."""
+    weights = rows(start, stop)
+    if stored.scales is None:
+        if not np.isfinite(weights).all():
+            raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
+        file.write(stored.data, start * stored.width * 4, weights)
+        return weights.size
+    packed, scales, finite = quantize(weights, stored.bits)
+    if not finite:
+        raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
+    file.write(stored.data, start * stored.width * stored.bits // 8, packed)
+    kept = scales.astype(np.float16) if stored.half_scales else scales
+    file.write(stored.scales, start * (stored.width // BLOCK) * kept.itemsize, kept)
+    return weights.size

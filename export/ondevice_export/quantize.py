@@ -1,0 +1,203 @@
+"""Symmetric block quantisation: 32 weights share one scale that is exact in fp16, w ~ scale * (q - zero).
+
+int4 keeps q in 0..15 around 8, int8 in 0..255 around 128: the zero points that MatMulNBits and GatherBlockQuantized
+assume for unsigned data. Blocks that already lie on such a grid (quantisation-aware checkpoints) are recognised and
+reproduced; the others get the scale of least squared error among a few candidates.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 32
+
+_INT4_TARGETS = np.array([-8.0, 8.0, -7.5, 7.5, -8.5, 8.5, 7.0, -7.0], np.float32)
+_INT8_TARGETS = np.array([127.0, -128.0], np.float32)
+_FASTMATH = {"reassoc", "nsz", "contract"}
+
+
+def quantize(
+    weights: npt.NDArray[np.float32], bits: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], bool]:
+    """Quantise rows of a matrix.
+
+    Args:
+        weights: [rows, k], k a multiple of 32.
+        bits: 4 or 8.
+
+    Returns:
+        packed [rows, k / 32, 4 * bits] (int4: the low nibble comes first), scales [rows, k / 32], and whether every
+        weight was finite.
+    """
+    rows, width = weights.shape
+    packed = np.empty((rows, width // BLOCK, 4 * bits), np.uint8)
+    scales = np.empty((rows, width // BLOCK), np.float32)
+    blocks = np.ascontiguousarray(weights).reshape(-1, BLOCK)
+    kernel, targets = (_quantize_int4, _INT4_TARGETS) if bits == 4 else (_quantize_int8, _INT8_TARGETS)
+    finite = kernel(blocks, targets, packed.reshape(-1, 4 * bits), scales.reshape(-1))
+    return packed, scales, bool(finite)
+
+
+def dequantize(packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
+    """The weights that `quantize` stored, [rows, k]."""
+    if bits == 4:
+        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], BLOCK)
+    else:
+        codes = packed
+    values = (codes.astype(np.float32) - float(1 << (bits - 1))) * scales[..., None]
+    return values.reshape(packed.shape[0], -1)
+
+
+@numba.njit(nogil=True, cache=True)
+def _to_fp16(value: np.float32) -> np.float32:
+    """Round to the nearest value that fp16 holds. Compiled without fastmath: both tricks rest on rounding."""
+    limit = np.float32(65504.0)
+    if abs(value) >= limit:
+        return limit if value > 0 else -limit
+    if abs(value) < np.float32(2.0**-14):  # subnormal: multiples of 2**-24, the spacing of float32 at 0.75
+        shift = np.float32(0.75)
+        return np.float32(np.float32(value + shift) - shift)
+    spread = np.float32(value * np.float32(8193.0))  # Veltkamp: keeps the upper 11 bits
+    return np.float32(spread - np.float32(spread - value))
+
+
+@numba.njit(nogil=True, cache=True)
+def _peak(block: npt.NDArray[np.float32]) -> np.float32:
+    """The weight of largest magnitude, with its sign."""
+    peak = np.float32(0.0)
+    for i in range(BLOCK):
+        if abs(block[i]) > abs(peak):
+            peak = block[i]
+    return peak
+
+
+@numba.njit(nogil=True, cache=True)
+def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float32) -> bool:
+    """Is every weight an int4 multiple of `scale`, up to a share `slack` of itself?"""
+    for i in range(BLOCK):
+        code = np.float32(np.rint(block[i] / scale))
+        miss = abs(block[i] - scale * code)
+        if code < -8 or code > 7 or miss > slack * abs(block[i]):
+            return False
+    return True
+
+
+@numba.njit(nogil=True, cache=True)
+def _grid_scale(block: npt.NDArray[np.float32], peak: np.float32) -> np.float32:
+    """The scale of an int4 grid that the block lies on, else 0.
+
+    The second pass allows for grids that were stored as bf16, whose weights are off by up to 2**-9 of themselves.
+    """
+    for slack in (np.float32(0.0), np.float32(2.0**-8)):
+        for level in range(8, 0, -1):
+            scale = _to_fp16(np.float32(-peak / np.float32(level)))
+            if scale != 0 and _on_grid(block, scale, slack):
+                return scale
+            if level < 8 and scale != 0 and _on_grid(block, -scale, slack):
+                return -scale
+    return np.float32(0.0)
+
+
+@numba.njit(nogil=True, cache=True, fastmath=_FASTMATH)
+def _moments(
+    block: npt.NDArray[np.float32], inverse: np.float32, low: np.float32, high: np.float32
+) -> tuple[np.float32, np.float32]:
+    """Sums of w * code and code**2 for the codes that `inverse` rounds to."""
+    cross = np.float32(0.0)
+    square = np.float32(0.0)
+    offset = np.float32(0.5) - low
+    for i in range(BLOCK):
+        shifted = min(max(block[i] * inverse + offset, np.float32(0.0)), high - low)
+        code = np.float32(np.int32(shifted)) + low
+        cross += block[i] * code
+        square += code * code
+    return cross, square
+
+
+@numba.njit(nogil=True, cache=True)
+def _best_scale(
+    block: npt.NDArray[np.float32],
+    peak: np.float32,
+    targets: npt.NDArray[np.float32],
+    low: np.float32,
+    high: np.float32,
+) -> np.float32:
+    """Map `peak` to each target, refit the scale by least squares, keep the one that explains the block best.
+
+    For given codes the best scale is cross / square and removes cross**2 / square from the squared error.
+    """
+    best = np.float32(0.0)
+    best_gain = np.float32(-1.0)
+    for target in targets:
+        cross, square = _moments(block, target / peak, low, high)
+        if square > 0 and cross * cross > best_gain * square:
+            best_gain = cross * cross / square
+            best = cross / square
+    return _to_fp16(best)
+
+
+@numba.njit(nogil=True, cache=True)
+def _quantize_int4(
+    blocks: npt.NDArray[np.float32],
+    targets: npt.NDArray[np.float32],
+    packed: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+) -> bool:
+    """blocks [n, 32] -> packed [n, 16], scales [n]."""
+    finite = True
+    low, high = np.float32(-8.0), np.float32(7.0)
+    codes = np.empty(BLOCK, np.uint8)
+    for index in range(len(blocks)):
+        block = blocks[index]
+        peak = _peak(block)
+        scale = np.float32(0.0)
+        if peak != 0:
+            scale = _grid_scale(block, peak)
+            if scale == 0:
+                scale = _best_scale(block, peak, targets, low, high)
+        finite &= _encode(block, scale, low, high, codes)
+        scales[index] = scale
+        for i in range(BLOCK // 2):
+            packed[index, i] = codes[2 * i] | (codes[2 * i + 1] << 4)
+    return finite
+
+
+@numba.njit(nogil=True, cache=True)
+def _quantize_int8(
+    blocks: npt.NDArray[np.float32],
+    targets: npt.NDArray[np.float32],
+    packed: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+) -> bool:
+    """blocks [n, 32] -> packed [n, 32], scales [n]."""
+    finite = True
+    low, high = np.float32(-128.0), np.float32(127.0)
+    for index in range(len(blocks)):
+        block = blocks[index]
+        peak = _peak(block)
+        scale = np.float32(0.0)
+        if peak != 0:
+            scale = _best_scale(block, peak, targets, low, high)
+        finite &= _encode(block, scale, low, high, packed[index])
+        scales[index] = scale
+    return finite
+
+
+@numba.njit(nogil=True, cache=True)
+def _encode(
+    block: npt.NDArray[np.float32],
+    scale: np.float32,
+    low: np.float32,
+    high: np.float32,
+    codes: npt.NDArray[np.uint8],
+) -> bool:
+    """Round each weight to its nearest code, stored from zero up; says whether all were finite."""
+    finite = True
+    inverse = np.float32(1.0) / scale if scale != 0 else np.float32(0.0)
+    for i in range(BLOCK):
+        finite &= abs(block[i]) < np.float32(np.inf)
+        code = min(max(np.float32(np.rint(block[i] * inverse)), low), high)
+        codes[i] = np.uint8(np.int32(code - low))
+    return finite

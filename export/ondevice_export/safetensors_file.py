@@ -1,0 +1,122 @@
+"""One safetensors file: header checked byte by byte, tensors read in pieces.
+
+Files are read, not mapped: mapped pages count as resident memory and would break the bound on peak RSS.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice.errors import CheckpointError
+
+_ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
+    "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+_MAX_HEADER = 100_000_000
+"""The format's own limit."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """From the start of the file."""
+    nbytes: int
+
+
+class SafetensorsFile:
+    """An open file and its directory of tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            self.entries = self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, entry: TensorEntry, start: int, nbytes: int) -> bytearray:
+        """`nbytes` of a tensor from its byte `start`; safe from several threads."""
+        return self._read(entry.offset + start, nbytes)
+
+    def _read(self, offset: int, nbytes: int) -> bytearray:
+        buffer = bytearray(nbytes)
+        view = memoryview(buffer)
+        done = 0
+        with self._lock:  # a lock and a seek, because Windows has no pread
+            self._file.seek(offset)
+            while done < nbytes:
+                count = self._file.readinto(view[done:])
+                if not count:
+                    raise CheckpointError(f"{self.path} ends at byte {offset + done}: download it again")
+                done += count
+        return buffer
+
+    def _read_header(self) -> dict[str, TensorEntry]:
+        size = self.path.stat().st_size
+        length = int.from_bytes(self._read(0, 8), "little") if size >= 8 else 0
+        if not 2 <= length <= min(_MAX_HEADER, size - 8):
+            raise CheckpointError(f"{self.path} is no safetensors file, or is truncated: download it again")
+        try:
+            header = json.loads(self._read(8, length))
+            if not isinstance(header, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} has a damaged safetensors header ({error})") from error
+        header.pop("__metadata__", None)
+        start = 8 + length
+        entries = {name: self._entry(name, fields, start, size) for name, fields in header.items()}
+        end = start
+        for entry in sorted(entries.values(), key=lambda one: (one.offset, one.nbytes)):
+            if entry.offset < end:
+                raise CheckpointError(f"{self.path}: {entry.name} overlaps another tensor")
+            end = entry.offset + entry.nbytes
+        return entries
+
+    def _entry(self, name: str, fields: Any, start: int, size: int) -> TensorEntry:
+        try:
+            dtype, shape = fields["dtype"], tuple(fields["shape"])
+            begin, end = fields["data_offsets"]
+            numbers = (*shape, begin, end)
+            if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
+                raise ValueError("not a size")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.path}: the header entry of {name} is malformed") from error
+        if dtype not in _ITEM_BYTES:
+            raise CheckpointError(f"{self.path}: {name} has unknown dtype {dtype!r}")
+        nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
+        if end - begin != nbytes:
+            raise CheckpointError(f"{self.path}: {name} is {dtype} {list(shape)} but spans {end - begin} bytes")
+        if start + end > size:
+            raise CheckpointError(f"{self.path} is truncated: {name} ends at byte {start + end} of {size}")
+        return TensorEntry(name, dtype, shape, start + begin, nbytes)
+
+
+def to_float32(data: bytearray, dtype: str, origin: str) -> npt.NDArray[np.float32]:
+    """Decode BF16, F16 or F32 bytes, flat."""
+    if dtype == "BF16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F16":
+        return np.frombuffer(data, np.float16).astype(np.float32)
+    if dtype == "F32":
+        return np.frombuffer(data, np.float32)
+    raise CheckpointError(f"{origin} is {dtype}: weights must be BF16, F16 or F32")

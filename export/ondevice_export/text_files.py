@@ -1,0 +1,35 @@
+"""The text side of a bundle: tokenizer, chat template and generation defaults, copied from the checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ondevice_export.config import read_json
+from ondevice_export.source import Note
+
+TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
+GENERATION = "generation_config.json"
+
+
+def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
+    """Copy what there is; a bundle without a tokenizer still runs on token ids."""
+    for name in (TOKENIZER, GENERATION, TEMPLATE):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, bundle / name)
+    if not (bundle / TOKENIZER).exists():
+        note(f"no {TOKENIZER} in the checkpoint: the bundle will take and return token ids only")
+    template = None if (bundle / TEMPLATE).exists() else _configured_template(source)
+    if template is not None:
+        (bundle / TEMPLATE).write_text(template, encoding="utf-8")
+
+
+def _configured_template(source: Path) -> str | None:
+    """The template of `tokenizer_config.json`: a string, or a list of named ones."""
+    path = source / "tokenizer_config.json"
+    template = read_json(path).get("chat_template") if path.is_file() else None
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
