@@ -192,9 +192,9 @@ class Model:
                     stats.prefill_s, stats.new_tokens = this.seconds, len(this.token_ids)
                 elif this.rows:
                     stats.add(this)
-                stats.peak_rss_bytes = machine.peak_rss_bytes()
                 yield this
         finally:
+            stats.peak_rss_bytes = machine.peak_rss_bytes()
             # an interrupt may come between a commit and its round
             self.engine.rewind(min(self.engine.length, len(tokens)))
             self._cached = tokens[: self.engine.length]

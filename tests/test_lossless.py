@@ -18,7 +18,7 @@ LONG = (
 
 PROMPTS = {"short": SHORT, "long": LONG}
 DRAFTERS = ("mtp", "ngram", "auto")
-SCHEDULES = tuple(itertools.product(("constant", "heuristic"), (1, 4, 7))) + (("auto", None),)
+SCHEDULES = (*itertools.product(("constant", "heuristic"), (1, 4, 7)), ("auto", None))
 
 
 def plain(model: Model, prompt: str, **options: object) -> Reply:

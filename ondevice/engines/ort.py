@@ -1,9 +1,9 @@
 """The `ort` engine: a bundle's graphs on ONNX Runtime, with the KV cache bound in place.
 
-Rows are bit-identical however many run beside them (tests/engines/test_exactness.py) because of three things: the
-graphs fold query heads into rows, so no product has a single row; `KVCache` aligns what attention sees; and
-MatMulNBits quantises activations row by row. ONNX Runtime promises none of this: it holds on the x86-64 machines
-where it was tested.
+Rows of a chain are bit-identical however many run beside them (tests/engines/test_exactness.py), for three reasons:
+the graphs fold query heads into rows, so no product has a single row; `KVCache` aligns what attention sees; and
+MatMulNBits quantises activations row by row. ONNX Runtime promises none of this: it holds where it was tested, x86-64.
+A tree's branches are equal up to rounding: softmax adds up keys in the order of their cache rows, which siblings part.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class OrtEngine:
         bound = self._drafter
         bound.array(contract.TOKEN_ID, np.array([token], np.int64))
         bound.array(contract.POSITION, np.array([self._length], np.int64))
-        bound.array(contract.HIDDEN, np.ascontiguousarray(hidden, np.float32).reshape(1, -1))
+        bound.array(contract.HIDDEN, hidden.astype(np.float32, copy=False).reshape(1, -1))
         layers: dict[AttentionKind, int] = {"full": model.full_layer, "sliding": model.sliding_layer}
         for kind, layer in layers.items():
             start, stop = self._caches[kind].reserve(self._length, 0)
@@ -165,8 +165,12 @@ class _Binding:
         self._held: dict[str, NDArray[Any]] = {}
 
     def array(self, name: str, value: NDArray[Any]) -> None:
-        """Bind an input that changes every time."""
-        self._bind(self._binding.bind_input, name, np.ascontiguousarray(value))
+        """Give an input that changes every time. The binding has its own copy, so that only a new shape binds anew."""
+        held = self._held.get(name)
+        if held is not None and held.shape == value.shape:
+            held[...] = value
+        else:
+            self._bind(self._binding.bind_input, name, np.array(value, order="C"))
 
     def view(self, name: str, value: NDArray[np.float32]) -> None:
         """Bind an input to rows of a cache, float32[S, width], as [1, S, width]."""

@@ -11,14 +11,28 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import ROOT, Outputs, TokenTree
+from ondevice_export import export
+from tests.conftest import REFERENCE
 
 PROMPT = 330
 """Tokens before the rows under test: past the reference pair's window of 256."""
+
+ROUNDING = 1e-4
+"""Logits of a branch may differ so much, in float32: a key more or less between two others regroups the engine's sums.
+Quantised, an activation near the middle of two int8 steps then falls to the other side, and logits differ by 0.05."""
 
 
 @pytest.fixture(scope="module")
 def engine(reference_bundle: Path) -> Iterator[OrtEngine]:
     made = OrtEngine(Bundle.open(reference_bundle), threads=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def float_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrtEngine]:
+    bundle = export(REFERENCE / "target", tmp_path_factory.mktemp("float32") / "reference", quantize="none")
+    made = OrtEngine(Bundle.open(bundle), threads=2)
     yield made
     made.close()
 
@@ -60,31 +74,31 @@ def test_a_verified_chain_equals_plain_decoding(engine: OrtEngine, length: int) 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_node_of_a_random_tree_equals_plain_decoding(engine: OrtEngine, seed: int) -> None:
+def test_every_node_of_a_random_tree_agrees_with_plain_decoding(float_engine: OrtEngine, seed: int) -> None:
     rng = np.random.default_rng(seed)
     length = int(rng.integers(1, 700))
-    prefill(engine, tokens(length, seed))
+    prefill(float_engine, tokens(length, seed))
     count = int(rng.integers(2, 13))
     parents = np.array([rng.integers(ROOT, row) if row else ROOT for row in range(count)], np.int64)
     tree = TokenTree(np.array(tokens(count, seed + 100), np.int64), parents)
-    logits, _ = copied(engine.forward(tree, range(count)))
+    logits, _ = copied(float_engine.forward(tree, range(count)))
     for row in range(count):
         path, node = [], row
         while node != ROOT:
             path.insert(0, int(tree.tokens[node]))
             node = int(parents[node])
-        np.testing.assert_array_equal(logits[row], one_by_one(engine, length, path)[0][0])
+        np.testing.assert_allclose(logits[row], one_by_one(float_engine, length, path)[0][0], rtol=0, atol=ROUNDING)
 
 
-def test_a_committed_branch_leaves_the_cache_of_plain_decoding(engine: OrtEngine) -> None:
-    prefill(engine, tokens(PROMPT))
+def test_a_committed_branch_leaves_the_cache_of_plain_decoding(float_engine: OrtEngine) -> None:
+    prefill(float_engine, tokens(PROMPT))
     tree = TokenTree(np.array([10, 11, 12, 13, 14], np.int64), np.array([ROOT, 0, 0, 2, 3], np.int64))
-    engine.forward(tree, [4])
-    engine.commit([0, 2, 3, 4])
-    after_tree, _ = copied(engine.forward(TokenTree.chain([15]), [0]))
-    prefill(engine, [*tokens(PROMPT), 10, 12, 13, 14])
-    after_chain, _ = copied(engine.forward(TokenTree.chain([15]), [0]))
-    np.testing.assert_array_equal(after_tree, after_chain)
+    float_engine.forward(tree, [4])
+    float_engine.commit([0, 2, 3, 4])
+    after_tree, _ = copied(float_engine.forward(TokenTree.chain([15]), [0]))
+    prefill(float_engine, [*tokens(PROMPT), 10, 12, 13, 14])
+    after_chain, _ = copied(float_engine.forward(TokenTree.chain([15]), [0]))
+    np.testing.assert_allclose(after_tree, after_chain, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 256])
@@ -145,9 +159,8 @@ def draft(engine: OrtEngine, hidden: np.ndarray) -> list[np.ndarray]:
 
 
 def test_a_rewind_past_the_window_s_memory_starts_over(engine: OrtEngine) -> None:
-    ids = tokens(1500)
-    prefill(engine, ids)
-    assert engine.rewind(1450) == 1450
+    prefill(engine, tokens(1900))
+    assert engine.rewind(1850) == 1850
     assert engine.rewind(10) == 0
     with pytest.raises(ValueError, match="rewind"):
         engine.rewind(11)
