@@ -43,7 +43,12 @@ def test_steps_add_up_to_the_reply(reference_model: Model) -> None:
 
 
 def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> None:
-    options = {"temperature": 0.0, "drafter": "mtp", "num_assistant_tokens": 7, "num_assistant_tokens_schedule": "constant"}
+    options = {
+        "temperature": 0.0,
+        "drafter": "mtp",
+        "num_assistant_tokens": 7,
+        "num_assistant_tokens_schedule": "constant",
+    }
     whole = reference_model.generate(PROMPT, max_new_tokens=60, **options).text
     for stop in {whole[9:11], whole[20:24], whole[-3:]}:
         reply = reference_model.generate(PROMPT, max_new_tokens=60, stop=(stop,), **options)
@@ -138,7 +143,9 @@ def test_a_smaller_context_can_be_asked_for(reference_bundle: Path) -> None:
 
 
 def test_a_bundle_without_a_tokenizer_takes_token_ids(reference_bundle: Path, tmp_path: Path) -> None:
-    bare = without(reference_bundle, tmp_path / "bare", "tokenizer.json", "chat_template.jinja", "generation_config.json")
+    bare = without(
+        reference_bundle, tmp_path / "bare", "tokenizer.json", "chat_template.jinja", "generation_config.json"
+    )
     with ondevice.load(bare) as model:
         reply = model.generate([2, 300, 301], max_new_tokens=5)
         assert len(reply.token_ids) == 5

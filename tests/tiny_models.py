@@ -150,6 +150,9 @@ def _randomise(model: PreTrainedModel) -> None:
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("token_ordering"):
                 value.copy_(torch.randperm(len(value)))
+            elif name.endswith("q_norm.weight"):
+                # The scores are not scaled by head_dim ** -0.5: larger ones saturate, and magnify rounding errors.
+                value.uniform_(0.05, 0.35)
             elif name.endswith(("norm.weight", "layer_scalar")):
                 value.uniform_(0.5, 1.5)
             elif value.dim() == 2 and not name.endswith("inv_freq"):
