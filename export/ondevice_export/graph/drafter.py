@@ -75,7 +75,6 @@ class DrafterGraph:
 
     def _layer(self, index: int, hidden: ir.Value) -> ir.Value:
         tape, text = self._tape, self._config.text
-        layer = text.layers[index]
         weights = self._weights.at(f"model.layers.{index}.")
         with tape.scope(f"layers.{index}"):
             attention = partial(self._attention, index, weights.at("self_attn."))
