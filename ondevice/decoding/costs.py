@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,17 @@ Seconds = NDArray[np.float64]
 WINDOW = 9
 """Rounds remembered per row count. Their median shrugs off up to four slow ones and follows a growing context."""
 
+STALE = 512
+"""Rounds after which a row count that was not run is forgotten: the machine may have been busy at the time."""
+
 PRIOR_SLOPE = 0.1
 """What one more row adds to a forward, as a share of a single row's, until it was measured."""
 
-PRIOR_SLOPE_WEIGHT = 4.0
-"""Squared rows that the prior slope is worth in the least-squares fit."""
+PRIOR_SLOPE_WEIGHT = 4
+"""Extra rows measured that the prior slope is worth."""
+
+LONE_LIMIT = 2.0
+"""A row count's only measurement counts for this many times the expected cost at most."""
 
 PRIOR_DRAFT = 0.05
 """What a drafted token costs, as a share of a single row's forward, until it was measured."""
@@ -27,62 +34,91 @@ PRIOR_DRAFT = 0.05
 class Costs:
     """Seconds of a target forward by its number of rows, and of a drafted token by its drafter.
 
-    A row count's cost is the median of its recent rounds, blended with a straight line through the single row's cost
-    whose slope is fitted to all that was measured; the line alone stands in for counts never run. The first round of a
-    row count is left out: it pays for allocation and for compiling.
+    A row count's cost is the median of its recent rounds, blended with a straight line through the single row's cost;
+    the line alone stands in for row counts never run. Its slope is a weighted median too, so that no row count measured
+    at a bad moment bends it. The first round of a row count is left out: it pays for allocation and for compiling.
     """
 
     def __init__(self) -> None:
-        self._forwards: dict[int, deque[float]] = {}
-        self._drafts: dict[str, deque[float]] = {}
+        self._round = 0
+        self._forwards: dict[int, _Recent] = {}
+        self._drafts: dict[str, _Recent] = {}
 
     def observe(self, this: Round) -> None:
         """Learn from a decoding round. A prefill, which has rows that nobody drafted, teaches nothing."""
         if this.rows != this.drafted + 1:
             return
-        seconds = this.seconds - this.draft_seconds
+        self._round += 1
         if this.rows in self._forwards:
-            self._forwards[this.rows].append(seconds)
+            self._forwards[this.rows].add(this.seconds - this.draft_seconds, self._round)
         else:
-            self._forwards[this.rows] = deque(maxlen=WINDOW)
+            self._forwards[this.rows] = _Recent(self._round)
         if this.drafted:
-            recent = self._drafts.setdefault(this.source, deque(maxlen=WINDOW))
-            recent.append(this.draft_seconds / this.drafted)
+            self._drafts.setdefault(this.source, _Recent(self._round)).add(
+                this.draft_seconds / this.drafted, self._round
+            )
+        for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
+            del self._forwards[rows]
 
-    def measured(self, rows: int) -> bool:
-        """Whether forwards of this many rows were timed."""
-        return bool(self._forwards.get(rows))
+    def measurements(self, rows: int) -> int:
+        """How many recent forwards of this many rows were timed."""
+        return len(self._forwards[rows]) if rows in self._forwards else 0
 
     def forwards(self, most: int) -> Seconds:
         """float64[most]: seconds of a forward of 1, 2, ..., `most` rows; never falling."""
-        known = {rows: (len(times), float(np.median(times))) for rows, times in self._forwards.items() if times}
-        single = self._single(known)
-        extra = np.arange(most, dtype=np.float64)
-        costs = single * (1.0 + self._slope(known, single) * extra)
-        for rows, (count, median) in known.items():
+        known = {rows: recent for rows, recent in self._forwards.items() if len(recent)}
+        single = _single(known)
+        costs = single * (1.0 + _slope(known, single) * np.arange(most))
+        for rows, recent in known.items():
             if rows <= most:
-                costs[rows - 1] = (costs[rows - 1] + count * median) / (1 + count)
+                line, count = costs[rows - 1], len(recent)
+                seconds = recent.median if count > 1 else min(recent.median, LONE_LIMIT * line)
+                costs[rows - 1] = (line + count * seconds) / (1 + count)
         return np.maximum.accumulate(costs)
 
     def draft(self, source: str) -> float:
         """Seconds per token drafted by `source`."""
-        times = self._drafts.get(source)
-        return float(np.median(times)) if times else PRIOR_DRAFT * float(self.forwards(1)[0])
+        if source in self._drafts:
+            return self._drafts[source].median
+        return PRIOR_DRAFT * float(self.forwards(1)[0])
 
-    @staticmethod
-    def _single(known: dict[int, tuple[int, float]]) -> float:
-        """Seconds of a forward of one row; an arbitrary unit while nothing was timed."""
-        if not known:
-            return 1.0
-        rows = min(known)
-        return known[rows][1] / (1.0 + PRIOR_SLOPE * (rows - 1))
 
-    @staticmethod
-    def _slope(known: dict[int, tuple[int, float]], single: float) -> float:
-        """Least squares through the single row's cost, leaning on the prior slope."""
-        weight = PRIOR_SLOPE_WEIGHT
-        total = PRIOR_SLOPE_WEIGHT * PRIOR_SLOPE
-        for rows, (count, median) in known.items():
-            weight += count * (rows - 1) ** 2
-            total += count * (rows - 1) * (median / single - 1.0)
-        return max(total / weight, 0.0)
+class _Recent:
+    """The last few measurements of one thing, and the round of the latest."""
+
+    def __init__(self, this_round: int) -> None:
+        self.round = this_round
+        self.median = 0.0
+        self._seconds: deque[float] = deque(maxlen=WINDOW)
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, seconds: float, this_round: int) -> None:
+        self.round = this_round
+        self._seconds.append(seconds)
+        # The lower one of two: what disturbs a measurement makes it longer.
+        self.median = median_low(self._seconds)
+
+
+def _single(known: dict[int, _Recent]) -> float:
+    """Seconds of a forward of one row; an arbitrary unit while nothing was timed."""
+    if not known:
+        return 1.0
+    rows = min(known)
+    return known[rows].median / (1.0 + PRIOR_SLOPE * (rows - 1))
+
+
+def _slope(known: dict[int, _Recent], single: float) -> float:
+    """The weighted median of the slopes from the single row to each row count measured, and of the prior slope."""
+    slopes = [(PRIOR_SLOPE, PRIOR_SLOPE_WEIGHT)]
+    for rows, recent in known.items():
+        if rows > 1:
+            slopes.append((max(recent.median / single - 1.0, 0.0) / (rows - 1), len(recent) * (rows - 1)))
+    slopes.sort()
+    half = sum(weight for _, weight in slopes) / 2
+    for slope, weight in slopes:
+        half -= weight
+        if half <= 0:
+            return slope
+    return PRIOR_SLOPE

@@ -114,7 +114,7 @@ class AutoSchedule:
     def plan(self, drafter: Drafter, limit: int) -> Plan:
         self._planned = None
         limit = min(limit, self.most)
-        if limit < 1 or not self.costs.measured(1) or self._since_plain >= REFRESH:
+        if limit < 1 or self._since_plain >= self._refresh():
             return Plan(0)
         forecast = drafter.forecast(limit)
         if not len(forecast.survival):
@@ -128,12 +128,17 @@ class AutoSchedule:
         self._planned = (forecast.source, probe)
         return plan
 
+    def _refresh(self) -> int:
+        """Rounds after which the cost of a single row is measured again: what everything is compared with."""
+        measurements = self.costs.measurements(1)
+        return min(2 ** (measurements + 1), REFRESH) if measurements else 0
+
     def observe(self, this: Round) -> None:
         self.costs.observe(this)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         if self._planned is None:
             return
-        source, probe = self._planned
+        (source, probe), self._planned = self._planned, None
         forwards = self.costs.forwards(max(this.rows, 2))
         draft = self.costs.draft(source)
         gain = this.accepted + 1 - (forwards[this.rows - 1] + max(this.drafted, 1) * draft) / forwards[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,76 +12,88 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class Tally:
-    """A rate of successes that forgets: each new event shrinks the weight of all earlier ones by `keep`."""
+    """A rate of successes that forgets: each new event shrinks the weight of the earlier ones to `keep`."""
 
     keep: float
     hits: float = 0.0
     weight: float = 0.0
 
-    def add(self, hit: bool) -> None:
-        self.hits = self.keep * self.hits + hit
-        self.weight = self.keep * self.weight + 1.0
+    def fade(self, events: float = 1.0) -> None:
+        """Forget as much as that many new events would make it."""
+        self.hits *= self.keep**events
+        self.weight *= self.keep**events
 
-    def rate(self, prior: float, prior_weight: float) -> float:
-        """The rate, with a prior that is worth `prior_weight` events."""
+    def add(self, hit: bool, events: float = 1.0) -> None:
+        self.fade(events)
+        self.hits += events * hit
+        self.weight += events
+
+    def rate(self, prior: float = 0.0, prior_weight: float = 0.0) -> float:
+        """The share of hits, with a prior that is worth `prior_weight` events."""
         return (self.hits + prior_weight * prior) / (self.weight + prior_weight)
 
 
 class Calibration:
     """From a raw confidence in [0, 1] to the chance that the target takes the token.
 
-    Bins of equal width over the raw value; each starts by trusting it and moves to what was seen.
+    A line through evenly spaced knots. It starts as the identity, which is worth a few events per knot; each event then
+    moves the two knots next to its raw value.
 
-    bins : how finely raw values are told apart
-    keep : weight of a bin's earlier events after a new one; 0.98 remembers about 50
-    prior_weight : events that the raw value itself is worth
+    knots : how finely raw values are told apart
+    keep : weight of a knot's earlier events after a new one; 0.98 remembers about 50
+    start_weight : events that trusting the raw value is worth at first
     """
 
-    def __init__(self, bins: int = 16, keep: float = 0.98, prior_weight: float = 4.0) -> None:
-        self._tallies = [Tally(keep) for _ in range(bins)]
-        self._prior_weight = prior_weight
+    def __init__(self, knots: int = 17, keep: float = 0.98, start_weight: float = 4.0) -> None:
+        self._tallies = [Tally(keep, start_weight * i / (knots - 1), start_weight) for i in range(knots)]
 
     def probability(self, raw: float) -> float:
-        return self._tally(raw).rate(raw, self._prior_weight)
+        return sum(share * tally.rate() for tally, share in self._neighbours(raw))
 
     def observe(self, raw: float, taken: bool) -> None:
         """The target took, or refused, a token of this raw confidence, having taken all before it."""
-        self._tally(raw).add(taken)
+        for tally, share in self._neighbours(raw):
+            tally.add(taken, share)
 
-    def _tally(self, raw: float) -> Tally:
-        return self._tallies[min(int(raw * len(self._tallies)), len(self._tallies) - 1)]
+    def _neighbours(self, raw: float) -> tuple[tuple[Tally, float], tuple[Tally, float]]:
+        place = min(max(raw, 0.0), 1.0) * (len(self._tallies) - 1)
+        low = min(int(place), len(self._tallies) - 2)
+        return (self._tallies[low], low + 1 - place), (self._tallies[low + 1], place - low)
 
 
-@dataclass
 class PositionAcceptance:
     """The chance that the target takes the token at a position of the draft, given that it took those before.
 
-    A position that was seldom reached leans on the one before it.
+    A position that is seldom reached leans on the one before it.
 
-    prior : the chance at the first position before anything was seen
-    prior_weight : events that the prior, or the position before, is worth
-    keep : weight of a position's earlier events after a new one; 0.96 remembers about 25
+    start : the chance before anything was seen, worth `lean` events of the first position
+    lean : events that the position before is worth
+    keep : weight of a position's earlier events after a new draft; 0.96 remembers about 25
     """
 
-    prior: float = 0.7
-    prior_weight: float = 2.0
-    keep: float = 0.96
-    _tallies: list[Tally] = field(default_factory=list, init=False, repr=False)
+    def __init__(self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96) -> None:
+        self._lean = lean
+        self._keep = keep
+        self._tallies = [Tally(keep, lean * start, lean)]
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A verified chain of `drafted` tokens of which the first `accepted` were taken."""
         reached = min(drafted, accepted + 1)
-        self._tallies += [Tally(self.keep) for _ in range(reached - len(self._tallies))]
-        for position in range(reached):
-            self._tallies[position].add(position < accepted)
+        self._tallies += [Tally(self._keep) for _ in range(reached - len(self._tallies))]
+        for position, tally in enumerate(self._tallies):
+            if position < reached:
+                tally.add(position < accepted)
+            elif position and drafted:
+                # Or a run of bad luck would keep a position from ever being tried again.
+                tally.fade()
 
     def conditional(self, k: int) -> Floats:
         """float32[k]: the chance at each position, given that those before it were taken."""
         rates = np.empty(k, np.float32)
-        rate = self.prior
+        rate = self._tallies[0].rate()
         for position in range(k):
-            if position < len(self._tallies):
-                rate = self._tallies[position].rate(rate, self.prior_weight)
+            if 0 < position < len(self._tallies):
+                rate = self._tallies[position].rate(rate, self._lean)
             rates[position] = rate
         return rates
 

@@ -1,0 +1,99 @@
+"""A target and a drafter made of dice and a simulated clock, to see what a schedule makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ondevice.decoding.record import Round
+from ondevice.decoding.schedule import Schedule
+from ondevice.drafters.acceptance import PositionAcceptance
+from ondevice.drafters.protocol import Draft, Forecast
+from ondevice.engines.protocol import Outputs
+
+
+@dataclass
+class DiceDrafter:
+    """Drafts whatever it is asked for; learns its acceptance by position as the MTP drafter does."""
+
+    name: str = "dice"
+    acceptance: PositionAcceptance = field(default_factory=PositionAcceptance)
+
+    def begin(self, prompt_ids: Sequence[int]) -> None: ...
+
+    def forecast(self, k: int) -> Forecast:
+        return Forecast(self.acceptance.survival(k), self.name)
+
+    def draft(self, k: int, floor: float = 0.0) -> Draft:
+        return Draft.chain([0] * k, source=self.name)
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None: ...
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        self.acceptance.observe(drafted, accepted)
+
+
+class Boaster(DiceDrafter):
+    """Expects 0.9 of every token, whatever becomes of them."""
+
+    def forecast(self, k: int) -> Forecast:
+        return Forecast(np.float32(0.9) ** np.arange(1, k + 1, dtype=np.float32), self.name)
+
+
+@dataclass(frozen=True)
+class World:
+    """forward : seconds of a forward by its rows; draft : seconds per drafted token; chance : acceptance of a token, by
+    round; noise : relative standard deviation of the clock; spikes : share of rounds that take ten times as long
+    """
+
+    forward: Callable[[int], float]
+    draft: float
+    chance: Callable[[int], float]
+    noise: float = 0.0
+    spikes: float = 0.0
+
+    @classmethod
+    def linear(cls, slope: float, chance: float, draft: float = 0.03) -> World:
+        return cls(lambda rows: 1 + slope * (rows - 1), draft, lambda _: chance)
+
+    def best_speed(self, most: int = 16) -> float:
+        """Tokens per second of the best constant k, 0 included, at the first round's acceptance."""
+        a = self.chance(0)
+        return max(sum(a**j for j in range(k + 1)) / (self.forward(k + 1) + self.draft * k) for k in range(most + 1))
+
+
+def simulate(
+    schedule: Schedule, drafter: DiceDrafter, world: World, rounds: int, limit: int = 16, seed: int = 0
+) -> list[Round]:
+    """Let the schedule decide `rounds` rounds."""
+    rng = np.random.default_rng(seed)
+    done = []
+    for index in range(rounds):
+        plan = schedule.plan(drafter, limit)
+        drafted = len(drafter.draft(plan.k, plan.floor)) if plan.k else 0
+        misses = np.flatnonzero(rng.random(drafted) >= world.chance(index))
+        accepted = int(misses[0]) if len(misses) else drafted
+        if drafted:
+            drafter.learn(drafted, accepted)
+        jitter = max(1 + world.noise * rng.standard_normal(), 0.5) * (10 if rng.random() < world.spikes else 1)
+        draft_seconds = world.draft * drafted * jitter
+        this = Round(
+            token_ids=(0,) * (accepted + 1),
+            drafted=drafted,
+            accepted=accepted,
+            source=drafter.name if drafted else "none",
+            rows=drafted + 1,
+            seconds=world.forward(drafted + 1) * jitter + draft_seconds,
+            draft_seconds=draft_seconds,
+        )
+        schedule.observe(this)
+        done.append(this)
+    return done
+
+
+def speed(rounds: Sequence[Round], world: World) -> float:
+    """Tokens per simulated second, by a clock without noise."""
+    seconds = sum(world.forward(this.rows) + world.draft * this.drafted for this in rounds)
+    return sum(len(this.token_ids) for this in rounds) / seconds
