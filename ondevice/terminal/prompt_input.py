@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ondevice.errors import PromptError, UsageError
-from ondevice.text.prompt import Prompt
+
+if TYPE_CHECKING:
+    from ondevice.text.prompt import Prompt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

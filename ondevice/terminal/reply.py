@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ondevice.decoding.record import FinishReason, Reply, Stats, Step
 from ondevice.terminal.interrupt import cancel_on_interrupt
-from ondevice.text.prompt import Prompt
 
 if TYPE_CHECKING:
     from ondevice.model import Model
+    from ondevice.text.prompt import Prompt
 
 STATS_KEYS = (
     "prompt_tokens",

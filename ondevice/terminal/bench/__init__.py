@@ -1,0 +1,1 @@
+"""`ondevice bench`: every drafter and draft length beside plain decoding."""

@@ -1,0 +1,54 @@
+"""Under what conditions a table was measured."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from ondevice import __version__, machine
+from ondevice.terminal.bench.row import Row
+
+if TYPE_CHECKING:
+    from ondevice.model import Model
+
+PACKAGES = ("onnxruntime", "numba", "numpy")
+
+
+def conditions(model: Model, plain: Row, prompt_tokens: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Everything that another person needs to measure the same."""
+    return {
+        "bundle": model.manifest.name,
+        "weights": model.manifest.quantization.weights,
+        "engine": model.engine.name,
+        "threads": model.threads,
+        "processor": machine.processor_name(),
+        "system": machine.os_name(),
+        "versions": {
+            "ondevice": __version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in PACKAGES},
+        },
+        "prompts": plain.prompts,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": plain.new_tokens,
+        "temperature": options["temperature"],
+        "seed": options["seed"],
+        "load_s": model.load_s,
+    }
+
+
+def footer(facts: dict[str, Any]) -> str:
+    """The same in three lines."""
+    versions = ", ".join(f"{package} {number}" for package, number in facts["versions"].items())
+    mean_prompt = facts["prompt_tokens"] / facts["prompts"]
+    mean_reply = facts["new_tokens"] / facts["prompts"]
+    return "\n".join(
+        [
+            f"{facts['bundle']} ({facts['weights']}), engine {facts['engine']}, {facts['threads']} threads, "
+            f"{facts['processor']}, {facts['system']}",
+            f"{facts['prompts']} prompts of {mean_prompt:.0f} tokens, {mean_reply:.0f} new tokens each on average; "
+            f"temperature {facts['temperature']:g}, seed {facts['seed']}; loaded in {facts['load_s']:.1f} s",
+            versions,
+        ]
+    )

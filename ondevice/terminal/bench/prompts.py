@@ -1,0 +1,62 @@
+"""Prompts to measure with: built in, or from a file in one of the usual forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ondevice.errors import PromptError
+from ondevice.terminal.prompt_input import read_text
+
+if TYPE_CHECKING:
+    from ondevice.text.prompt import Prompt
+
+BUILT_IN: tuple[Prompt, ...] = (
+    'def fibonacci(n):\n    """Return the first n Fibonacci numbers."""\n',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    'import os\n\ndef find_files(root, suffix):\n    """Yield paths under root that end with suffix."""\n',
+    "The three states of water are",
+    "To make a cup of tea, first",
+    "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def test_empty(self):\n",
+)
+
+
+def load_prompts(path: Path | None, limit: int | None, *, as_chat: bool) -> list[Prompt]:
+    """Prompts of a file, or the built-in ones.
+
+    A file whose first line is a JSON object holds one per line: `{"prompt": ...}` as in HumanEval, or
+    `{"turns": [...]}` as in Spec-Bench, of which the first turn counts. In any other file a line is a prompt.
+
+    Args:
+        limit: take only the first so many.
+        as_chat: make a turn a user's message; else a plain text.
+
+    Raises:
+        PromptError: unreadable, not UTF-8, empty, or with a line of another form, which is named.
+    """
+    prompts = list(BUILT_IN) if path is None else _read(path, as_chat)
+    return prompts if limit is None else prompts[:limit]
+
+
+def _read(path: Path, as_chat: bool) -> list[Prompt]:
+    lines = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+    if not lines:
+        raise PromptError(f"{path} holds no prompts: write one per line")
+    if lines[0][1].lstrip().startswith("{"):
+        return [_parse(line, f"{path} line {number}", as_chat) for number, line in lines]
+    return [line.rstrip("\r") for _, line in lines]
+
+
+def _parse(line: str, place: str, as_chat: bool) -> Prompt:
+    try:
+        entry: Any = json.loads(line)
+    except ValueError as error:
+        raise PromptError(f"{place} is not valid JSON: {error}") from error
+    if isinstance(entry, dict):
+        if isinstance(prompt := entry.get("prompt"), str) and prompt:
+            return prompt
+        turns = entry.get("turns")
+        if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0]:
+            return [{"role": "user", "content": turns[0]}] if as_chat else turns[0]
+    raise PromptError(f'{place} is no prompt: it needs {{"prompt": "..."}} or {{"turns": ["..."]}}')

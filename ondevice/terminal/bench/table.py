@@ -1,0 +1,60 @@
+"""Rows as a Markdown table that can be pasted into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ondevice.terminal.bench.configuration import PLAIN
+from ondevice.terminal.bench.row import Row
+
+POSITIONS = 6
+"""Positions of a draft whose acceptance is shown; few drafts are longer."""
+
+COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("drafter", lambda row: _label(row)[0]),
+    ("draft", lambda row: _label(row)[1]),
+    ("prefill tok/s", lambda row: f"{row.prefill_tokens_per_s:.0f}"),
+    ("decode tok/s", lambda row: f"{row.decode_tokens_per_s:.1f}"),
+    ("first ms", lambda row: f"{row.first_token_ms:.0f}"),
+    ("tokens/round", lambda row: f"{row.tokens_per_round:.2f}"),
+    ("acceptance by position", lambda row: _acceptance(row.acceptance)),
+    ("k=0", lambda row: "" if _is_plain(row) else f"{row.idle_rounds:.0%}"),
+    ("RSS MB", lambda row: f"{row.peak_rss_bytes / 1e6:.0f}"),
+    ("speed-up", lambda row: f"{row.speed_up:.2f}x"),
+    ("equal", lambda row: f"{row.equal}/{row.prompts}"),
+)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table: text columns left, figures right, padded so that it reads well as plain text too."""
+    titles = [title for title, _ in COLUMNS]
+    cells = [[show(row) for _, show in COLUMNS] for row in rows]
+    widths = [max(len(line[column]) for line in [titles, *cells]) for column in range(len(COLUMNS))]
+    left = {"drafter", "draft", "acceptance by position"}
+    rule = [
+        "-" * width if title in left else "-" * (width - 1) + ":" for title, width in zip(titles, widths, strict=True)
+    ]
+    lines = [titles, rule, *cells]
+    return "\n".join(
+        "| "
+        + " | ".join(
+            cell.ljust(width) if title in left else cell.rjust(width)
+            for cell, title, width in zip(line, titles, widths, strict=True)
+        )
+        + " |"
+        for line in lines
+    )
+
+
+def _is_plain(row: Row) -> bool:
+    return row.drafter == PLAIN.drafter
+
+
+def _label(row: Row) -> tuple[str, str]:
+    return ("plain", "") if _is_plain(row) else (row.drafter, row.length)
+
+
+def _acceptance(shares: Sequence[float]) -> str:
+    """Such as `.81 .64 .47`."""
+    shown = [f"{share:.2f}".removeprefix("0") for share in shares[:POSITIONS]]
+    return " ".join(shown + ["..."] * (len(shares) > POSITIONS))

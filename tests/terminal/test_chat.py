@@ -1,0 +1,122 @@
+import builtins
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.model_made import write_bundle
+from tests.terminal.test_generate import interrupt_after
+
+OPTIONS = ["--max-new-tokens", "6", "--drafter", "none"]
+
+
+@pytest.fixture
+def prompts(toy, monkeypatch):
+    """The messages that the model was asked to answer, one list per reply."""
+    from ondevice.model import Model
+
+    asked = []
+    real = Model.stream
+
+    def stream(self, prompt, **options):
+        asked.append(prompt)
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(Model, "stream", stream)
+    return asked
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Pretend that a person types these lines; an exception is raised instead, and the end is Ctrl-D."""
+
+    def start(lines):
+        rest = iter(lines)
+
+        def type_one(prompt=""):
+            line = next(rest, EOFError())
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        monkeypatch.setattr(builtins, "input", type_one)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+    return start
+
+
+def test_every_piped_line_is_a_message_and_the_history_grows(run, bundle, prompts):
+    code, out, err = run("chat", bundle, "--system", "be brief", *OPTIONS, stdin="ab\n\ncd\r\n")
+    assert code == 0
+    assert ">" not in out
+    assert err.count("(cut at --max-new-tokens)") == 2
+    roles = [[message["role"] for message in asked] for asked in prompts]
+    assert roles == [["system", "user"], ["system", "user", "assistant", "user"]]
+    assert [message["content"] for message in prompts[1]][:2] == ["be brief", "ab"]
+    assert prompts[1][3]["content"] == "cd"
+    assert prompts[1][2]["content"] == out[: len(prompts[1][2]["content"])]
+
+
+def test_commands(run, bundle, prompts, toy):
+    code, _, err = run("chat", bundle, *OPTIONS, stdin="/stats\na\n/stats\n/clear\nb\n/help\n/what now\n/exit\nc\n")
+    assert code == 0
+    assert "no reply yet" in err
+    assert "6 tokens, " in err
+    assert "/clear" in err
+    assert "no command /what: /help" in err
+    assert [[message["content"] for message in asked] for asked in prompts] == [["a"], ["b"]]
+
+
+def test_ctrl_c_stops_the_reply_and_keeps_the_session(run, bundle, prompts, monkeypatch):
+    interrupt_after(monkeypatch, 3)
+    code, _, err = run("chat", bundle, "--max-new-tokens", "100", "--drafter", "none", stdin="ab\ncd\n")
+    assert code == 0
+    assert err.startswith("(stopped)\n")
+    kept = prompts[1][1]
+    assert kept["role"] == "assistant"
+    assert 0 < len(kept["content"]) <= 40
+
+
+def test_a_message_that_does_not_fit_leaves_the_conversation_as_it_was(run, bundle, prompts):
+    code, _, err = run("chat", bundle, *OPTIONS, "--context-length", "60", stdin=f"ab\n{'a' * 90}\ncd\n")
+    assert code == 0
+    assert "the context holds 60" in err
+    assert "/clear starts anew" in err
+    assert [message["content"] for message in prompts[2]][::2] == ["ab", "cd"]
+
+
+def test_at_a_terminal(run, bundle, prompts, typed):
+    typed(["ab", KeyboardInterrupt(), "cd", ""])
+    code, out, err = run("chat", bundle, *OPTIONS)
+    assert code == 0
+    assert err.startswith("toy-model: /help")
+    assert "(Ctrl-D leaves)" in err
+    assert len(prompts) == 2
+    assert out.endswith("\n")
+
+
+@pytest.mark.parametrize(("stdin", "complaint"), [(b"\xff\n", "not UTF-8"), ("", "")])
+def test_what_is_piped_must_be_text(run, bundle, stdin, complaint):
+    code, _, err = run("chat", bundle, stdin=stdin)
+    assert code == (2 if complaint else 0)
+    assert complaint in err
+
+
+@pytest.mark.parametrize(("tokenizer", "complaint"), [(True, "no chat_template"), (False, "no tokenizer")])
+def test_a_bundle_that_cannot_chat_says_so_at_once(run, tmp_path, tokenizer, complaint):
+    bundle = write_bundle(tmp_path / "bare", tokenizer=tokenizer, template=False)
+    code, _, err = run("chat", bundle, stdin="hello\n")
+    assert code == 2
+    assert complaint in err
+
+
+def test_ctrl_c_between_piped_lines_leaves(run, bundle, monkeypatch):
+    from ondevice.terminal import chat
+
+    def lines():
+        os.kill(os.getpid(), signal.SIGINT)
+        yield "never"
+
+    monkeypatch.setattr(chat, "_piped", lines)
+    assert run("chat", bundle, stdin="")[0] == 130

@@ -1,0 +1,151 @@
+import json
+import os
+import signal
+
+import pytest
+
+from ondevice.terminal.options import unescape
+from ondevice.terminal.reply import STATS_KEYS
+from tests.model_made import load_toy, write_bundle
+
+
+def answer(bundle, prompt="abc", **options):
+    with load_toy(bundle) as model:
+        return model.generate(prompt, **{"max_new_tokens": 12, **options})
+
+
+def test_the_text_goes_to_stdout_and_the_summary_to_stderr(run, bundle):
+    code, out, err = run("generate", bundle, "abc", "--max-new-tokens", 12)
+    assert code == 0
+    assert out.removesuffix("\n") == answer(bundle).text.removesuffix("\n")
+    assert err.startswith("12 tokens, ")
+    for word in ("tokens/s", "tokens per round", "drafted tokens accepted (ngram)"):
+        assert word in err
+
+
+def test_json_is_one_object_of_the_documented_shape(run, bundle):
+    code, out, err = run("generate", bundle, "abc", "--max-new-tokens", 12, "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    expected = answer(bundle)
+    assert list(data) == ["text", "token_ids", "finish_reason", "stats"]
+    assert (data["text"], tuple(data["token_ids"]), data["finish_reason"]) == (
+        expected.text,
+        expected.token_ids,
+        "length",
+    )
+    assert tuple(data["stats"]) == STATS_KEYS
+    assert data["stats"]["engine"] == "toy"
+
+
+@pytest.mark.parametrize("place", ["argument", "after an option", "stdin", "file"])
+def test_the_prompt_may_come_from_anywhere(run, bundle, tmp_path, place):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"\xef\xbb\xbfab\n")
+    words = {
+        "argument": ["ab\n"],
+        "after an option": ["--seed", "1", "ab\n"],
+        "stdin": ["-"],
+        "file": ["--file", file],
+    }[place]
+    _, out, _ = run("generate", bundle, *words, "--max-new-tokens", 12, "--json", stdin="ab\n")
+    assert tuple(json.loads(out)["token_ids"]) == answer(bundle, "ab\n").token_ids
+
+
+def test_token_ids_and_a_bundle_without_tokenizer(run, tmp_path):
+    bundle = write_bundle(tmp_path / "bare", tokenizer=False, template=False)
+    code, out, _ = run("generate", bundle, "--ids", "0,5, 6", "--max-new-tokens", 5)
+    assert code == 0
+    assert out == ",".join(map(str, answer(bundle, [0, 5, 6], max_new_tokens=5).token_ids)) + "\n"
+    code, _, err = run("generate", bundle, "abc")
+    assert code == 2
+    assert "--ids" in err
+
+
+def test_chat_makes_a_user_message(run, bundle):
+    _, out, _ = run("generate", bundle, "ab", "--chat", "--max-new-tokens", 12, "--json")
+    message = [{"role": "user", "content": "ab"}]
+    assert tuple(json.loads(out)["token_ids"]) == answer(bundle, message).token_ids
+
+
+def test_options_reach_the_model(run, bundle):
+    words = ["--temperature", "0.7", "--top-k", "5", "--top-p", "0.9", "--min-p", "0.01", "--repetition-penalty", "1.1"]
+    _, out, _ = run("generate", bundle, "ab", *words, "--seed", 7, "--stop", "a", "--stop", r"\n", "--json")
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 7}
+    assert json.loads(out)["text"] == answer(bundle, "ab", **options, stop=("a", "\n"), max_new_tokens=256).text
+
+
+def test_compare_says_how_much_faster_and_that_the_tokens_are_equal(run, bundle):
+    code, _, err = run("generate", bundle, "ab", "--max-new-tokens", 20, "--num-assistant-tokens", 2, "--compare")
+    assert code == 0
+    assert "as fast; all 20 tokens equal" in err
+    code, out, _ = run("generate", bundle, "ab", "--temperature", 1, "--compare", "--json")
+    assert code == 0
+    assert json.loads(out)["comparison"]["equal"] is True
+
+
+def test_compare_fails_loudly_where_the_tokens_differ(run, bundle, monkeypatch):
+    monkeypatch.setattr("ondevice.terminal.generate.plain_options", lambda options: {**options, "temperature": 5.0})
+    code, _, err = run("generate", bundle, "ab", "--compare")
+    assert code == 1
+    assert "THE TOKENS DIFFER from number" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "complaint"),
+    [
+        ([], None, "no prompt"),
+        (["ab", "--ids", "3"], None, "more than one prompt"),
+        (["--ids", "3", "--chat"], None, "--chat is for text"),
+        (["--ids", "3,x"], None, "not '3,x'"),
+        (["--ids", "99"], None, "out of range"),
+        (["-"], b"ab\xff", "standard input is not UTF-8 text (byte 2)"),
+        (["-"], "", "the prompt is empty"),
+        (["--file", "missing.txt"], None, "cannot read missing.txt: No such file"),
+        (["a" * 500], None, "the prompt has 501 tokens"),
+        (["ab", "--top-p", "7"], None, "top_p"),
+        (["ab", "--max-new-tokens", "0"], None, "max_new_tokens"),
+        (["ab", "--stop", ""], None, "non-empty"),
+        (["ab", "--drafter", "mtp"], None, "no MTP drafter"),
+    ],
+)
+def test_a_mistake_is_one_line(run, bundle, words, stdin, complaint):
+    code, out, err = run("generate", bundle, *words, stdin=stdin)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_keeps_what_was_printed(run, bundle, monkeypatch):
+    kept = answer(bundle, max_new_tokens=6).text
+    interrupt_after(monkeypatch, 5)
+    code, out, err = run("generate", bundle, "abc", "--max-new-tokens", 300, "--drafter", "none")
+    assert code == 130
+    assert out == kept.removesuffix("\n") + "\n"
+    assert err.startswith("6 tokens")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_still_gives_the_json(run, bundle, monkeypatch):
+    interrupt_after(monkeypatch, 5)
+    code, out, _ = run("generate", bundle, "abc", "--max-new-tokens", 300, "--drafter", "none", "--json", "--compare")
+    assert code == 130
+    assert json.loads(out)["finish_reason"] == "cancelled"
+
+
+def test_unescape():
+    assert unescape(r"a\n\t\\n\x") == "a\n\t\\n\\x"
+
+
+def interrupt_after(monkeypatch, forwards):
+    """Send this process a Ctrl-C during a forward."""
+    from tests.toy_engine import ToyEngine
+
+    real = ToyEngine.forward
+
+    def forward(self, rows, wanted):
+        if self.forwards == forwards:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, rows, wanted)
+
+    monkeypatch.setattr(ToyEngine, "forward", forward)

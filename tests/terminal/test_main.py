@@ -1,0 +1,100 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ondevice import __version__
+from ondevice.errors import OndeviceError
+from ondevice.terminal.main import COMMANDS, main
+
+HEAVY = {"numba", "onnxruntime", "torch", "transformers", "tokenizers", "jinja2", "matplotlib", "onnx", "tqdm"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["generate", "--help"], ["bench", "--help"], ["info", "-h"]]
+)
+def test_help_imports_nothing_heavy(words):
+    code = f"""
+import sys
+from ondevice.terminal.main import main
+try:
+    main({words})
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+heavy = {HEAVY | {"ondevice_export"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "export")])
+def test_help_begins_with_examples(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("examples:\n  ondevice")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"ondevice {__version__}\n"
+
+
+def test_no_command_is_a_mistake_with_a_short_help(run):
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "commands:" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["sing"], "invalid choice: 'sing'"),
+        (["generate"], "required: BUNDLE. Try `ondevice generate --help`"),
+        (["generate", "b", "p", "--top-k", "x"], "--top-k: invalid int value: 'x'. Try"),
+        (["generate", "b", "p", "--temp", "1"], "unrecognized arguments: --temp"),
+        (["generate", "b", "p", "--drafter", "magic"], "invalid choice: 'magic'"),
+        (["info", "nowhere"], "no bundle at nowhere"),
+        (["bench", "b", "--lengths", "1,none"], "'none' is neither a number"),
+        (["bench", "b", "--drafters", ","], "the list is empty"),
+    ],
+)
+def test_a_mistake_is_one_line(run, words, complaint):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("ondevice: ")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_debug_shows_where(run):
+    with pytest.raises(OndeviceError):
+        run("info", "nowhere", "--debug")
+
+
+def test_missing_packages_are_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ondevice_export.command", None)
+    code, _, err = run("export", "source")
+    assert code == 2
+    assert "pip install 'ondevice[export]'" in err
+
+
+def test_a_reader_that_leaves_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ondevice", "info"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert ended.stderr == ""
+    assert ended.returncode == 141
+
+
+def test_a_real_command_line_ends_with_the_exit_code():
+    words = [sys.executable, "-m", "ondevice", "info", "nowhere"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("ondevice: no bundle at nowhere")
