@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import numpy.typing as npt
 
 TABLE_ALIGNMENT = 4096
@@ -55,7 +56,7 @@ class DataFile:
 
     def write(self, region: Region, start: int, array: npt.NDArray[Any]) -> None:
         """Fill a region from its byte `start`."""
-        data = memoryview(array.reshape(-1)).cast("B")
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         with self._lock:  # a lock and a seek, because Windows has no pwrite
             self._file.seek(region.offset + start)
             while data:

@@ -67,7 +67,7 @@ def export(
         opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant))
         if opened_drafter is not None:
             check_pair(opened.config, opened_drafter.config)
-        _write(opened, opened_drafter, place, options, progress or (lambda _done, _total: None), note)
+        _write(opened, opened_drafter, place, options, progress=progress or (lambda _done, _total: None), note=note)
     return place
 
 
@@ -76,6 +76,7 @@ def _write(
     drafter: DrafterModel | None,
     out: Path,
     options: ExportOptions,
+    *,
     progress: Progress,
     note: Note,
 ) -> None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.data_file import DataFile
+from ondevice_export.graph.block import Block
 from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.tape import Tape
 from ondevice_export.graph.target import TargetGraph
@@ -28,7 +29,7 @@ def write_target(
 ) -> StoredMatrix:
     """Write `target.onnx` and its data; returns where the token table lies."""
     with _graph(directory / TARGET_GRAPH, target.checkpoint, options, progress) as (tape, weights):
-        graph = TargetGraph(tape, target.config, weights.at(target.prefix))
+        graph = TargetGraph(Block(tape, target.config, weights.at(target.prefix)))
         graph.build()
     return graph.table
 

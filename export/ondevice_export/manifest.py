@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ondevice.manifest import DrafterModel, Layer, Manifest, Quantization, Source, Target
-from ondevice_export.config import DrafterConfig, TextConfig, read_json
+from ondevice import manifest
+from ondevice.manifest import Layer, Manifest, Quantization, Source, Target
+from ondevice_export.config import TextConfig, read_json
+from ondevice_export.models import DrafterModel, TargetModel
 from ondevice_export.options import ExportOptions
 from ondevice_export.quantize import BLOCK
-from ondevice_export.source import Checkout
+from ondevice_export.source import default_name
 from ondevice_export.text_files import GENERATION
 
 TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
@@ -29,24 +32,19 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def make_manifest(
-    name: str,
-    family: str,
-    target: tuple[Checkout, TextConfig],
-    drafter: tuple[Checkout, DrafterConfig] | None,
-    options: ExportOptions,
-) -> Manifest:
+def make_manifest(target: TargetModel, drafter: DrafterModel | None, options: ExportOptions) -> Manifest:
     """Everything but the list of files."""
-    checkout, config = target
-    token_ids = {**config.token_ids, **_present(_generation(checkout.directory), *config.token_ids)}
-    sources = {"target": Source(checkout.id, checkout.revision)}
+    config = target.config
+    generation = _generation(target.checkout.directory)
+    token_ids = {**config.token_ids, **{name: generation[name] for name in config.token_ids if generation.get(name)}}
+    sources = {"target": Source(target.checkout.id, target.checkout.revision)}
     if drafter is not None:
-        sources["drafter"] = Source(drafter[0].id, drafter[0].revision)
+        sources["drafter"] = Source(drafter.checkout.id, drafter.checkout.revision)
     return Manifest(
-        family=family,
-        name=name,
+        family=target.family,
+        name=default_name(target.checkout),
         target=_target(config),
-        drafter=None if drafter is None else _drafter(config, *drafter),
+        drafter=None if drafter is None else _drafter(config, drafter),
         bos_token_id=_single(token_ids["bos_token_id"]),
         eos_token_ids=tuple(_several(token_ids["eos_token_id"])),
         pad_token_id=_single(token_ids["pad_token_id"]),
@@ -72,32 +70,23 @@ def _target(config: TextConfig) -> Target:
     )
 
 
-def _drafter(target: TextConfig, checkout: Checkout, config: DrafterConfig) -> DrafterModel:
+def _drafter(target: TextConfig, drafter: DrafterModel) -> manifest.DrafterModel:
     full, sliding = target.last_kv_layer("full"), target.last_kv_layer("sliding")
-    assert full is not None
-    assert sliding is not None
-    generation = _generation(checkout.directory)
+    assert full is not None, "check_pair has seen both caches"
+    assert sliding is not None, "check_pair has seen both caches"
+    model = manifest.DrafterModel(DRAFTER_GRAPH, full, sliding, drafter.config.candidates)
+    generation = _generation(drafter.checkout.directory)
     tokens, schedule = generation.get("num_assistant_tokens"), generation.get("num_assistant_tokens_schedule")
-    defaults = DrafterModel(DRAFTER_GRAPH, full, sliding, config.candidates)
-    return DrafterModel(
-        DRAFTER_GRAPH,
-        full,
-        sliding,
-        config.candidates,
-        num_assistant_tokens=tokens if isinstance(tokens, int) and tokens > 0 else defaults.num_assistant_tokens,
-        num_assistant_tokens_schedule=(
-            schedule if schedule in ("constant", "heuristic") else defaults.num_assistant_tokens_schedule
-        ),
-    )
+    if isinstance(tokens, int) and tokens > 0:
+        model = dataclasses.replace(model, num_assistant_tokens=tokens)
+    if schedule in ("constant", "heuristic"):
+        model = dataclasses.replace(model, num_assistant_tokens_schedule=schedule)
+    return model
 
 
 def _generation(directory: Path) -> dict[str, Any]:
     path = directory / GENERATION
     return read_json(path) if path.is_file() else {}
-
-
-def _present(data: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: data[name] for name in names if data.get(name) is not None}
 
 
 def _several(value: Any) -> list[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from ondevice.contract import AttentionKind
 from ondevice.errors import PairMismatchError
 from ondevice_export.config import DrafterConfig, TextConfig
 
@@ -21,10 +24,12 @@ def check_pair(target: TextConfig, drafter: DrafterConfig) -> None:
             f"the drafter was made for a hidden size of {drafter.backbone_hidden_size}, the target's is "
             f"{target.hidden_size}"
         )
+    for kind in get_args(AttentionKind):
+        if target.last_kv_layer(kind) is None:
+            raise PairMismatchError(f"the target has no {kind} attention layer whose cache a drafter could read")
     for index, layer in enumerate(drafter.text.layers):
         owner = target.last_kv_layer(layer.kind)
-        if owner is None:
-            raise PairMismatchError(f"drafter layer {index} reads a {layer.kind} cache, the target has none")
+        assert owner is not None
         shared = target.layers[owner]
         if (layer.kv_heads, layer.head_dim) != (shared.kv_heads, shared.head_dim):
             raise PairMismatchError(

@@ -42,10 +42,8 @@ def quantize(
 
 def dequantize(packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
     """The weights that `quantize` stored, [rows, k]."""
-    if bits == 4:
-        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], BLOCK)
-    else:
-        codes = packed
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    codes = nibbles if bits == 4 else packed
     values = (codes.astype(np.float32) - float(1 << (bits - 1))) * scales[..., None]
     return values.reshape(packed.shape[0], -1)
 

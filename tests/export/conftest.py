@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ondevice_export import export
 from transformers import PreTrainedModel
 
+from ondevice_export import export
 from tests.tiny_models import FAMILIES, save_drafter, save_target
 
 

@@ -14,10 +14,10 @@ from ondevice.contract import AttentionKind
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import DrafterConfig
-from ondevice_export.graph.attention import KeyValue, attend
+from ondevice_export.graph.attention import Attention, KeyValue
+from ondevice_export.graph.block import Block
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
-from ondevice_export.graph.norm import rms_norm
 from ondevice_export.graph.rows import Rows
 from ondevice_export.graph.tape import Tape
 from ondevice_export.graph.target import embed
@@ -38,6 +38,7 @@ class DrafterGraph:
         self._tape = tape
         self._config = config
         self._weights = weights
+        self._block = Block(tape, config.text, weights)
         self._checkpoint = checkpoint
         # Both models call their table model.embed_tokens.weight.
         self._table = dataclasses.replace(table, name=f"target.{table.name}")
@@ -55,7 +56,7 @@ class DrafterGraph:
         hidden = weights.linear(joined, "pre_projection.weight")
         for index in range(len(config.text.layers)):
             hidden = self._layer(index, hidden)
-        hidden = rms_norm(tape, hidden, weights.vector("model.norm.weight"), config.text.norm_eps)
+        hidden = self._block.norm(hidden, "model.norm")
         with tape.scope("head"):
             candidates, logits = self._whole_head(hidden) if config.centroids is None else self._centroid_head(hidden)
         following = weights.linear(hidden, "post_projection.weight")
@@ -67,22 +68,19 @@ class DrafterGraph:
         """The target's shared cache of one kind, as wide as the drafter's layers of that kind read it."""
         layer = next((layer for layer in self._config.text.layers if layer.kind == kind), None)
         width: int | str = "W" if layer is None else layer.kv_heads * layer.head_dim
-        shape = [1, _CACHE_ROWS[kind], width]
+        shape: list[int | str] = [1, _CACHE_ROWS[kind], width]
         return KeyValue(
             self._tape.input(contract.shared(kind, "key"), ir.DataType.FLOAT, shape),
             self._tape.input(contract.shared(kind, "value"), ir.DataType.FLOAT, shape),
         )
 
     def _layer(self, index: int, hidden: ir.Value) -> ir.Value:
-        tape, text = self._tape, self._config.text
-        weights = self._weights.at(f"model.layers.{index}.")
-        with tape.scope(f"layers.{index}"):
-            attention = partial(self._attention, index, weights.at("self_attn."))
-            return decoder_layer(tape, text, weights, hidden, attention, None)
-
-    def _attention(self, index: int, weights: Weights, x: ir.Value) -> ir.Value:
+        block = self._block.at(f"model.layers.{index}.")
         layer = self._config.text.layers[index]
-        return attend(self._tape, self._config.text, layer, weights, x, self._rows, self._caches[layer.kind])
+        attention = Attention(block.at("self_attn."), layer)
+        with self._tape.scope(f"layers.{index}"):
+            attend = partial(attention.attend, rows=self._rows, cache=self._caches[layer.kind])
+            return decoder_layer(block, hidden, attend, None)
 
     def _whole_head(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         """All V tokens: candidates [V], logits [V]."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ondevice_export.graph.block import Block
 from ondevice_export.graph.tape import Tape
-from ondevice_export.graph.weights import Weights
 
 
 def gelu(tape: Tape, x: ir.Value) -> ir.Value:
@@ -13,7 +13,7 @@ def gelu(tape: Tape, x: ir.Value) -> ir.Value:
     return tape.op("Gelu", x, approximate="tanh")
 
 
-def mlp(tape: Tape, weights: Weights, x: ir.Value) -> ir.Value:
+def mlp(block: Block, x: ir.Value) -> ir.Value:
     """`down(gelu(gate(x)) * up(x))`: [T, H] -> [T, H] (Gemma4TextMLP)."""
-    gate = gelu(tape, weights.linear(x, "gate_proj.weight"))
-    return weights.linear(tape.op("Mul", gate, weights.linear(x, "up_proj.weight")), "down_proj.weight")
+    gate = gelu(block.tape, block.linear(x, "gate_proj"))
+    return block.linear(block.tape.op("Mul", gate, block.linear(x, "up_proj")), "down_proj")

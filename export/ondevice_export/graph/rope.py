@@ -29,6 +29,6 @@ def cos_sin(tape: Tape, rope: Rope, head_dim: int, positions: ir.Value) -> tuple
     return tape.op("Cos", angles), tape.op("Sin", angles)
 
 
-def rotate(tape: Tape, x: ir.Value, cos: ir.Value, sin: ir.Value, heads: int) -> ir.Value:
-    """`x * cos + rotate_half(x) * sin` on [1, T, heads * head_dim] (apply_rotary_pos_emb)."""
-    return tape.op("RotaryEmbedding", x, cos, sin, num_heads=heads, interleaved=0)
+def rotate(tape: Tape, x: ir.Value, turn: tuple[ir.Value, ir.Value], *, heads: int) -> ir.Value:
+    """`x * cos + rotate_half(x) * sin` on [1, T, heads * head_dim], turn = (cos, sin) (apply_rotary_pos_emb)."""
+    return tape.op("RotaryEmbedding", x, *turn, num_heads=heads, interleaved=0)

@@ -108,7 +108,9 @@ class Tape:
         name = str(tensor.name)
         known = self._initializers.get(name)
         if known is None:
-            known = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+            known = ir.Value(
+                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+            )
             self._initializers[name] = known
         elif not _same(known.const_value, tensor):
             raise ValueError(f"graph {self.name} has two initialisers called {name}")

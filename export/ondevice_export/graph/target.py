@@ -6,19 +6,19 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from ondevice import contract
 from ondevice.contract import AttentionKind
-from ondevice_export.config import LayerConfig, TextConfig
-from ondevice_export.graph.attention import KeyValue, attend, new_key_value, write_cache
+from ondevice_export.config import LayerConfig
+from ondevice_export.graph.attention import Attention, KeyValue
+from ondevice_export.graph.block import Block
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
-from ondevice_export.graph.norm import rms_norm
 from ondevice_export.graph.per_layer import per_layer_inputs
 from ondevice_export.graph.rows import Rows
 from ondevice_export.graph.tape import Tape
-from ondevice_export.graph.weights import Weights
 from ondevice_export.matrices import StoredMatrix
 
 _CACHE_ROWS = {"full": "Sf", "sliding": "Ss"}
@@ -54,10 +54,10 @@ class TargetGraph:
         table: the tied token table, which the drafter's graph embeds with too.
     """
 
-    def __init__(self, tape: Tape, config: TextConfig, weights: Weights) -> None:
-        self._tape = tape
-        self._config = config
-        self._weights = weights
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._tape = tape = block.tape
+        self._config = config = block.config
         self._ids = tape.input(contract.TOKEN_IDS, ir.DataType.INT64, ["T"])
         positions = tape.input(contract.POSITIONS, ir.DataType.INT64, ["T"])
         self._wanted = tape.input(contract.WANTED, ir.DataType.INT64, ["R"])
@@ -66,7 +66,7 @@ class TargetGraph:
         masks = {kind: tape.input(contract.mask(kind), ir.DataType.BOOL, ["T", _CACHE_ROWS[kind]]) for kind in kinds}
         self._rows = Rows(tape, positions, masks, config.rope)
         self._caches: dict[int, KeyValue] = {}
-        self.table = weights.matrix("embed_tokens.weight", weights.head_bits)
+        self.table = block.weights.matrix("embed_tokens.weight", block.weights.head_bits)
 
     def build(self) -> None:
         """Record everything from token ids to logits.
@@ -85,7 +85,7 @@ class TargetGraph:
             for index in range(seam, len(config.layers)):
                 stream = self._layer(index, stream)
             hidden = stream.hidden
-        hidden = rms_norm(tape, hidden, self._weights.vector("norm.weight"), config.norm_eps)
+        hidden = self._block.norm(hidden, "norm")
         logits = linear(tape, hidden, self.table)
         if config.softcap is not None:
             logits = softcap(tape, logits, config.softcap)
@@ -97,41 +97,38 @@ class TargetGraph:
             tape.output(cache.value, contract.present(index, "value"), ir.DataType.FLOAT, shape)
 
     def _embed(self) -> _Stream:
-        tape, config = self._tape, self._config
-        with tape.scope("embed"):
-            hidden = embed(tape, self.table, self._ids)
-            per_layer = None
-            if config.ple_size:
-                per_layer = per_layer_inputs(tape, config, self._weights, self._ids, hidden)
+        with self._tape.scope("embed"):
+            hidden = embed(self._tape, self.table, self._ids)
+            per_layer = per_layer_inputs(self._block, self._ids, hidden) if self._config.ple_size else None
         return _Stream(hidden, per_layer, self._rows)
 
     def _layer(self, index: int, stream: _Stream) -> _Stream:
-        tape, config = self._tape, self._config
+        tape = self._tape
+        block = self._block.at(f"layers.{index}.")
         with tape.scope(f"layers.{index}"):
             own = None
             if stream.per_layer is not None:
-                own = tape.op("Squeeze", self._slice(stream.per_layer, index), tape.integers(1))
-            weights = self._weights.at(f"layers.{index}.")
-            attention = partial(self._attention, index, weights.at("self_attn."), stream.rows)
-            hidden = decoder_layer(tape, config, weights, stream.hidden, attention, own)
+                own = tape.op("Gather", stream.per_layer, tape.constant(np.array(index, np.int64)), axis=1)
+            attention = partial(self._attention, index, block.at("self_attn."), stream.rows)
+            hidden = decoder_layer(block, stream.hidden, attention, own)
         return _Stream(hidden, stream.per_layer, stream.rows)
 
-    def _slice(self, per_layer: ir.Value, index: int) -> ir.Value:
-        tape = self._tape
-        return tape.op("Slice", per_layer, tape.integers(index), tape.integers(index + 1), tape.integers(1))
-
-    def _attention(self, index: int, weights: Weights, rows: Rows, x: ir.Value) -> ir.Value:
-        tape, layer = self._tape, self._config.layers[index]
+    def _attention(self, index: int, block: Block, rows: Rows, x: ir.Value) -> ir.Value:
+        layer = self._config.layers[index]
+        attention = Attention(block, layer)
         if layer.kv_source == index:
-            shape = _cache_shape(layer)
-            past = KeyValue(
-                tape.input(contract.past(index, "key"), ir.DataType.FLOAT, shape),
-                tape.input(contract.past(index, "value"), ir.DataType.FLOAT, shape),
+            self._caches[index] = self._past(index).write(
+                self._tape, attention.new_rows(x, rows), self._index[layer.kind]
             )
-            new = new_key_value(tape, self._config, layer, weights, x, rows)
-            self._caches[index] = write_cache(tape, past, new, self._index[layer.kind])
-        assert layer.kv_source is not None
-        return attend(tape, self._config, layer, weights, x, rows, self._caches[layer.kv_source])
+        assert layer.kv_source is not None, "a target's layers all have a cache to read"
+        return attention.attend(x, rows, self._caches[layer.kv_source])
+
+    def _past(self, index: int) -> KeyValue:
+        shape = _cache_shape(self._config.layers[index])
+        return KeyValue(
+            self._tape.input(contract.past(index, "key"), ir.DataType.FLOAT, shape),
+            self._tape.input(contract.past(index, "value"), ir.DataType.FLOAT, shape),
+        )
 
 
 def _cache_shape(layer: LayerConfig) -> list[int | str]:
