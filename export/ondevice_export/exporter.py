@@ -88,9 +88,7 @@ def _write(
         if drafter is not None:
             write_drafter(bundle.directory, drafter, table, options, count.add)
         copy_text_files(target.checkout.directory, bundle.directory, note)
-        pair = None if drafter is None else (drafter.checkout, drafter.config)
-        name = out.name
-        bundle.commit(make_manifest(name, target.family, (target.checkout, target.config), pair, options))
+        bundle.commit(make_manifest(target, drafter, options))
 
 
 class _Count:
