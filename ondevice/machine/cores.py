@@ -1,7 +1,8 @@
 """How many threads a computation should have.
 
 One per physical core: the kernels saturate a core's units and the memory bus, so a second thread per core only adds
-overhead. Fewer in a container whose processor time is limited: threads beyond the quota are all stopped together.
+overhead. Not on a small board's or a phone's efficiency cores: each thread has an equal share of the work, and all wait
+for the slowest. Fewer in a container whose processor time is limited: threads beyond the quota are all stopped together.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from ondevice.machine.quota import processor_quota
 
+SLOW = 0.6
+"""A core under this share of the fastest one's capacity is left out: a Cortex-A55 has 0.5 of the A76 beside it."""
+
 
 @lru_cache
 def default_threads() -> int:
@@ -25,7 +29,7 @@ def default_threads() -> int:
 
 
 def physical_cores(root: Path = Path("/")) -> int:
-    """Physical cores that this process may run on; logical ones where the system does not tell them apart."""
+    """Physical cores, slow ones left out, that this process may run on; logical ones where a system tells no more."""
     if sys.platform == "linux":
         return _linux(root / "sys/devices/system/cpu", os.sched_getaffinity(0))
     count = _mac() if sys.platform == "darwin" else _windows() if sys.platform == "win32" else None
@@ -33,17 +37,23 @@ def physical_cores(root: Path = Path("/")) -> int:
 
 
 def _linux(system: Path, allowed: set[int]) -> int:
-    """Groups of hyper-threads with at least one member among the allowed processors."""
-    return len({_siblings(system / f"cpu{processor}/topology", processor) for processor in allowed}) or 1
+    """Groups of hyper-threads with at least one member among the allowed processors, by the capacity of each."""
+    cores: dict[str, int] = {}
+    for processor in allowed:
+        directory = system / f"cpu{processor}"
+        # The second is the name before Linux 5.3.
+        names = ("topology/core_cpus_list", "topology/thread_siblings_list")
+        siblings = next(filter(None, (_read(directory / name) for name in names)), str(processor))
+        cores[siblings] = int(_read(directory / "cpu_capacity") or 1)
+    fastest = max(cores.values(), default=1)
+    return sum(capacity >= SLOW * fastest for capacity in cores.values()) or 1
 
 
-def _siblings(topology: Path, processor: int) -> str:
-    for name in ("core_cpus_list", "thread_siblings_list"):  # the second is the name before Linux 5.3
-        try:
-            return (topology / name).read_text("ascii").strip()
-        except OSError:
-            continue
-    return str(processor)
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 def _mac() -> int | None:

@@ -104,8 +104,11 @@ def _text(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict):
-        inner = _size if name == "files" else str
-        return ", ".join(f"{key.replace('_', ' ')} {inner(item)}" for key, item in value.items()) or "none"
+        if name == "files":
+            value = {file: _size(size) for file, size in value.items()}
+        else:
+            value = {key.replace("_", " "): item for key, item in value.items()}
+        return ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return _size(value) if name == "bytes" else str(value)

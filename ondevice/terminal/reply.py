@@ -66,6 +66,8 @@ def summary(stats: Stats) -> str:
     ]
     if stats.drafter == "none":
         parts.append("no drafter")
+    elif not stats.drafted:
+        parts.append(f"nothing drafted ({stats.drafter})")
     else:
         parts.append(f"{stats.acceptance:.0%} of {stats.drafted} drafted tokens accepted ({stats.drafter})")
     parts.append(f"first token after {stats.prefill_s:.2f} s ({stats.prompt_tokens} prompt tokens)")

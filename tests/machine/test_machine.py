@@ -36,6 +36,14 @@ def test_old_kernels_use_another_name(tmp_path):
     assert cores._linux(tmp_path, {0, 1}) == 1
 
 
+def test_slow_cores_are_left_out(tmp_path):
+    for number, capacity in enumerate([530] * 4 + [1024, 1024, 960, 960]):
+        write(tmp_path / f"cpu{number}/topology/core_cpus_list", str(number))
+        write(tmp_path / f"cpu{number}/cpu_capacity", f"{capacity}\n")
+    assert cores._linux(tmp_path, set(range(8))) == 4
+    assert cores._linux(tmp_path, set(range(4))) == 4
+
+
 @pytest.mark.parametrize(
     ("files", "quota"),
     [

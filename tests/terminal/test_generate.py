@@ -128,9 +128,19 @@ def test_ctrl_c_keeps_what_was_printed(run, bundle, monkeypatch):
 
 def test_ctrl_c_still_gives_the_json(run, bundle, monkeypatch):
     interrupt_after(monkeypatch, 5)
-    code, out, _ = run("generate", bundle, "abc", "--max-new-tokens", 300, "--drafter", "none", "--json", "--compare")
+    code, out, _ = run("generate", bundle, "abc", "--max-new-tokens", 300, "--drafter", "none", "--json")
     assert code == 130
     assert json.loads(out)["finish_reason"] == "cancelled"
+
+
+def test_ctrl_c_during_the_comparison_keeps_the_reply(run, bundle, monkeypatch):
+    words = ["generate", bundle, "abc", "--max-new-tokens", 100, "--drafter", "none", "--compare"]
+    _, whole, _ = run(*words)
+    interrupt_after(monkeypatch, 8 + 8 + 100 + 50)  # two warm-ups, the reply, part of the second run
+    code, out, err = run(*words)
+    assert (code, out) == (130, whole)
+    assert err.startswith("100 tokens")
+    assert "equal" not in err
 
 
 def test_unescape():

@@ -18,10 +18,6 @@ class Configuration:
     drafter: str
     length: str
 
-    @property
-    def label(self) -> str:
-        return "plain" if self == PLAIN else f"{self.drafter} {self.length}"
-
     def options(self) -> dict[str, Any]:
         """Keywords of `Model.stream`."""
         if self == PLAIN:

@@ -15,6 +15,8 @@ from ondevice.terminal.bench.runner import Run
 class Row:
     """Sums over prompts, so that long replies count as much as they take; the first token is a median.
 
+    drafter, length : as the options name them
+    name : what drafted: `auto` stands for more than one drafter
     acceptance : of the drafted tokens at position 1, 2, ... the share that was taken
     idle_rounds : the share of rounds that drafted nothing
     speed_up : decoding speed over plain decoding speed on the same prompts
@@ -23,6 +25,7 @@ class Row:
 
     drafter: str
     length: str
+    name: str
     prompts: int
     new_tokens: int
     prefill_tokens_per_s: float
@@ -37,7 +40,11 @@ class Row:
 
     @property
     def label(self) -> str:
-        return Configuration(self.drafter, self.length).label
+        return "plain" if self.is_plain else f"{self.name} {self.length}"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.drafter == PLAIN.drafter
 
     @classmethod
     def of(cls, configuration: Configuration, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
@@ -49,6 +56,7 @@ class Row:
         return cls(
             drafter=configuration.drafter,
             length=configuration.length,
+            name=stats[0].drafter,
             prompts=len(runs),
             new_tokens=sum(one.new_tokens for one in stats),
             prefill_tokens_per_s=_ratio(sum(one.prompt_tokens for one in stats), sum(one.prefill_s for one in stats)),

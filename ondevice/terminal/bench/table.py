@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ondevice.terminal.bench.configuration import PLAIN
 from ondevice.terminal.bench.row import Row
 
 POSITIONS = 6
 """Positions of a draft whose acceptance is shown; few drafts are longer."""
 
 COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
-    ("drafter", lambda row: _label(row)[0]),
-    ("draft", lambda row: _label(row)[1]),
+    ("drafter", lambda row: "plain" if row.is_plain else row.name),
+    ("draft", lambda row: "" if row.is_plain else row.length),
     ("prefill tok/s", lambda row: f"{row.prefill_tokens_per_s:.0f}"),
     ("decode tok/s", lambda row: f"{row.decode_tokens_per_s:.1f}"),
     ("first ms", lambda row: f"{row.first_token_ms:.0f}"),
     ("tokens/round", lambda row: f"{row.tokens_per_round:.2f}"),
     ("acceptance by position", lambda row: _acceptance(row.acceptance)),
-    ("k=0", lambda row: "" if _is_plain(row) else f"{row.idle_rounds:.0%}"),
+    ("k=0", lambda row: "" if row.is_plain else f"{row.idle_rounds:.0%}"),
     ("RSS MB", lambda row: f"{row.peak_rss_bytes / 1e6:.0f}"),
     ("speed-up", lambda row: f"{row.speed_up:.2f}x"),
     ("equal", lambda row: f"{row.equal}/{row.prompts}"),
@@ -44,14 +43,6 @@ def markdown(rows: Sequence[Row]) -> str:
         + " |"
         for line in lines
     )
-
-
-def _is_plain(row: Row) -> bool:
-    return row.drafter == PLAIN.drafter
-
-
-def _label(row: Row) -> tuple[str, str]:
-    return ("plain", "") if _is_plain(row) else (row.drafter, row.length)
 
 
 def _acceptance(shares: Sequence[float]) -> str:
