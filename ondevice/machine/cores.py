@@ -2,7 +2,7 @@
 
 One per physical core: the kernels saturate a core's units and the memory bus, so a second thread per core only adds
 overhead. Not on a small board's or a phone's efficiency cores: each thread has an equal share of the work, and all wait
-for the slowest. Fewer in a container whose processor time is limited: threads beyond the quota are all stopped together.
+for the slowest. Fewer in a container whose processor time is limited: threads beyond the quota are stopped together.
 """
 
 from __future__ import annotations
