@@ -56,6 +56,7 @@ class Model:
         self._cached: list[int] = []
         self._cancelled = threading.Event()
         self._busy = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Model:
         return self
@@ -70,6 +71,8 @@ class Model:
         return self.engine.context_length
 
     def close(self) -> None:
+        """Give the engine's memory back. A closed model generates nothing more."""
+        self._closed = True
         self.engine.close()
 
     def forget(self) -> None:
@@ -115,6 +118,8 @@ class Model:
             UsageError: an option that does not exist or fit, or a generation is running already.
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
         """
+        if self._closed:
+            raise UsageError("this model is closed: load it again")
         chosen = GenerationOptions.of(options)
         token_ids = self.encode(prompt)
         defaults = self._defaults

@@ -176,6 +176,13 @@ def test_a_graph_that_is_none(reference_bundle: Path, tmp_path: Path, damage: by
     assert "\n" not in str(caught.value)
 
 
+def test_a_closed_model_says_so(reference_bundle: Path) -> None:
+    with ondevice.load(reference_bundle) as model:
+        pass
+    with pytest.raises(UsageError, match="closed"):
+        model.stream(PROMPT)
+
+
 @pytest.mark.parametrize(("options", "words"), [({"engine": "gpu"}, "engine"), ({"threads": 0}, "threads")])
 def test_load_refuses_what_does_not_exist(reference_bundle: Path, options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
