@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ondevice.decoding.record import Reply
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.terminal.reply import stream_reply, summary
 
@@ -43,7 +44,7 @@ class Conversation:
             hint = " (/clear starts anew)" if isinstance(error, ContextOverflowError) else ""
             print(f"ondevice: {error}{hint}", file=sys.stderr)
             return
-        self.messages = [*asked, {"role": "assistant", "content": reply.text}]
+        self.messages = [*asked, {"role": "assistant", "content": self._as_said(reply)}]
         self._replies += 1
         if reply.finish_reason in NOTICES:
             print(NOTICES[reply.finish_reason], file=sys.stderr)
@@ -52,6 +53,16 @@ class Conversation:
         """Forget everything said; the model's cache and its drafters forget it too."""
         self.messages = list(self._beginning)
         self._model.forget()
+
+    def _as_said(self, reply: Reply) -> str:
+        """The reply as the template needs it: only by their control tokens can it tell thoughts, and drop them."""
+        tokenizer = self._model.tokenizer
+        inner = list(reply.token_ids)
+        while tokenizer and inner and inner[-1] in tokenizer.special_ids:
+            inner.pop()  # the end of the turn, which the template writes itself
+        if tokenizer is None or tokenizer.special_ids.isdisjoint(inner):
+            return reply.text
+        return tokenizer.decode(inner, keep_special=True)
 
     def stats(self) -> str:
         return summary(self._model.last_stats) if self._replies else "no reply yet"

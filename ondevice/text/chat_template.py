@@ -62,7 +62,8 @@ class ChatTemplate:
             PromptError: malformed messages, or ones that the template refuses.
         """
         check_messages(messages)
-        known = {**self._special_tokens, **variables}
+        # None, not undefined: templates ask `tools is not none`.
+        known = {"tools": None, "documents": None, **self._special_tokens, **variables}
         try:
             return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **known)
         except (TemplateError, TypeError) as error:

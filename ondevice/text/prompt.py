@@ -13,6 +13,9 @@ from ondevice.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
+STRANGERS = ("user", "tool")
+"""Roles whose messages are not written by the application or by the model."""
+
 OPENING, CLOSING = "\ue000", "\ue001"
 """Private-use characters around a control token that a user wrote, while the template is rendered."""
 
@@ -20,8 +23,9 @@ OPENING, CLOSING = "\ue000", "\ue001"
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> list[int]:
     """Token ids of a text, of a list of messages, or of a list of token ids, which stays as it is.
 
-    A plain text is the author's own: control tokens written in it count. In messages they are plain text, because
-    whoever writes a message must not be able to end a turn or begin one.
+    A plain text is the author's own: control tokens written in it count, as they do in a system message (`<|think|>`).
+    In the messages of users and tools they are plain text, because a stranger must not be able to end a turn or begin
+    one.
 
     Raises:
         PromptError: empty, of another type, or of a kind that this bundle cannot encode.
@@ -54,7 +58,7 @@ def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
 def _encode_chat(messages: Sequence[Message], tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
     specials = "|".join(map(re.escape, tokenizer.special_texts)) or "(?!)"
     control = re.compile(specials)
-    if not any(control.search(message["content"]) for message in messages if message["role"] != "assistant"):
+    if not any(control.search(message["content"]) for message in messages if message["role"] in STRANGERS):
         return tokenizer.encode(template.render(messages), add_special_tokens=False)
     text = template.render([_mark(message, control) for message in messages])
     # One group: every second piece is a marked control token, or None where the template tore its marks apart.
@@ -67,8 +71,8 @@ def _encode_chat(messages: Sequence[Message], tokenizer: Tokenizer, template: Ch
 
 
 def _mark(message: Message, control: re.Pattern[str]) -> Message:
-    """What the model itself said keeps its control tokens: the template looks for them to drop old thoughts."""
-    if message["role"] == "assistant":
+    """What the model said keeps its control tokens too: the template looks for them to drop old thoughts."""
+    if message["role"] not in STRANGERS:
         return message
     content = message["content"].replace(OPENING, "").replace(CLOSING, "")
     return {**message, "content": control.sub(rf"{OPENING}\g<0>{CLOSING}", content)}

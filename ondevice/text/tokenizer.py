@@ -93,9 +93,9 @@ class Tokenizer:
             raise PromptError(_why_not_text(text)) from error
         return self._with_one_bos(ids) if add_special_tokens else ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, control tokens left out. Bytes that are not UTF-8 become U+FFFD."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """The text of tokens, control tokens left out unless kept. Bytes that are not UTF-8 become U+FFFD."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=not keep_special))
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self._bos_token_id

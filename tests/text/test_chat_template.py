@@ -32,6 +32,10 @@ def test_the_template_decides_about_old_thoughts():
     assert "Hello" in text
 
 
+def test_what_is_not_given_is_none():
+    assert ChatTemplate("{{ tools is none and documents is none }}").render(CHAT) == "True"
+
+
 def test_the_clock_is_there():
     assert ChatTemplate("{{ strftime_now('%Y') }}").render(CHAT) == str(datetime.now().year)
 

@@ -30,7 +30,9 @@ def test_control_tokens_are_read_only_where_allowed():
 
 def test_decoding_leaves_control_tokens_out():
     tokenizer = byte_level()
-    assert tokenizer.decode(tokenizer.encode("<|turn>hello<turn|>")) == "hello"
+    ids = tokenizer.encode("<|turn>hello<turn|>")
+    assert tokenizer.decode(ids) == "hello"
+    assert tokenizer.decode(ids, keep_special=True) == "<bos><|turn>hello<turn|>"
 
 
 def test_training_leftovers_do_not_shorten_a_prompt():
