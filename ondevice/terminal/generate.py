@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             comparison = None if interrupted else Comparison(reply, plain)
     if args.json:
         extra = {"comparison": comparison.as_json()} if comparison else {}
-        print(json.dumps({**as_json(reply), **extra}, ensure_ascii=False))
+        print(json.dumps({**as_json(reply), **extra}))
     elif comparison:
         print(comparison.line(), file=sys.stderr)
     if interrupted:

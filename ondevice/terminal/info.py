@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         if args.verify_hashes:
             facts["hashes"] = "every file is as exported"
     if args.json:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(json.dumps(facts))
     else:
         print("\n".join(_lines(facts)))
     return 0

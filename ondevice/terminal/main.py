@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -113,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         print(_overview().format_help(), end="", file=sys.stderr)
         return MISTAKE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console that lacks a character must not end the reply
     try:
         args = parse_args(words)
         return int(args.run(args))
@@ -121,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return BROKEN_PIPE
-    except OndeviceError as error:
+    except (OndeviceError, OSError) as error:
         if "--debug" in words:
             raise
         print(f"ondevice: {error}", file=sys.stderr)

@@ -1,3 +1,4 @@
+import io
 import os
 import subprocess
 import sys
@@ -73,6 +74,22 @@ def test_a_mistake_is_one_line(run, words, complaint):
 def test_debug_shows_where(run):
     with pytest.raises(OndeviceError):
         run("info", "nowhere", "--debug")
+
+
+def test_a_failing_disk_is_one_line(run, bundle, monkeypatch):
+    def fail(*words, **options):
+        raise PermissionError(13, "Permission denied", "bundle.json")
+
+    monkeypatch.setattr("ondevice.terminal.info.Bundle.open", fail)
+    assert run("info", bundle) == (2, "", "ondevice: [Errno 13] Permission denied: 'bundle.json'\n")
+
+
+def test_a_console_that_lacks_a_character_shows_another(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    monkeypatch.setattr("ondevice.machine.processor_name", lambda: "pröcessor")
+    assert main(["info"]) == 0
+    sys.stdout.flush()
+    assert b"pr?cessor" in sys.stdout.buffer.getvalue()
 
 
 def test_missing_packages_are_named(run, monkeypatch):
