@@ -27,7 +27,7 @@ $(BUNDLE)/bundle.json: $(VENV)/.run $(wildcard models/reference/*/*) $(wildcard 
 	$(BIN)/ondevice export models/reference/target --out $(BUNDLE)
 
 demo: $(BUNDLE)/bundle.json
-	$(BIN)/ondevice generate $(BUNDLE) "$$(cat tests/data/demo_prompt.py)" --max-new-tokens 160 --temperature 0 --compare
+	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 160 --temperature 0 --compare < models/demo_prompt.txt
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

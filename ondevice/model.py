@@ -131,7 +131,7 @@ class Model:
         if not self._busy.acquire(blocking=False):
             raise UsageError("this model is generating already: wait for it, cancel it, or load a second one")
         self._cancelled.clear()
-        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._cancelled.is_set)
+        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._cancelled.is_set, chosen.on_prefill)
         rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
         return _Stream(self._steps(rounds, text_stream), self._busy.release)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -58,6 +58,7 @@ class GenerationOptions:
     drafter : `auto` takes the bundle's MTP drafter with n-grams as its fallback, or n-grams alone
     num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`; `auto` ignores it
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
+    on_prefill : called after every chunk of a prompt with the tokens done and their number
     """
 
     max_new_tokens: int = 256
@@ -71,6 +72,7 @@ class GenerationOptions:
     drafter: DrafterName = "auto"
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: ScheduleName = "auto"
+    on_prefill: Callable[[int, int], None] = lambda done, total: None
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> GenerationOptions:

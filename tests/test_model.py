@@ -68,6 +68,13 @@ def test_a_known_beginning_is_not_computed_again(reference_model: Model) -> None
     assert warm.token_ids == cold.token_ids
 
 
+def test_a_prefill_tells_how_far_it_is(reference_model: Model) -> None:
+    told: list[tuple[int, int]] = []
+    reference_model.forget()
+    list(reference_model.stream([5] * 600, max_new_tokens=1, on_prefill=lambda *progress: told.append(progress)))
+    assert told == [(256, 600), (512, 600), (600, 600)]
+
+
 def test_cancel_from_another_thread(reference_model: Model) -> None:
     stream = reference_model.stream(PROMPT, max_new_tokens=1500)
     next(stream)

@@ -18,11 +18,16 @@ from ondevice.engines.protocol import Engine, Outputs, TokenTree
 
 @dataclass(frozen=True)
 class Limits:
-    """When a generation ends. `cancelled` is asked before every forward."""
+    """When a generation ends, and who is asked and told on the way.
+
+    cancelled : asked before every forward
+    on_prefill : told after every chunk of the prefill how many of the prompt's tokens are done, and how many there are
+    """
 
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
     cancelled: Callable[[], bool] = lambda: False
+    on_prefill: Callable[[int, int], None] = lambda done, total: None
 
 
 def generate(
@@ -97,6 +102,7 @@ def _prefill(engine: Engine, tokens: Sequence[int], limits: Limits) -> Outputs |
         chunk = tokens[engine.length : engine.length + engine.max_rows()]
         outputs = engine.forward(TokenTree.chain(chunk), [len(chunk) - 1])
         engine.commit(range(len(chunk)))
+        limits.on_prefill(engine.length, len(tokens))
     return outputs
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ondevice.decoding.record import FinishReason, Reply, Stats, Step
 from ondevice.terminal.interrupt import cancel_on_interrupt
+from ondevice.terminal.prefill_bar import PrefillBar
 
 if TYPE_CHECKING:
     from ondevice.model import Model
@@ -32,8 +33,8 @@ def stream_reply(model: Model, prompt: Prompt, options: dict[str, Any], *, show:
     text: list[str] = []
     token_ids: list[int] = []
     reason: FinishReason | None = None
-    with cancel_on_interrupt(model) as interrupt:
-        for step in model.stream(prompt, **options):
+    with cancel_on_interrupt(model) as interrupt, PrefillBar() as bar:
+        for step in model.stream(prompt, on_prefill=bar.show, **options):
             if show:
                 _write(step, model.tokenizer is None, first=not token_ids)
             text.append(step.text)
