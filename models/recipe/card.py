@@ -1,0 +1,168 @@
+"""Writes the model card from measurements: every figure in it comes from `figures.json`."""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+LAYOUT = (
+    ("hidden width", "hidden_size"),
+    ("layers", "num_hidden_layers"),
+    ("of them reading another layer's K and V", "num_kv_shared_layers"),
+    ("MLP width", "intermediate_size"),
+    ("query heads", "num_attention_heads"),
+    ("KV heads", "num_key_value_heads"),
+    ("head width, sliding layers", "head_dim"),
+    ("head width, full layers", "global_head_dim"),
+    ("sliding window", "sliding_window"),
+    ("per-layer embedding width", "hidden_size_per_layer_input"),
+    ("logit soft cap", "final_logit_softcapping"),
+    ("vocabulary", "vocab_size"),
+    ("context", "max_position_embeddings"),
+)
+
+CARD = """\
+---
+license: psf-2.0
+library_name: transformers
+tags: [gemma4, speculative-decoding, test-model]
+---
+# The reference pair
+
+A tiny target and its MTP drafter of exactly the Gemma 4 E2B architecture, trained from scratch for this project: the
+demo's default model, the tests' real input, and a source of honest acceptance figures where no larger weights can be
+had. They share nothing with Google's weights. `target/` loads as `Gemma4ForCausalLM`, `drafter/` as
+`Gemma4AssistantForCausalLM` (transformers 5.22.2).
+
+## Architecture
+
+{layout}
+
+Three quarters of the head stay unrotated in full-attention layers (proportional RoPE), the head is tied to the
+embedding, and the MLPs of KV-sharing target layers are twice as wide. The drafter has the ordered head: {clusters}
+clusters of {cluster_size} tokens, of which it scores the best {top_k} ({candidates} candidates). The clusters are a
+balanced k-means of the target's embedding.
+
+## Data and licence
+
+Python source of the standard library (CPython {python}), which the Python Software Foundation License permits; the
+weights are given under the same licence. Modules outside test packages count twice; generated tables are left out.
+About {chat_percent} % of the tokens are chats made from functions with docstrings. Modules whose path hashes into the
+held-out {held_out_percent} % were never trained on. The tokenizer is a byte-level BPE of {vocabulary} tokens trained on
+the same text.
+
+## Training
+
+{training}
+
+`python models/recipe/train.py` repeats it: tokenizer, target, the target's own text, drafter, figures, this card.
+
+## Figures
+
+Held-out modules: **{loss:.3f} nats per token, {bits:.3f} bits per byte** ({tokens:,} tokens, context {context}).
+
+Acceptance on held-out prompts, {draft_tokens} drafts per round, on text that the target writes greedily, and on text
+sampled at temperature 1:
+
+{acceptance}
+
+The likeliest token of the target lies within the drafter's {top_k} clusters for {reach:.1%} of positions of the greedy
+text. Rounds computed side by side, as in training, differ from the reference's one-query forward by at most
+{error:.1e}.
+
+## Samples
+
+Temperature 0.6, cut after the first function or class:
+
+{samples}
+
+## Limits
+
+A test and demo model. It writes text that looks like Python and is not to be relied on for anything; it knows no other
+language and no facts. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
+"""
+
+
+def write_card(directory: Path) -> None:
+    """Write `README.md` beside `figures.json` in the pair's directory."""
+    figures = json.loads((directory / "figures.json").read_text())
+    target, drafter = (json.loads((directory / name / "config.json").read_text()) for name in ("target", "drafter"))
+    greedy = figures["greedy"]
+    text = CARD.format(
+        layout=layout_table(directory, target, drafter["text_config"]),
+        clusters=drafter["num_centroids"],
+        cluster_size=target["vocab_size"] // drafter["num_centroids"],
+        top_k=drafter["centroid_intermediate_top_k"],
+        candidates=drafter["centroid_intermediate_top_k"] * target["vocab_size"] // drafter["num_centroids"],
+        vocabulary=target["vocab_size"],
+        context=target["max_position_embeddings"],
+        training=training_table(figures["training"]),
+        loss=figures["held_out"]["loss"],
+        bits=figures["held_out"]["bits_per_byte"],
+        tokens=figures["held_out"]["tokens"],
+        draft_tokens=len(greedy["accepted_up_to"]),
+        acceptance=acceptance_table(greedy, figures["sampled"]),
+        reach=greedy["centroid_reach"],
+        error=figures["one_query_error"],
+        samples="\n\n".join(f"```python\n{sample}\n```" for sample in figures["samples"]),
+        **figures["corpus"],
+    )
+    (directory / "README.md").write_text(text)
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table whose first column is words and whose others are figures."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def layout_table(directory: Path, target: dict[str, Any], drafter: dict[str, Any]) -> str:
+    """Both configurations side by side."""
+    rows = [[words, str(target[key]), str(drafter[key] or "-")] for words, key in LAYOUT]
+    counts = [f"{parameters(directory / name) / 1e6:.2f} M" for name in ("target", "drafter")]
+    return table(["", "target", "drafter"], [["parameters", *counts], *rows])
+
+
+def parameters(checkpoint: Path) -> int:
+    """Trained numbers in a checkpoint, its integer tables left out."""
+    with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.offset_keys() if "token_ordering" not in name]
+    return sum(prod(shape) for shape in shapes)
+
+
+def training_table(training: dict[str, dict[str, Any]]) -> str:
+    """What each model was trained on, how long and where."""
+    rows = [
+        [name, f"{run['tokens'] / 1e6:.1f} M", f"{run['minutes']:.0f}", f"{run['loss']:.3f}", run["hardware"]]
+        for name, run in training.items()
+    ]
+    return table(["", "tokens seen", "minutes", "final training loss", "hardware"], rows)
+
+
+def acceptance_table(greedy: dict[str, Any], sampled: dict[str, Any]) -> str:
+    """Shares by draft position: how often a round gets that far, and how often a draft holds once it is reached."""
+    rows = [
+        [str(place), *(f"{share:.1%}" for share in shares)]
+        for place, shares in enumerate(
+            zip(
+                greedy["accepted_up_to"],
+                greedy["accepted_if_reached"],
+                sampled["accepted_up_to"],
+                sampled["accepted_if_reached"],
+                strict=True,
+            ),
+            start=1,
+        )
+    ]
+    per_round = [f"**{kind['tokens_per_round']:.2f}**" for kind in (greedy, sampled)]
+    rows.append(["tokens per round", per_round[0], "", per_round[1], ""])
+    header = [
+        "draft position",
+        "greedy: accepted",
+        "greedy: once reached",
+        "sampled: accepted",
+        "sampled: once reached",
+    ]
+    return table(header, rows)

@@ -1,0 +1,48 @@
+"""The pair on disk, in the layout of the hub: bfloat16 safetensors with the configuration beside it."""
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizer import BOS, EOS, PAD, TURN_END
+from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, GenerationConfig, PreTrainedModel
+
+DRAFT_TOKENS = 6
+
+
+def save_target(model: Gemma4ForCausalLM, directory: Path) -> None:
+    """Write the target with Gemma's sampling defaults."""
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=0.95,
+        top_k=64,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=[EOS, TURN_END],
+    )
+    save(model, directory)
+
+
+def save_drafter(model: Gemma4AssistantForCausalLM, directory: Path) -> None:
+    """Write the drafter with the draft length it was trained for."""
+    model.generation_config = GenerationConfig(
+        is_assistant=True,
+        num_assistant_tokens=DRAFT_TOKENS,
+        num_assistant_tokens_schedule="constant",
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=[EOS, TURN_END],
+    )
+    save(model, directory)
+
+
+def save(model: PreTrainedModel, directory: Path) -> None:
+    """Write weights and configuration; the width of full-attention heads as `global_head_dim`, as on the hub."""
+    model.to(torch.bfloat16).save_pretrained(directory)
+    (directory / "model.safetensors").chmod(0o644)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    text = config.get("text_config", config)
+    (text["global_head_dim"],) = {layer["head_dim"] for layer in text.pop("per_layer_config").values()}
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,214 @@
+"""The drafter: a `Gemma4AssistantForCausalLM` that reads the frozen target's hidden states and shared KV.
+
+A round starts when the newest token x[t+1] is known and the KV of positions <= t. Every step of it stands at
+position t+1 and sees that KV alone. Step 1 reads (embedding of x[t+1], target's hidden state h[t]) and predicts
+x[t+2]; step j reads (embedding of x[t+j], what step j-1 projected back) and predicts x[t+j+1]. All rounds of a
+block are trained side by side: row t of a batch is the round that starts at t.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import workers
+from attention import causal_masks
+from clusters import balanced_clusters
+from dataset import Blocks
+from run import Run
+from schedule import Budget
+from target import LONG, PATTERN, ROWS, SHORT, calm, softcapped, trained_target
+from tokenizer import BOS, EOS, PAD, VOCABULARY
+from torch import Tensor
+from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+
+STEPS = 5  # draft steps unrolled in training
+STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
+HARD_SHARE, CENTROID_SHARE = 0.2, 0.3  # weights of the hard label and of the centroid loss beside the soft loss
+Masks = dict[str, Tensor]
+SharedKV = dict[str, tuple[Tensor, Tensor]]
+
+
+def drafter_config(target: Gemma4TextConfig) -> Gemma4AssistantConfig:
+    """Four layers without K or V, and a head of 64 clusters of 64 tokens of which eight are scored."""
+    text = Gemma4TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        layer_types=PATTERN[1:],
+        num_kv_shared_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=target.per_layer_config["sliding_attention"].head_dim,
+        global_head_dim=target.per_layer_config["full_attention"].head_dim,
+        sliding_window=target.sliding_window,
+        max_position_embeddings=target.max_position_embeddings,
+        vocab_size_per_layer_input=0,
+        hidden_size_per_layer_input=0,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=BOS,
+    )
+    return Gemma4AssistantConfig(
+        text_config=text,
+        backbone_hidden_size=target.hidden_size,
+        use_ordered_embeddings=True,
+        num_centroids=64,
+        centroid_intermediate_top_k=8,
+    )
+
+
+def new_drafter(target: Gemma4ForCausalLM) -> Gemma4AssistantForCausalLM:
+    """A drafter whose embedding is the target's on its principal axes, with clusters and centroids made from it."""
+    torch.manual_seed(0)
+    config = drafter_config(target.config)
+    model = Gemma4AssistantForCausalLM(config)
+    for layer in model.model.layers:
+        calm(layer)
+    table = target.model.embed_tokens.weight.detach()
+    _, _, axes = torch.linalg.svd(table, full_matrices=False)
+    head = model.masked_embedding
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(table @ axes[: config.text_config.hidden_size].T)
+        head.token_ordering.copy_(balanced_clusters(table, config.num_centroids))
+        members = model.lm_head.weight[head.token_ordering].view(config.num_centroids, -1, model.hidden_size)
+        head.centroids.weight.copy_(members.mean(dim=1))
+    return model
+
+
+def round_masks(length: int, window: int, device: torch.device) -> Masks:
+    """Additive masks [1, 1, T, T]: round t sees positions <= t, in sliding layers from t - window on (the reference's
+    bidirectional window, which is inclusive)."""
+    position = torch.arange(length, device=device)
+    age = position[:, None] - position[None, :]
+    seen = {"full_attention": age >= 0, "sliding_attention": (age >= 0) & (age <= window)}
+    return {
+        kind: torch.zeros(1, 1, length, length, device=device).masked_fill(~ok, -torch.inf) for kind, ok in seen.items()
+    }
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the frozen target says about a block.
+
+    embeddings, hidden : float32[B, T, H], the scaled token embeddings and post-norm states
+    logits : float32[B, T, V]; shared_kv : by layer type, K and V [B, 1, T, D]
+    """
+
+    embeddings: Tensor
+    hidden: Tensor
+    logits: Tensor
+    shared_kv: SharedKV
+
+
+@torch.no_grad()
+def lesson(target: Gemma4ForCausalLM, ids: Tensor, masks: Masks) -> Lesson:
+    """Run the target over ids : int64[B, T]."""
+    outputs = target.model(input_ids=ids, attention_mask=masks, use_cache=False, return_shared_kv_states=True)
+    logits = softcapped(target.lm_head(outputs.last_hidden_state), target.config.final_logit_softcapping)
+    shared = {kind: (key, value) for kind, (key, value) in outputs.shared_kv_states.items()}
+    return Lesson(target.model.embed_tokens(ids), outputs.last_hidden_state, logits, shared)
+
+
+def ahead(rows: Tensor, steps: int) -> Tensor:
+    """Row t becomes row t + steps; the last rows repeat and are masked out of the loss. rows : [B, T, ...]"""
+    return torch.cat([rows[:, steps:], rows[:, -1:].expand(-1, steps, *rows.shape[2:])], dim=1)
+
+
+def draft_states(
+    drafter: Gemma4AssistantForCausalLM, embeddings: Tensor, states: Tensor, shared_kv: SharedKV, masks: Masks
+) -> tuple[Tensor, Tensor]:
+    """One draft step of every round: the drafter's normed states [B, T, h] and their projection back [B, T, H]."""
+    positions = torch.arange(1, embeddings.shape[1] + 1, device=embeddings.device)[None]
+    outputs = drafter.model(
+        inputs_embeds=drafter.pre_projection(torch.cat([embeddings, states], dim=-1)),
+        position_ids=positions,
+        attention_mask=masks,
+        shared_kv_states=shared_kv,
+        use_cache=False,
+    )
+    return outputs.last_hidden_state, drafter.post_projection(outputs.last_hidden_state)
+
+
+def step_loss(
+    drafter: Gemma4AssistantForCausalLM,
+    embeddings: Tensor,
+    states: Tensor,
+    shared_kv: SharedKV,
+    masks: Masks,
+    *,
+    teacher: Tensor,
+    counted: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Loss of one draft step, and the states for the next.
+
+    The soft loss is the cross-entropy to the target's distribution, the hard one to its likeliest token, and the
+    centroid loss the cross-entropy to the probability that the target gives each cluster.
+
+    teacher : float32[B, T, V], the target's logits for the drafted position; counted : float32[T], 0 past the end
+    """
+    hidden, states = draft_states(drafter, embeddings, states, shared_kv, masks)
+    head = drafter.masked_embedding
+    scores = drafter.lm_head(hidden).float().log_softmax(dim=-1)
+    wanted = teacher.softmax(dim=-1)
+    soft = -(wanted * scores).sum(dim=-1)
+    hard = -scores.gather(-1, teacher.argmax(dim=-1, keepdim=True)).squeeze(-1)
+    mass = wanted[..., head.token_ordering].unflatten(-1, (head.num_centroids, -1)).sum(dim=-1)
+    centroid = -(mass * head.centroids(hidden).float().log_softmax(dim=-1)).sum(dim=-1)
+    loss = (1 - HARD_SHARE) * soft + HARD_SHARE * hard + CENTROID_SHARE * centroid
+    return (loss * counted).mean(), states
+
+
+class DrafterRun(Run):
+    """Distillation from the frozen target, on long blocks of the corpus and on the target's own text by turns."""
+
+    step_tokens = 4 * ROWS
+
+    def __init__(self, work: Path, device: torch.device, budget: Budget) -> None:
+        target = trained_target(work)
+        model = new_drafter(target).to(device)
+        self.target = target.to(device)
+        self.target.set_attn_implementation("chunked")
+        model.set_attn_implementation("chunked")
+        super().__init__(model, work / "drafter.pt", budget)
+        self.device = device
+        self.blocks = [Blocks(np.load(work / "train.npy"), LONG, seed=1), Blocks(np.load(work / "own.npy"), SHORT)]
+        window = self.target.config.sliding_window
+        self.target_masks = {n: causal_masks(n, window, device) for n in (SHORT, LONG)}
+        self.round_masks = {n: round_masks(n, window, device) for n in (SHORT, LONG)}
+        self.lesson = torch.compile(lesson, dynamic=False)
+        self.step_loss = torch.compile(step_loss, dynamic=False)
+
+    def accumulate(self) -> float:
+        """Gradients of one step: half of it on each kind of text."""
+        parts = self.step_tokens // ROWS
+        total = 0.0
+        for part in range(workers.rank(), parts, workers.count()):
+            blocks = self.blocks[part % len(self.blocks)]
+            ids, _ = blocks.batch((self.step * parts + part) // len(self.blocks), ROWS // blocks.length)
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = self.unrolled_loss(ids.to(self.device))
+            (loss / parts).backward()
+            total += loss.item() / parts
+        return total
+
+    def unrolled_loss(self, ids: Tensor) -> Tensor:
+        """Weighted mean loss over STEPS draft steps of every round in ids : int64[B, T]."""
+        length = ids.shape[1]
+        taught = self.lesson(self.target, ids, self.target_masks[length])
+        states, total, weights = taught.hidden, torch.zeros((), device=self.device), 0.0
+        for step in range(1, STEPS + 1):
+            counted = (torch.arange(length, device=self.device) < length - step).float()
+            loss, states = self.step_loss(
+                self.model,
+                ahead(taught.embeddings, step),
+                states,
+                taught.shared_kv,
+                self.round_masks[length],
+                teacher=ahead(taught.logits, step),
+                counted=counted,
+            )
+            total = total + STEP_DISCOUNT ** (step - 1) * loss
+            weights += STEP_DISCOUNT ** (step - 1)
+        return total / weights
