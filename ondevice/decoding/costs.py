@@ -25,7 +25,7 @@ PRIOR_SLOPE_WEIGHT = 4
 """Extra rows measured that the prior slope is worth."""
 
 LONE_LIMIT = 2.0
-"""A row count's only measurement counts for this many times the expected cost at most."""
+"""A row count's first measurement may pay for allocation: it counts for this many times the expected cost at most."""
 
 PRIOR_DRAFT = 0.05
 """What a drafted token costs, as a share of a single row's forward, until it was measured."""
@@ -36,7 +36,7 @@ class Costs:
 
     A row count's cost is the median of its recent rounds, blended with a straight line through the single row's cost;
     the line alone stands in for row counts never run. Its slope is a weighted median too, so that no row count measured
-    at a bad moment bends it. The first round of a row count is left out: it pays for allocation and for compiling.
+    at a bad moment bends it.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,18 @@ class Costs:
         if this.rows != this.drafted + 1:
             return
         self._round += 1
-        if this.rows in self._forwards:
-            self._forwards[this.rows].add(this.seconds - this.draft_seconds, self._round)
-        else:
-            self._forwards[this.rows] = _Recent(self._round)
+        recent = self._forwards.setdefault(this.rows, _Recent())
+        recent.add(this.seconds - this.draft_seconds, self._round)
         if this.drafted:
-            self._drafts.setdefault(this.source, _Recent(self._round)).add(
-                this.draft_seconds / this.drafted, self._round
-            )
+            recent = self._drafts.setdefault(this.source, _Recent())
+            recent.add(this.draft_seconds / this.drafted, self._round)
         for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
             del self._forwards[rows]
+
+    @property
+    def most_rows(self) -> int:
+        """The largest recent forward; 0 before the first."""
+        return max(self._forwards, default=0)
 
     def measurements(self, rows: int) -> int:
         """How many recent forwards of this many rows were timed."""
@@ -66,10 +68,9 @@ class Costs:
 
     def forwards(self, most: int) -> Seconds:
         """float64[most]: seconds of a forward of 1, 2, ..., `most` rows; never falling."""
-        known = {rows: recent for rows, recent in self._forwards.items() if len(recent)}
-        single = _single(known)
-        costs = single * (1.0 + _slope(known, single) * np.arange(most))
-        for rows, recent in known.items():
+        single = _single(self._forwards)
+        costs = single * (1.0 + _slope(self._forwards, single) * np.arange(most))
+        for rows, recent in self._forwards.items():
             if rows <= most:
                 line, count = costs[rows - 1], len(recent)
                 seconds = recent.median if count > 1 else min(recent.median, LONE_LIMIT * line)
@@ -86,8 +87,8 @@ class Costs:
 class _Recent:
     """The last few measurements of one thing, and the round of the latest."""
 
-    def __init__(self, this_round: int) -> None:
-        self.round = this_round
+    def __init__(self) -> None:
+        self.round = 0
         self.median = 0.0
         self._seconds: deque[float] = deque(maxlen=WINDOW)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from ondevice.decoding.costs import Costs
+from ondevice.decoding.probes import Probes
 from ondevice.decoding.record import Round
+from ondevice.decoding.trust import Trust
 from ondevice.drafters.protocol import Drafter, Forecast
 from ondevice.errors import UsageError
 
@@ -21,18 +23,6 @@ START = 4
 
 REFRESH = 128
 """Rounds with a draft after which one goes without, so that the cost of a single row stays known."""
-
-PROBE_SHARE = 0.01
-"""Share of the time that probes of a drafter which does not pay may cost."""
-
-PATIENCE = 4.0
-"""Plain steps that a drafter may lose, in recent rounds together, before it is parked."""
-
-PROFIT_KEEP = 0.95
-"""Weight of the profit of earlier rounds after a new one; remembers about 20."""
-
-CONVINCING = 2
-"""Probes that must pay in a row for a parked drafter to be believed again."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +81,7 @@ class HeuristicSchedule:
 class AutoSchedule:
     """Chooses the k, 0 included, with the most expected tokens per second: speculation never loses.
 
-    With a_j the forecast chance that the target takes the first j tokens, C(b) the cost of a forward of b rows and d
-    that of a drafted token, k maximises (1 + a_1 + .. + a_k) / (C(k + 1) + k d); DSpark's rule for one request.
-
-    A drafter that does not pay is not called, except for probes of one token, which notice when the text has changed.
-    Failed probes back off until they cost `PROBE_SHARE` of the time. A drafter whose forecasts promise more than comes
-    true is parked, and left to probes, once its rounds have lost `PATIENCE` plain steps.
+    A drafter that does not pay is not called, but for probes of one token, which notice when the text has changed.
 
     costs : this machine's, shared by all generations of a model
     most : tokens to draft at most
@@ -105,95 +90,67 @@ class AutoSchedule:
     def __init__(self, costs: Costs, most: int = MOST) -> None:
         self.costs = costs
         self.most = most
+        self._trust: defaultdict[str, Trust] = defaultdict(Trust)
         self._probes = Probes()
-        self._parked = False
-        self._profit = 0.0
+        self._forecast: Forecast | None = None
+        self._probing = False
         self._since_plain = 0
-        self._planned: tuple[str, bool] | None = None
 
     def plan(self, drafter: Drafter, limit: int) -> Plan:
-        self._planned = None
-        limit = min(limit, self.most)
+        # Into the unknown by doubling only: nobody knows yet what so many rows cost here.
+        limit = min(limit, self.most, 2 * self.costs.most_rows)
         if limit < 1 or self._since_plain >= self._refresh():
             return Plan(0)
         forecast = drafter.forecast(limit)
         if not len(forecast.survival):
             return Plan(0)
-        plan = best_plan(forecast, self.costs)
-        probe = self._parked or plan.k == 0
-        if probe:
+        plan = best_plan(forecast, self.costs, self._trust[forecast.source])
+        self._probing = plan.k == 0
+        if self._probing:
             if not self._probes.due():
-                return Plan(0)
+                return plan
             plan = Plan(1)
-        self._planned = (forecast.source, probe)
+        self._forecast = forecast
         return plan
-
-    def _refresh(self) -> int:
-        """Rounds after which the cost of a single row is measured again: what everything is compared with."""
-        measurements = self.costs.measurements(1)
-        return min(2 ** (measurements + 1), REFRESH) if measurements else 0
 
     def observe(self, this: Round) -> None:
         self.costs.observe(this)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
-        if self._planned is None:
+        forecast, self._forecast = self._forecast, None
+        if forecast is None:
             return
-        (source, probe), self._planned = self._planned, None
-        forwards = self.costs.forwards(max(this.rows, 2))
-        draft = self.costs.draft(source)
-        gain = this.accepted + 1 - (forwards[this.rows - 1] + max(this.drafted, 1) * draft) / forwards[0]
-        if probe:
-            self._probes.observe(
-                gain > 0, most=math.ceil((forwards[1] + draft - forwards[0]) / forwards[0] / PROBE_SHARE)
-            )
-            if self._probes.streak >= CONVINCING:
-                self._parked = False
-        else:
-            self._profit = PROFIT_KEEP * self._profit + gain
-            if self._profit < -PATIENCE:
-                self._parked = True
-                self._profit = 0.0
+        self._trust[forecast.source].observe(forecast.survival, this.drafted, this.accepted)
+        if self._probing:
+            one, two = self.costs.forwards(2)
+            loss = float((two + self.costs.draft(forecast.source)) / one - 1)
+            self._probes.observe(this.accepted - loss, loss)
+
+    def _refresh(self) -> int:
+        """Rounds after which the cost of a single row is measured again: everything is compared with it."""
+        measurements = self.costs.measurements(1)
+        return min(2 ** (measurements + 1), REFRESH) if measurements else 0
 
 
-def best_plan(forecast: Forecast, costs: Costs) -> Plan:
+def best_plan(forecast: Forecast, costs: Costs, trust: Trust) -> Plan:
     """The k with the most expected tokens per second, and the survival below which one more row does not pay.
+
+    With a_j the chance that the target takes the first j tokens, C(b) the seconds of a forward of b rows, d those of a
+    drafted token: the largest (1 + a_1 + .. + a_k) / (C(k + 1) + k d), which is DSpark's rule for one request; a share
+    `trust.empty` of the rounds gives 1 / (C(1) + d) instead. All k are compared, for C may have jumps.
 
     The floor leaves the cost of drafting out: when a drafter knows how sure it is of a token, that is already spent.
     """
-    most = len(forecast.survival)
-    forwards = costs.forwards(most + 1)
-    seconds = forwards + np.arange(most + 1) * costs.draft(forecast.source)
-    tokens = 1.0 + np.concatenate([[0.0], np.cumsum(forecast.survival, dtype=np.float64)])
-    rates = tokens / seconds
-    k = int(rates.argmax())
-    if k == 0:
+    survival = trust.discount(forecast.survival)
+    forwards = costs.forwards(len(survival) + 1)
+    draft = costs.draft(forecast.source)
+    lengths = np.arange(1, len(survival) + 1)
+    tokens = 1.0 + (1.0 - trust.empty) * np.cumsum(survival)
+    seconds = trust.empty * (forwards[0] + draft) + (1.0 - trust.empty) * (forwards[1:] + lengths * draft)
+    best = int((tokens / seconds).argmax())
+    rate = float(tokens[best] / seconds[best])
+    if rate <= 1.0 / forwards[0]:
         return Plan(0)
-    return Plan(k, float(rates[k] * (forwards[k] - forwards[0]) / k))
-
-
-class Probes:
-    """When to try again what did not pay: ever more rarely while it fails, at once while it succeeds."""
-
-    def __init__(self) -> None:
-        self.streak = 0
-        self._interval = 1
-        self._wait = 0
-
-    def due(self) -> bool:
-        """Count one round; whether it should probe."""
-        self._wait -= 1
-        return self._wait < 0
-
-    def observe(self, paid: bool, most: int) -> None:
-        """A probe's outcome; `most` rounds pass between two probes at most."""
-        if paid:
-            self.streak += 1
-            self._interval = max(self._interval // 2, 1)
-            self._wait = 0
-        else:
-            self.streak = 0
-            self._interval = min(2 * self._interval, max(most, 8))
-            self._wait = self._interval
+    return Plan(best + 1, rate * float(forwards[best + 1] - forwards[0]) / (best + 1))
 
 
 def make_schedule(name: str, num_assistant_tokens: int | None, costs: Costs) -> Schedule:

@@ -37,6 +37,13 @@ MAX_LINKS = 64
 """Links along which a new occurrence is counted. Prose has about ten; a token repeated n times has n."""
 
 
+NOVELTY = 3.0
+"""How often something new follows a one-token context, per different token that already did.
+
+The escape count of PPM's method C, shared among the context's tokens: it gives the observed hit rates of 70,000
+positions in Python source to within 0.1, from 0.2 after one token seen once to 0.9 after sixteen."""
+
+
 class Tables(NamedTuple):
     """states : int32[S, 4]; edges : int32[E, 4]; slots : int32[power of two], the edges hashed by state and token;
     cursor : int64[3]
@@ -237,19 +244,21 @@ def longest_match(tables: Tables) -> tuple[int, int]:
 
 
 @kernel
-def likeliest(tables: Tables, state: int) -> tuple[int, int]:
-    """The most frequent edge out of a state that has one, and how often the state was followed by anything."""
+def likeliest(tables: Tables, state: int) -> tuple[int, int, int]:
+    """The most frequent edge out of a state that has one; how often anything followed the state, and how many things."""
     states, edges = tables.states, tables.edges
     best = int(states[state, EDGE])
     total = 0
+    distinct = 0
     edge = best
     while edge != NONE:
         count = int(states[edges[edge, TARGET], COUNT])
         total += count
+        distinct += 1
         if count > states[edges[best, TARGET], COUNT]:
             best = edge
         edge = int(edges[edge, NEXT])
-    return best, total
+    return best, total, distinct
 
 
 @kernel
@@ -260,12 +269,12 @@ def follow(tables: Tables, tokens: Ids, scores: Floats) -> int:
     for index in range(len(tokens)):
         while state != ROOT and states[state, EDGE] == NONE:
             state = int(states[state, LINK])
-            length = min(length, int(states[state, LENGTH]))
+            length = int(states[state, LENGTH])
         if state == ROOT:
             return index
-        edge, total = likeliest(tables, state)
+        edge, total, distinct = likeliest(tables, state)
         state = int(edges[edge, TARGET])
         tokens[index] = edges[edge, TOKEN]
-        scores[index] = states[state, COUNT] / (total + 1.0 / length)
+        scores[index] = states[state, COUNT] / (total + NOVELTY * distinct / length)
         length += 1
     return len(tokens)

@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from ondevice.decoding.costs import PRIOR_SLOPE, STALE, WINDOW, Costs
+from ondevice.decoding.record import Round
+
+
+def decoding(rows: int, seconds: float, draft_seconds: float = 0.0, source: str = "mtp") -> Round:
+    return Round((0,), drafted=rows - 1, source=source, rows=rows, seconds=seconds, draft_seconds=draft_seconds)
+
+
+def teach(costs: Costs, rows: int, *seconds: float) -> None:
+    for value in seconds:
+        costs.observe(decoding(rows, value))
+
+
+def test_nothing_known_is_a_line_with_the_prior_slope() -> None:
+    costs = Costs()
+    assert costs.measurements(1) == 0
+    forwards = costs.forwards(5)
+    np.testing.assert_allclose(forwards / forwards[0], 1 + PRIOR_SLOPE * np.arange(5))
+    assert 0 < costs.draft("mtp") < forwards[0]
+
+
+def test_a_prefill_teaches_nothing() -> None:
+    costs = Costs()
+    for _ in range(3):
+        costs.observe(Round((0,), rows=300, seconds=9.0))
+    assert costs.measurements(300) == 0
+    assert costs.forwards(2)[0] == Costs().forwards(2)[0]
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.05, 0.5])
+def test_it_learns_a_slope_from_a_few_row_counts(slope: float) -> None:
+    costs = Costs()
+    for _ in range(WINDOW + 1):
+        for rows in (1, 3, 6):
+            teach(costs, rows, 0.02 * (1 + slope * (rows - 1)))
+    np.testing.assert_allclose(costs.forwards(12), 0.02 * (1 + slope * np.arange(12)), rtol=0.02)
+
+
+def test_it_learns_a_jump() -> None:
+    """Where a machine changes kernels, a table knows and a line does not."""
+    costs = Costs()
+    real = [1.0, 1.1, 1.2, 3.0, 3.1, 3.2]
+    for _ in range(WINDOW + 1):
+        for rows, seconds in enumerate(real, start=1):
+            teach(costs, rows, seconds)
+    np.testing.assert_allclose(costs.forwards(6), real, rtol=0.1)
+
+
+def test_four_slow_rounds_of_nine_change_nothing() -> None:
+    costs = Costs()
+    teach(costs, 1, 1.0, 30.0, 1.0, 30.0, 1.0, 30.0, 1.0, 30.0, 1.0)
+    assert costs.forwards(1)[0] == pytest.approx(1.0)
+
+
+def test_one_slow_round_does_not_bend_what_was_not_measured() -> None:
+    costs = Costs()
+    teach(costs, 1, 1.0, 1.0, 1.0, 1.0)
+    teach(costs, 2, 1.1, 1.1, 1.1, 1.1)
+    before = costs.forwards(8)
+    teach(costs, 5, 50.0)
+    assert (costs.forwards(8) <= 1.6 * before).all()
+
+
+def test_it_follows_a_growing_context() -> None:
+    costs = Costs()
+    for length in range(200):
+        teach(costs, 1, 1.0 + 0.01 * length)
+    assert costs.forwards(1)[0] == pytest.approx(3.0, rel=0.02)
+
+
+def test_it_never_falls_with_rows() -> None:
+    costs = Costs()
+    for rows, seconds in ((1, 1.0), (2, 1.4), (3, 1.1), (4, 1.2)):
+        teach(costs, rows, *[seconds] * 5)
+    assert (np.diff(costs.forwards(9)) >= 0).all()
+
+
+def test_a_row_count_not_run_for_long_is_forgotten() -> None:
+    costs = Costs()
+    teach(costs, 4, *[9.0] * 5)
+    teach(costs, 1, *[1.0] * STALE)
+    assert costs.measurements(4) == 5
+    teach(costs, 1, 1.0)
+    assert costs.measurements(4) == 0
+    assert costs.forwards(4)[3] == pytest.approx(1 + 3 * PRIOR_SLOPE)
+
+
+def test_drafting_is_timed_per_token_and_source() -> None:
+    costs = Costs()
+    for _ in range(3):
+        costs.observe(decoding(5, 1.4, draft_seconds=0.4, source="mtp"))
+        costs.observe(decoding(3, 1.0, draft_seconds=0.0, source="ngram"))
+    assert costs.draft("mtp") == pytest.approx(0.1)
+    assert costs.draft("ngram") == 0.0

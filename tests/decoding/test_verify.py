@@ -1,0 +1,158 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ondevice.decoding.sampling import Sampler, SamplingOptions, draw
+from ondevice.decoding.verify import accept, accept_matching, accept_ratio
+from ondevice.drafters.protocol import Draft
+from tests.decoding.markov import MarkovTarget, plain, random_tree, speculative
+
+VOCAB = 4
+TRIALS = 6000
+CHI_SQUARE_15_DF = 37.7
+"""Exceeded once in a thousand when 16 cells have the chances they should have."""
+
+GREEDY = SamplingOptions(temperature=0)
+SAMPLED = SamplingOptions(temperature=0.8, top_k=3, repetition_penalty=1.2, seed=4)
+
+Drafting = Callable[[list[int]], Draft]
+
+
+def one_hot(*tokens: int, vocab_size: int = 6) -> np.ndarray:
+    return 10 * np.eye(vocab_size, dtype=np.float32)[list(tokens)]
+
+
+def test_matching_walks_the_chain_to_the_first_miss() -> None:
+    verdict = accept_matching(Draft.chain([1, 2, 3]), one_hot(1, 2, 5, 0), [0], Sampler(GREEDY))
+    assert (verdict.path, verdict.emitted, verdict.accepted) == ((0, 1, 2), (1, 2, 5), 2)
+
+
+def test_matching_adds_a_bonus_token_when_all_are_accepted() -> None:
+    verdict = accept_matching(Draft.chain([1, 2]), one_hot(1, 2, 3), [0], Sampler(GREEDY))
+    assert (verdict.path, verdict.emitted) == ((0, 1, 2), (1, 2, 3))
+
+
+def test_an_empty_draft_is_plain_decoding() -> None:
+    verdict = accept(Draft.empty(), one_hot(4), [0], Sampler(GREEDY))
+    assert (verdict.path, verdict.emitted) == ((0,), (4,))
+
+
+def test_matching_takes_the_sibling_that_fits_and_skips_other_branches() -> None:
+    #      root -> 1 -> 2          rows: 0 newest, 1: token 1, 2: token 3, 3: token 2 (below 1), 4: token 4 (below 3)
+    #           -> 3 -> 4 -> 5     5: token 5 (below 4)
+    draft = Draft(np.array([1, 3, 2, 4, 5]), np.array([-1, -1, 0, 1, 3]))
+    verdict = accept_matching(draft, one_hot(3, 0, 4, 0, 5, 1), [0], Sampler(GREEDY))
+    assert (verdict.path, verdict.emitted) == ((0, 2, 4, 5), (3, 4, 5, 1))
+
+
+def test_the_context_of_a_choice_holds_the_draft_path() -> None:
+    seen = []
+
+    def spy(logits: np.ndarray, context: list[int]) -> np.ndarray:
+        seen.append(list(context))
+        return logits
+
+    accept_matching(Draft.chain([1, 2]), one_hot(1, 2, 3), [9, 0], Sampler(GREEDY, [spy]))
+    assert seen == [[9, 0], [9, 0, 1], [9, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("seed", range(5))
+def test_any_deterministic_draft_leaves_the_output_as_it_was(options: SamplingOptions, seed: int) -> None:
+    target = MarkovTarget(VOCAB, seed)
+    random = np.random.default_rng(seed)
+
+    def tree(tokens: list[int]) -> Draft:
+        return random_tree(int(random.integers(0, 12)), VOCAB, random)
+
+    expected = plain(target, [0, 1], Sampler(options), 200)
+    assert speculative(target, [0, 1], Sampler(options), 200, tree)[:200] == expected
+
+
+def chi_square(target: MarkovTarget, drafting: Drafting, options: SamplingOptions) -> float:
+    """Of the counts of the two tokens after token 0 over many short generations that share a sampler."""
+    sampler = Sampler(options)
+    counts = np.zeros((VOCAB, VOCAB))
+    for _ in range(TRIALS):
+        first, second, *_ = speculative(target, [0], sampler, 2, drafting)
+        counts[first, second] += 1
+    expected = TRIALS * target.joint(0, Sampler(options))
+    possible = expected > 0
+    assert not counts[~possible].any()
+    return float(((counts - expected)[possible] ** 2 / expected[possible]).sum())
+
+
+def stochastic(drafter: MarkovTarget, options: SamplingOptions, rng: np.random.Generator) -> Drafting:
+    """Draws two tokens, each from the drafter's warped distribution."""
+    warp = Sampler(options)
+
+    def drafting(tokens: list[int]) -> Draft:
+        path, probs = list(tokens), []
+        for _ in range(2):
+            probs.append(warp.distribution(drafter.logits[path[-1]], path))
+            path.append(draw(probs[-1], rng))
+        new = np.array(path[len(tokens) :])
+        return Draft(new, np.array([-1, 0]), probs=np.array(probs, np.float32), source="dice")
+
+    return drafting
+
+
+@pytest.mark.parametrize(
+    "options",
+    [SamplingOptions(seed=1), SamplingOptions(temperature=0.7, top_k=3, seed=2), SamplingOptions(top_p=0.8, seed=3)],
+    ids=["plain", "top_k", "top_p"],
+)
+@pytest.mark.parametrize("drafter", ["agrees", "disagrees"])
+def test_the_ratio_rule_keeps_the_joint_distribution_of_two_tokens(options: SamplingOptions, drafter: str) -> None:
+    target = MarkovTarget(VOCAB, seed=0)
+    other = target if drafter == "agrees" else MarkovTarget(VOCAB, seed=1, contrast=1.5)
+    statistic = chi_square(target, stochastic(other, options, np.random.default_rng(9)), options)
+    assert statistic < CHI_SQUARE_15_DF
+
+
+def likeliest_two(drafter: MarkovTarget, probs: Callable[[np.ndarray], np.ndarray] | None) -> Drafting:
+    """Greedy drafts that say they were drawn from `probs` of the logits; None: that they are deterministic."""
+
+    def drafting(tokens: list[int]) -> Draft:
+        first = int(drafter.logits[tokens[-1]].argmax())
+        new = np.array([first, int(drafter.logits[first].argmax())])
+        claimed = None if probs is None else probs(drafter.logits[[tokens[-1], first]])
+        return Draft(new, np.array([-1, 0]), probs=claimed)
+
+    return drafting
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def test_a_deterministic_draft_has_the_same_distribution_under_either_rule() -> None:
+    options = SamplingOptions(seed=6)
+    target = MarkovTarget(VOCAB, seed=0)
+    for probs in (None, lambda logits: np.eye(VOCAB, dtype=np.float32)[logits.argmax(axis=1)]):
+        assert chi_square(target, likeliest_two(target, probs), options) < CHI_SQUARE_15_DF
+
+
+def test_the_statistic_catches_an_argmax_draft_that_claims_its_softmax() -> None:
+    """The bias that this rule has in transformers' Gemma 4 path; shows that the tests above have teeth."""
+    target = MarkovTarget(VOCAB, seed=0)
+    assert chi_square(target, likeliest_two(target, softmax), SamplingOptions(seed=6)) > 10 * CHI_SQUARE_15_DF
+
+
+def test_the_ratio_rule_is_greedy_when_the_sampler_is() -> None:
+    target = MarkovTarget(VOCAB, seed=3)
+    drafting = stochastic(MarkovTarget(VOCAB, seed=4), SamplingOptions(), np.random.default_rng(0))
+    expected = plain(target, [0], Sampler(GREEDY), 50)
+    assert speculative(target, [0], Sampler(GREEDY), 50, drafting)[:50] == expected
+
+
+def test_the_ratio_rule_refuses_trees_and_missing_probabilities() -> None:
+    sampler, logits = Sampler(SAMPLED), np.zeros((3, VOCAB), np.float32)
+    probs = np.full((2, VOCAB), 0.25, np.float32)
+    with pytest.raises(ValueError, match="must be a chain"):
+        accept(Draft(np.array([1, 2]), np.array([-1, -1]), probs=probs), logits, [0], sampler)
+    for wrong in (None, probs[:1]):
+        with pytest.raises(ValueError, match="distribution"):
+            accept_ratio(Draft(np.array([1, 2]), np.array([-1, 0]), probs=wrong), logits, [0], sampler, sampler.rng)

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from ondevice.drafters.acceptance import Calibration, PositionAcceptance
+
+
+def test_calibration_starts_by_trusting_the_raw_value() -> None:
+    calibration = Calibration()
+    for raw in (0.0, 0.013, 0.5, 0.77, 1.0):
+        assert calibration.probability(raw) == pytest.approx(raw)
+
+
+def test_calibration_learns_what_a_confidence_is_worth() -> None:
+    random = np.random.default_rng(0)
+    calibration = Calibration()
+    for raw in random.random(4000):
+        calibration.observe(raw, bool(random.random() < raw**3))
+    raw = np.linspace(0.05, 0.95, 19)
+    learnt = np.array([calibration.probability(value) for value in raw])
+    np.testing.assert_allclose(learnt, raw**3, atol=0.15)
+    assert np.abs(learnt - raw**3).mean() < 0.07
+
+
+def test_calibration_forgets_old_text_and_in_the_end_its_prior() -> None:
+    calibration = Calibration()
+    for taken in [True] * 500 + [False] * 600:
+        calibration.observe(0.8, taken)
+    assert calibration.probability(0.8) < 0.02
+
+
+def test_calibration_of_one_confidence_leaves_others_alone() -> None:
+    calibration = Calibration()
+    for _ in range(100):
+        calibration.observe(0.9, False)
+    assert calibration.probability(0.5) == pytest.approx(0.5)
+
+
+def test_acceptance_starts_as_the_prior_at_every_position() -> None:
+    acceptance = PositionAcceptance(start=0.6)
+    np.testing.assert_allclose(acceptance.conditional(3), 0.6, rtol=1e-6)
+    np.testing.assert_allclose(acceptance.survival(3), [0.6, 0.36, 0.216], rtol=1e-6)
+    assert acceptance.survival(0).shape == (0,)
+
+
+def test_acceptance_learns_each_position() -> None:
+    chances = np.array([0.84, 0.71, 0.64, 0.70])
+    random = np.random.default_rng(0)
+    learnt = []
+    acceptance = PositionAcceptance()
+    for _ in range(2000):
+        misses = np.flatnonzero(random.random(4) >= chances)
+        acceptance.observe(4, int(misses[0]) if len(misses) else 4)
+        learnt.append(acceptance.conditional(4))
+    np.testing.assert_allclose(np.mean(learnt[500:], axis=0), chances, atol=0.04)
+
+
+def test_acceptance_beyond_a_miss_says_nothing() -> None:
+    acceptance = PositionAcceptance()
+    acceptance.observe(4, 0)
+    first, *rest = acceptance.conditional(4)
+    np.testing.assert_array_equal(rest, first)
+
+
+def test_a_position_not_reached_for_long_leans_on_the_one_before_again() -> None:
+    acceptance = PositionAcceptance()
+    for _ in range(20):
+        acceptance.observe(2, 1)
+    assert acceptance.conditional(2)[1] < 0.3
+    for _ in range(150):
+        acceptance.observe(1, 1)
+    assert acceptance.conditional(2)[1] > 0.9
+
+
+def test_acceptance_follows_the_text() -> None:
+    acceptance = PositionAcceptance()
+    for accepted in [2] * 200 + [0] * 100:
+        acceptance.observe(2, accepted)
+    assert acceptance.survival(1)[0] < 0.03
+
+
+def test_a_round_without_a_draft_changes_nothing() -> None:
+    acceptance = PositionAcceptance()
+    acceptance.observe(3, 2)
+    before = acceptance.conditional(5)
+    acceptance.observe(0, 0)
+    np.testing.assert_array_equal(acceptance.conditional(5), before)

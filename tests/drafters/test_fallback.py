@@ -1,0 +1,82 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ondevice.drafters.fallback import MARGIN, Fallback
+from ondevice.drafters.protocol import Draft, Forecast
+from ondevice.engines.protocol import Outputs
+
+OUTPUTS = Outputs(np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32))
+
+
+class Scripted:
+    """Expects what it was told to, and writes down what it is told."""
+
+    def __init__(self, name: str, *survival: float) -> None:
+        self.name = name
+        self.survival = np.array(survival, np.float32)
+        self.calls: list[tuple[str, object]] = []
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.calls.append(("begin", list(prompt_ids)))
+
+    def forecast(self, k: int) -> Forecast:
+        return Forecast(self.survival[:k], self.name)
+
+    def draft(self, k: int, floor: float = 0.0) -> Draft:
+        self.calls.append(("draft", (k, floor)))
+        return Draft.chain([1] * min(k, len(self.survival)), source=self.name)
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+        self.calls.append(("observe", list(emitted)))
+
+
+@pytest.mark.parametrize(
+    ("primary", "secondary", "expected"),
+    [
+        ((0.7, 0.5), (0.9, 0.8), "ngram"),
+        ((0.7, 0.5), (0.9,), "mtp"),
+        ((0.7, 0.5), (), "mtp"),
+        ((0.9,), (0.9 - MARGIN / 2,), "ngram"),
+        ((), (), "mtp"),
+    ],
+)
+def test_the_one_that_expects_more_drafts(
+    primary: tuple[float, ...], secondary: tuple[float, ...], expected: str
+) -> None:
+    both = Fallback(Scripted("mtp", *primary), Scripted("ngram", *secondary))
+    assert both.forecast(4).source == expected
+    assert both.draft(4).source == expected
+
+
+def test_it_has_both_names() -> None:
+    assert Fallback(Scripted("mtp"), Scripted("ngram")).name == "mtp+ngram"
+
+
+def test_a_shorter_draft_keeps_to_the_forecast_it_was_planned_with() -> None:
+    primary, secondary = Scripted("mtp", 0.9, 0.0), Scripted("ngram", 0.7, 0.65)
+    both = Fallback(primary, secondary)
+    assert both.forecast(2).source == "ngram"
+    assert both.draft(1, 0.3).source == "ngram"
+    assert secondary.calls == [("draft", (1, 0.3))]
+
+
+def test_the_choice_is_made_anew_each_round_and_needs_no_forecast() -> None:
+    primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
+    both = Fallback(primary, secondary)
+    assert both.draft(1).source == "mtp"
+    both.observe([1], OUTPUTS)
+    secondary.survival[0] = 1.0
+    assert both.draft(1).source == "ngram"
+    both.begin([1])
+    secondary.survival[0] = 0.1
+    assert both.draft(1).source == "mtp"
+
+
+def test_both_hear_everything() -> None:
+    primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
+    both = Fallback(primary, secondary)
+    both.begin([1, 2])
+    both.observe([3], OUTPUTS)
+    assert primary.calls == secondary.calls == [("begin", [1, 2]), ("observe", [3])]

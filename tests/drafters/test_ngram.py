@@ -1,0 +1,132 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.verify import accept
+from ondevice.drafters.ngram import NgramDrafter
+from ondevice.drafters.protocol import ROOT
+from ondevice.engines.protocol import Outputs
+from tests.decoding.markov import MarkovTarget, plain
+
+OUTPUTS = Outputs(np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32))
+
+
+def begun(prompt: list[int], drafter: NgramDrafter | None = None) -> NgramDrafter:
+    drafter = drafter or NgramDrafter()
+    drafter.begin(prompt)
+    return drafter
+
+
+def test_it_drafts_what_followed_the_longest_match() -> None:
+    draft = begun([5, 0, 1, 2, 3, 4, 9, 2, 8, 0, 1, 2]).draft(2)
+    assert draft.tokens.tolist() == [3, 4]
+    assert draft.parents.tolist() == [ROOT, 0]
+    assert draft.source == "ngram"
+    assert draft.probs is None
+    assert ((draft.confidence > 0) & (draft.confidence < 1)).all()
+
+
+def test_nothing_is_drafted_where_nothing_matches() -> None:
+    drafter = begun([1, 2, 3, 4])
+    assert len(drafter.draft(8)) == 0
+    assert drafter.forecast(8).survival.shape == (0,)
+
+
+def test_a_forecast_is_that_of_the_draft() -> None:
+    drafter = begun([1, 2, 3, 4, 1, 2, 3, 4, 1, 2])
+    forecast, draft = drafter.forecast(6), drafter.draft(6)
+    assert forecast.source == draft.source
+    np.testing.assert_allclose(forecast.survival, np.cumprod(draft.confidence), rtol=1e-5)
+    assert (np.diff(forecast.survival) <= 0).all()
+    assert len(drafter.forecast(2).survival) == 2
+
+
+def test_a_draft_ends_at_the_floor() -> None:
+    drafter = begun([1, 2, 3, 4, 1, 2, 3, 4, 1, 2])
+    survival = drafter.forecast(6).survival
+    assert len(drafter.draft(6, floor=float(survival[2]) - 1e-4)) == 3
+    assert len(drafter.draft(6, floor=1.0)) == 0
+
+
+def test_it_learns_what_a_match_is_worth_even_when_others_draft() -> None:
+    """The text repeats its words, but what comes next is never what came before."""
+    drafter = begun([1, 2])
+    for new in range(100, 220):
+        drafter.observe([1, 2, new], OUTPUTS)
+    drafter.observe([1, 2], OUTPUTS)
+    assert len(drafter.draft(4)) == 0
+
+
+def test_it_trusts_a_text_that_repeats_itself() -> None:
+    drafter = begun([1, 2, 3, 4, 5])
+    for _ in range(40):
+        drafter.observe([1, 2, 3, 4, 5], OUTPUTS)
+    assert drafter.forecast(10).survival[-1] > 0.8
+
+
+def test_a_draft_follows_everything_observed() -> None:
+    drafter = begun([1, 2, 3, 1])
+    drafter.forecast(4)
+    drafter.observe([2, 7, 1, 2, 7, 1, 2], OUTPUTS)
+    assert drafter.draft(1).tokens.tolist() == [7]
+
+
+def test_text_generated_in_earlier_turns_is_kept_and_their_prompts_are_not() -> None:
+    drafter = begun([50, 51, 52])
+    drafter.observe([1, 2, 3, 4], OUTPUTS)
+    begun([9, 1, 2], drafter)
+    assert drafter.draft(1).tokens.tolist() == [3]
+    begun([50, 51], drafter)
+    assert len(drafter.draft(2)) == 0
+
+
+def test_no_match_spans_two_turns() -> None:
+    drafter = begun([50])
+    drafter.observe([1, 2], OUTPUTS)
+    begun([51], drafter)
+    drafter.observe([3, 4], OUTPUTS)
+    begun([9, 1, 2], drafter)
+    assert len(drafter.draft(2)) == 0
+
+
+def test_only_so_many_turns_are_kept() -> None:
+    drafter = NgramDrafter(keep_turns=2)
+    for turn in range(4):
+        begun([90 + turn], drafter)
+        drafter.observe([10 * turn, 10 * turn + 1, 10 * turn + 2, 10 * turn + 3], OUTPUTS)
+    assert len(begun([99, 10, 11], drafter).draft(1)) == 0
+    assert begun([99, 20, 21], drafter).draft(1).tokens.tolist() == [22]
+    assert begun([99, 30, 31], drafter).draft(1).tokens.tolist() == [32]
+
+
+def test_a_prompt_that_continues_the_conversation_finds_the_earlier_prompt_too() -> None:
+    drafter = begun([50, 51, 52, 53])
+    drafter.observe([1, 2, 3], OUTPUTS)
+    begun([50, 51, 52, 53, 1, 2, 3, 8, 51, 52], drafter)
+    assert drafter.draft(1).tokens.tolist() == [53]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("seed", range(3))
+def test_output_is_that_of_plain_decoding(temperature: float, seed: int) -> None:
+    target = MarkovTarget(6, seed, contrast=3.0)
+    options = SamplingOptions(temperature, repetition_penalty=1.05, seed=seed)
+    tokens, sampler, accepted = [0, 1, 2], Sampler(options), 0
+    drafter = begun(tokens)
+    while len(tokens) < 203:
+        draft = drafter.draft(5)
+        verdict = accept(draft, target.forward(tokens[-1], draft), tokens, sampler)
+        drafter.observe(verdict.emitted, OUTPUTS)
+        tokens += verdict.emitted
+        accepted += verdict.accepted
+    assert tokens[3:203] == plain(target, [0, 1, 2], Sampler(options), 200)
+    assert accepted > 20
+
+
+def test_the_decoding_layer_does_not_import_numba() -> None:
+    modules = "ondevice, ondevice.drafters.fallback, ondevice.decoding.schedule, ondevice.decoding.verify"
+    check = f"import sys, {modules}; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
