@@ -16,8 +16,9 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 Probabilities = NDArray[np.float64]
 
-FIRST_GUESS = 1024
-"""Tokens looked at first in search of a top-p set; that many nearly always hold it."""
+BINS_PER_NAT = 64
+BINS = 4096
+"""Of the histogram that finds a top-p set; its last bin holds what is 64 nats or more below the likeliest token."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,11 @@ class LogitsProcessor(Protocol):
     """Changes a row of logits before a token is chosen, for a grammar say; -inf forbids a token."""
 
     def __call__(self, logits: Floats, context: Sequence[int]) -> Floats:
-        """Args:
+        """The changed row, float32[V].
+
+        Args:
             logits: float32[V], the processor's own to write to.
             context: every token before the one to be chosen, the draft path included.
-
-        Returns:
-            float32[V]
         """
         ...
 
@@ -89,7 +89,8 @@ class Sampler:
         if self.greedy:
             return _likeliest(scores)
         ids, weights = self._warped(scores)
-        return int(ids[draw(weights, self.rng)])
+        index = draw(weights, self.rng)
+        return index if ids is None else int(ids[index])
 
     def distribution(self, logits: Floats, context: Sequence[int]) -> Probabilities:
         """float64[V]: the chance of each token to be what `choose` returns."""
@@ -99,7 +100,7 @@ class Sampler:
             probs[_likeliest(scores)] = 1.0
             return probs
         ids, weights = self._warped(scores)
-        probs[ids] = weights / weights.sum()
+        probs[slice(None) if ids is None else ids] = weights / weights.sum()
         return probs
 
     def _processed(self, logits: Floats, context: Sequence[int]) -> Floats:
@@ -116,19 +117,25 @@ class Sampler:
             scores = processor(scores, context)
         return scores
 
-    def _warped(self, scores: Floats) -> tuple[Ids, Probabilities]:
-        """The tokens that can be drawn, ids ascending, and their weights: temperature, top-k, top-p, min-p in turn."""
+    def _warped(self, scores: Floats) -> tuple[Ids | None, Probabilities]:
+        """Temperature, top-k, top-p and min-p in turn.
+
+        Returns:
+            The ids that top-k leaves, ascending, None for all; the weight of each, 0 where it cannot be drawn.
+        """
         options = self.options
         peak = _peak(scores, int(scores.argmax()))
         ids = _top_k(scores, options.top_k)
-        weights = np.exp((scores[ids].astype(np.float64) - peak) / options.temperature)
-        keep = weights > 0.0
-        if options.min_p is not None:
-            # The likeliest token's weight is 1, and top-p, which comes first, never drops it.
-            keep &= weights >= options.min_p
+        depths = (peak - (scores if ids is None else scores[ids]).astype(np.float64)) / options.temperature
+        weights = np.exp(-depths)
+        dropped = np.zeros(len(weights), np.bool_)
         if options.top_p is not None and options.top_p < 1.0:
-            keep &= _top_p(weights, options.top_p)
-        return ids[keep], weights[keep]
+            dropped |= ~_top_p(depths, weights, options.top_p)
+        if options.min_p is not None:
+            # The likeliest token's weight is 1, and top-p never drops it.
+            dropped |= weights < options.min_p
+        weights[dropped] = 0.0
+        return ids, weights
 
 
 def draw(weights: Probabilities, rng: np.random.Generator) -> int:
@@ -153,26 +160,29 @@ def _peak(scores: Floats, best: int) -> float:
     return peak
 
 
-def _top_k(scores: Floats, top_k: int | None) -> Ids:
-    """The ids of the k largest, ascending; like transformers, with everything that ties with the k-th."""
+def _top_k(scores: Floats, top_k: int | None) -> Ids | None:
+    """The ids of the k largest, ascending; like transformers, with everything that ties with the k-th. None: all."""
     if top_k is None or top_k >= len(scores):
-        return np.arange(len(scores))
+        return None
     cut = len(scores) - top_k
     return np.flatnonzero(scores >= np.partition(scores, cut)[cut])
 
 
-def _top_p(weights: Probabilities, top_p: float) -> NDArray[np.bool_]:
-    """Which weights are in the smallest set that holds `top_p` of the mass, largest first, lowest id first in a tie."""
-    keep = np.zeros(len(weights), np.bool_)
-    needed = top_p * weights.sum()
-    count = min(FIRST_GUESS, len(weights))
-    while True:
-        cut = len(weights) - count
-        largest = np.flatnonzero(weights >= np.partition(weights, cut)[cut]) if cut else np.arange(len(weights))
-        order = largest[np.argsort(-weights[largest], kind="stable")]
-        mass = np.cumsum(weights[order])
-        if mass[-1] >= needed or not cut:
-            # A token stays while what comes before it falls short.
-            keep[order[: int(np.searchsorted(mass, needed, side="left")) + 1]] = True
-            return keep
-        count = min(8 * count, len(weights))
+def _top_p(depths: Probabilities, weights: Probabilities, top_p: float) -> NDArray[np.bool_]:
+    """Which tokens are in the smallest set that holds `top_p` of the mass, likeliest first, lowest id first in a tie.
+
+    A histogram finds the bin in which the set ends, so that only this bin is sorted.
+
+    depths : float64[n], distance below the likeliest token, in nats; weights : float64[n], exp(-depths)
+    """
+    bins = np.minimum(depths * BINS_PER_NAT, BINS - 1).astype(np.intp)
+    mass = np.cumsum(np.bincount(bins, weights, BINS))
+    needed = top_p * mass[-1]
+    last = int(np.searchsorted(mass, needed, side="left"))
+    keep = bins < last
+    edge = np.flatnonzero(bins == last)
+    edge = edge[np.argsort(depths[edge], kind="stable")]
+    # A token stays while what comes before it falls short.
+    before = np.concatenate([[mass[last - 1] if last else 0.0], weights[edge[:-1]]]).cumsum()
+    keep[edge[before < needed]] = True
+    return keep

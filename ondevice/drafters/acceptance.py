@@ -18,15 +18,15 @@ class Tally:
     hits: float = 0.0
     weight: float = 0.0
 
-    def fade(self, events: float = 1.0) -> None:
-        """Forget as much as that many new events would make it."""
-        self.hits *= self.keep**events
-        self.weight *= self.keep**events
+    def fade(self) -> None:
+        """Forget as much as a new event would make it."""
+        self.hits *= self.keep
+        self.weight *= self.keep
 
-    def add(self, hit: bool, events: float = 1.0) -> None:
-        self.fade(events)
-        self.hits += events * hit
-        self.weight += events
+    def add(self, hit: bool) -> None:
+        self.fade()
+        self.hits += hit
+        self.weight += 1.0
 
     def rate(self, prior: float = 0.0, prior_weight: float = 0.0) -> float:
         """The share of hits, with a prior that is worth `prior_weight` events."""
@@ -45,20 +45,27 @@ class Calibration:
     """
 
     def __init__(self, knots: int = 17, keep: float = 0.98, start_weight: float = 4.0) -> None:
-        self._tallies = [Tally(keep, start_weight * i / (knots - 1), start_weight) for i in range(knots)]
+        self._keep = keep
+        self._knots = np.linspace(0.0, 1.0, knots)
+        self._weights = np.full(knots, start_weight)
+        self._hits = start_weight * self._knots
 
     def probability(self, raw: float) -> float:
-        return sum(share * tally.rate() for tally, share in self._neighbours(raw))
+        return float(self.probabilities(np.array(raw)))
+
+    def probabilities(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The chances of several raw confidences."""
+        chances: NDArray[np.float64] = np.interp(raw, self._knots, self._hits / self._weights)
+        return chances
 
     def observe(self, raw: float, taken: bool) -> None:
         """The target took, or refused, a token of this raw confidence, having taken all before it."""
-        for tally, share in self._neighbours(raw):
-            tally.add(taken, share)
-
-    def _neighbours(self, raw: float) -> tuple[tuple[Tally, float], tuple[Tally, float]]:
-        place = min(max(raw, 0.0), 1.0) * (len(self._tallies) - 1)
-        low = min(int(place), len(self._tallies) - 2)
-        return (self._tallies[low], low + 1 - place), (self._tallies[low + 1], place - low)
+        place = min(max(raw, 0.0), 1.0) * (len(self._knots) - 1)
+        low = min(int(place), len(self._knots) - 2)
+        for knot, share in ((low, low + 1 - place), (low + 1, place - low)):
+            kept = self._keep**share
+            self._weights[knot] = kept * self._weights[knot] + share
+            self._hits[knot] = kept * self._hits[knot] + share * taken
 
 
 class PositionAcceptance:

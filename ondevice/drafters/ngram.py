@@ -101,6 +101,5 @@ class NgramDrafter:
 
     def _confidence(self, k: int) -> NDArray[np.float64]:
         """float64[n], n <= k: calibrated confidence of each guessed token, up to where a draft should end."""
-        raw = self._guessed(k).raw[:k].tolist()
-        confidence = np.array([self._calibration.probability(value) for value in raw])
+        confidence = self._calibration.probabilities(self._guessed(k).raw[:k])
         return confidence[np.cumprod(confidence) >= LEAST_SURVIVAL]

@@ -245,7 +245,7 @@ def longest_match(tables: Tables) -> tuple[int, int]:
 
 @kernel
 def likeliest(tables: Tables, state: int) -> tuple[int, int, int]:
-    """The most frequent edge out of a state that has one; how often anything followed the state, and how many things."""
+    """The most frequent edge out of a state that has one; how often anything followed it, and how many things did."""
     states, edges = tables.states, tables.edges
     best = int(states[state, EDGE])
     total = 0
