@@ -109,7 +109,7 @@ class Tape:
         known = self._initializers.get(name)
         if known is None:
             known = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
             )
             self._initializers[name] = known
         elif not _same(known.const_value, tensor):

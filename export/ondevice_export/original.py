@@ -1,0 +1,82 @@
+"""The original pair in float32 on torch, which only a verification needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice.errors import MissingDependencyError
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One prompt through the target: logits [T, V], post-norm hidden [1, T, H], and the shared caches."""
+
+    logits: npt.NDArray[np.float32]
+    hidden: Any
+    caches: dict[str, tuple[Any, Any]]
+
+
+class Original:
+    """A target and its drafter as transformers runs them."""
+
+    def __init__(self, target: Path, drafter: Path | None) -> None:
+        self._target = _load(target)
+        self._drafter = None if drafter is None else _load(drafter)
+
+    @property
+    def has_drafter(self) -> bool:
+        return self._drafter is not None
+
+    def run(self, prompt: list[int]) -> Reference:
+        import torch
+
+        with torch.inference_mode():
+            output = self._target(
+                torch.tensor([prompt]), output_hidden_states=True, return_shared_kv_states=True, use_cache=False
+            )
+        return Reference(output.logits[0].numpy(), output.hidden_states[-1], dict(output.shared_kv_states))
+
+    def draft(self, reference: Reference, length: int, token: int) -> int:
+        """The first token of a draft after `length` tokens and `token` (SinglePositionMultiTokenCandidateGenerator)."""
+        import torch
+
+        assert self._drafter is not None
+        with torch.inference_mode():
+            embedded = self._target.get_input_embeddings()(torch.tensor([[token]]))
+            output = self._drafter(
+                inputs_embeds=torch.cat([embedded, reference.hidden[:, length - 1 : length]], dim=-1),
+                position_ids=torch.tensor([[length]]),
+                shared_kv_states={
+                    kind: (key[:, :, :length], value[:, :, :length]) for kind, (key, value) in reference.caches.items()
+                },
+            )
+        return int(output.logits[0, -1].argmax())
+
+
+def check_installed() -> None:
+    """Find what a verification imports, before an export has taken its time.
+
+    Raises:
+        MissingDependencyError: naming the first package that is not there.
+    """
+    for package in ("torch", "transformers", "optimum.exporters", "requests"):  # optimum 2.3 imports requests unasked
+        name = package.partition(".")[0]
+        if find_spec(name) is None or find_spec(package) is None:
+            raise MissingDependencyError(name, "verify")
+
+
+def _load(directory: Path) -> Any:
+    """The model of a checkpoint, whichever class its architecture names."""
+    import torch
+    from optimum.exporters.tasks import TasksManager
+
+    model = TasksManager.get_model_from_task(
+        "text-generation", directory, framework="pt", torch_dtype=torch.float32, library_name="transformers"
+    )
+    return model.eval()

@@ -1,0 +1,171 @@
+"""How far a bundle is from the model it was made of, on real text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.engines.ort import OrtEngine
+from ondevice.engines.protocol import Engine, TokenTree
+from ondevice.errors import PromptError
+from ondevice.terminal.bench.prompts import load_prompts
+from ondevice.text.tokenizer import Tokenizer
+from ondevice_export.original import Original, check_installed
+
+FloatArray = npt.NDArray[np.float32]
+
+_MAX_TOKENS = 256
+"""A longer prompt is cut: 256 rows of logits of a vocabulary of 262,144 take 268 MB."""
+_CHUNK = 16
+"""The drafters are compared once per chunk."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        prompts: how many were run.
+        tokens: positions compared.
+        largest_logit_error: over all positions and tokens.
+        top1_agreement: share of positions where both find the same token most likely.
+        perplexity_before: of the original on the prompts.
+        perplexity_after: of the bundle.
+        drafts: single draft steps compared; 0 without a drafter.
+        drafter_agreement: share of them where both drafters propose the same token; None without a drafter.
+    """
+
+    prompts: int
+    tokens: int
+    largest_logit_error: float
+    top1_agreement: float
+    perplexity_before: float
+    perplexity_after: float
+    drafts: int
+    drafter_agreement: float | None
+
+    def table(self) -> str:
+        """A small Markdown table."""
+        rows = [
+            ("prompts, tokens", f"{self.prompts}, {self.tokens}"),
+            ("largest logit error", f"{self.largest_logit_error:.4g}"),
+            ("top-1 agreement", f"{self.top1_agreement:.2%}"),
+            ("perplexity before, after", f"{self.perplexity_before:.3f}, {self.perplexity_after:.3f}"),
+        ]
+        if self.drafter_agreement is not None:
+            rows.append((f"drafter top-1 agreement ({self.drafts} drafts)", f"{self.drafter_agreement:.2%}"))
+        return "\n".join(["| verified against the original | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)])
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Counts of one prompt; they add up."""
+
+    tokens: int = 0
+    error: float = 0.0
+    matches: int = 0
+    loss_before: float = 0.0
+    loss_after: float = 0.0
+    drafts: int = 0
+    draft_matches: int = 0
+
+    def __add__(self, other: _Sums) -> _Sums:
+        merged = {
+            field.name: getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)
+        }
+        return _Sums(**{**merged, "error": max(self.error, other.error)})
+
+
+def read_prompts(bundle_path: Path, path: Path | None) -> list[list[int]]:
+    """Token ids of the prompts of a file, or of a few built-in ones.
+
+    Raises:
+        PromptError: the file is unreadable, or the bundle has no tokenizer to read it with.
+    """
+    bundle = Bundle.open(bundle_path)
+    tokenizer_path = bundle.file(TOKENIZER)
+    if tokenizer_path is None:
+        raise PromptError("--verify needs a tokenizer, and the checkpoint has no tokenizer.json")
+    tokenizer = Tokenizer.from_file(tokenizer_path, bundle.manifest.bos_token_id)
+    texts = [prompt for prompt in load_prompts(path, None, as_chat=False) if isinstance(prompt, str)]
+    return [tokenizer.encode(text) for text in texts]
+
+
+def verify(
+    bundle_path: Path, target: Path, drafter: Path | None, prompts: Sequence[Sequence[int]], *, threads: int = 2
+) -> Verification:
+    """Run the original, in float32, and the bundle over the same tokens.
+
+    Args:
+        bundle_path: the bundle.
+        target: the checkpoint it was made of.
+        drafter: the drafter's checkpoint, where the bundle has one.
+        prompts: token ids; each is cut to 256.
+        threads: of the engine.
+
+    Raises:
+        MissingDependencyError: torch, transformers or optimum is not installed.
+        PromptError: no prompt has two tokens.
+    """
+    usable = [list(prompt[:_MAX_TOKENS]) for prompt in prompts if len(prompt) > 1]
+    if not usable:
+        raise PromptError("there is nothing to verify with: every prompt is shorter than two tokens")
+    check_installed()
+    original = Original(target, drafter)
+    engine = OrtEngine(Bundle.open(bundle_path), threads)
+    total = sum((_compare(engine, original, prompt) for prompt in usable), _Sums())
+    engine.close()
+    predicted = total.tokens - len(usable)
+    return Verification(
+        prompts=len(usable),
+        tokens=total.tokens,
+        largest_logit_error=total.error,
+        top1_agreement=total.matches / total.tokens,
+        perplexity_before=float(np.exp(total.loss_before / predicted)),
+        perplexity_after=float(np.exp(total.loss_after / predicted)),
+        drafts=total.drafts,
+        drafter_agreement=total.draft_matches / total.drafts if total.drafts else None,
+    )
+
+
+def _compare(engine: Engine, original: Original, prompt: list[int]) -> _Sums:
+    """Feed a prompt chunk by chunk; draft once after each chunk, given the token that follows it."""
+    reference = original.run(prompt)
+    engine.rewind(0)
+    total = _Sums()
+    for start, stop in _chunks(len(prompt)):
+        outputs = engine.forward(TokenTree.chain(prompt[start:stop]), range(stop - start))
+        engine.commit(range(stop - start))
+        logits, hidden = outputs.logits.copy(), outputs.hidden[-1].copy()
+        expected = reference.logits[start:stop]
+        following = np.array(prompt[start + 1 : stop + 1], np.int64)
+        total += _Sums(
+            tokens=stop - start,
+            error=float(np.abs(logits - expected).max()),
+            matches=int((logits.argmax(-1) == expected.argmax(-1)).sum()),
+            loss_before=_loss(expected, following),
+            loss_after=_loss(logits, following),
+        )
+        if original.has_drafter and engine.has_drafter and stop < len(prompt):
+            step = engine.draft_step(prompt[stop], hidden)
+            proposed = int(step.candidates[step.logits.argmax()])
+            total += _Sums(drafts=1, draft_matches=int(proposed == original.draft(reference, stop, prompt[stop])))
+    return total
+
+
+def _chunks(length: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK))
+
+
+def _loss(logits: FloatArray, following: npt.NDArray[np.int64]) -> float:
+    """Summed negative log-likelihood of the tokens that follow; the last row of a prompt has none."""
+    rows = logits[: len(following)].astype(np.float64)
+    peak = rows.max(-1)
+    normaliser = peak + np.log(np.exp(rows - peak[:, None]).sum(-1))
+    return float((normaliser - rows[np.arange(len(following)), following]).sum())
