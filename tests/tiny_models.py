@@ -66,13 +66,14 @@ _TEXT["multimodal"] = _TEXT["e2b"]
 FAMILIES = tuple(_TEXT)
 
 
-def save_target(path: Path, family: str, seed: int = 0) -> PreTrainedModel:
+def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """Save a random target and return it.
 
     Args:
         path: a directory, made where missing.
         family: one of `FAMILIES`; `multimodal` is `e2b` inside the vision and audio layout, `12b` is unified.
         seed: of the weights.
+        overrides: fields of the text configuration.
     """
     fields = {
         "vocab_size": VOCAB,
@@ -86,6 +87,7 @@ def save_target(path: Path, family: str, seed: int = 0) -> PreTrainedModel:
         "final_logit_softcapping": 30.0,
         "num_hidden_layers": len(_TEXT[family]["layer_types"]),
         **_TEXT[family],
+        **overrides,
     }
     torch.manual_seed(seed)
     model: PreTrainedModel

@@ -15,7 +15,6 @@ from ondevice_export.graph_files import count_weights, estimate_bytes, write_dra
 from ondevice_export.manifest import make_manifest
 from ondevice_export.models import DrafterModel, TargetModel, open_drafter, open_target
 from ondevice_export.options import ExportOptions
-from ondevice_export.pair import check_pair
 from ondevice_export.source import Checkout, Note, default_name, locate, locate_drafter
 from ondevice_export.text_files import copy_text_files
 
@@ -64,9 +63,7 @@ def export(
     check_replaceable(place)
     with ExitStack() as stack:
         opened = stack.enter_context(open_target(target, note))
-        opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant))
-        if opened_drafter is not None:
-            check_pair(opened.config, opened_drafter.config)
+        opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
         _write(opened, opened_drafter, place, options, progress=progress or (lambda _done, _total: None), note=note)
     return place
 

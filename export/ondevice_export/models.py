@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import DrafterConfig, TextConfig, read_drafter, read_target
+from ondevice_export.pair import check_pair
 from ondevice_export.source import Checkout, Note
 from ondevice_export.tensor_names import Shapes, drafter_shapes, target_shapes, text_prefix, unread
 
@@ -49,13 +50,15 @@ def open_target(checkout: Checkout, note: Note) -> Iterator[TargetModel]:
 
 
 @contextmanager
-def open_drafter(checkout: Checkout) -> Iterator[DrafterModel]:
-    """Open a drafter and check every tensor that will be read.
+def open_drafter(checkout: Checkout, target: TargetModel) -> Iterator[DrafterModel]:
+    """Open a drafter, check that it belongs to the target, and every tensor that will be read.
 
     Raises:
+        PairMismatchError: it was made for another target.
         CheckpointError: it is no assistant, or a tensor is missing or misshapen.
     """
     config = read_drafter(checkout.directory)
+    check_pair(target.config, config)
     with Checkpoint(checkout.directory) as checkpoint:
         shapes = drafter_shapes(config)
         checkpoint.check(shapes)
