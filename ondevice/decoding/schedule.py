@@ -70,7 +70,7 @@ class HeuristicSchedule:
     num_assistant_tokens: int
 
     def plan(self, drafter: Drafter, limit: int) -> Plan:
-        return Plan(min(self.num_assistant_tokens, limit))
+        return Plan(min(self.num_assistant_tokens, limit, MOST))
 
     def observe(self, this: Round) -> None:
         if this.drafted:

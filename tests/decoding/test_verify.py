@@ -9,7 +9,7 @@ from ondevice.drafters.protocol import Draft
 from tests.decoding.markov import MarkovTarget, plain, random_tree, speculative
 
 VOCAB = 4
-TRIALS = 6000
+TRIALS = 4000
 CHI_SQUARE_15_DF = 37.7
 """Exceeded once in a thousand when 16 cells have the chances they should have."""
 

@@ -1,0 +1,103 @@
+"""How good n-gram guesses are, and what they cost: `python benchmarks/ngram.py [FILE ...]`.
+
+Reads each file word by word as if it were being generated, guesses the next word before reading it, and prints Markdown
+tables. Without files it takes modules of this interpreter's standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import re
+import sysconfig
+from pathlib import Path
+from time import perf_counter
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.drafters.ngram import NgramDrafter
+from ondevice.drafters.suffix_automaton import SuffixAutomaton
+from ondevice.engines.protocol import Outputs
+
+WORD = re.compile(r"\w+|\s+|[^\w\s]")
+NOTHING = Outputs(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
+
+
+def texts(paths: list[Path]) -> list[list[int]]:
+    """Each file as ids of its words, numbered as they first appear in any."""
+    ids: dict[str, int] = {}
+    words = (WORD.findall(path.read_text(encoding="utf-8", errors="replace")) for path in paths)
+    return [[ids.setdefault(word, len(ids)) for word in text] for text in words]
+
+
+def standard_library(count: int) -> list[Path]:
+    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return random.Random(0).sample(modules, count)
+
+
+def guesses(text: list[int]) -> NDArray[np.float64]:
+    """float64[n, 3]: raw confidence of the guess for each next word, calibrated confidence, whether it was right."""
+    rows = []
+    automaton, drafter = SuffixAutomaton(), NgramDrafter()
+    drafter.begin([])
+    for word in text:
+        guess, raw = automaton.continuation(1)
+        if len(guess):
+            draft = drafter.draft(1)
+            calibrated = float(draft.confidence[0]) if len(draft) else np.nan
+            rows.append((float(raw[0]), calibrated, float(guess[0] == word)))
+        automaton.extend([word])
+        drafter.observe([word], NOTHING)
+    return np.array(rows).reshape(-1, 3)
+
+
+def calibration_table(rows: NDArray[np.float64]) -> str:
+    lines = ["| raw confidence | guesses | mean raw | mean calibrated | right |", "|---|---:|---:|---:|---:|"]
+    for low in np.arange(0, 1, 0.1):
+        of_bin = rows[(rows[:, 0] >= low) & (rows[:, 0] < low + 0.1)]
+        if len(of_bin):
+            drafted = of_bin[~np.isnan(of_bin[:, 1]), 1]
+            calibrated = f"{drafted.mean():.2f}" if len(drafted) else "no draft"
+            raw, right = of_bin[:, 0].mean(), of_bin[:, 2].mean()
+            lines.append(f"| {low:.1f} to {low + 0.1:.1f} | {len(of_bin)} | {raw:.2f} | {calibrated} | {right:.2f} |")
+    return "\n".join(lines)
+
+
+def cost_table(text: list[int]) -> str:
+    """Of a long text: its tokens at once, and a round of the drafter."""
+    SuffixAutomaton().extend(text)
+    started = perf_counter()
+    SuffixAutomaton().extend(text)
+    per_token = (perf_counter() - started) / len(text)
+    drafter = NgramDrafter()
+    drafter.begin(text)
+    rounds = text[:2000]
+    started = perf_counter()
+    for word in rounds:
+        drafter.forecast(16)
+        drafter.draft(16)
+        drafter.observe([word], NOTHING)
+    per_round = (perf_counter() - started) / len(rounds)
+    return (
+        "| | |\n|---|---:|\n"
+        f"| tokens | {len(text)} |\n"
+        f"| append a token, ns | {per_token * 1e9:.0f} |\n"
+        f"| forecast, draft of 16 and observe, us | {per_round * 1e6:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    read = texts(parser.parse_args().files or standard_library(40))
+    print(calibration_table(np.concatenate([guesses(text) for text in read])), end="\n\n")
+    print(cost_table([word for text in read for word in text]), end="\n\n")
+    versions = f"numba {numba.__version__}, numpy {np.__version__}, Python {platform.python_version()}"
+    print(f"{len(read)} files; {platform.machine()}, {versions}")
+
+
+if __name__ == "__main__":
+    main()
