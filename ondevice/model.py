@@ -31,9 +31,6 @@ from ondevice.text.tokenizer import Tokenizer
 
 EngineName = Literal["auto", "ort"]
 
-DEFAULT_ASSISTANT_TOKENS = 6
-"""What Gemma 4's assistants ship with (their generation_config.json)."""
-
 
 class Model:
     """One bundle, one engine, one sequence's cache. Generations of one model come one after another.
@@ -172,9 +169,11 @@ class Model:
         return Fallback(MtpDrafter(self.engine), NgramDrafter())
 
     def _schedule(self, chosen: GenerationOptions) -> Schedule:
-        model = self.manifest.drafter
-        shipped = model.num_assistant_tokens if model else DEFAULT_ASSISTANT_TOKENS
-        return make_schedule(chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens or shipped, self._costs)
+        """Made anew for each generation; what it learns about costs stays in `self._costs`."""
+        name, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
+        if count is None and name != "auto" and self.manifest.drafter is not None:
+            count = self.manifest.drafter.num_assistant_tokens
+        return make_schedule(name, count, self._costs)
 
     def _rounds(
         self,

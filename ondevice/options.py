@@ -56,7 +56,8 @@ class GenerationOptions:
     temperature : 0 is greedy
     stop : strings that end the text; they are not part of it
     drafter : `auto` takes the bundle's MTP drafter with n-grams as its fallback, or n-grams alone
-    num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`; `auto` ignores it
+    num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, longest of `auto`; None
+        takes what the drafter ships with, and for `auto` no limit but its own
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
     on_prefill : called after every chunk of a prompt with the tokens done and their number
     """
