@@ -50,8 +50,8 @@ balanced k-means of the target's embedding.
 Python source of the standard library (CPython {python}), which the Python Software Foundation License permits; the
 weights are given under the same licence. Modules outside test packages count twice; generated tables are left out.
 About {chat_percent} % of the tokens are chats made from functions with docstrings. Modules whose path hashes into the
-held-out {held_out_percent} % were never trained on. The tokenizer is a byte-level BPE of {vocabulary} tokens trained on
-the same text.
+held-out {held_out_percent} % were never trained on. The tokenizer is a byte-level BPE of {vocabulary} tokens, trained
+on the same text.
 
 ## Training
 
@@ -74,9 +74,13 @@ text. Rounds computed side by side, as in training, differ from the reference's 
 
 ## Samples
 
-Temperature 0.6, cut after the first function or class:
+Temperature 0.6, each cut after its first function or class:
 
 {samples}
+
+Asked "{question}" in the chat template, it answers:
+
+{answer}
 
 ## Limits
 
@@ -106,6 +110,8 @@ def write_card(directory: Path) -> None:
         acceptance=acceptance_table(greedy, figures["sampled"]),
         reach=greedy["centroid_reach"],
         error=figures["one_query_error"],
+        question=figures["question"],
+        answer="\n".join(f"> {line}".rstrip() for line in figures["answer"].split("\n")),
         samples="\n\n".join(f"```python\n{sample}\n```" for sample in figures["samples"]),
         **figures["corpus"],
     )

@@ -17,7 +17,7 @@ from clusters import balanced_clusters
 from dataset import Blocks
 from run import Run
 from schedule import Budget
-from target import LONG, PATTERN, ROWS, SHORT, calm, softcapped, trained_target
+from target import LONG, PATTERN, calm, softcapped, trained_target
 from tokenizer import BOS, EOS, PAD, VOCABULARY
 from torch import Tensor
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
@@ -161,32 +161,31 @@ def step_loss(
 
 
 class DrafterRun(Run):
-    """Distillation from the frozen target, on long blocks of the corpus and on the target's own text by turns."""
+    """Distillation from the frozen target, on blocks of the corpus and of the target's own text by turns."""
 
-    step_tokens = 4 * ROWS
+    step_tokens = 4 * LONG
 
     def __init__(self, work: Path, device: torch.device, budget: Budget) -> None:
         target = trained_target(work)
         model = new_drafter(target).to(device)
-        self.target = target.to(device)
-        self.target.set_attn_implementation("chunked")
-        model.set_attn_implementation("chunked")
         super().__init__(model, work / "drafter.pt", budget)
         self.device = device
-        self.blocks = [Blocks(np.load(work / "train.npy"), LONG, seed=1), Blocks(np.load(work / "own.npy"), SHORT)]
-        window = self.target.config.sliding_window
-        self.target_masks = {n: causal_masks(n, window, device) for n in (SHORT, LONG)}
-        self.round_masks = {n: round_masks(n, window, device) for n in (SHORT, LONG)}
+        self.target = target.to(device)
+        for part in (model, self.target):
+            part.set_attn_implementation("chunked")
+        self.streams = [Blocks(np.load(work / file), LONG, seed=1) for file in ("train.npy", "own.npy")]
+        self.target_masks = causal_masks(LONG, target.config.sliding_window, device)
+        self.round_masks = round_masks(LONG, target.config.sliding_window, device)
         self.lesson = torch.compile(lesson, dynamic=False)
         self.step_loss = torch.compile(step_loss, dynamic=False)
 
     def accumulate(self) -> float:
-        """Gradients of one step: half of it on each kind of text."""
-        parts = self.step_tokens // ROWS
+        """Gradients of one step: half of its blocks from each stream."""
+        parts = self.step_tokens // LONG
         total = 0.0
         for part in range(workers.rank(), parts, workers.count()):
-            blocks = self.blocks[part % len(self.blocks)]
-            ids, _ = blocks.batch((self.step * parts + part) // len(self.blocks), ROWS // blocks.length)
+            index, stream = divmod(self.step * parts + part, len(self.streams))
+            ids, _ = self.streams[stream].batch(index, 1)
             with torch.autocast(self.device.type, torch.bfloat16):
                 loss = self.unrolled_loss(ids.to(self.device))
             (loss / parts).backward()
@@ -194,18 +193,17 @@ class DrafterRun(Run):
         return total
 
     def unrolled_loss(self, ids: Tensor) -> Tensor:
-        """Weighted mean loss over STEPS draft steps of every round in ids : int64[B, T]."""
-        length = ids.shape[1]
-        taught = self.lesson(self.target, ids, self.target_masks[length])
+        """Weighted mean loss over STEPS draft steps of every round in ids : int64[B, LONG]."""
+        taught = self.lesson(self.target, ids, self.target_masks)
         states, total, weights = taught.hidden, torch.zeros((), device=self.device), 0.0
         for step in range(1, STEPS + 1):
-            counted = (torch.arange(length, device=self.device) < length - step).float()
+            counted = (torch.arange(LONG, device=self.device) < LONG - step).float()
             loss, states = self.step_loss(
                 self.model,
                 ahead(taught.embeddings, step),
                 states,
                 taught.shared_kv,
-                self.round_masks[length],
+                self.round_masks,
                 teacher=ahead(taught.logits, step),
                 counted=counted,
             )

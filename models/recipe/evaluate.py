@@ -9,21 +9,28 @@ import numpy.typing as npt
 import torch
 from attention import causal_masks
 from checkpoint import DRAFT_TOKENS
-from dataset import Blocks, Tokens
+from corpus import Chat
+from dataset import Blocks, Tokens, prompt_ids
 from drafter import Lesson, ahead, draft_states, lesson, round_masks
 from owntext import continue_rows
+from tokenizer import EOS, TURN_END
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
-BLOCK, BLOCKS = 2048, 64
-PROMPTS, PROMPT, CONTINUED = 64, 128, 256  # rows, their tokens, and the tokens the target adds
+BLOCK, BLOCKS = 2048, 32
+PROMPTS, PROMPT, CONTINUED = 48, 128, 208  # rows, their tokens, and the tokens the target adds
+SIDE_BY_SIDE = 8  # rows whose rounds are drafted together: the centroid head gathers 256 kB per position
 STARTS = (
     'def read_lines(path):\n    """',
-    "def is_prime(n):\n",
+    "def is_prime(n):",
     "class Stack:\n    def __init__(self",
 )
+
+
+QUESTION = "Write a Python function `add(a, b)`: Return the sum of two numbers."
+SAMPLED = 160  # tokens of a sample, at most
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ def evaluate(pair: Pair, held_out: Tokens) -> dict[str, object]:
         "sampled": acceptance(pair, prompts, temperature=1.0),
         "one_query_error": one_query_error(pair, prompts),
         "samples": [sample(pair, start) for start in STARTS],
+        "question": QUESTION,
+        "answer": written(pair, prompt_ids(pair.tokenizer, Chat(QUESTION, ""))),
     }
 
 
@@ -77,24 +86,25 @@ def acceptance(pair: Pair, prompts: Tensor, temperature: float) -> dict[str, obj
     torch.manual_seed(0)
     length = prompts.shape[1] + CONTINUED
     rows = continue_rows(pair.target, prompts, length, torch.full((len(prompts),), temperature))
-    taught = lesson(pair.target, rows, causal_masks(length, pair.window, rows.device))
-    drafts = draft_everywhere(pair, rows, taught)
-    wanted = torch.stack([ahead(rows, step + 2) for step in range(DRAFT_TOKENS)], dim=-1)
-    matched = (drafts == wanted).cumprod(dim=-1).sum(dim=-1).numpy()
-    accepted = np.concatenate([walk(row, prompts.shape[1], length) for row in matched])
-    reached = [float((accepted >= position).mean()) for position in range(DRAFT_TOKENS + 1)]
+    accepted, reach = [], []
+    for part in rows.split(SIDE_BY_SIDE):
+        taught = lesson(pair.target, part, causal_masks(length, pair.window, rows.device))
+        accepted += [walk(row, prompts.shape[1]) for row in matches(draft_everywhere(pair, taught), part)]
+        reach.append(centroid_reach(pair, taught)[:, prompts.shape[1] : -1].float().mean().item())
+    rounds = np.concatenate(accepted)
+    shares = [float((rounds >= position).mean()) for position in range(DRAFT_TOKENS + 1)]
     return {
-        "rounds": len(accepted),
-        "tokens_per_round": 1 + float(accepted.mean()),
-        "accepted_up_to": reached[1:],
-        "accepted_if_reached": [b / a if a else 0.0 for a, b in pairwise(reached)],
-        "centroid_reach": centroid_reach(pair, rows, taught, prompts.shape[1]),
+        "rounds": len(rounds),
+        "tokens_per_round": 1 + float(rounds.mean()),
+        "accepted_up_to": shares[1:],
+        "accepted_if_reached": [after / before if before else 0.0 for before, after in pairwise(shares)],
+        "centroid_reach": float(np.mean(reach)),
     }
 
 
-def draft_everywhere(pair: Pair, rows: Tensor, taught: Lesson) -> Tensor:
+def draft_everywhere(pair: Pair, taught: Lesson) -> Tensor:
     """The drafts of a round that begins at each position, through the centroid head: int64[B, T, DRAFT_TOKENS]."""
-    masks = round_masks(rows.shape[1], pair.window, rows.device)
+    masks = round_masks(taught.hidden.shape[1], pair.window, taught.hidden.device)
     embeddings, states, drafts = ahead(taught.embeddings, 1), taught.hidden, []
     for _ in range(DRAFT_TOKENS):
         hidden, states = draft_states(pair.drafter, embeddings, states, taught.shared_kv, masks)
@@ -103,28 +113,37 @@ def draft_everywhere(pair: Pair, rows: Tensor, taught: Lesson) -> Tensor:
     return torch.stack(drafts, dim=-1)
 
 
-def walk(matched: npt.NDArray[np.int64], prompt: int, length: int) -> npt.NDArray[np.int64]:
+def matches(drafts: Tensor, rows: Tensor) -> npt.NDArray[np.int64]:
+    """How many drafts hold in a round that begins at each position: int64[B, T].
+
+    drafts : int64[B, T, DRAFT_TOKENS]; rows : int64[B, T], what the target wrote
+    """
+    wanted = torch.stack([ahead(rows, step + 2) for step in range(DRAFT_TOKENS)], dim=-1)
+    return (drafts == wanted).cumprod(dim=-1).sum(dim=-1).numpy()
+
+
+def walk(matched: npt.NDArray[np.int64], prompt: int) -> npt.NDArray[np.int64]:
     """Accepted drafts of each round of one row: the first starts with the prompt verified and one token known.
 
     matched : int64[T], how many drafts hold in a round that begins there
     """
     accepted, verified = [], prompt - 1
-    while verified + DRAFT_TOKENS + 2 <= length:
+    while verified + DRAFT_TOKENS + 2 <= len(matched):
         accepted.append(matched[verified])
         verified += 1 + matched[verified]
     return np.array(accepted)
 
 
-def centroid_reach(pair: Pair, rows: Tensor, taught: Lesson, prompt: int) -> float:
-    """Share of the target's likeliest tokens that lie in the clusters which the first draft step scores."""
-    masks = round_masks(rows.shape[1], pair.window, rows.device)
+def centroid_reach(pair: Pair, taught: Lesson) -> Tensor:
+    """Whether the target's likeliest token lies in the clusters which the first draft step scores: bool[B, T]."""
+    masks = round_masks(taught.hidden.shape[1], pair.window, taught.hidden.device)
     hidden, _ = draft_states(pair.drafter, ahead(taught.embeddings, 1), taught.hidden, taught.shared_kv, masks)
     head = pair.drafter.masked_embedding
     chosen = head.centroids(hidden).topk(head.centroid_intermediate_top_k, dim=-1).indices
     home = torch.empty_like(head.token_ordering)
     home[head.token_ordering] = torch.arange(len(home)) // head.vocab_size_per_centroid
     wanted = home[ahead(taught.logits.argmax(dim=-1), 1)]
-    return (chosen == wanted[..., None]).any(dim=-1)[:, prompt:-1].float().mean().item()
+    return (chosen == wanted[..., None]).any(dim=-1)
 
 
 @torch.no_grad()
@@ -146,16 +165,21 @@ def one_query_error(pair: Pair, prompts: Tensor) -> float:
     return largest
 
 
-@torch.no_grad()
 def sample(pair: Pair, start: str) -> str:
-    """A continuation of `start` at temperature 0.6, cut at the end of the first function or class."""
-    torch.manual_seed(0)
-    ids = torch.tensor([pair.tokenizer.encode(start).ids])
-    rows = continue_rows(pair.target, ids, ids.shape[1] + 160, torch.tensor([0.6]))
-    text = pair.tokenizer.decode(rows[0].tolist())
-    lines = text.split("\n")
-    ends = [i for i, line in enumerate(lines) if i > 1 and line and not line[0].isspace()]
+    """A continuation of `start`, cut at the end of the first function or class."""
+    lines = (start + written(pair, pair.tokenizer.encode(start).ids)).split("\n")
+    ends = [place for place, line in enumerate(lines) if place and line and not line[0].isspace()]
     return "\n".join(lines[: ends[0]] if ends else lines).rstrip()
+
+
+@torch.no_grad()
+def written(pair: Pair, ids: list[int]) -> str:
+    """What the target writes after `ids` at temperature 0.6, up to the end of its turn or of the document."""
+    torch.manual_seed(0)
+    rows = continue_rows(pair.target, torch.tensor([ids]), len(ids) + SAMPLED, torch.tensor([0.6]))
+    tokens = rows[0, len(ids) :].tolist()
+    stop = next((place for place, token in enumerate(tokens) if token in (EOS, TURN_END)), len(tokens))
+    return pair.tokenizer.decode(tokens[:stop])
 
 
 def load_pair(directory: Path) -> Pair:

@@ -39,7 +39,6 @@ def write_own_text(target: Gemma4ForCausalLM, work: Path, batches: int, device: 
     written = []
     for batch in tqdm(range(batches), desc="own text"):
         ids, _ = prompts.batch(batch, ROWS)
-        with torch.autocast(device.type, torch.bfloat16):
-            rows = continue_rows(target.to(device), ids.to(device), LENGTH, temperatures)
+        rows = continue_rows(target.to(device), ids.to(device), LENGTH, temperatures)
         written.append(rows.cpu().numpy().astype(np.uint16))
     np.save(work / "own.npy", np.concatenate(written).ravel())

@@ -35,7 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=75, help="end the target's training after this time")
     parser.add_argument("--drafter-tokens", type=int, default=6_000_000, help="tokens to train the drafter on")
     parser.add_argument("--drafter-minutes", type=float, default=30, help="end the drafter's training after this time")
-    parser.add_argument("--own-batches", type=int, default=6, help="batches of 128 texts that the target writes")
+    parser.add_argument("--own-batches", type=int, default=4, help="batches of 128 texts that the target writes")
     return parser.parse_args()
 
 
