@@ -45,12 +45,16 @@ class Costs:
         self._drafts: dict[str, _Recent] = {}
 
     def observe(self, this: Round) -> None:
-        """Learn from a decoding round. A prefill, which has rows that nobody drafted, teaches nothing."""
-        if this.rows != this.drafted + 1:
+        """Learn from a decoding round.
+
+        A prefill, which has rows that nobody drafted, teaches nothing, nor does a round too short for the clock.
+        """
+        seconds = this.seconds - this.draft_seconds
+        if this.rows != this.drafted + 1 or seconds <= 0:
             return
         self._round += 1
         recent = self._forwards.setdefault(this.rows, _Recent())
-        recent.add(this.seconds - this.draft_seconds, self._round)
+        recent.add(seconds, self._round)
         if this.drafted:
             recent = self._drafts.setdefault(this.source, _Recent())
             recent.add(this.draft_seconds / this.drafted, self._round)

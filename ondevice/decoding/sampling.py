@@ -176,7 +176,7 @@ def _top_p(depths: Probabilities, weights: Probabilities, top_p: float) -> NDArr
     depths : float64[n], distance below the likeliest token, in nats; weights : float64[n], exp(-depths)
     """
     bins = np.minimum(depths * BINS_PER_NAT, BINS - 1).astype(np.intp)
-    mass = np.cumsum(np.bincount(bins, weights, BINS))
+    mass = np.cumsum(np.bincount(bins, weights))
     needed = top_p * mass[-1]
     last = int(np.searchsorted(mass, needed, side="left"))
     keep = bins < last

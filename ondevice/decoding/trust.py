@@ -24,7 +24,7 @@ class Trust:
     def __init__(self) -> None:
         self._expected = START
         self._accepted = START
-        self._empty = Tally(KEEP, weight=START)
+        self._empty = Tally(weight=START)
 
     @property
     def empty(self) -> float:
@@ -37,6 +37,7 @@ class Trust:
 
     def observe(self, survival: NDArray[np.float32], drafted: int, accepted: int) -> None:
         """A round of a forecast, the number of tokens then drafted and of those the target took."""
+        self._empty.fade(KEEP)
         self._empty.add(drafted == 0)
         if drafted:
             self._expected = KEEP * self._expected + float(survival[:drafted].sum())

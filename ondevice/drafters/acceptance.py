@@ -12,19 +12,16 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class Tally:
-    """A rate of successes that forgets: each new event shrinks the weight of the earlier ones to `keep`."""
+    """A rate of successes that can forget."""
 
-    keep: float
     hits: float = 0.0
     weight: float = 0.0
 
-    def fade(self) -> None:
-        """Forget as much as a new event would make it."""
-        self.hits *= self.keep
-        self.weight *= self.keep
+    def fade(self, keep: float) -> None:
+        self.hits *= keep
+        self.weight *= keep
 
     def add(self, hit: bool) -> None:
-        self.fade()
         self.hits += hit
         self.weight += 1.0
 
@@ -71,28 +68,35 @@ class Calibration:
 class PositionAcceptance:
     """The chance that the target takes the token at a position of the draft, given that it took those before.
 
-    A position that is seldom reached leans on the one before it.
+    A position that is seldom reached leans on the one before it; the first leans on `start`, the more the longer
+    nothing was drafted: a drafter that was poor long ago deserves another chance.
 
-    start : the chance before anything was seen, worth `lean` events of the first position
+    start : the chance before anything was seen, worth `lean` events
     lean : events that the position before is worth
     keep : weight of a position's earlier events after a new draft; 0.96 remembers about 25
+    idle : weight of all events after a round without a draft
     """
 
-    def __init__(self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96) -> None:
+    def __init__(self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96, idle: float = 0.98) -> None:
+        self._start = start
         self._lean = lean
         self._keep = keep
-        self._tallies = [Tally(keep, lean * start, lean)]
+        self._idle = idle
+        self._tallies = [Tally(lean * start, lean)]
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """A verified chain of `drafted` tokens of which the first `accepted` were taken."""
+        """A verified chain of `drafted` tokens, 0 in an idle round, of which the first `accepted` were taken."""
         reached = min(drafted, accepted + 1)
-        self._tallies += [Tally(self._keep) for _ in range(reached - len(self._tallies))]
+        self._tallies += [Tally() for _ in range(reached - len(self._tallies))]
         for position, tally in enumerate(self._tallies):
+            # Positions not reached fade too, or a run of bad luck would keep one from ever being tried again.
+            tally.fade(self._keep if drafted else self._idle)
             if position < reached:
                 tally.add(position < accepted)
-            elif position and drafted:
-                # Or a run of bad luck would keep a position from ever being tried again.
-                tally.fade()
+        if not drafted:
+            renewed = self._lean * (1.0 - self._idle)
+            self._tallies[0].hits += renewed * self._start
+            self._tallies[0].weight += renewed
 
     def conditional(self, k: int) -> Floats:
         """float32[k]: the chance at each position, given that those before it were taken."""

@@ -10,8 +10,10 @@ import numpy as np
 from ondevice.decoding.record import Round
 from ondevice.decoding.schedule import Schedule
 from ondevice.drafters.acceptance import PositionAcceptance
-from ondevice.drafters.protocol import Draft, Forecast
+from ondevice.drafters.protocol import Draft, Drafter, Forecast
 from ondevice.engines.protocol import Outputs
+
+NOTHING = Outputs(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
 
 
 @dataclass
@@ -20,6 +22,7 @@ class DiceDrafter:
 
     name: str = "dice"
     acceptance: PositionAcceptance = field(default_factory=PositionAcceptance)
+    drafted: int = 0
 
     def begin(self, prompt_ids: Sequence[int]) -> None: ...
 
@@ -27,12 +30,14 @@ class DiceDrafter:
         return Forecast(self.acceptance.survival(k), self.name)
 
     def draft(self, k: int, floor: float = 0.0) -> Draft:
+        self.drafted = k
         return Draft.chain([0] * k, source=self.name)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None: ...
+    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+        self.acceptance.observe(self.drafted, len(emitted) - 1 if self.drafted else 0)
+        self.drafted = 0
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        self.acceptance.observe(drafted, accepted)
+    def forget(self) -> None: ...
 
 
 class Boaster(DiceDrafter):
@@ -42,48 +47,58 @@ class Boaster(DiceDrafter):
         return Forecast(np.float32(0.9) ** np.arange(1, k + 1, dtype=np.float32), self.name)
 
 
+class Pessimist(DiceDrafter):
+    """Expects 0.15 of every token."""
+
+    def forecast(self, k: int) -> Forecast:
+        return Forecast(np.float32(0.15) ** np.arange(1, k + 1, dtype=np.float32), self.name)
+
+
 @dataclass(frozen=True)
 class World:
-    """forward : seconds of a forward by its rows; draft : seconds per drafted token; chance : acceptance of a token, by
-    round; noise : relative standard deviation of the clock; spikes : share of rounds that take ten times as long
+    """forward : seconds of a forward by its rows
+    draft : seconds per drafted token
+    chance : acceptance of a token, by round and drafter
+    noise : relative standard deviation of the clock
+    spikes : share of rounds that take ten times as long
     """
 
     forward: Callable[[int], float]
     draft: float
-    chance: Callable[[int], float]
+    chance: Callable[[int, str], float]
     noise: float = 0.0
     spikes: float = 0.0
 
     @classmethod
     def linear(cls, slope: float, chance: float, draft: float = 0.03) -> World:
-        return cls(lambda rows: 1 + slope * (rows - 1), draft, lambda _: chance)
+        return cls(lambda rows: 1 + slope * (rows - 1), draft, lambda index, source: chance)
 
     def best_speed(self, most: int = 16) -> float:
         """Tokens per second of the best constant k, 0 included, at the first round's acceptance."""
-        a = self.chance(0)
+        a = self.chance(0, "dice")
         return max(sum(a**j for j in range(k + 1)) / (self.forward(k + 1) + self.draft * k) for k in range(most + 1))
 
 
 def simulate(
-    schedule: Schedule, drafter: DiceDrafter, world: World, rounds: int, limit: int = 16, seed: int = 0
+    schedule: Schedule, drafter: Drafter, world: World, rounds: int, limit: int = 16, seed: int = 0
 ) -> list[Round]:
     """Let the schedule decide `rounds` rounds."""
     rng = np.random.default_rng(seed)
     done = []
     for index in range(rounds):
         plan = schedule.plan(drafter, limit)
-        drafted = len(drafter.draft(plan.k, plan.floor)) if plan.k else 0
-        misses = np.flatnonzero(rng.random(drafted) >= world.chance(index))
+        draft = drafter.draft(plan.k, plan.floor) if plan.k else Draft.empty()
+        drafted = len(draft)
+        misses = np.flatnonzero(rng.random(drafted) >= world.chance(index, draft.source))
         accepted = int(misses[0]) if len(misses) else drafted
-        if drafted:
-            drafter.learn(drafted, accepted)
+        drafter.observe([0] * (accepted + 1), NOTHING)
         jitter = max(1 + world.noise * rng.standard_normal(), 0.5) * (10 if rng.random() < world.spikes else 1)
         draft_seconds = world.draft * drafted * jitter
         this = Round(
             token_ids=(0,) * (accepted + 1),
             drafted=drafted,
             accepted=accepted,
-            source=drafter.name if drafted else "none",
+            source=draft.source,
             rows=drafted + 1,
             seconds=world.forward(drafted + 1) * jitter + draft_seconds,
             draft_seconds=draft_seconds,

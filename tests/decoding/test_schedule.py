@@ -15,9 +15,10 @@ from ondevice.decoding.schedule import (
     make_schedule,
 )
 from ondevice.decoding.trust import Trust
+from ondevice.drafters.fallback import Fallback
 from ondevice.drafters.protocol import Forecast
 from ondevice.errors import UsageError
-from tests.decoding.simulation import Boaster, DiceDrafter, World, simulate, speed
+from tests.decoding.simulation import Boaster, DiceDrafter, Pessimist, World, simulate, speed
 
 SEEDS = range(4)
 ROUNDS = 800
@@ -150,7 +151,7 @@ def test_auto_does_not_draft_where_rows_cost_what_they_bring() -> None:
 @pytest.mark.parametrize("slope", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("drafter", [DiceDrafter, Boaster])
 def test_auto_comes_back_when_the_text_changes(slope: float, drafter: type[DiceDrafter]) -> None:
-    world = replace(World.linear(slope, 0.8), chance=lambda index: 0.0 if index < 400 else 0.8)
+    world = replace(World.linear(slope, 0.8), chance=lambda index, source: 0.0 if index < 400 else 0.8)
     best = World.linear(slope, 0.8).best_speed()
     back = []
     for seed in range(8):
@@ -161,8 +162,23 @@ def test_auto_comes_back_when_the_text_changes(slope: float, drafter: type[DiceD
     assert np.median(back) <= 50
 
 
+@pytest.mark.parametrize("slope", [0.05, 0.2])
+def test_a_poor_free_drafter_does_not_keep_a_better_one_from_another_chance(slope: float) -> None:
+    """Of two that do not pay, probes go to the one that expects more; the other must come to expect more in time."""
+
+    def chance(index: int, source: str) -> float:
+        return 0.15 if source == "free" else 0.0 if index < 400 else 0.8
+
+    world = replace(World.linear(slope, 0.8), chance=chance)
+    after = []
+    for seed in SEEDS:
+        drafter = Fallback(DiceDrafter("model"), Pessimist("free"))
+        after.append(speed(simulate(AutoSchedule(Costs()), drafter, world, 900, seed=seed)[500:], world))
+    assert np.mean(after) > 0.9 * World.linear(slope, 0.8).best_speed()
+
+
 def test_auto_gives_up_soon_when_the_text_turns_against_it() -> None:
-    world = replace(World.linear(0.2, 0.8), chance=lambda index: 0.8 if index < 400 else 0.0)
+    world = replace(World.linear(0.2, 0.8), chance=lambda index, source: 0.8 if index < 400 else 0.0)
     rounds = simulate(AutoSchedule(Costs()), DiceDrafter(), world, 700)
     assert np.mean([this.drafted > 0 for this in rounds[440:]]) < 0.1
 

@@ -78,9 +78,15 @@ def test_acceptance_follows_the_text() -> None:
     assert acceptance.survival(1)[0] < 0.03
 
 
-def test_a_round_without_a_draft_changes_nothing() -> None:
-    acceptance = PositionAcceptance()
-    acceptance.observe(3, 2)
-    before = acceptance.conditional(5)
-    acceptance.observe(0, 0)
-    np.testing.assert_array_equal(acceptance.conditional(5), before)
+def test_a_long_pause_makes_old_failures_count_less() -> None:
+    acceptance = PositionAcceptance(start=0.6)
+    for _ in range(100):
+        acceptance.observe(2, 0)
+    chances = []
+    for _ in range(1000):
+        acceptance.observe(0, 0)
+        chances.append(float(acceptance.survival(1)[0]))
+    assert chances[20] < 0.1
+    assert chances[150] > 0.3
+    assert chances == sorted(chances)
+    np.testing.assert_allclose(acceptance.conditional(3), 0.6, atol=0.01)
