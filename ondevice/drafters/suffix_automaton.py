@@ -133,7 +133,7 @@ def slot_of(tables: Tables, state: int, token: int) -> int:
     """The slot that holds the edge of this state and token, or the free one where it belongs. Open addressing."""
     edges, slots = tables.edges, tables.slots
     mask = len(slots) - 1
-    mixed = (state * 2**31 + token) * MIX
+    mixed = (int(state) * 2**31 + int(token)) * MIX
     slot = int((mixed ^ (mixed >> 32)) & mask)
     while slots[slot] != NONE:
         edge = slots[slot]
