@@ -14,7 +14,7 @@ from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, TokenTree
 from ondevice.errors import PromptError
-from ondevice.terminal.bench.prompts import load_prompts
+from ondevice.text.prompt_file import load_prompts
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.original import Original, check_installed
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ondevice.errors import UsageError
 from ondevice.terminal.conversation import Conversation
 from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options, load_options
-from ondevice.terminal.prompt_input import decode
+from ondevice.text.prompt_file import decode
 
 HELP = """\
 /clear  forget the conversation

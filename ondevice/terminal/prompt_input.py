@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ondevice.errors import PromptError, UsageError
+from ondevice.text.prompt_file import decode, read_text
 
 if TYPE_CHECKING:
     from ondevice.text.prompt import Prompt
@@ -46,26 +47,6 @@ def parse_ids(words: str) -> list[int]:
         return [int(word) for word in words.replace(",", " ").split()]
     except ValueError as error:
         raise PromptError(f"--ids takes token ids such as 2,5,7, not {words!r}") from error
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 file, every character as it is but for a byte order mark.
-
-    Raises:
-        PromptError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror}") from error
-    return decode(content, str(path))
-
-
-def decode(content: bytes, name: str) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{name} is not UTF-8 text (byte {error.start}): convert it first") from error
 
 
 def _text(args: argparse.Namespace) -> str:

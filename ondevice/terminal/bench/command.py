@@ -14,12 +14,12 @@ from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.terminal.bench import plot
 from ondevice.terminal.bench.configuration import Configuration, combine, parse_drafters, parse_lengths
 from ondevice.terminal.bench.footer import conditions, footer
-from ondevice.terminal.bench.prompts import load_prompts
 from ondevice.terminal.bench.row import rows_of
 from ondevice.terminal.bench.runner import Run, measure
 from ondevice.terminal.bench.table import markdown
 from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
 from ondevice.terminal.options import add_model_arguments, load_options
+from ondevice.text.prompt_file import load_prompts
 
 if TYPE_CHECKING:
     from ondevice.model import Model

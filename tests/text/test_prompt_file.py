@@ -1,7 +1,7 @@
 import pytest
 
 from ondevice.errors import PromptError
-from ondevice.terminal.bench.prompts import BUILT_IN, load_prompts
+from ondevice.text.prompt_file import BUILT_IN, load_prompts
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Prompts to measure with: built in, or from a file in one of the usual forms."""
+"""Prompts from UTF-8 files: one text, or many in one of the usual forms of prompt sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ondevice.errors import PromptError
-from ondevice.terminal.prompt_input import read_text
 
 if TYPE_CHECKING:
     from ondevice.text.prompt import Prompt
@@ -20,6 +19,26 @@ BUILT_IN: tuple[Prompt, ...] = (
     "To make a cup of tea, first",
     "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def test_empty(self):\n",
 )
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file, every character as it is but for a byte order mark.
+
+    Raises:
+        PromptError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}") from error
+    return decode(content, str(path))
+
+
+def decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{name} is not UTF-8 text (byte {error.start}): convert it first") from error
 
 
 def load_prompts(path: Path | None, limit: int | None, *, as_chat: bool) -> list[Prompt]:
