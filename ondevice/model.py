@@ -119,9 +119,9 @@ class Model:
             raise UsageError("this model is closed: load it again")
         chosen = GenerationOptions.of(options)
         token_ids = self.encode(prompt)
-        defaults = self._defaults
-        processors = [SuppressTokens(defaults.suppress_tokens)] if defaults.suppress_tokens else []
-        sampler = Sampler(chosen.sampling(defaults), processors)
+        suppressed = self._defaults.suppress_tokens
+        own = [SuppressTokens(suppressed)] if suppressed else []
+        sampler = Sampler(chosen.sampling(self._defaults), [*own, *chosen.logits_processors])
         text_stream = self._text_stream(chosen)
         drafter = self._drafter(chosen.drafter)
         schedule = None if drafter is None else self._schedule(chosen)

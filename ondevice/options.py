@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ondevice.decoding.sampling import SamplingOptions
+from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
 from ondevice.errors import BundleCorruptError, UsageError
 
 DrafterName = Literal["auto", "mtp", "ngram", "none"]
@@ -59,6 +59,7 @@ class GenerationOptions:
     num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, longest of `auto`; None
         takes what the drafter ships with, and for `auto` no limit but its own
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
+    logits_processors : change a row of logits before a token is chosen, for a grammar say; they see the draft path
     on_prefill : called after every chunk of a prompt with the tokens done and their number
     """
 
@@ -73,6 +74,7 @@ class GenerationOptions:
     drafter: DrafterName = "auto"
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: ScheduleName = "auto"
+    logits_processors: Sequence[LogitsProcessor] = ()
     on_prefill: Callable[[int, int], None] = lambda done, total: None
 
     @classmethod

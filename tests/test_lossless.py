@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from ondevice import Model, Reply
@@ -73,5 +75,24 @@ def test_a_penalty_sees_the_draft_path(reference_model: Model) -> None:
     assert wanted.token_ids != plain(reference_model, LONG, max_new_tokens=48, temperature=0.0).token_ids
     drafted = reference_model.generate(
         LONG, drafter="ngram", num_assistant_tokens=6, num_assistant_tokens_schedule="constant", **options
+    )
+    assert drafted.token_ids == wanted.token_ids
+
+
+def test_a_logits_processor_sees_the_draft_path(reference_model: Model) -> None:
+    """One that forbids the last token but one: what it does depends on every token before."""
+    contexts: list[int] = []
+
+    def no_echo(logits: np.ndarray, context: Sequence[int]) -> np.ndarray:
+        contexts.append(len(context))
+        logits[context[-2]] = -np.inf
+        return logits
+
+    options = {"max_new_tokens": 48, "temperature": 0.0, "logits_processors": [no_echo]}
+    wanted = plain(reference_model, SHORT, **options)
+    assert contexts == list(range(contexts[0], contexts[0] + 48))
+    assert all(a != b for a, b in zip(wanted.token_ids, wanted.token_ids[2:], strict=False))
+    drafted = reference_model.generate(
+        SHORT, drafter="mtp", num_assistant_tokens=5, num_assistant_tokens_schedule="constant", **options
     )
     assert drafted.token_ids == wanted.token_ids
