@@ -49,6 +49,7 @@ class Model:
         self._defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG))
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self._defaults.eos_token_ids)
         self._drafters: dict[str, Drafter] = {}
+        self._schedules: dict[tuple[str, int | None], Schedule] = {}
         self._costs = Costs()
         self._cached: list[int] = []
         self._cancelled = threading.Event()
@@ -169,11 +170,13 @@ class Model:
         return Fallback(MtpDrafter(self.engine), NgramDrafter())
 
     def _schedule(self, chosen: GenerationOptions) -> Schedule:
-        """Made anew for each generation; what it learns about costs stays in `self._costs`."""
+        """Kept for later generations with the same options: what it learnt holds for them too."""
         name, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
         if count is None and name != "auto" and self.manifest.drafter is not None:
             count = self.manifest.drafter.num_assistant_tokens
-        return make_schedule(name, count, self._costs)
+        if (name, count) not in self._schedules:
+            self._schedules[name, count] = make_schedule(name, count, self._costs)
+        return self._schedules[name, count]
 
     def _rounds(
         self,
