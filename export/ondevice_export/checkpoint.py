@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import CheckpointError
-from ondevice_export.config import read_json
+from ondevice_export.json_fields import read_json
 from ondevice_export.safetensors_file import SafetensorsFile, TensorEntry, to_float32
 
 FloatArray = npt.NDArray[np.float32]

@@ -1,14 +1,12 @@
 """`config.json` of the Gemma 4 families, read without transformers.
 
-Absent fields take the defaults of `Gemma4TextConfig` (transformers 5.22.2). Two spellings of the layers' differences
-exist: the hub's flat one (`global_head_dim`, `num_global_key_value_heads`) and `per_layer_config`, which
-`save_pretrained` writes.
+Absent fields take the defaults of `Gemma4TextConfig` or `Gemma4UnifiedTextConfig` (transformers 5.22.2). Two
+spellings of the layers' differences exist: the hub's flat one (`global_head_dim`, `num_global_key_value_heads`) and
+`per_layer_config`, which `save_pretrained` writes.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from ondevice.contract import AttentionKind
 from ondevice.errors import CheckpointError
+from ondevice_export.json_fields import Fields, read_json
 
 TARGETS = {
     "Gemma4ForConditionalGeneration": "gemma4",
@@ -102,58 +101,6 @@ class DrafterConfig:
         return self.centroid_top_k * (self.text.vocab_size // self.centroids)
 
 
-class Fields:
-    """Typed access to one JSON object; says which file and field is wrong."""
-
-    def __init__(self, data: Mapping[str, Any], origin: str) -> None:
-        self.data = data
-        self.origin = origin
-
-    def integer(self, name: str, default: int, minimum: int = 1) -> int:
-        value = self.data.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected a whole number from {minimum}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.data.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected a positive number")
-        return float(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.data.get(name, default)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected true or false")
-        return value
-
-    def mapping(self, name: str, default: Mapping[str, Any]) -> Fields:
-        value = self.data.get(name)
-        value = default if value is None else value
-        if not isinstance(value, Mapping):
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected an object")
-        return Fields(value, f"{self.origin}: {name}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        CheckpointError: the file is missing or is no JSON object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing: a checkpoint has a config.json and *.safetensors files") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return data
-
-
 def read_target(directory: Path) -> tuple[str, TextConfig]:
     """The family and the decoder of a target checkpoint."""
     path = directory / "config.json"
@@ -194,23 +141,21 @@ def _architecture(data: Mapping[str, Any]) -> str:
 def _text_config(outer: Fields, *, owns_kv: bool) -> TextConfig:
     fields = outer.mapping("text_config", outer.data)
     _refuse_unsupported(outer, fields)
-    window = fields.integer("sliding_window", 512)
+    unified = str(fields.data.get("model_type", "")).startswith("gemma4_unified")
     heads = fields.integer("num_attention_heads", 8)
     layers = _layers(fields, owns_kv=owns_kv)
     for layer in layers:
         if heads % layer.kv_heads:
             raise CheckpointError(f"{fields.origin}: {heads} query heads cannot share {layer.kv_heads} KV heads")
-    ple = fields.integer("hidden_size_per_layer_input", 256, minimum=0)
     # The unified text model has no per-layer embeddings and no field to say so.
-    if str(fields.data.get("model_type", "")).startswith("gemma4_unified"):
-        ple = 0
+    ple = 0 if unified else fields.integer("hidden_size_per_layer_input", 256, minimum=0)
     softcap = fields.data.get("final_logit_softcapping")
     return TextConfig(
         vocab_size=fields.integer("vocab_size", 262_144),
         hidden_size=fields.integer("hidden_size", 2304),
         query_heads=heads,
-        context_length=fields.integer("max_position_embeddings", 131_072),
-        sliding_window=window,
+        context_length=fields.integer("max_position_embeddings", 262_144 if unified else 131_072),
+        sliding_window=fields.integer("sliding_window", 1024 if unified else 512),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         softcap=None if softcap is None else fields.number("final_logit_softcapping", 30.0),
         ple_size=ple,
@@ -289,7 +234,7 @@ def _attention_shape(fields: Fields, index: int, kind: AttentionKind, k_eq_v: bo
     head_dim = fields.integer("head_dim", 256)
     kv_heads = fields.integer("num_key_value_heads", 4)
     if fields.data.get("per_layer_config") is not None:
-        own = fields.mapping("per_layer_config", {}).mapping(str(index), {})
+        own = _layer_overrides(fields.mapping("per_layer_config", {}), index)
         return own.integer("head_dim", head_dim), own.integer("num_key_value_heads", kv_heads)
     if kind == "full":
         head_dim = fields.integer("global_head_dim", 512)
@@ -297,6 +242,16 @@ def _attention_shape(fields: Fields, index: int, kind: AttentionKind, k_eq_v: bo
         if k_eq_v and fields.data.get("num_global_key_value_heads") is not None:
             kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
     return head_dim, kv_heads
+
+
+def _layer_overrides(layers: Fields, index: int) -> Fields:
+    """One layer's entry of `per_layer_config`, whose keys transformers pads with zeros: `04` of 35 layers."""
+    for name in layers.data:
+        if not name.isdecimal():
+            raise CheckpointError(f"{layers.origin}: {name!r} is not the number of a layer")
+        if int(name) == index:
+            return layers.mapping(name, {})
+    return Fields({}, layers.origin)
 
 
 def _rope(fields: Fields, name: str) -> Rope:

@@ -10,7 +10,8 @@ from typing import Any
 
 from ondevice import manifest
 from ondevice.manifest import Layer, Manifest, Quantization, Source, Target
-from ondevice_export.config import TextConfig, read_json
+from ondevice_export.config import TextConfig
+from ondevice_export.json_fields import read_json
 from ondevice_export.models import DrafterModel, TargetModel
 from ondevice_export.options import ExportOptions
 from ondevice_export.quantize import BLOCK

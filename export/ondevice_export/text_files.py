@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ondevice_export.config import read_json
+from ondevice_export.json_fields import read_json
 from ondevice_export.source import Note
 
 TOKENIZER = "tokenizer.json"

@@ -1,0 +1,110 @@
+"""Where checkpoints and drafters are found, and what of the text side goes along."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from ondevice.bundle import Bundle
+from ondevice.errors import CheckpointError
+from ondevice_export import export, source
+from ondevice_export.source import Checkout, default_name, locate, locate_drafter
+from tests.export.conftest import Pair
+
+COMMIT = "0123456789abcdef"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A hub that has `google/tiny` and `google/tiny-assistant`, and nothing else."""
+    for name in ("google/tiny", "google/tiny-assistant"):
+        (tmp_path / name / "snapshots" / COMMIT).mkdir(parents=True)
+
+    def download(repo_id: str, **_: object) -> str:
+        if not (tmp_path / repo_id).is_dir():
+            raise errors.LocalEntryNotFoundError("offline")
+        return str(tmp_path / repo_id / "snapshots" / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return tmp_path
+
+
+def test_hub_ids(hub: Path) -> None:
+    notes: list[str] = []
+    target = locate("google/tiny")
+    assert (target.id, target.revision, default_name(target)) == ("google/tiny", COMMIT, "tiny")
+    drafter = locate_drafter("auto", target, notes.append)
+    assert drafter is not None
+    assert drafter.id == "google/tiny-assistant"
+    shutil.rmtree(hub / "google/tiny-assistant")
+    assert locate_drafter("auto", target, notes.append) is None
+    assert len(notes) == 1
+    assert "google/tiny-assistant" in notes[0]
+    assert locate_drafter("none", target, notes.append) is None
+
+
+@pytest.mark.parametrize("name", ["google/absent", "./absent", "/absent/directory", "a/b/c", "has space"])
+def test_nothing_there(hub: Path, name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        locate(name)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_directory_has_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="hub id"):
+        locate(str(tmp_path), "main")
+
+
+@pytest.mark.parametrize("place", ["pair/drafter", "pair/target/drafter", "pair/target-assistant"])
+def test_drafter_beside_a_directory(tmp_path: Path, place: str) -> None:
+    (tmp_path / "pair/target").mkdir(parents=True)
+    target = locate(str(tmp_path / "pair/target"))
+    assert default_name(target) == "pair"
+    notes: list[str] = []
+    assert locate_drafter("auto", target, notes.append) is None
+    assert len(notes) == 1
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "config.json").write_text("{}")
+    assert locate_drafter("auto", target, notes.append) == Checkout((tmp_path / place).resolve(), Path(place).name)
+
+
+def test_download_asks_for_text_models_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda _, **options: asked.update(options) or tmp_path)
+    source.locate("google/tiny", "v1")
+    assert asked["revision"] == "v1"
+    assert "*.bin" not in str(asked["allow_patterns"])
+    assert "*.safetensors" in str(asked["allow_patterns"])
+
+
+def test_text_side_and_defaults(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.directory / "target", tmp_path / "target")
+    (tmp_path / "target/tokenizer.json").write_text("{}")
+    (tmp_path / "target/tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    (tmp_path / "target/generation_config.json").write_text(json.dumps({"eos_token_id": [1, 106], "temperature": 1.0}))
+    bundle = Bundle.open(export(tmp_path / "target", tmp_path / "bundle"))
+    assert bundle.manifest.drafter is None
+    assert bundle.manifest.eos_token_ids == (1, 106)
+    assert (bundle.manifest.bos_token_id, bundle.manifest.pad_token_id) == (2, 0)
+    assert (bundle.path / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert set(bundle.manifest.files) >= {"tokenizer.json", "generation_config.json", "chat_template.jinja"}
+    assert str(tmp_path) not in (bundle.path / "bundle.json").read_text()
+
+
+def test_manifest_describes_the_model(pair: Pair) -> None:
+    manifest = Bundle.open(pair.bundle).manifest
+    text = pair.target.config.get_text_config()
+    kinds = [f"{layer.kind}_attention" for layer in manifest.target.layers]
+    assert kinds == text.layer_types
+    for index, layer in enumerate(manifest.target.layers):
+        own = text.per_layer_config[index]
+        assert (layer.kv_heads, layer.head_dim) == (own.num_key_value_heads, own.head_dim)
+    assert len(manifest.target.kv_layers()) == text.num_hidden_layers - text.num_kv_shared_layers
+    assert manifest.quantization.weights == "none"
+    assert manifest.sources["target"].id == "target"
