@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import starmap
 from pathlib import Path
 
 from ondevice.errors import OndeviceError, UsageError
@@ -77,10 +78,12 @@ def _write(
     progress: Progress,
     note: Note,
 ) -> None:
-    halves = [target.shapes] if drafter is None else [target.shapes, drafter.shapes]
-    count = _Count(sum(map(count_weights, halves)), progress)
+    halves = [(target.shapes, options.target_widths)]
+    if drafter is not None:
+        halves.append((drafter.shapes, options.drafter_widths))
+    count = _Count(sum(count_weights(shapes) for shapes, _ in halves), progress)
     with _disk_errors(out), BundleWriter(out) as bundle:
-        _check_space(out, sum(estimate_bytes(shapes, options) for shapes in halves))
+        _check_space(out, sum(starmap(estimate_bytes, halves)))
         table = write_target(bundle.directory, target, options, count.add)
         if drafter is not None:
             write_drafter(bundle.directory, drafter, table, options, count.add)

@@ -19,7 +19,7 @@ from ondevice_export.graph.weights import Weights
 from ondevice_export.manifest import DRAFTER_GRAPH, TARGET_GRAPH, tool_versions
 from ondevice_export.matrices import MatrixWriter, StoredMatrix
 from ondevice_export.models import DrafterModel, TargetModel
-from ondevice_export.options import ExportOptions
+from ondevice_export.options import ExportOptions, Widths
 from ondevice_export.quantize import BLOCK
 from ondevice_export.tensor_names import Shapes
 
@@ -28,7 +28,7 @@ def write_target(
     directory: Path, target: TargetModel, options: ExportOptions, progress: Callable[[int], None]
 ) -> StoredMatrix:
     """Write `target.onnx` and its data; returns where the token table lies."""
-    with _graph(directory / TARGET_GRAPH, target.checkpoint, options, progress) as (tape, weights):
+    with _graph(directory / TARGET_GRAPH, target.checkpoint, options.target_widths, progress) as (tape, weights):
         graph = TargetGraph(Block(tape, target.config, weights.at(target.prefix)))
         graph.build()
     return graph.table
@@ -42,7 +42,7 @@ def write_drafter(
     progress: Callable[[int], None],
 ) -> None:
     """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
-    with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options, progress) as (tape, weights):
+    with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options.drafter_widths, progress) as (tape, weights):
         DrafterGraph(tape, drafter.config, weights, drafter.checkpoint, table).build()
 
 
@@ -51,11 +51,11 @@ def count_weights(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
 
 
-def estimate_bytes(shapes: Shapes, options: ExportOptions) -> int:
-    """Size of the data file, scales included; a little too much where scales are fp16."""
+def estimate_bytes(shapes: Shapes, widths: Widths) -> int:
+    """Size of a data file, scales included; a little too much where scales are fp16."""
     total = 0.0
     for name, shape in shapes.items():
-        bits = options.table_bits if name.endswith("embed_tokens.weight") else options.weight_bits
+        bits = widths.head if name.endswith("embed_tokens.weight") else widths.layers
         stored = 32 if len(shape) == 1 or bits == 32 else bits + 32 / BLOCK
         total += math.prod(shape) * stored / 8
     return int(total)
@@ -63,13 +63,10 @@ def estimate_bytes(shapes: Shapes, options: ExportOptions) -> int:
 
 @contextmanager
 def _graph(
-    path: Path, checkpoint: Checkpoint, options: ExportOptions, progress: Callable[[int], None]
+    path: Path, checkpoint: Checkpoint, widths: Widths, progress: Callable[[int], None]
 ) -> Iterator[tuple[Tape, Weights]]:
     """A tape and weights to record with; the graph is saved when both are complete."""
     tape = Tape(path.stem)
     with DataFile(path.with_name(f"{path.name}.data")) as file, MatrixWriter(progress) as writer:
-        yield (
-            tape,
-            Weights(tape, checkpoint, file, writer, bits=options.weight_bits, head_bits=options.table_bits),
-        )
+        yield tape, Weights(tape, checkpoint, file, writer, widths=widths)
     ir.save(tape.model(tool_versions()["ondevice"]), path)

@@ -49,7 +49,7 @@ def make_manifest(target: TargetModel, drafter: DrafterModel | None, options: Ex
         bos_token_id=_single(token_ids["bos_token_id"]),
         eos_token_ids=tuple(_several(token_ids["eos_token_id"])),
         pad_token_id=_single(token_ids["pad_token_id"]),
-        quantization=Quantization(options.quantize, BLOCK, options.table_bits),
+        quantization=Quantization(options.quantize, BLOCK, options.target_widths.head),
         sources=sources,
         tools=tool_versions(),
     )

@@ -85,7 +85,7 @@ class DrafterGraph:
     def _whole_head(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         """All V tokens: candidates [V], logits [V]."""
         tape, size = self._tape, self._config.text.vocab_size
-        head = self._weights.matrix(_HEAD, self._weights.head_bits)
+        head = self._weights.matrix(_HEAD, self._weights.widths.head)
         zero, end, one = (tape.constant(np.array(value, np.int64)) for value in (0, size, 1))
         return tape.op("Range", zero, end, one), tape.reshape(linear(tape, hidden, head), -1)
 
@@ -101,7 +101,7 @@ class DrafterGraph:
         scores = tape.op("Gemm", hidden, weights.vector("masked_embedding.centroids.weight"), transB=1)
         clusters = tape.ops("TopK", scores, tape.integers(config.centroid_top_k), axis=-1, outputs=2)[1]
         clusters = tape.reshape(clusters, -1)
-        head = weights.matrix(_HEAD, weights.head_bits, rows=self._ordered_rows(ordering))
+        head = weights.matrix(_HEAD, weights.widths.head, rows=self._ordered_rows(ordering))
         rows = tape.reshape(gather(tape, head, clusters, group=per_cluster), -1, head.width)
         logits = tape.op("MatMul", rows, tape.reshape(hidden, -1, 1))
         ids = weights.array("masked_embedding.token_ordering", ordering.reshape(config.centroids, per_cluster))

@@ -23,7 +23,7 @@ def per_layer_inputs(block: Block, ids: ir.Value, embedded: ir.Value) -> ir.Valu
     context = tape.reshape(tape.op("Mul", context, tape.scalar(config.hidden_size**-0.5)), -1, layers, size)
     context = block.norm(context, "per_layer_projection_norm")
     # fp16 scales take a ninth off the largest table of E2B; the gather then answers in fp16.
-    table = weights.matrix("embed_tokens_per_layer.weight", weights.bits, half_scales=True)
+    table = weights.matrix("embed_tokens_per_layer.weight", weights.widths.layers, half_scales=True)
     own = tape.op("Mul", tape.reshape(gather(tape, table, ids), -1, layers, size), tape.scalar(math.sqrt(size)))
     return tape.op("Mul", tape.op("Add", context, own), tape.scalar(2.0**-0.5))
 

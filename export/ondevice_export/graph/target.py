@@ -66,7 +66,7 @@ class TargetGraph:
         masks = {kind: tape.input(contract.mask(kind), ir.DataType.BOOL, ["T", _CACHE_ROWS[kind]]) for kind in kinds}
         self._rows = Rows(tape, positions, masks, config.rope)
         self._caches: dict[int, KeyValue] = {}
-        self.table = block.weights.matrix("embed_tokens.weight", block.weights.head_bits)
+        self.table = block.weights.matrix("embed_tokens.weight", block.weights.widths.head)
 
     def build(self) -> None:
         """Record everything from token ids to logits.

@@ -13,14 +13,14 @@ from ondevice_export.data_file import DataFile
 from ondevice_export.graph.matrix import linear
 from ondevice_export.graph.tape import Tape
 from ondevice_export.matrices import MatrixWriter, RowReader, StoredMatrix
+from ondevice_export.options import Widths
 
 
 class Weights:
     """Brings tensors of a checkpoint into a graph.
 
     Attributes:
-        bits: width of linear layers and of the per-layer table: 4, 8 or 32.
-        head_bits: width of the head and the token embedding.
+        widths: bits per weight.
     """
 
     def __init__(
@@ -30,12 +30,10 @@ class Weights:
         file: DataFile,
         writer: MatrixWriter,
         *,
-        bits: int,
-        head_bits: int,
+        widths: Widths,
         prefix: str = "",
     ) -> None:
-        self.bits = bits
-        self.head_bits = head_bits
+        self.widths = widths
         self._tape = tape
         self._checkpoint = checkpoint
         self._file = file
@@ -49,8 +47,7 @@ class Weights:
             self._checkpoint,
             self._file,
             self._writer,
-            bits=self.bits,
-            head_bits=self.head_bits,
+            widths=self.widths,
             prefix=self._prefix + prefix,
         )
 
@@ -68,7 +65,7 @@ class Weights:
 
     def linear(self, x: ir.Value, name: str) -> ir.Value:
         """Apply a linear layer: [T, width] -> [T, rows]."""
-        return linear(self._tape, x, self.matrix(name, self.bits))
+        return linear(self._tape, x, self.matrix(name, self.widths.layers))
 
     def matrix(self, name: str, bits: int, *, half_scales: bool = False, rows: RowReader | None = None) -> StoredMatrix:
         """Store a matrix; `rows` replaces the plain reader where the rows come in another order."""
