@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from ondevice_export import export
 from tests.tiny_models import FAMILIES, save_drafter, save_target
+
+torch.set_num_threads(1)  # the models are too small to share
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,18 @@ class Pair:
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    directory = tmp_path_factory.mktemp(request.param)
-    target = save_target(directory / "target", request.param)
-    drafter = save_drafter(directory / "drafter", request.param)
+    """Every family in turn."""
+    return _make(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="session")
+def e2b(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """For what does not depend on the family."""
+    return _make("e2b", tmp_path_factory.mktemp("e2b"))
+
+
+def _make(family: str, directory: Path) -> Pair:
+    target = save_target(directory / "target", family)
+    drafter = save_drafter(directory / "drafter", family)
     bundle = export(directory / "target", directory / "bundle", quantize="none")
-    return Pair(request.param, directory, target, drafter, bundle)
+    return Pair(family, directory, target, drafter, bundle)

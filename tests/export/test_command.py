@@ -27,8 +27,8 @@ def parse(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_export(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.run(parse(str(pair.directory / "target"), "--out", str(tmp_path / "out"), "--head-bits", "4")) == 0
+def test_export(e2b: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.run(parse(str(e2b.directory / "target"), "--out", str(tmp_path / "out"), "--head-bits", "4")) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(str(tmp_path / "out"))
     assert printed.out.count("\n") == 1
@@ -36,9 +36,9 @@ def test_export(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert all(line.startswith("note: ") for line in printed.err.splitlines())  # no bar where there is no terminal
 
 
-def test_prompts_need_verify(pair: Pair) -> None:
+def test_prompts_need_verify(e2b: Pair) -> None:
     with pytest.raises(UsageError, match="--verify"):
-        command.run(parse(str(pair.directory / "target"), "--verify-prompts", "prompts.txt"))
+        command.run(parse(str(e2b.directory / "target"), "--verify-prompts", "prompts.txt"))
 
 
 def test_float32_bundle_is_the_original(pair: Pair) -> None:
@@ -51,19 +51,19 @@ def test_float32_bundle_is_the_original(pair: Pair) -> None:
     assert "| top-1 agreement | 100.00% |" in result.table()
 
 
-def test_wider_weights_are_closer(pair: Pair, tmp_path: Path) -> None:
+def test_wider_weights_are_closer(e2b: Pair, tmp_path: Path) -> None:
     errors = []
     for quantize in ("int4", "int8"):
-        bundle = export(pair.directory / "target", tmp_path / quantize, quantize=quantize, drafter="none")
-        result = verify(bundle, pair.directory / "target", None, PROMPTS)
+        bundle = export(e2b.directory / "target", tmp_path / quantize, quantize=quantize, drafter="none")
+        result = verify(bundle, e2b.directory / "target", None, PROMPTS)
         assert result.drafter_agreement is None
         errors.append(result.largest_logit_error)
     assert errors[1] < errors[0]
 
 
-def test_nothing_to_verify_with(pair: Pair) -> None:
+def test_nothing_to_verify_with(e2b: Pair) -> None:
     with pytest.raises(PromptError):
-        verify(pair.bundle, pair.directory / "target", None, [[2]])
+        verify(e2b.bundle, e2b.directory / "target", None, [[2]])
 
 
 def test_verify_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +80,9 @@ def test_importing_the_package_is_light() -> None:
 
 
 @pytest.mark.skipif(not original.find_spec("optimum"), reason="optimum is not installed")
-def test_optimum_finds_the_command(pair: Pair, tmp_path: Path) -> None:
+def test_optimum_finds_the_command(e2b: Pair, tmp_path: Path) -> None:
     run = ("-c", "from optimum.commands.optimum_cli import main; main()", "export", "ondevice")
-    done = _python(*run, str(pair.directory / "target"), "--out", str(tmp_path / "out"), "--quantize", "int8")
+    done = _python(*run, str(e2b.directory / "target"), "--out", str(tmp_path / "out"), "--quantize", "int8")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "bundle.json").is_file()
     failed = _python(*run, str(tmp_path / "absent"))

@@ -83,8 +83,8 @@ def test_download_asks_for_text_models_only(monkeypatch: pytest.MonkeyPatch, tmp
     assert "*.safetensors" in str(asked["allow_patterns"])
 
 
-def test_text_side_and_defaults(pair: Pair, tmp_path: Path) -> None:
-    shutil.copytree(pair.directory / "target", tmp_path / "target")
+def test_text_side_and_defaults(e2b: Pair, tmp_path: Path) -> None:
+    shutil.copytree(e2b.directory / "target", tmp_path / "target")
     (tmp_path / "target/tokenizer.json").write_text("{}")
     (tmp_path / "target/tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     (tmp_path / "target/generation_config.json").write_text(json.dumps({"eos_token_id": [1, 106], "temperature": 1.0}))
