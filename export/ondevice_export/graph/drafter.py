@@ -18,14 +18,12 @@ from ondevice_export.graph.attention import Attention, KeyValue
 from ondevice_export.graph.block import Block
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
-from ondevice_export.graph.rows import Rows
+from ondevice_export.graph.rows import CACHE_ROWS, Rows
 from ondevice_export.graph.tape import Tape
 from ondevice_export.graph.target import embed
 from ondevice_export.graph.weights import Weights
 from ondevice_export.matrices import RowReader, StoredMatrix
 
-_KINDS: tuple[AttentionKind, AttentionKind] = ("full", "sliding")
-_CACHE_ROWS = {"full": "Sf", "sliding": "Ss"}
 _HEAD = "model.embed_tokens.weight"
 
 
@@ -45,9 +43,9 @@ class DrafterGraph:
         self._id = tape.input(contract.TOKEN_ID, ir.DataType.INT64, [1])
         self._hidden = tape.input(contract.HIDDEN, ir.DataType.FLOAT, [1, config.backbone_hidden_size])
         position = tape.input(contract.POSITION, ir.DataType.INT64, [1])
-        masks = {kind: tape.input(contract.mask(kind), ir.DataType.BOOL, [1, _CACHE_ROWS[kind]]) for kind in _KINDS}
+        masks = {kind: tape.input(contract.mask(kind), ir.DataType.BOOL, [1, CACHE_ROWS[kind]]) for kind in CACHE_ROWS}
         self._rows = Rows(tape, position, masks, config.text.rope)
-        self._caches = {kind: self._cache(kind) for kind in _KINDS}
+        self._caches = {kind: self._cache(kind) for kind in CACHE_ROWS}
 
     def build(self) -> None:
         """`h = pre_projection(concat(embed(token), hidden))`, the layers, the norm, then head and post_projection."""
@@ -68,7 +66,7 @@ class DrafterGraph:
         """The target's shared cache of one kind, as wide as the drafter's layers of that kind read it."""
         layer = next((layer for layer in self._config.text.layers if layer.kind == kind), None)
         width: int | str = "W" if layer is None else layer.kv_heads * layer.head_dim
-        shape: list[int | str] = [1, _CACHE_ROWS[kind], width]
+        shape: list[int | str] = [1, CACHE_ROWS[kind], width]
         return KeyValue(
             self._tape.input(contract.shared(kind, "key"), ir.DataType.FLOAT, shape),
             self._tape.input(contract.shared(kind, "value"), ir.DataType.FLOAT, shape),

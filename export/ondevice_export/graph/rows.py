@@ -11,6 +11,9 @@ from ondevice_export.config import LayerConfig, Rope
 from ondevice_export.graph.rope import cos_sin
 from ondevice_export.graph.tape import Tape
 
+CACHE_ROWS: Mapping[AttentionKind, str] = {"full": "Sf", "sliding": "Ss"}
+"""The symbolic dimension of each kind's caches and masks."""
+
 
 class Rows:
     """Positions [T] and masks [T, S] per kind of attention; derived values are recorded once."""

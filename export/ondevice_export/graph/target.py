@@ -10,18 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ondevice import contract
-from ondevice.contract import AttentionKind
 from ondevice_export.config import LayerConfig
 from ondevice_export.graph.attention import Attention, KeyValue
 from ondevice_export.graph.block import Block
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.per_layer import per_layer_inputs
-from ondevice_export.graph.rows import Rows
+from ondevice_export.graph.rows import CACHE_ROWS, Rows
 from ondevice_export.graph.tape import Tape
 from ondevice_export.matrices import StoredMatrix
-
-_CACHE_ROWS = {"full": "Sf", "sliding": "Ss"}
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,10 @@ class TargetGraph:
         self._ids = tape.input(contract.TOKEN_IDS, ir.DataType.INT64, ["T"])
         positions = tape.input(contract.POSITIONS, ir.DataType.INT64, ["T"])
         self._wanted = tape.input(contract.WANTED, ir.DataType.INT64, ["R"])
-        kinds: tuple[AttentionKind, AttentionKind] = ("full", "sliding")
-        self._index = {kind: tape.input(contract.write_index(kind), ir.DataType.INT64, [1]) for kind in kinds}
-        masks = {kind: tape.input(contract.mask(kind), ir.DataType.BOOL, ["T", _CACHE_ROWS[kind]]) for kind in kinds}
+        self._index = {kind: tape.input(contract.write_index(kind), ir.DataType.INT64, [1]) for kind in CACHE_ROWS}
+        masks = {
+            kind: tape.input(contract.mask(kind), ir.DataType.BOOL, ["T", CACHE_ROWS[kind]]) for kind in CACHE_ROWS
+        }
         self._rows = Rows(tape, positions, masks, config.rope)
         self._caches: dict[int, KeyValue] = {}
         self.table = block.weights.matrix("embed_tokens.weight", block.weights.widths.head)
@@ -132,4 +130,4 @@ class TargetGraph:
 
 
 def _cache_shape(layer: LayerConfig) -> list[int | str]:
-    return [1, _CACHE_ROWS[layer.kind], layer.kv_heads * layer.head_dim]
+    return [1, CACHE_ROWS[layer.kind], layer.kv_heads * layer.head_dim]
