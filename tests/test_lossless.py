@@ -70,13 +70,16 @@ def test_drafting_saves_forwards(reference_model: Model) -> None:
 
 
 def test_a_penalty_sees_the_draft_path(reference_model: Model) -> None:
-    options = {"max_new_tokens": 48, "temperature": 0.0, "repetition_penalty": 1.3}
-    wanted = plain(reference_model, LONG, **options)
-    assert wanted.token_ids != plain(reference_model, LONG, max_new_tokens=48, temperature=0.0).token_ids
-    drafted = reference_model.generate(
-        LONG, drafter="ngram", num_assistant_tokens=6, num_assistant_tokens_schedule="constant", **options
-    )
-    assert drafted.token_ids == wanted.token_ids
+    changed = False
+    for prompt in PROMPTS.values():
+        options = {"max_new_tokens": 48, "temperature": 0.0, "repetition_penalty": 1.3}
+        wanted = plain(reference_model, prompt, **options)
+        changed |= wanted.token_ids != plain(reference_model, prompt, max_new_tokens=48, temperature=0.0).token_ids
+        drafted = reference_model.generate(
+            prompt, drafter="mtp", num_assistant_tokens=6, num_assistant_tokens_schedule="constant", **options
+        )
+        assert drafted.token_ids == wanted.token_ids
+    assert changed, "the penalty did nothing, so nothing was tested"
 
 
 def test_a_logits_processor_sees_the_draft_path(reference_model: Model) -> None:
