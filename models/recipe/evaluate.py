@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
-BLOCK, BLOCKS = 2048, 32
-PROMPTS, PROMPT, CONTINUED = 48, 128, 208  # rows, their tokens, and the tokens the target adds
+BLOCK, BLOCKS = 2048, 24
+PROMPTS, PROMPT, CONTINUED = 32, 128, 192  # rows, their tokens, and the tokens the target adds
 SIDE_BY_SIDE = 8  # rows whose rounds are drafted together: the centroid head gathers 256 kB per position
 STARTS = (
     'def read_lines(path):\n    """',

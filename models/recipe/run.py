@@ -14,6 +14,14 @@ from tqdm import tqdm
 SAVE_SECONDS = 120
 
 
+def finished(file: Path, budget: Budget) -> bool:
+    """Whether the run saved in `file` has spent all of `budget`."""
+    if not file.exists():
+        return False
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    return Budget(budget.tokens, budget.minutes, **state["budget"]).progress >= 1
+
+
 class Run(ABC):
     """The loop that target and drafter share; a subclass says what one step computes."""
 
@@ -86,5 +94,4 @@ class Run(ABC):
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.step, self.losses = state["step"], state["losses"]
-        self.budget.spent_tokens = state["budget"]["spent_tokens"]
-        self.budget.spent_seconds = state["budget"]["spent_seconds"]
+        self.budget = Budget(self.budget.tokens, self.budget.minutes, **state["budget"])

@@ -16,6 +16,7 @@ from dataset import CHAT_SHARE, prepare
 from drafter import DrafterRun, new_drafter
 from evaluate import evaluate, load_pair
 from owntext import write_own_text
+from run import finished
 from schedule import Budget
 from target import TargetRun, trained_target
 from tokenizer import save_tokenizer
@@ -35,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=75, help="end the target's training after this time")
     parser.add_argument("--drafter-tokens", type=int, default=6_000_000, help="tokens to train the drafter on")
     parser.add_argument("--drafter-minutes", type=float, default=30, help="end the drafter's training after this time")
-    parser.add_argument("--own-batches", type=int, default=4, help="batches of 128 texts that the target writes")
+    parser.add_argument("--own-batches", type=int, default=3, help="batches of 128 texts that the target writes")
     return parser.parse_args()
 
 
@@ -48,10 +49,12 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     prepare(args.work)
     budget = Budget(args.tokens, args.minutes)
-    launch(train_target, processes, args.work / "meeting", args.work, device, budget)
+    if not finished(args.work / "target.pt", budget):
+        launch(train_target, processes, args.work / "meeting", args.work, device, budget)
     write_own_text(trained_target(args.work), args.work, args.own_batches, device)
     budget = Budget(args.drafter_tokens, args.drafter_minutes)
-    launch(train_drafter, processes, args.work / "meeting", args.work, device, budget)
+    if not finished(args.work / "drafter.pt", budget):
+        launch(train_drafter, processes, args.work / "meeting", args.work, device, budget)
     export(args.work, args.out)
     figures = evaluate(load_pair(args.out), np.load(args.work / "held_out.npy"))
     figures["training"] = {name: training(args.work / f"{name}.pt", device) for name in ("target", "drafter")}
