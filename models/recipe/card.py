@@ -64,9 +64,12 @@ on the same text.
 Held-out modules: **{loss:.3f} nats per token, {bits:.3f} bits per byte** ({tokens:,} tokens, context {context}).
 
 Acceptance on held-out prompts, {draft_tokens} drafts per round, on text that the target writes greedily, and on text
-sampled at temperature 1:
+sampled at temperature 1 without top-k or top-p:
 
 {acceptance}
+
+The two columns are the ends of a range. Greedy text of so small a model falls into repetition, which is easy to draft;
+plain sampling is as hard as its text is unpredictable. "Accepted" is the share of rounds that get so far.
 
 The likeliest token of the target lies within the drafter's {top_k} clusters for {reach:.1%} of positions of the greedy
 text. Rounds computed side by side, as in training, differ from the reference's one-query forward by at most
