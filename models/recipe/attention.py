@@ -20,7 +20,8 @@ def chunked_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention with one KV head, in the interface of transformers.
 
-    Skipping keys above the diagonal and before the window makes a step 1.4 times as fast as whole score matrices.
+    Keys above the diagonal and before the window are skipped. Against whole score matrices a step of 8 blocks of 512
+    measured 1.4 times as fast, a step of 4 equally fast; longer blocks have more to skip.
 
     query : [B, heads, T, D]; key, value : [B, 1, T, D]; attention_mask : [1, 1, T, T], added to the scores
     returns [B, T, heads, D]
