@@ -68,8 +68,8 @@ sampled at temperature 1 without top-k or top-p:
 
 {acceptance}
 
-The two kinds of text are the ends of a range. Greedy text of so small a model falls into repetition, which is easy to draft;
-plain sampling is as hard as its text is unpredictable. "Accepted" is the share of rounds that get so far.
+The two kinds of text are the ends of a range. Greedy text of so small a model falls into repetition, which is easy
+to draft; plain sampling is as hard as its text is unpredictable. "Accepted" is the share of rounds that get so far.
 
 The likeliest token of the target lies within the drafter's {top_k} clusters for {reach:.1%} of positions of the greedy
 text. Rounds computed side by side, as in training, differ from the reference's one-query forward by at most
