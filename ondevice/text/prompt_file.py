@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from ondevice.text.prompt import Prompt
 
 BUILT_IN: tuple[Prompt, ...] = (
-    'def fibonacci(n):\n    """Return the first n Fibonacci numbers."""\n',
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    'import os\n\ndef find_files(root, suffix):\n    """Yield paths under root that end with suffix."""\n',
+    'def fibonacci(n):\n    """Return the first n Fibonacci numbers."""',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):",
+    'import os\n\ndef find_files(root, suffix):\n    """Yield paths under root that end with suffix."""',
     "The three states of water are",
     "To make a cup of tea, first",
-    "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def test_empty(self):\n",
+    "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def test_empty(self):",
 )
 
 
@@ -44,8 +44,9 @@ def decode(content: bytes, name: str) -> str:
 def load_prompts(path: Path | None, limit: int | None, *, as_chat: bool) -> list[Prompt]:
     """Prompts of a file, or the built-in ones.
 
-    A file whose first line is a JSON object holds one per line: `{"prompt": ...}` as in HumanEval, or
-    `{"turns": [...]}` as in Spec-Bench, of which the first turn counts. In any other file a line is a prompt.
+    A file whose first line is a JSON object holds one per line: `{"prompt": ...}` as in HumanEval, without the line
+    breaks at its end, or `{"turns": [...]}` as in Spec-Bench, of which the first turn counts. In any other file a line
+    is a prompt.
 
     Args:
         limit: take only the first so many.
@@ -73,8 +74,9 @@ def _parse(line: str, place: str, as_chat: bool) -> Prompt:
     except ValueError as error:
         raise PromptError(f"{place} is not valid JSON: {error}") from error
     if isinstance(entry, dict):
-        if isinstance(prompt := entry.get("prompt"), str) and prompt:
-            return prompt
+        if isinstance(prompt := entry.get("prompt"), str) and prompt.strip():
+            # Many tokenizers join a line break with the indentation after it: a bare one says that none follows.
+            return prompt.rstrip("\n")
         turns = entry.get("turns")
         if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0]:
             return [{"role": "user", "content": turns[0]}] if as_chat else turns[0]

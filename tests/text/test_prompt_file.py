@@ -21,7 +21,7 @@ def test_built_in_prompts_need_no_file():
 
 def test_humaneval(write):
     path = write('{"task_id": "a/0", "prompt": "def f():\\n"}\n\n{"prompt": "x\\u2028y"}\n')
-    assert load_prompts(path, None, as_chat=True) == ["def f():\n", "x\u2028y"]
+    assert load_prompts(path, None, as_chat=True) == ["def f():", "x\u2028y"]
 
 
 def test_a_line_ends_only_at_a_line_feed(write):
