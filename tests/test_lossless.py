@@ -10,11 +10,11 @@ import pytest
 
 from ondevice import Model, Reply
 
-SHORT = "def fibonacci(n):\n"
+SHORT = "def fibonacci(n):"
 LONG = (
     "import os\nimport re\n\n\nclass Parser:\n"
     + "".join(f"    def field_{i}(self):\n        return self._fields[{i}]\n\n" for i in range(30))
-    + "    def close(self):\n"
+    + "    def close(self):"
 )
 """Past the window of 256 tokens, and repetitive, so that n-grams have something to find."""
 

@@ -14,7 +14,7 @@ from ondevice import Model
 from ondevice.bundle import MANIFEST
 from ondevice.errors import BundleCorruptError, ContextOverflowError, PromptError, UsageError
 
-PROMPT = "def add(a, b):\n"
+PROMPT = "def add(a, b):"
 
 
 def without(bundle: Path, out: Path, *names: str) -> Path:
