@@ -1,0 +1,46 @@
+"""Memory that a plan's addresses point into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGN = 64
+
+
+class Buffers:
+    """Hands out aligned memory and keeps it for as long as it lives."""
+
+    def __init__(self) -> None:
+        self._held: list[NDArray[Any]] = []
+
+    def bytes(self, size: int) -> int:
+        """The address of `size` zeroed bytes."""
+        room = np.zeros(size + _ALIGN, np.uint8)
+        self._held.append(room)
+        return int(room.ctypes.data) + -int(room.ctypes.data) % _ALIGN
+
+    def floats(self, count: int) -> int:
+        return self.bytes(4 * count)
+
+    def constant(self, values: NDArray[Any]) -> int:
+        """The address of a copy of a small array."""
+        copy = np.ascontiguousarray(values)
+        address = self.bytes(copy.nbytes)
+        start = address - int(self._held[-1].ctypes.data)
+        self._held[-1][start : start + copy.nbytes] = copy.reshape(-1).view(np.uint8)
+        return address
+
+    def hold(self, values: NDArray[Any]) -> int:
+        """The address of an array itself, contiguous and kept alive."""
+        if not values.flags.c_contiguous:
+            raise ValueError("only a contiguous array has an address that means something")
+        self._held.append(values)
+        return int(values.ctypes.data)
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32: how a plan holds numbers."""
+    return int(np.float32(value).view(np.int32))

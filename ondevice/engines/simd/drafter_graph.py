@@ -1,0 +1,100 @@
+"""Recognising a drafter graph, one MTP step: see `ondevice.contract` for its inputs and outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ondevice import contract
+from ondevice.engines.simd.layers import AttentionReader, Cache, LayerReader
+from ondevice.engines.simd.match import Matcher, require
+from ondevice.engines.simd.model import Centroids, DrafterModel, Layer, Matrix
+from ondevice.engines.simd.onnx_file import Graph
+from ondevice.manifest import DrafterModel as Manifest
+from ondevice.manifest import Target
+
+
+def read_drafter(graph: Graph, target: Target, manifest: Manifest) -> DrafterModel:
+    """What the graph computes.
+
+    Raises:
+        UnsupportedGraphError: something in it is not what the exporter writes.
+    """
+    return _DrafterReader(graph, target, manifest).read()
+
+
+class _DrafterReader:
+    def __init__(self, graph: Graph, target: Target, manifest: Manifest) -> None:
+        self._target = target
+        self._manifest = manifest
+        self._match = Matcher(graph)
+
+    def read(self) -> DrafterModel:
+        """From the outputs back to the token id."""
+        match = self._match
+        hidden, post_projection = match.linear(contract.NEXT_HIDDEN)
+        width = post_projection.width
+        require(post_projection.rows == self._target.hidden_size, "a hidden state of another size than the target's")
+        layer_reader = LayerReader(match, width)
+        attention = AttentionReader(layer_reader, width, self._caches(), positions=contract.POSITION)
+        head = self._head(hidden, width)
+        value, norm = layer_reader.norm(hidden)
+        layers: list[Layer] = []
+        while match.op(value) == "Mul":
+            block = layer_reader.read(value, attention)
+            require(block.slices is None, "a drafter with per-layer embeddings")
+            layers.insert(0, block.layer)
+            value = block.source
+        joined, pre_projection = match.linear(value)
+        require(pre_projection.rows == width and width % 32 == 0, f"{value}: {pre_projection.rows} rows")
+        require(pre_projection.width == 2 * self._target.hidden_size, f"{value}: width {pre_projection.width}")
+        embedded, target_hidden = match.node(joined, "Concat", 2, axis=-1).inputs
+        match.expect_input(target_hidden, contract.HIDDEN)
+        rows, factor = match.times(embedded)
+        ids, table = match.gathered(rows)
+        match.expect_input(ids, contract.TOKEN_ID)
+        fits = table.width == self._target.hidden_size and table.entries == self._target.vocab_size
+        require(fits, "an embedding of another size than the target's")
+        require(bool(layers) and match.eps is not None, "a drafter without layers")
+        assert match.eps is not None
+        return DrafterModel(table, factor, pre_projection, tuple(layers), norm, head, post_projection, match.eps)
+
+    def _caches(self) -> dict[tuple[str, str], Cache]:
+        indices = {"full": self._manifest.full_layer, "sliding": self._manifest.sliding_layer}
+        caches = {}
+        for index in indices.values():
+            layer = self._target.layers[index]
+            names = contract.shared(layer.kind, "key"), contract.shared(layer.kind, "value")
+            caches[names] = Cache(layer.kind, index, layer.kv_width)
+        return caches
+
+    def _head(self, hidden: str, width: int) -> Centroids | Matrix:
+        match = self._match
+        scored, shape = match.reshaped(contract.LOGITS)
+        require(shape == (-1,), f"logits of shape {shape}")
+        if match.op(contract.CANDIDATES) == "Range":
+            source, matrix = match.linear(scored)
+            whole = matrix.rows == self._target.vocab_size == self._manifest.candidates and matrix.width == width
+            require(source == hidden and whole, "a head of another size")
+            return matrix
+        return self._centroids(scored, hidden, width)
+
+    def _centroids(self, scored: str, hidden: str, width: int) -> Centroids:
+        match = self._match
+        rows, column = match.node(scored, "MatMul", 2).inputs
+        require(match.reshape(column, -1, 1) == hidden, "the head reads something else")
+        entries, table = match.gathered(match.reshape(rows, -1, width))
+        clusters, best = match.reshaped(entries)
+        search = match.node(clusters, "TopK", 2, axis=-1)
+        scores = match.node(search.inputs[0], "Gemm", 2, transB=1)
+        weights = match.tensor(scores.inputs[1], np.float32, 2)
+        top = match.integers(search.inputs[1])[0]
+        source = match.node(match.reshape(contract.CANDIDATES, -1), "Gather", 2, axis=0)
+        ids = match.tensor(source.inputs[0], np.int64, 2)
+        require(best == (-1,) and source.inputs[1] == entries, "candidates of other clusters")
+        require(scores.inputs[0] == hidden and weights.shape[1] == width, "centroids of another width")
+        count, per_cluster = ids.shape
+        fits = count == len(weights) == table.entries and table.width == per_cluster * width and 0 < top <= count
+        require(fits and top * per_cluster == self._manifest.candidates, "clusters of another size")
+        inside = ids.size and ids.min() >= 0 and ids.max() < self._target.vocab_size
+        require(bool(inside), "clusters with tokens outside the vocabulary")
+        return Centroids(weights, top, per_cluster, table, ids)

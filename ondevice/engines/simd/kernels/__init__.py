@@ -1,0 +1,1 @@
+"""Numba kernels on raw addresses. Whoever calls them has checked every size: see `ondevice.engines.simd.plan`."""

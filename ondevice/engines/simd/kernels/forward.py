@@ -1,0 +1,76 @@
+"""A whole forward in one call per thread."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+from ondevice.engines.simd.kernels.barrier import meet
+from ondevice.engines.simd.kernels.jit import kernel
+from ondevice.engines.simd.kernels.steps import (
+    ATTEND,
+    CANDIDATE_LOGITS,
+    CENTROIDS,
+    EMBED,
+    GATED,
+    HEAD,
+    PER_LAYER,
+    PROJECT,
+    RESIDUAL,
+    SELECT,
+    SHORTLIST,
+    attend_share,
+    candidate_logits,
+    centroids,
+    embed,
+    gated_share,
+    head,
+    per_layer,
+    project_share,
+    residual,
+    select,
+    shortlist,
+)
+
+
+@kernel
+def run(
+    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counter: int, arrived: int, scratch: int
+) -> None:
+    """One thread's share of every step.
+
+    Args:
+        plan: int64[steps, WIDTH].
+        state: int64, see `rows`.
+        counter: address of the barrier's int64.
+        arrived: what the counter stood at before this forward.
+        scratch: address of this thread's working memory.
+    """
+    for i in range(len(plan)):
+        step = plan[i]
+        kind = step[0]
+        if kind == PROJECT:
+            project_share(step, state, thread, threads)
+        elif kind == GATED:
+            gated_share(step, state, thread, threads, scratch)
+        elif kind == RESIDUAL:
+            residual(step, state, thread, threads)
+        elif kind == HEAD:
+            head(step, state, thread, threads, scratch)
+        elif kind == ATTEND:
+            attend_share(step, state, thread, threads)
+        elif kind == EMBED:
+            embed(step, state, thread, threads)
+        elif kind == PER_LAYER:
+            per_layer(step, state, thread, threads)
+        elif kind == SELECT:
+            select(step, state, thread, threads)
+        elif kind == CENTROIDS:
+            centroids(step, state, thread, threads)
+        elif kind == SHORTLIST:
+            if thread == 0:
+                shortlist(step)
+        elif kind == CANDIDATE_LOGITS:
+            candidate_logits(step, state, thread, threads)
+        if threads > 1:
+            meet(counter, arrived + (i + 1) * threads)

@@ -1,0 +1,34 @@
+"""How every kernel is compiled, in one place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+
+
+def _sources() -> str:
+    """A hash of this package's kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_STAMP = _sources()
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile on first call, without the GIL, kept on disk across processes.
+
+    No fastmath: a sum must have one order, whatever rows run beside it. Numba considers a cached function fresh as long
+    as its own file is; a kernel inlines others, so every one is tied to the sources of all.
+    """
+    compiled = njit(nogil=True, cache=True, error_model="numpy")(function)
+    cache = getattr(compiled._cache, "_cache_file", None)
+    if cache is not None:
+        cache._source_stamp = _STAMP
+    return compiled

@@ -1,0 +1,338 @@
+"""Sixteen float32 lanes as a numba type, so that kernels in plain Python become the same arithmetic on every CPU.
+
+LLVM splits a vector of 16 into what the CPU has. No lane ever depends on that split: results are bit-identical.
+Addresses are int64.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic, models, overload, register_model
+
+from ondevice.engines.simd.kernels import instruction_set
+
+LANES = 16
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32, F16 = ir.FloatType(), ir.HalfType()
+POINTER = ir.PointerType()
+VF32, VI32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+
+
+class Floats16Type(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="float32x16")
+
+
+floats16 = Floats16Type()
+
+
+@register_model(Floats16Type)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, fe_type: Any) -> None:
+        super().__init__(manager, fe_type, VF32)
+
+
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    """`lanes` copies of a scalar."""
+    kind = ir.VectorType(value.type, lanes)
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
+    zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
+
+
+def constant(value: float, kind: Any) -> Any:
+    """A vector constant of equal lanes."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    """Call an LLVM intrinsic."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(get_or_insert_function(builder.module, kind, name), args)
+
+
+def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+
+
+def read(builder: Any, pointer: Any, kind: Any, offset: int = 0, align: int = 4) -> Any:
+    """Load from `offset` bytes behind a pointer."""
+    return builder.load(builder.gep(pointer, [I64(offset)], source_etype=I8), typ=kind, align=align)
+
+
+def widen_half(builder: Any, bits: Any) -> Any:
+    """fp16 bits, a vector of i16, to float32."""
+    lanes = bits.type.count
+    kind = ir.VectorType(F32, lanes)
+    if instruction_set.has_half(*instruction_set.target()):
+        return builder.fpext(builder.bitcast(bits, ir.VectorType(F16, lanes)), kind)
+    # without F16C LLVM calls a function per lane that is not there at run time
+    wide = builder.zext(bits, ir.VectorType(I32, lanes))
+    sign = builder.shl(builder.and_(wide, constant(0x8000, wide.type)), constant(16, wide.type))
+    magnitude = builder.shl(builder.and_(wide, constant(0x7FFF, wide.type)), constant(13, wide.type))
+    scaled = builder.fmul(builder.bitcast(magnitude, kind), constant(2.0**112, kind))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, wide.type), sign), kind)
+
+
+def narrow_half(builder: Any, value: Any) -> Any:
+    """float32 to fp16 bits, a vector of i16, rounded to nearest even."""
+    lanes = value.type.count
+    bits = ir.VectorType(I16, lanes)
+    if instruction_set.has_half(*instruction_set.target()):
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(F16, lanes)), bits)
+    wide = ir.VectorType(I32, lanes)
+    raw = builder.bitcast(value, wide)
+    sign = builder.and_(builder.lshr(raw, constant(16, wide)), constant(0x8000, wide))
+    size = builder.and_(raw, constant(0x7FFFFFFF, wide))
+    # a number below 2**-14 is a multiple of 2**-24 in fp16: adding 0.5 rounds it to that
+    tiny = builder.bitcast(builder.fadd(builder.bitcast(size, value.type), constant(0.5, value.type)), wide)
+    tiny = builder.sub(tiny, constant(0x3F000000, wide))
+    odd = builder.and_(builder.lshr(size, constant(13, wide)), constant(1, wide))
+    rounded = builder.lshr(builder.add(builder.add(size, constant(0xFFF - (112 << 23), wide)), odd), constant(13, wide))
+    is_tiny = builder.icmp_unsigned("<", size, constant(0x38800000, wide))
+    is_huge = builder.icmp_unsigned(">=", size, constant(0x47800000, wide))
+    is_nan = builder.icmp_unsigned(">", size, constant(0x7F800000, wide))
+    half = builder.select(is_tiny, tiny, rounded)
+    half = builder.select(is_huge, constant(0x7C00, wide), half)
+    half = builder.select(is_nan, constant(0x7E00, wide), half)
+    return builder.trunc(builder.or_(half, sign), bits)
+
+
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, POINTER)
+
+
+@intrinsic
+def load(typing: Any, address: Any) -> Any:
+    """Sixteen floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, args[0]), typ=VF32, align=4)
+
+    return floats16(types.int64), generate
+
+
+@intrinsic
+def store(typing: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], _pointer(builder, args[0]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, floats16), generate
+
+
+@intrinsic
+def load_half(typing: Any, address: Any) -> Any:
+    """Sixteen fp16 numbers, as floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(I16, LANES), align=2)
+        return widen_half(builder, bits)
+
+    return floats16(types.int64), generate
+
+
+@intrinsic
+def store_half(typing: Any, address: Any, value: Any) -> Any:
+    """Round sixteen floats to fp16, ties to even, overflow to infinity, and store them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(narrow_half(builder, args[1]), _pointer(builder, args[0]), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, floats16), generate
+
+
+@intrinsic
+def load_int8(typing: Any, address: Any) -> Any:
+    """Sixteen codes of 8 bits, 0..255, as floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        codes = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(I8, LANES), align=1)
+        return builder.uitofp(codes, VF32)
+
+    return floats16(types.int64), generate
+
+
+@intrinsic
+def load_int4(typing: Any, address: Any) -> Any:
+    """Sixteen codes of 4 bits, low nibbles first, as floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pairs = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(I8, LANES // 2), align=1)
+        low = builder.and_(pairs, constant(15, pairs.type))
+        high = builder.lshr(pairs, constant(4, pairs.type))
+        order = [lane // 2 + (LANES // 2 if lane % 2 else 0) for lane in range(LANES)]
+        codes = builder.shuffle_vector(low, high, ir.Constant(VI32, order))
+        return builder.uitofp(codes, VF32)
+
+    return floats16(types.int64), generate
+
+
+@intrinsic
+def store_rounded_int8(typing: Any, address: Any, value: Any) -> Any:
+    """Store whole numbers, -128..127, as int8."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = builder.fptosi(args[1], VI32)
+        builder.store(builder.trunc(wide, ir.VectorType(I8, LANES)), _pointer(builder, args[0]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, floats16), generate
+
+
+@intrinsic
+def full(typing: Any, value: Any) -> Any:
+    """Sixteen copies of a number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return splat(builder, args[0], LANES)
+
+    return floats16(types.float32), generate
+
+
+@intrinsic
+def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return fused(builder, *args)
+
+    return floats16(floats16, floats16, floats16), generate
+
+
+@intrinsic
+def round_even(typing: Any, value: Any) -> Any:
+    """To the nearest whole number, ties to even, for magnitudes below 2**22.
+
+    Adding and subtracting 1.5 * 2**23 is exact everywhere; the rounding instruction is missing on the oldest CPUs.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        shift = constant(12582912.0, VF32)
+        return builder.fsub(builder.fadd(args[0], shift), shift)
+
+    return floats16(floats16), generate
+
+
+@intrinsic
+def power_of_two(typing: Any, exponent: Any) -> Any:
+    """2**x for whole x in -126..127."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        biased = builder.add(builder.fptosi(args[0], VI32), constant(127, VI32))
+        return builder.bitcast(builder.shl(biased, constant(23, VI32)), VF32)
+
+    return floats16(floats16), generate
+
+
+@intrinsic
+def magnitude(typing: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return call(builder, "llvm.fabs.v16f32", VF32, args[0])
+
+    return floats16(floats16), generate
+
+
+@intrinsic
+def maximum(typing: Any, a: Any, b: Any) -> Any:
+    """The larger of each pair: one instruction, unlike the maximum of IEEE 754."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _larger(builder, *args)
+
+    return floats16(floats16, floats16), generate
+
+
+@intrinsic
+def minimum(typing: Any, a: Any, b: Any) -> Any:
+    """The smaller of each pair."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", args[1], args[0]), args[1], args[0])
+
+    return floats16(floats16, floats16), generate
+
+
+@intrinsic
+def sum_lanes(typing: Any, value: Any) -> Any:
+    """The sum of the lanes, pairwise: lane i and i + 8, then i + 4, i + 2, i + 1."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _fold(builder, args[0], builder.fadd)
+
+    return types.float32(floats16), generate
+
+
+@intrinsic
+def max_lanes(typing: Any, value: Any) -> Any:
+    """The largest lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _fold(builder, args[0], lambda a, b: _larger(builder, a, b))
+
+    return types.float32(floats16), generate
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+
+def _fold(builder: Any, value: Any, combine: Any) -> Any:
+    width = LANES
+    while width > 1:
+        width //= 2
+        low, high = (ir.Constant(ir.VectorType(I32, width), list(range(i, i + width))) for i in (0, width))
+        value = combine(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
+    return builder.extract_element(value, I32(0))
+
+
+@intrinsic
+def _add(typing: Any, a: Any, b: Any) -> Any:
+    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fadd(*args)
+
+
+@intrinsic
+def _subtract(typing: Any, a: Any, b: Any) -> Any:
+    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fsub(*args)
+
+
+@intrinsic
+def _multiply(typing: Any, a: Any, b: Any) -> Any:
+    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fmul(*args)
+
+
+@intrinsic
+def _divide(typing: Any, a: Any, b: Any) -> Any:
+    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fdiv(*args)
+
+
+def _both(a: Any, b: Any) -> bool:
+    return isinstance(a, Floats16Type) and isinstance(b, Floats16Type)
+
+
+@overload(operator.add, strict=False)
+def _overload_add(a: Any, b: Any) -> Any:
+    return (lambda a, b: _add(a, b)) if _both(a, b) else None
+
+
+@overload(operator.sub, strict=False)
+def _overload_subtract(a: Any, b: Any) -> Any:
+    return (lambda a, b: _subtract(a, b)) if _both(a, b) else None
+
+
+@overload(operator.mul, strict=False)
+def _overload_multiply(a: Any, b: Any) -> Any:
+    return (lambda a, b: _multiply(a, b)) if _both(a, b) else None
+
+
+@overload(operator.truediv, strict=False)
+def _overload_divide(a: Any, b: Any) -> Any:
+    return (lambda a, b: _divide(a, b)) if _both(a, b) else None

@@ -1,0 +1,161 @@
+"""Recognising a graph from its outputs back: every step says what must stand there, or the graph does not qualify."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice import contract
+from ondevice.engines.simd.model import Floats, Matrix, Table
+from ondevice.engines.simd.onnx_file import Graph, Node
+from ondevice.engines.simd.unsupported import UnsupportedGraphError
+
+BLOCK = 32
+
+
+def require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise UnsupportedGraphError(reason)
+
+
+class Matcher:
+    """Reads values of one graph as what they are expected to be.
+
+    Attributes:
+        eps: of the RMS norms, which must all have the same.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.eps: float | None = None
+
+    def op(self, value: str) -> str:
+        """The operator that makes a value, empty for inputs and tensors."""
+        node = self._graph.producers.get(value)
+        return node.op if node else ""
+
+    def node(self, value: str, op: str, inputs: int, **attributes: Any) -> Node:
+        """The node that makes a value: `op`, with so many inputs and these attributes, and no others."""
+        node = self._graph.producers.get(value)
+        if node is None or node.op != op:
+            raise UnsupportedGraphError(f"{value or 'a value'} is made by {self.op(value) or 'nothing'}, not by {op}")
+        given = len(node.inputs)
+        while given and not node.inputs[given - 1]:
+            given -= 1
+        require(given == inputs and node.outputs.index(value) == _OUTPUT.get(op, 0), f"{value}: {op} in an unknown form")
+        for name, expected in attributes.items():
+            found = node.attributes.get(name)
+            require(found == expected, f"{value}: {op} with {name} {found!r} instead of {expected!r}")
+        unknown = set(node.attributes) - set(attributes) - _READ_LATER.get(op, set())
+        require(not unknown, f"{value}: {op} with {', '.join(sorted(unknown))}")
+        return node
+
+    def is_input(self, value: str, name: str) -> bool:
+        return value == name and name in self._graph.inputs
+
+    def expect_input(self, value: str, name: str) -> None:
+        require(self.is_input(value, name), f"{value} where the input {name} belongs")
+
+    def tensor(self, value: str, dtype: type[np.generic], dimensions: int) -> NDArray[Any]:
+        found = self._graph.tensors.get(value)
+        if found is None or found.dtype != dtype or found.ndim != dimensions:
+            raise UnsupportedGraphError(f"{value} is not a tensor of {dimensions} dimensions of {dtype.__name__}")
+        return found
+
+    def has_tensor(self, value: str) -> bool:
+        return value in self._graph.tensors
+
+    def integers(self, value: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in self.tensor(value, np.int64, 1))
+
+    def scalar(self, value: str) -> float:
+        """A number, alone or in a vector of one."""
+        found = self._graph.tensors.get(value)
+        if found is None or found.dtype != np.float32 or found.size != 1:
+            raise UnsupportedGraphError(f"{value} is not a single float32")
+        return float(found.reshape(-1)[0])
+
+    def times(self, value: str) -> tuple[str, float]:
+        """x * constant: the value and the constant."""
+        node = self.node(value, "Mul", 2)
+        return node.inputs[0], self.scalar(node.inputs[1])
+
+    def reshape(self, value: str, *shape: int) -> str:
+        """What is reshaped to `shape`."""
+        node = self.node(value, "Reshape", 2)
+        found = self.integers(node.inputs[1])
+        require(found == shape, f"{value} is reshaped to {found} instead of {shape}")
+        return node.inputs[0]
+
+    def reshaped(self, value: str) -> tuple[str, tuple[int, ...]]:
+        """What is reshaped, and to what."""
+        node = self.node(value, "Reshape", 2)
+        return node.inputs[0], self.integers(node.inputs[1])
+
+    def selected(self, value: str) -> str:
+        """What the wanted rows are taken from."""
+        node = self.node(value, "Gather", 2, axis=0)
+        self.expect_input(node.inputs[1], contract.WANTED)
+        return node.inputs[0]
+
+    def norm(self, value: str) -> tuple[str, Floats]:
+        """RMS norm over the last axis: its input and its weight."""
+        node = self.node(value, "RMSNormalization", 2, axis=-1)
+        eps = node.attributes.get("epsilon", 1e-5)
+        self.eps = eps if self.eps is None else self.eps
+        require(eps == self.eps and 0 < eps < 1, f"{value}: norms with different epsilons")
+        return node.inputs[0], self.tensor(node.inputs[1], np.float32, 1)
+
+    def linear(self, value: str) -> tuple[str, Matrix]:
+        """x @ matrix.T: its input and the matrix."""
+        if self.op(value) in ("Gemm", "MatMul"):
+            raise UnsupportedGraphError("its weights are not quantised")
+        node = self.node(value, "com.microsoft.MatMulNBits", 3, block_size=BLOCK)
+        bits, width, rows = (node.attributes.get(name) for name in ("bits", "K", "N"))
+        require(bits in (4, 8), f"{value}: weights of {bits} bits")
+        codes = self.tensor(node.inputs[1], np.uint8, 3)
+        require(codes.shape == (rows, width // BLOCK, 4 * bits) and width % BLOCK == 0, f"{value}: shape {codes.shape}")
+        scales = self._graph.tensors.get(node.inputs[2])
+        shape_fits = scales is not None and scales.dtype == np.float32 and scales.size == rows * width // BLOCK
+        if scales is None or not shape_fits:
+            raise UnsupportedGraphError(f"{value}: scales that do not fit")
+        return node.inputs[0], Matrix(codes, scales.reshape(rows, width // BLOCK), bits)
+
+    def gathered(self, value: str) -> tuple[str, Table]:
+        """Rows of a quantised table: the ids and the table."""
+        half = self.op(value) == "Cast"
+        if half:
+            value = self.node(value, "Cast", 1, to=_FLOAT).inputs[0]
+        if self.op(value) == "Gather":
+            raise UnsupportedGraphError("its tables are not quantised")
+        node = self.node(
+            value, "com.microsoft.GatherBlockQuantized", 3, block_size=BLOCK, gather_axis=0, quantize_axis=1
+        )
+        bits = node.attributes.get("bits")
+        require(bits in (4, 8), f"{value}: a table of {bits} bits")
+        codes = self.tensor(node.inputs[0], np.uint8, 2)
+        scales = self.tensor(node.inputs[2], np.float16 if half else np.float32, 2)
+        fits = scales.shape == (len(codes), codes.shape[1] * 8 // bits // BLOCK) and codes.shape[1] % (4 * bits) == 0
+        require(fits, f"{value}: scales of another shape than the table's")
+        return node.inputs[1], Table(codes, scales, bits)
+
+    def gelu(self, value: str) -> str:
+        return self.node(value, "Gelu", 1, approximate="tanh").inputs[0]
+
+
+_FLOAT = 1
+"""onnx.TensorProto.DataType"""
+
+_OUTPUT = {"TopK": 1}
+"""Which output of a node is read, where it is not the first."""
+
+_READ_LATER = {
+    "RMSNormalization": {"epsilon", "stash_type"},
+    "com.microsoft.MatMulNBits": {"bits", "K", "N", "accuracy_level"},
+    "com.microsoft.GatherBlockQuantized": {"bits"},
+    "RotaryEmbedding": {"num_heads"},
+    "Attention": {"q_num_heads", "kv_num_heads"},
+}
+"""Attributes that `node` leaves to its caller."""

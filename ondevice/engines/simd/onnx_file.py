@@ -1,0 +1,146 @@
+"""An ONNX file as nodes and tensors: the few fields an engine needs, read without the onnx package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.simd.wire import MalformedError, Message
+from ondevice.errors import BundleCorruptError
+
+Bytes = NDArray[np.uint8]
+
+_DTYPES: dict[int, type[np.generic]] = {
+    1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64,
+}  # fmt: skip
+"""onnx.TensorProto.DataType"""
+
+_EXTERNAL = 1
+"""onnx.TensorProto.DataLocation"""
+
+_FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
+"""onnx.AttributeProto.AttributeType"""
+
+MOST_BYTES = 1 << 28
+"""Of a graph file: weights lie beside it, so real ones have a few hundred kilobytes."""
+
+
+@dataclass(frozen=True)
+class Node:
+    op: str
+    """The operator, with its domain where that is not ONNX's own: `com.microsoft.MatMulNBits`."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Values are names; an empty one is an input left out."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: dict[str, NDArray[Any]]
+    opsets: dict[str, int]
+    producers: dict[str, Node] = field(default_factory=dict)
+
+
+def read_graph(path: Path, external: Callable[[str], Bytes]) -> Graph:
+    """Read an ONNX file.
+
+    Args:
+        path: of the file.
+        external: answers a data file's name with its bytes; raises BundleError where the bundle has none.
+
+    Raises:
+        BundleCorruptError: not an ONNX file, or a tensor that its data file has no room for.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise MalformedError(f"more than {MOST_BYTES} bytes")
+        return _graph(Message(memoryview(path.read_bytes())), external)
+    except MalformedError as error:
+        raise BundleCorruptError(f"{path} is not a well-formed ONNX file ({error}): export the bundle again") from error
+
+
+def _graph(model: Message, external: Callable[[str], Bytes]) -> Graph:
+    graph = model.message(7)
+    nodes = tuple(_node(node) for node in graph.messages(1))
+    producers: dict[str, Node] = {}
+    for node in nodes:
+        for output in filter(None, node.outputs):
+            if output in producers:
+                raise MalformedError(f"two nodes write {output!r}")
+            producers[output] = node
+    tensors: dict[str, NDArray[Any]] = {}
+    for tensor in graph.messages(5):
+        name = tensor.string(8)
+        if name in tensors or name in producers:
+            raise MalformedError(f"two tensors are called {name!r}")
+        tensors[name] = _tensor(tensor, name, external)
+    inputs, outputs = (tuple(value.string(1) for value in graph.messages(number)) for number in (11, 12))
+    opsets = {opset.string(1): opset.integer(2) for opset in model.messages(8)}
+    return Graph(nodes, inputs, outputs, tensors, opsets, producers)
+
+
+def _node(message: Message) -> Node:
+    domain, op = message.string(7), message.string(4)
+    attributes = dict(_attribute(attribute) for attribute in message.messages(5))
+    name = op if domain in ("", "ai.onnx") else f"{domain}.{op}"
+    return Node(name, tuple(message.strings(1)), tuple(message.strings(2)), attributes)
+
+
+def _attribute(message: Message) -> tuple[str, Any]:
+    """A name and its value; one of a kind that no engine reads becomes None."""
+    kind = message.integer(20)
+    readers: dict[int, Callable[[], Any]] = {
+        _FLOAT: lambda: message.floating(2),
+        _INT: lambda: message.integer(3),
+        _STRING: lambda: message.string(4),
+        _INTS: lambda: tuple(message.integers(8)),
+    }
+    reader = readers.get(kind)
+    return message.string(1), reader() if reader else None
+
+
+def _tensor(message: Message, name: str, external: Callable[[str], Bytes]) -> NDArray[Any]:
+    """A tensor as an array, over the mapped file where it lies outside."""
+    shape = tuple(message.integers(1))
+    dtype = _DTYPES.get(message.integer(2))
+    if dtype is None or any(size < 0 for size in shape):
+        raise MalformedError(f"tensor {name!r} has an unknown type or shape")
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    data = _external_bytes(message, name, size, external) if message.integer(14) == _EXTERNAL else _inline(message)
+    if len(data) != size:
+        raise MalformedError(f"tensor {name!r} has {len(data)} bytes instead of {size}")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _inline(message: Message) -> memoryview | Bytes:
+    raw = message.bytes(9)
+    if raw:
+        return raw[-1]
+    if message.integers(7):
+        return np.array(message.integers(7), np.int64).view(np.uint8)
+    floats = message.bytes(4)
+    return floats[-1] if floats else memoryview(b"")
+
+
+def _external_bytes(message: Message, name: str, size: int, external: Callable[[str], Bytes]) -> Bytes:
+    entries = {entry.string(1): entry.string(2) for entry in message.messages(13)}
+    try:
+        offset = int(entries.get("offset", "0"))
+        length = int(entries.get("length", str(size)))
+    except ValueError as error:
+        raise MalformedError(f"tensor {name!r} lies at {entries.get('offset')!r}") from error
+    data = external(entries.get("location", ""))
+    if length != size or not 0 <= offset <= len(data) - size:
+        raise MalformedError(f"tensor {name!r} lies outside its data file")
+    return data[offset : offset + size]

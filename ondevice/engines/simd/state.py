@@ -1,0 +1,106 @@
+"""The part of a plan that changes from forward to forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.contract import AttentionKind
+from ondevice.engines.protocol import ROOT, TokenTree
+from ondevice.engines.simd.kernels import rows
+from ondevice.engines.simd.kernels.attention import HEADS
+from ondevice.engines.simd.model import Layer
+from ondevice.engines.simd.plan import KIND_NUMBERS
+from ondevice.engines.simd.unsupported import UnsupportedGraphError
+
+Frequencies = dict[AttentionKind, NDArray[np.float32]]
+
+
+def frequencies(layers: Sequence[Layer]) -> Frequencies:
+    """The rotary frequencies of each kind of attention."""
+    found: Frequencies = {}
+    for layer in layers:
+        kind, own = layer.attention.kind, layer.attention.frequencies
+        if not np.array_equal(found.setdefault(kind, own), own):
+            raise UnsupportedGraphError(f"its {kind} layers turn at different frequencies")
+    return found
+
+
+class ForwardState:
+    """The int64 slots that kernels read, and the arrays that they point to."""
+
+    def __init__(self, caches: int, turns: Frequencies, threads: int) -> None:
+        """
+        Args:
+            caches: pairs of slots for keys and values.
+            turns: rotary frequencies.
+            threads: that read scores at the same time.
+        """
+        self.slots = np.zeros(rows.CACHES + 2 * caches, np.int64)
+        self._turns = turns
+        self._threads = threads
+        self._held: dict[int, NDArray[Any]] = {}
+
+    def point(self, slot: int, array: NDArray[Any]) -> None:
+        """Put the address of an array into a slot."""
+        assert array.flags.c_contiguous
+        self._held[slot] = array
+        self.slots[slot] = array.ctypes.data
+
+    def set_cache(self, index: int, parts: tuple[NDArray[np.float16], NDArray[np.float16]]) -> None:
+        for offset, part in enumerate(parts):
+            self.point(rows.CACHES + 2 * index + offset, part)
+
+    def set_tree(self, tree: TokenTree, length: int) -> None:
+        """Tokens, the committed length, and which row lies at which depth on the way to each."""
+        self.slots[rows.ALL] = len(tree.tokens)
+        self.slots[rows.LENGTH] = length
+        self.point(rows.TOKENS, np.ascontiguousarray(tree.tokens, np.int64))
+        self.slots[rows.PATHS] = 0
+        if not tree.is_chain:
+            paths = _paths(tree)
+            self.point(rows.PATHS, paths)
+            self.slots[rows.PATH_WIDTH] = paths.shape[1]
+
+    def set_kind(
+        self, kind: AttentionKind, positions: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64],
+        base: int,
+    ) -> None:  # fmt: skip
+        """What rows see of one kind of cache, and how they are turned.
+
+        Args:
+            kind: full or sliding.
+            positions: int64[T]
+            first, stop: int64[T], the cache positions from first to stop - 1.
+            base: position of the cache's first row.
+        """
+        slot = rows.KINDS + rows.KIND_SLOTS * KIND_NUMBERS[kind]
+        self.point(slot + rows.FIRST, first)
+        self.point(slot + rows.STOP, stop)
+        self.slots[slot + rows.BASE] = base
+        if kind in self._turns:
+            # the angle is a float32 product, as in the model's own code; its cosine is then exact to float32
+            angles = (positions.astype(np.float32)[:, None] * self._turns[kind]).astype(np.float64)
+            self.point(slot + rows.COSINES, np.cos(angles).astype(np.float32))
+            self.point(slot + rows.SINES, np.sin(angles).astype(np.float32))
+
+    def reserve_scores(self, keys: int) -> None:
+        """Room for the attention scores of so many keys, with padding and the mixed values behind them."""
+        stride = -(-4 * (keys + 160) // 64) * 64
+        if stride > self.slots[rows.SCORES_STRIDE]:
+            self.slots[rows.SCORES_STRIDE] = stride
+            self.point(rows.SCORES, np.zeros(self._threads * (HEADS + 1) * stride, np.uint8))
+
+
+def _paths(tree: TokenTree) -> NDArray[np.int64]:
+    """int64[T, depths]: the row at each depth on the way to a row, itself included."""
+    depths = tree.depths()
+    paths = np.zeros((len(depths), int(depths.max()) + 1), np.int64)
+    for row, parent in enumerate(tree.parents):
+        if parent != ROOT:
+            paths[row] = paths[parent]
+        paths[row, depths[row]] = row
+    return paths

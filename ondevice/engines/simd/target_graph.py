@@ -1,0 +1,132 @@
+"""Recognising a target graph: see `ondevice.contract` for its inputs and outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ondevice import contract
+from ondevice.engines.simd.layers import AttentionReader, Block, Cache, LayerReader
+from ondevice.engines.simd.match import Matcher, require
+from ondevice.engines.simd.model import Attention, Layer, Matrix, PerLayerInputs, TargetModel
+from ondevice.engines.simd.onnx_file import Graph
+from ondevice.manifest import Target
+
+
+def read_target(graph: Graph, target: Target) -> TargetModel:
+    """What the graph computes.
+
+    Raises:
+        UnsupportedGraphError: something in it is not what the exporter writes.
+    """
+    return _TargetReader(graph, target).read()
+
+
+class _TargetReader:
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self._target = target
+        self._match = Matcher(graph)
+        self._layers = LayerReader(self._match, target.hidden_size)
+        caches = {
+            (contract.present(index, "key"), contract.present(index, "value")): Cache(
+                target.layers[index].kind, index, target.layers[index].kv_width
+            )
+            for index in target.kv_layers()
+        }
+        self._all = AttentionReader(self._layers, target.hidden_size, caches)
+        self._wanted = AttentionReader(self._layers, target.hidden_size, caches, wanted=True)
+
+    def read(self) -> TargetModel:
+        """From the outputs back to the token ids."""
+        match = self._match
+        head, cap = self._head()
+        value, norm = self._layers.norm(contract.HIDDEN)
+        blocks: list[Block] = []
+        seam: int | None = None
+        for index in reversed(range(len(self._target.layers))):
+            if seam is None and match.op(value) == "Gather":
+                seam, value = index + 1, match.selected(value)
+            blocks.insert(0, self._layer(index, value, self._wanted if seam is None else self._all))
+            value = blocks[0].source
+        if seam is None:
+            seam, value = 0, match.selected(value)
+        require(seam > 0, "no layer runs on all rows")
+        slices = self._slices(blocks, seam)
+        factor = match.times(value)
+        source, table = match.gathered(factor[0])
+        match.expect_input(source, contract.TOKEN_IDS)
+        require(table.width == self._target.hidden_size, f"embeddings of {table.width}")
+        require(table.entries == self._target.vocab_size == head.rows, f"a vocabulary of {table.entries}")
+        layers = tuple(block.layer for block in blocks)
+        per_layer = None if slices is None else self._per_layer_inputs(slices, value, len(layers))
+        assert match.eps is not None
+        return TargetModel(table, factor[1], per_layer, layers, seam, norm, head, cap, match.eps)
+
+    def _head(self) -> tuple[Matrix, float | None]:
+        """The head and the softcap."""
+        match = self._match
+        value, cap = contract.LOGITS, None
+        if match.op(value) == "Mul":
+            value, cap = match.times(value)
+            value, inverse = match.times(match.node(value, "Tanh", 1).inputs[0])
+            require(0 < cap < 1e6 and abs(cap * inverse - 1) < 1e-5, f"a softcap of {cap} after a division by {inverse}")
+        source, head = match.linear(value)
+        require(source == contract.HIDDEN and head.width == self._target.hidden_size, "the head reads something else")
+        return head, cap
+
+    def _layer(self, index: int, value: str, reader: AttentionReader) -> Block:
+        """A layer and, where it owns a cache, what it writes there."""
+        block = self._layers.read(value, reader)
+        expected = self._target.layers[index]
+        attention = block.layer.attention
+        agrees = attention.source == expected.kv_source and attention.query_heads == self._target.query_heads
+        require(agrees, f"layer {index} is not what bundle.json says")
+        if expected.kv_source != index:
+            return block
+        require(reader is self._all, f"layer {index} writes a cache from the wanted rows alone")
+        new = reader.read_new(*self._written(index, attention), block.entry, attention)
+        layer = dataclasses.replace(block.layer, attention=dataclasses.replace(attention, new=new))
+        return dataclasses.replace(block, layer=layer)
+
+    def _written(self, index: int, attention: Attention) -> tuple[str, str]:
+        """The new keys and values that go into a layer's cache."""
+        match = self._match
+        new = []
+        for part in ("key", "value"):
+            node = match.node(contract.present(index, part), "TensorScatter", 3, axis=-2)
+            match.expect_input(node.inputs[0], contract.past(index, part))
+            match.expect_input(node.inputs[2], contract.write_index(attention.kind))
+            new.append(node.inputs[1])
+        return new[0], new[1]
+
+    def _slices(self, blocks: list[Block], seam: int) -> str | None:
+        """The per-layer embeddings that all layers take their slices of."""
+        found = set()
+        for index, block in enumerate(blocks):
+            whole = block.slices
+            found.add(self._match.selected(whole) if whole is not None and index >= seam else whole)
+            per_layer = block.layer.per_layer
+            require(per_layer is None or per_layer.index == index, f"layer {index} takes another layer's slice")
+        require(len(found) == 1, "some layers have per-layer embeddings and some have none")
+        return found.pop()
+
+    def _per_layer_inputs(self, value: str, embedded: str, layers: int) -> PerLayerInputs:
+        match = self._match
+        added, factor = match.times(value)
+        left, right = match.node(added, "Add", 2).inputs
+        rows, row_factor = match.times(right)
+        gathered, shape = match.reshaped(rows)
+        require(len(shape) == 3 and shape[:2] == (-1, layers) and shape[2] % 32 == 0, f"{rows}: shape {shape}")
+        size = shape[2]
+        source, table = match.gathered(gathered)
+        match.expect_input(source, contract.TOKEN_IDS)
+        require(table.width == layers * size, f"{gathered}: rows of {table.width}")
+        require(table.entries >= self._target.vocab_size, f"{gathered}: {table.entries} entries")
+        split, norm = self._layers.norm(left, size)
+        scaled, context_factor = match.times(match.reshape(split, -1, layers, size))
+        source, projection = self._layers.linear(scaled, self._target.hidden_size, layers * size)
+        require(source == embedded, f"{scaled}: a context of something else than the embeddings")
+        for factor_value in (context_factor, row_factor, factor):
+            require(bool(np.isfinite(factor_value)), f"{value}: a factor that is not finite")
+        return PerLayerInputs(projection, norm, layers, table, context_factor, row_factor, factor)

@@ -1,0 +1,116 @@
+"""The target's forward as a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.simd.buffers import Buffers, float_bits
+from ondevice.engines.simd.kernels import rows, steps
+from ondevice.engines.simd.model import Floats, TargetModel
+from ondevice.engines.simd.pack import Packed, PackLayout
+from ondevice.engines.simd.plan import PackedLayer, PlanBuilder, Slices, Workspace, build_layer, pack_layer, widest
+
+
+@dataclass(frozen=True)
+class PackedTarget:
+    """Where the target's matrices lie in the pack."""
+
+    layers: list[PackedLayer]
+    per_layer: Packed | None
+    head: Packed
+
+
+def pack_target(layout: PackLayout, model: TargetModel) -> PackedTarget:
+    per_layer = None if model.per_layer is None else layout.add(model.per_layer.projection)
+    return PackedTarget([pack_layer(layout, layer) for layer in model.layers], per_layer, layout.add(model.head))
+
+
+def target_plan(
+    model: TargetModel,
+    packed: PackedTarget,
+    caches: dict[int, int],
+    pack: NDArray[np.uint8],
+    buffers: Buffers,
+    most_rows: int,
+    threads: int,
+) -> NDArray[np.int64]:
+    """The steps from token ids to logits.
+
+    Args:
+        model: what to compute.
+        packed, pack: its matrices.
+        caches: layer -> the pair of state slots with its cache.
+        buffers: what keeps all memory of the plan.
+        most_rows: of one forward.
+        threads: that will run it.
+    """
+    return _TargetPlan(model, packed, caches, PlanBuilder(pack, buffers, most_rows, model.eps), threads).build()
+
+
+class _TargetPlan:
+    def __init__(
+        self, model: TargetModel, packed: PackedTarget, caches: dict[int, int], builder: PlanBuilder, threads: int
+    ) -> None:
+        self._model = model
+        self._packed = packed
+        self._caches = caches
+        self._builder = builder
+        self._threads = threads
+        outer, inner = widest(model.layers, model.width)
+        hidden = builder.rows(model.width)
+        self._work = Workspace(hidden, builder.rows(outer), builder.records(model.width), builder.records(inner))
+
+    def build(self) -> NDArray[np.int64]:
+        model, builder, work = self._model, self._builder, self._work
+        builder.embed(model.table, model.embedding_factor, work.hidden, 4 * model.width)
+        slices = self._per_layer_inputs()
+        first = model.layers[0]
+        builder.norm_quantize(rows.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
+        self._layers(0, model.seam, rows.ALL, work, slices)
+        chosen = Workspace(builder.rows(model.width), work.scratch, work.entry, work.inner)
+        builder.select(work.hidden, chosen.hidden, model.width)
+        if model.seam < len(model.layers):
+            if slices is not None:
+                width = slices.layers * slices.size
+                kept = Slices(builder.rows(width), slices.layers, slices.size)
+                builder.select(slices.address, kept.address, width)
+                slices = kept
+            entry = model.layers[model.seam]
+            bits = entry.attention.query.bits
+            builder.norm_quantize(rows.WANTED, chosen.hidden, entry.input_norm, work.entry, bits)
+            self._layers(model.seam, len(model.layers), rows.WANTED, chosen, slices)
+        head = self._packed.head
+        builder.norm_quantize(rows.WANTED, chosen.hidden, model.norm, work.entry, head.bits, rows.HIDDEN)
+        builder.project(rows.WANTED, head, work.entry, out_slot=rows.LOGITS, cap=model.cap)
+        return builder.plan()
+
+    def _layers(self, start: int, stop: int, row_set: int, work: Workspace, slices: Slices | None) -> None:
+        for index in range(start, stop):
+            layer = self._model.layers[index]
+            following: tuple[Floats, int] | None = None
+            if index + 1 < stop:
+                after = self._model.layers[index + 1]
+                following = after.input_norm, after.attention.query.bits
+            cache = self._caches[layer.attention.source]
+            build_layer(self._builder, layer, self._packed.layers[index], row_set, work, cache, slices, following)
+
+    def _per_layer_inputs(self) -> Slices | None:
+        model, builder, work = self._model.per_layer, self._builder, self._work
+        if model is None or self._packed.per_layer is None:
+            return None
+        width = model.layers * model.size
+        slices = Slices(builder.rows(width), model.layers, model.size)
+        builder.quantize(rows.ALL, work.hidden, self._model.width, work.entry, model.projection.bits)
+        builder.project(rows.ALL, self._packed.per_layer, work.entry, slices.address)
+        table, buffers = model.table, builder.buffers
+        builder.step(
+            steps.PER_LAYER, slices.address, model.layers, model.size, builder.eps,
+            buffers.constant(model.norm), buffers.hold(table.codes), buffers.hold(table.scales),
+            int(table.scales.dtype == np.float16), table.bits,
+            float_bits(model.context_factor), float_bits(model.row_factor), float_bits(model.factor),
+            buffers.floats(self._threads * width),
+        )  # fmt: skip
+        return slices
