@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -10,25 +11,35 @@ from ondevice import __version__, machine
 from ondevice.terminal.bench.row import Row
 
 if TYPE_CHECKING:
+    from ondevice.manifest import Manifest
     from ondevice.model import Model
 
 PACKAGES = ("onnxruntime", "numba", "numpy")
 
 
+def setup(manifest: Manifest, engine: str, threads: int) -> dict[str, Any]:
+    """What ran, and on what."""
+    return {
+        "bundle": manifest.name,
+        "weights": manifest.quantization.weights,
+        "engine": engine,
+        "threads": threads,
+        "processor": machine.processor_name(),
+        "system": machine.os_name(),
+        "versions": versions(PACKAGES),
+    }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of this program, of Python and of `packages`."""
+    own = {"ondevice": __version__, "python": platform.python_version()}
+    return {**own, **{package: version(package) for package in packages}}
+
+
 def conditions(model: Model, plain: Row, prompt_tokens: int, options: dict[str, Any]) -> dict[str, Any]:
     """Everything that another person needs to measure the same."""
     return {
-        "bundle": model.manifest.name,
-        "weights": model.manifest.quantization.weights,
-        "engine": model.engine.name,
-        "threads": model.threads,
-        "processor": machine.processor_name(),
-        "system": machine.os_name(),
-        "versions": {
-            "ondevice": __version__,
-            "python": platform.python_version(),
-            **{package: version(package) for package in PACKAGES},
-        },
+        **setup(model.manifest, model.engine.name, model.threads),
         "prompts": plain.prompts,
         "prompt_tokens": prompt_tokens,
         "new_tokens": plain.new_tokens,
@@ -40,15 +51,24 @@ def conditions(model: Model, plain: Row, prompt_tokens: int, options: dict[str, 
 
 def footer(facts: dict[str, Any]) -> str:
     """The same in three lines."""
-    versions = ", ".join(f"{package} {number}" for package, number in facts["versions"].items())
     mean_prompt = facts["prompt_tokens"] / facts["prompts"]
     mean_reply = facts["new_tokens"] / facts["prompts"]
     return "\n".join(
         [
-            f"{facts['bundle']} ({facts['weights']}), engine {facts['engine']}, {facts['threads']} threads, "
-            f"{facts['processor']}, {facts['system']}",
+            setup_line(facts),
             f"{facts['prompts']} prompts of {mean_prompt:.0f} tokens, {mean_reply:.0f} new tokens each on average; "
             f"temperature {facts['temperature']:g}, seed {facts['seed']}; loaded in {facts['load_s']:.1f} s",
-            versions,
+            versions_line(facts),
         ]
     )
+
+
+def setup_line(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['bundle']} ({facts['weights']}), engine {facts['engine']}, {facts['threads']} threads, "
+        f"{facts['processor']}, {facts['system']}"
+    )
+
+
+def versions_line(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{package} {number}" for package, number in facts["versions"].items())

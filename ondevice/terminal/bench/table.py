@@ -1,8 +1,8 @@
-"""Rows as a Markdown table that can be pasted into an issue."""
+"""Markdown tables that can be pasted into an issue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ondevice.terminal.bench.row import Row
 
@@ -25,15 +25,17 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table: text columns left, figures right, padded so that it reads well as plain text too."""
-    titles = [title for title, _ in COLUMNS]
+    """What `ondevice bench` prints."""
     cells = [[show(row) for _, show in COLUMNS] for row in rows]
-    widths = [max(len(line[column]) for line in [titles, *cells]) for column in range(len(COLUMNS))]
-    left = {"drafter", "draft", "acceptance by position"}
+    return table([title for title, _ in COLUMNS], cells, left={"drafter", "draft", "acceptance by position"})
+
+
+def table(titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collection[str]) -> str:
+    """Any table: the columns titled in `left` are text, the others figures; padded so that it reads well as it is."""
+    widths = [max(len(line[column]) for line in [titles, *cells]) for column in range(len(titles))]
     rule = [
         "-" * width if title in left else "-" * (width - 1) + ":" for title, width in zip(titles, widths, strict=True)
     ]
-    lines = [titles, rule, *cells]
     return "\n".join(
         "| "
         + " | ".join(
@@ -41,7 +43,7 @@ def markdown(rows: Sequence[Row]) -> str:
             for cell, title, width in zip(line, titles, widths, strict=True)
         )
         + " |"
-        for line in lines
+        for line in [titles, rule, *cells]
     )
 
 

@@ -39,7 +39,7 @@ def of_features(triple: str, features: str) -> InstructionSet:
     if {"avx512vnni", "avx512bw", "f16c", "fma"} <= present:
         return AVX512_VNNI
     if {"avx2", "f16c", "fma"} <= present:
-        return AVX_VNNI if "avxvnni" in present else AVX2
+        return AVX_VNNI if "avxvnni" in present or {"avx512vnni", "avx512vl"} <= present else AVX2
     return GENERIC
 
 

@@ -117,7 +117,8 @@ def _codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any) -> list[A
     """Eight vectors, vector j with k = 4j .. 4j + 3 of the rows."""
     kind = ir.VectorType(I8, 4 * isa.lanes)
     if bits == 8:
-        return [read(builder, pointer, kind, 4 * TILE * j) for j in range(8)]
+        codes = [read(builder, pointer, kind, 4 * TILE * j) for j in range(8)]
+        return [builder.xor(code, constant(128, kind)) for code in codes] if isa.signed else codes
     codes = []
     pairs = ir.VectorType(I16, 2 * isa.lanes)
     for j in range(4):

@@ -1,0 +1,143 @@
+"""A random bundle of Gemma 4 E2B's exact shapes, with its assistant: what speed is measured on, without the weights.
+
+    python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4]
+
+It goes through the exporter, so its graphs are the real ones; about 2.8 GB, in under a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice_export.bundle_writer import BundleWriter
+from ondevice_export.checkpoint import Checkpoint
+from ondevice_export.config import read_drafter, read_target
+from ondevice_export.graph_files import write_drafter, write_target
+from ondevice_export.manifest import make_manifest
+from ondevice_export.models import DrafterModel, TargetModel
+from ondevice_export.options import ExportOptions
+from ondevice_export.source import Checkout
+from ondevice_export.tensor_names import drafter_shapes, target_shapes
+
+FloatArray = npt.NDArray[np.float32]
+
+VOCABULARY = 262_144
+
+TARGET: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "hidden_size": 1536,
+    "num_hidden_layers": 35,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "intermediate_size": 6144,
+    "use_double_wide_mlp": True,
+    "num_kv_shared_layers": 20,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 131_072,
+    "final_logit_softcapping": 30.0,
+    "rms_norm_eps": 1e-6,
+}
+
+DRAFTER: dict[str, Any] = {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "backbone_hidden_size": 1536,
+    "use_ordered_embeddings": True,
+    "num_centroids": 2048,
+    "centroid_intermediate_top_k": 32,
+    "text_config": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "intermediate_size": 2048,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+    },
+}
+
+
+class RandomCheckpoint:
+    """Stands in for `Checkpoint`: matrices are one random block over and over, norms and scalars are ones."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+        self._noise = np.random.default_rng(0).standard_normal(1 << 22, np.float32) * np.float32(0.02)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> FloatArray:
+        shape = self._shapes[name]
+        return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])
+
+    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+        count = (stop - start) * self._shapes[name][1]
+        return np.resize(self._noise, count).reshape(stop - start, -1)
+
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+        return self.rows(name, 0, len(indices))
+
+    def integers(self, name: str) -> npt.NDArray[np.int64]:
+        return np.random.default_rng(1).permutation(self._shapes[name][0])
+
+
+def write_bundle(out: Path, head_bits: int = 8) -> None:
+    """Write the bundle; an older one there is replaced."""
+    options = ExportOptions(drafter="auto", quantize="int4", head_bits=head_bits, revision=None)
+    with tempfile.TemporaryDirectory() as directory, BundleWriter(out) as bundle:
+        target = _target(_config(Path(directory) / "gemma-4-E2B-shape", TARGET))
+        drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER))
+        table = write_target(bundle.directory, target, options, lambda _weights: None)
+        write_drafter(bundle.directory, drafter, table, options, lambda _weights: None)
+        bundle.commit(make_manifest(target, drafter, options))
+
+
+def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(fields), "utf-8")
+    return Checkout(directory, directory.name, None)
+
+
+def _target(checkout: Checkout) -> TargetModel:
+    family, config = read_target(checkout.directory)
+    shapes = target_shapes(config, "model.")
+    return TargetModel(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
+
+
+def _drafter(checkout: Checkout) -> DrafterModel:
+    config = read_drafter(checkout.directory)
+    shapes = drafter_shapes(config)
+    return DrafterModel(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    arguments = parser.parse_args()
+    write_bundle(arguments.directory, arguments.head_bits)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What draft and verify gain over plain decoding when drafts are right with a given probability.
+
+    python -m benchmarks.speculate BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--quick] [--json]
+
+The loop, the engine and the cost of a draft are real; acceptance is simulated, by replaying the plain continuation with
+mistakes. So the table holds for any weights of this shape, and says nothing about how often a drafter is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.engines import EngineName, open_engine
+from benchmarks.speculation import AUTO, Bench, Block, DraftStepCost, measure_draft_step
+from ondevice import machine
+from ondevice.bundle import Bundle
+from ondevice.terminal.bench.footer import setup, setup_line, versions_line
+from ondevice.terminal.bench.table import table
+
+ACCEPTANCES = (0.0, 0.3, 0.45, 0.6, 0.75, 0.9)
+LENGTHS = (*map(str, range(1, 9)), AUTO)
+QUICK_LENGTHS = ("1", "2", "4", AUTO)
+PROMPT_TOKENS = 64
+"""Of random ids: what the text is matters to nothing that is measured."""
+
+
+def main() -> int:
+    arguments = _parse()
+    bundle = Bundle.open(arguments.bundle)
+    threads = arguments.threads or machine.default_threads()
+    engine = open_engine(arguments.engine, bundle, threads)
+    lengths = QUICK_LENGTHS if arguments.quick else LENGTHS
+    try:
+        prompt_ids = np.random.default_rng(0).integers(engine.target.vocab_size, size=PROMPT_TOKENS).tolist()
+        bench = Bench.prepare(engine, prompt_ids, arguments.tokens)
+        step = measure_draft_step(engine, prompt_ids)
+        runs = len(ACCEPTANCES) * (len(lengths) + 1) * arguments.repeats
+        with tqdm(total=runs, unit="run", leave=False, disable=None) as bar:
+            blocks = list(bench.measure(ACCEPTANCES, lengths, arguments.repeats, bar.update))
+    finally:
+        engine.close()
+    facts = {**setup(bundle.manifest, arguments.engine, threads), "simulated_acceptance": True}
+    facts |= {"prompt_tokens": PROMPT_TOKENS, "tokens": arguments.tokens}
+    different = _different(blocks, bench.continuation)
+    if arguments.json:
+        print(json.dumps({**facts, **as_json(blocks, step), "different_runs": different}))
+    else:
+        print(report(blocks, step, facts, different))
+    return 1 if different else 0
+
+
+def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str, Any], different: int) -> str:
+    """Markdown: the speed-ups, what `auto` chose, the cost of a draft, and the conditions."""
+    runs = sum(len(cell.runs) for block in blocks for cell in (block.plain, *block.cells))
+    equal = "every run emitted" if not different else f"{different} of {runs} runs did NOT emit"
+    speeds = [1.0 / block.plain.seconds_per_token for block in blocks]
+    return "\n".join(
+        [
+            "Speed-up over plain decoding, **simulated acceptance**:",
+            "",
+            speed_up_table(blocks),
+            "",
+            "What `auto` did:",
+            "",
+            auto_table(blocks),
+            "",
+            _draft_cost(step),
+            "",
+            f"{setup_line(facts)}; plain decoding {min(speeds):.1f} to {max(speeds):.1f} tokens/s, median "
+            f"{median(speeds):.1f}",
+            f"{runs} runs of {facts['tokens']} tokens after {facts['prompt_tokens']}, plain decoding in turn with the "
+            f"others; {equal} the tokens of plain decoding",
+            versions_line(facts),
+        ]
+    )
+
+
+def speed_up_table(blocks: Sequence[Block]) -> str:
+    lengths = [cell.length for cell in blocks[0].cells]
+    cells = [[f"{block.acceptance:g}", *(f"{block.speed_up(cell):.2f}" for cell in block.cells)] for block in blocks]
+    return table(["acceptance", *lengths], cells, left=())
+
+
+def auto_table(blocks: Sequence[Block]) -> str:
+    """Of the generations in which `auto` had learnt from one before."""
+    titles = ["acceptance", "drafted/round", "tokens/round", "speed-up"]
+    cells = [
+        [
+            f"{block.acceptance:g}",
+            f"{cell.drafted_per_round:.2f}",
+            f"{cell.tokens_per_round:.2f}",
+            f"{block.speed_up(cell):.2f}",
+        ]
+        for block in blocks
+        for cell in block.cells
+        if cell.length == AUTO
+    ]
+    return table(titles, cells, left=())
+
+
+def as_json(blocks: Sequence[Block], step: DraftStepCost | None) -> dict[str, Any]:
+    return {
+        "draft_step_s": step and step.step_s,
+        "row_s": step and step.row_s,
+        "cells": [
+            {
+                "acceptance": block.acceptance,
+                "length": cell.length,
+                "speed_up": block.speed_up(cell),
+                "tokens_per_s": 1.0 / cell.seconds_per_token,
+                "tokens_per_round": cell.tokens_per_round,
+                "drafted_per_round": cell.drafted_per_round,
+                "seconds": [run.seconds for run in cell.runs],
+            }
+            for block in blocks
+            for cell in (block.plain, *block.cells)
+        ],
+    }
+
+
+def _draft_cost(step: DraftStepCost | None) -> str:
+    if step is None:
+        return "The bundle has no drafter: drafts cost nothing here."
+    return (
+        f"A real MTP draft step takes {1e3 * step.step_s:.2f} ms, {step.step_s / step.row_s:.3f} of a forward of one "
+        f"row ({1e3 * step.row_s:.1f} ms); every drafted token above pays for one."
+    )
+
+
+def _different(blocks: Sequence[Block], continuation: tuple[int, ...]) -> int:
+    """Runs that did not emit what plain decoding does."""
+    cells = [cell for block in blocks for cell in (block.plain, *block.cells)]
+    return sum(run.token_ids != continuation for cell in cells for run in cell.runs)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--engine", choices=get_args(EngineName), default="simd")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the physical cores")
+    parser.add_argument("--tokens", type=int, default=48, metavar="N", help="per run, after the first (default: 48)")
+    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each kind (default: 2)")
+    parser.add_argument("--quick", action="store_true", help=f"only draft lengths {', '.join(QUICK_LENGTHS)}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

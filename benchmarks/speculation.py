@@ -1,0 +1,167 @@
+"""The measurements behind `python -m benchmarks.speculate`: generations, plain and drafted, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+
+from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
+from ondevice.decoding.costs import Costs
+from ondevice.decoding.loop import Limits, generate
+from ondevice.decoding.record import Stats
+from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.schedule import MOST, AutoSchedule, ConstantSchedule, Schedule
+from ondevice.engines.protocol import Engine, TokenTree
+
+PLAIN, AUTO, FIRST_AUTO = "plain", "auto", "auto, first"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation. `seconds` : wall time from the first token to the last, which is decoding alone."""
+
+    token_ids: tuple[int, ...]
+    seconds: float
+    stats: Stats
+
+    @property
+    def decoded(self) -> int:
+        """Tokens after the first."""
+        return len(self.token_ids) - 1
+
+
+@dataclass
+class Cell:
+    """A way of decoding, and its generations so far. What it learns stays from one to the next, as in a `Model`."""
+
+    length: str
+    drafter: SimulatedDrafter | None = None
+    schedule: Schedule | None = None
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def seconds_per_token(self) -> float:
+        return sum(run.seconds for run in self.runs) / sum(run.decoded for run in self.runs)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return sum(run.decoded for run in self.runs) / sum(run.stats.target_forwards for run in self.runs)
+
+    @property
+    def drafted_per_round(self) -> float:
+        return sum(run.stats.drafted for run in self.runs) / sum(run.stats.target_forwards for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Block:
+    """All that was measured at one acceptance, plain decoding among it: ratios are taken within a block."""
+
+    acceptance: float
+    plain: Cell
+    cells: tuple[Cell, ...]
+
+    def speed_up(self, cell: Cell) -> float:
+        return self.plain.seconds_per_token / cell.seconds_per_token
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An engine, a prompt and what plain greedy decoding makes of it."""
+
+    engine: Engine
+    prompt_ids: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    @classmethod
+    def prepare(cls, engine: Engine, prompt_ids: Sequence[int], tokens: int) -> Bench:
+        """Find the continuation: `tokens` of them, and the first, which the prefill gives.
+
+        Forwards of every number of rows are run once: what only the first of a kind pays for counts against none.
+        """
+        run = _run(engine, prompt_ids, tokens + 1, Cell(PLAIN))
+        for rows in range(2, MOST + 2):
+            engine.forward(TokenTree.chain(run.token_ids[:1] * rows), range(rows))
+        return cls(engine, tuple(prompt_ids), run.token_ids)
+
+    def run(self, cell: Cell) -> Run:
+        return _run(self.engine, self.prompt_ids, len(self.continuation), cell)
+
+    def measure(
+        self,
+        acceptances: Sequence[float],
+        lengths: Sequence[str],
+        repeats: int,
+        progress: Callable[[], None] = lambda: None,
+    ) -> Iterator[Block]:
+        """Yield a block per acceptance.
+
+        Within a block every way of decoding takes its turn, beginning with another each time: a machine that is busy
+        for a while is so for all alike. `auto` has one generation more, in which it knows nothing yet.
+        """
+        for acceptance in acceptances:
+            cells = tuple(self._cell(length) for length in lengths)
+            first = [self._first(cell, acceptance, repeats) for cell in cells if cell.length == AUTO]
+            block = Block(acceptance, Cell(PLAIN), (*cells, *first))
+            ways = [block.plain, *cells]
+            for repeat in range(repeats):
+                start = repeat * len(ways) // repeats
+                for cell in [*ways[start:], *ways[:start]]:
+                    self._add(cell, acceptance, repeat, repeats)
+                    progress()
+            yield block
+
+    def _cell(self, length: str) -> Cell:
+        schedule = AutoSchedule(Costs()) if length == AUTO else ConstantSchedule(int(length))
+        return Cell(length, SimulatedDrafter(self.engine, self.continuation), schedule)
+
+    def _first(self, auto: Cell, acceptance: float, repeats: int) -> Cell:
+        cell = Cell(FIRST_AUTO, auto.drafter, auto.schedule)
+        self._add(cell, acceptance, 0, repeats)
+        return cell
+
+    def _add(self, cell: Cell, acceptance: float, repeat: int, repeats: int) -> None:
+        if cell.drafter is not None:
+            cell.drafter.luck = make_luck(len(self.continuation), acceptance, repeat, repeats)
+        cell.runs.append(self.run(cell))
+
+
+def _run(engine: Engine, prompt_ids: Sequence[int], tokens: int, cell: Cell) -> Run:
+    """Generate greedily; stop tokens are tokens like others. The prompt stays in the cache for the next run."""
+    engine.rewind(min(engine.length, len(prompt_ids) - 1))
+    sampler = Sampler(SamplingOptions(temperature=0.0))
+    rounds = generate(engine, prompt_ids, sampler, Limits(tokens), drafter=cell.drafter, schedule=cell.schedule)
+    stats, token_ids = Stats(), list(next(rounds).token_ids)
+    started = perf_counter()
+    for this in rounds:
+        token_ids += this.token_ids
+        stats.add(this)
+    return Run(tuple(token_ids), perf_counter() - started, stats)
+
+
+@dataclass(frozen=True)
+class DraftStepCost:
+    """Seconds, medians: one step of the bundle's MTP drafter, and a forward of a single row beside it."""
+
+    step_s: float
+    row_s: float
+
+
+def measure_draft_step(engine: Engine, prompt_ids: Sequence[int], count: int = 40) -> DraftStepCost | None:
+    """Time the two in turn; None where the bundle has no drafter."""
+    if not engine.has_drafter:
+        return None
+    engine.rewind(0)
+    outputs = engine.forward(TokenTree.chain(prompt_ids), [len(prompt_ids) - 1])
+    engine.commit(range(len(prompt_ids)))
+    hidden, token = outputs.hidden[0].copy(), int(outputs.logits[0].argmax())
+    rows, steps = [], []
+    for _ in range(count):
+        started = perf_counter()
+        engine.forward(TokenTree.chain([token]), [0])
+        forwarded = perf_counter()
+        engine.draft_step(token, hidden)
+        rows.append(forwarded - started)
+        steps.append(perf_counter() - forwarded)
+    return DraftStepCost(median(steps), median(rows))

@@ -1,0 +1,45 @@
+"""Quantised bundles of tiny random pairs, one per family, exported once per run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ondevice.bundle import Bundle
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice_export import export
+from tests.tiny_models import save_drafter, save_target
+
+FAMILIES = ("e2b", "e4b", "12b", "31b")
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """int4 weights and an int8 head, as users get them."""
+    made = {}
+    for family in FAMILIES:
+        directory = tmp_path_factory.mktemp(f"simd-{family}")
+        save_target(directory / "target", family)
+        save_drafter(directory / "drafter", family)
+        made[family] = Bundle.open(export(directory / "target", directory / "bundle"))
+    return made
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def bundle(request: pytest.FixtureRequest, bundles: dict[str, Bundle]) -> Bundle:
+    return bundles[request.param]
+
+
+@pytest.fixture(scope="session")
+def tiny(bundles: dict[str, Bundle]) -> Path:
+    """The directory of the E2B-like pair."""
+    return bundles["e2b"].path
+
+
+@pytest.fixture
+def engine(bundle: Bundle) -> Iterator[SimdEngine]:
+    made = SimdEngine(bundle, threads=1)
+    yield made
+    made.close()

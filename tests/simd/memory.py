@@ -1,0 +1,35 @@
+"""Aligned arrays for kernels that take addresses."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice.engines.simd.kernels.norm import quantize_row
+from ondevice.engines.simd.kernels.tile import RECORD, SHIFT
+from tests.simd.twins import Floats, Quantized
+
+
+def records_of(x: Floats, zero: int) -> npt.NDArray[np.uint8]:
+    """Rows quantised by the kernel."""
+    rows, width = x.shape
+    records = np.zeros(rows * width // 32 * RECORD, np.uint8)
+    for row in range(rows):
+        quantize_row(x[row].ctypes.data, records.ctypes.data, row, rows, width, zero)
+    return records
+
+
+def read_records(records: npt.NDArray[np.uint8], rows: int) -> Quantized:
+    """What the records of `rows` rows hold."""
+    blocks = len(records) // RECORD // rows
+    codes = np.zeros((rows, blocks, 32), np.int64)
+    exponents = np.zeros((rows, blocks), np.int64)
+    start = 0
+    for first in range(0, rows, 8):
+        members = min(8, rows - first)
+        group = records[start : start + members * blocks * RECORD].reshape(blocks, members, RECORD)
+        start += group.size
+        codes[first : first + members] = group[:, :, :32].view(np.int8).swapaxes(0, 1)
+        shift = np.ascontiguousarray(group[:, :, SHIFT:]).view(np.int32)[..., 0]  # the bits of 1.5 * 2**(23 + e)
+        exponents[first : first + members] = (shift.astype(np.int64) >> 23).T - 150
+    return Quantized(codes, exponents)

@@ -1,0 +1,35 @@
+"""Run a bundle and print what came out, to be compared across instruction sets: `python -m tests.simd.outputs BUNDLE`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import TokenTree
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.kernels import instruction_set
+
+
+def digest(bundle: Bundle) -> str:
+    """A hash of all bits that a prefill, a tree of drafts and a draft step answer."""
+    engine = SimdEngine(bundle, threads=2)
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, bundle.manifest.target.vocab_size, 60).tolist()
+    first = engine.forward(TokenTree.chain(prompt), [59])
+    parts = [first.logits.tobytes(), first.hidden.tobytes()]
+    engine.commit(range(60))
+    tree = TokenTree(np.arange(12), np.array([-1, 0, 1, 2, 0, 4, 5, 1, -1, 8, 9, 10]))
+    second = engine.forward(tree, range(12))
+    parts += [second.logits.tobytes(), second.hidden.tobytes()]
+    step = engine.draft_step(7, second.hidden[3])
+    parts += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
+    engine.close()
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+if __name__ == "__main__":
+    print(json.dumps({"name": instruction_set.current().name, "digest": digest(Bundle.open(sys.argv[1]))}))

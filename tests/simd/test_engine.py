@@ -1,0 +1,131 @@
+"""The whole engine: against ONNX Runtime, and through the drafting loop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from ondevice import Model
+from ondevice.bundle import Bundle
+from ondevice.engines.ort import OrtEngine
+from ondevice.engines.protocol import TokenTree
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.errors import UsageError
+from tests.tiny_models import CONTEXT, VOCAB
+
+PROMPT = np.random.default_rng(0).integers(0, VOCAB, 100).tolist()
+
+
+@pytest.fixture
+def oracle(bundle: Bundle, tmp_path: Path) -> Iterator[OrtEngine]:
+    """The same weights with float32 activations: what both engines' int8 activations approximate."""
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "bundle"))
+    for name in ("target.onnx", "drafter.onnx"):
+        graph = onnx.load(copy / name, load_external_data=False)
+        for node in graph.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "accuracy_level":
+                    attribute.i = 1
+        onnx.save(graph, copy / name)
+    manifest = json.loads((copy / "bundle.json").read_text("utf-8"))
+    for name in ("target.onnx", "drafter.onnx"):
+        manifest["files"][name]["size"] = (copy / name).stat().st_size
+    (copy / "bundle.json").write_text(json.dumps(manifest), "utf-8")
+    engine = OrtEngine(Bundle.open(copy), threads=1)
+    yield engine
+    engine.close()
+
+
+def logits_of(engine: SimdEngine | OrtEngine) -> np.ndarray:
+    """Of the prompt's second half, with the first half in the cache."""
+    engine.forward(TokenTree.chain(PROMPT[:50]), [49])
+    engine.commit(range(50))
+    return engine.forward(TokenTree.chain(PROMPT[50:]), range(50)).logits.copy()
+
+
+def test_logits_are_as_close_to_the_oracle_as_int8_activations_allow(engine: SimdEngine, oracle: OrtEngine) -> None:
+    found, expected = logits_of(engine), logits_of(oracle)
+    error = np.sqrt(((found - expected) ** 2).mean()) / np.sqrt((expected**2).mean())
+    assert error < 0.08, "ONNX Runtime's own int8 activations are at 0.04"
+    margin = np.sort(expected, axis=1)[:, -1] - np.sort(expected, axis=1)[:, -2]
+    clear = margin > 0.4
+    assert clear.any()
+    np.testing.assert_array_equal(found.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
+
+
+def test_a_draft_step_is_close_too(engine: SimdEngine, oracle: OrtEngine) -> None:
+    hidden = np.random.default_rng(1).standard_normal(engine.target.hidden_size).astype(np.float32)
+    steps = []
+    for each in (engine, oracle):
+        each.forward(TokenTree.chain(PROMPT), [0])
+        each.commit(range(len(PROMPT)))
+        steps.append(each.draft_step(5, hidden))
+    ours, theirs = steps
+    size = np.sqrt((theirs.hidden**2).mean())
+    assert np.sqrt(((ours.hidden - theirs.hidden) ** 2).mean()) < 0.15 * size
+    scored = dict(zip(theirs.candidates.tolist(), theirs.logits.tolist(), strict=True))
+    both = [(logit, scored[token]) for token, logit in zip(ours.candidates.tolist(), ours.logits.tolist(), strict=True)
+            if token in scored]  # fmt: skip
+    assert len(both) > 0.8 * len(scored)
+    differences = np.array([a - b for a, b in both])
+    assert np.sqrt((differences**2).mean()) < 0.15 * np.std(theirs.logits) + 0.02
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "ngram", "auto"])
+@pytest.mark.parametrize("k", [1, 5])
+def test_speculation_changes_nothing(bundle: Bundle, drafter: str, k: int) -> None:
+    with Model(bundle, SimdEngine(bundle, threads=2), threads=2) as model:
+        options = {"max_new_tokens": 40, "temperature": 0.0}
+        prompt = PROMPT[:30] * 3
+        plain = model.generate(prompt, drafter="none", **options)
+        model.forget()
+        drafted = model.generate(
+            prompt, drafter=drafter, num_assistant_tokens=k, num_assistant_tokens_schedule="constant", **options
+        )
+    assert drafted.token_ids == plain.token_ids
+
+
+def test_a_rewind_past_the_window_starts_over(engine: SimdEngine) -> None:
+    for start in range(0, 200, 50):
+        engine.forward(TokenTree.chain(PROMPT[:50]), [0])
+        engine.commit(range(50))
+        assert engine.length == start + 50
+    assert engine.rewind(120) == 120
+    assert engine.rewind(0) == 0
+
+
+def test_the_context_fills_up(bundle: Bundle) -> None:
+    engine = SimdEngine(bundle, threads=1, context_length=20)
+    assert engine.max_rows() == 20
+    engine.forward(TokenTree.chain(PROMPT[:18]), [17])
+    engine.commit(range(18))
+    assert engine.max_rows() == 2
+    with pytest.raises(ValueError, match="do not fit"):
+        engine.forward(TokenTree.chain([1, 2, 3]), [0])
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [([VOCAB], [0]), ([-1], [0]), ([1], []), ([1], [1]), ([1], [-1]), ([1], [0] * 300)],
+)
+def test_nothing_out_of_range_reaches_a_kernel(engine: SimdEngine, tokens: list[int], wanted: list[int]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        engine.forward(TokenTree.chain(tokens), wanted)
+
+
+def test_a_draft_of_an_unknown_token(engine: SimdEngine) -> None:
+    with pytest.raises(ValueError, match="token ids"):
+        engine.draft_step(VOCAB, np.zeros(engine.target.hidden_size, np.float32))
+
+
+@pytest.mark.parametrize("context", [0, 1, CONTEXT + 1])
+def test_an_impossible_context(bundle: Bundle, context: int) -> None:
+    with pytest.raises(UsageError, match="context"):
+        SimdEngine(bundle, threads=1, context_length=context)

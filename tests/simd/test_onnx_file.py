@@ -1,0 +1,109 @@
+"""Reading ONNX files: what the exporter writes, and what someone else might have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ondevice.bundle import Bundle
+from ondevice.engines.simd.onnx_file import Bytes, Graph, read_graph
+from ondevice.engines.simd.wire import MalformedError, Message
+from ondevice.errors import BundleCorruptError
+
+
+def no_data(name: str) -> Bytes:
+    raise BundleCorruptError(f"no {name} here")
+
+
+def save(path: Path, **fields: object) -> Path:
+    """A graph of one node around some tensors."""
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1, alpha=0.5, domain="com.microsoft", mode="fast")
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [2])], [], **fields)
+    onnx.save(helper.make_model(graph), path)
+    return path
+
+
+def external_tensor(offset: int, length: int, shape: list[int]) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=shape, data_location=1)
+    for key, value in (("location", "w.data"), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def test_nodes_and_attributes(tmp_path: Path) -> None:
+    graph = read_graph(save(tmp_path / "g.onnx"), no_data)
+    (node,) = graph.nodes
+    assert (node.op, node.inputs, node.outputs) == ("com.microsoft.Gemm", ("x", "w"), ("y",))
+    assert node.attributes == {"transB": 1, "alpha": 0.5, "mode": "fast"}
+    assert graph.inputs == ("x",)
+    assert graph.producers == {"y": node}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.uint8, np.int32])
+def test_tensors_inside_the_file(tmp_path: Path, dtype: type[np.generic]) -> None:
+    array = np.arange(-3, 3).astype(dtype).reshape(2, 3)
+    listed = helper.make_tensor("listed", TensorProto.INT64, [2], [-1, 5])
+    graph = read_graph(
+        save(tmp_path / "g.onnx", initializer=[numpy_helper.from_array(array, "w"), listed]), no_data
+    )
+    np.testing.assert_array_equal(graph.tensors["w"], array)
+    np.testing.assert_array_equal(graph.tensors["listed"], [-1, 5])
+
+
+def test_tensors_beside_the_file(tmp_path: Path) -> None:
+    path = save(tmp_path / "g.onnx", initializer=[external_tensor(8, 16, [2, 2])])
+    data = np.arange(8, dtype=np.float32)
+    graph = read_graph(path, lambda name: data.view(np.uint8))
+    np.testing.assert_array_equal(graph.tensors["w"], [[2, 3], [4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "shape"),
+    [(20, 16, [4]), (-4, 16, [4]), (0, 12, [4]), (0, 4 * 2**40, [2**40]), (0, 16, [-4]), (0, 0, [2**62, 2**62])],
+)
+def test_a_tensor_outside_its_data_file(tmp_path: Path, offset: int, length: int, shape: list[int]) -> None:
+    path = save(tmp_path / "g.onnx", initializer=[external_tensor(offset, length, shape)])
+    with pytest.raises(BundleCorruptError, match="tensor 'w'"):
+        read_graph(path, lambda name: np.zeros(32, np.uint8))
+
+
+def test_a_data_file_that_the_bundle_does_not_have(tmp_path: Path) -> None:
+    path = save(tmp_path / "g.onnx", initializer=[external_tensor(0, 16, [4])])
+    with pytest.raises(BundleCorruptError, match=r"no w\.data here"):
+        read_graph(path, no_data)
+
+
+def test_a_truncated_or_altered_file_is_an_error_and_never_a_crash(tmp_path: Path) -> None:
+    whole = save(tmp_path / "g.onnx", initializer=[numpy_helper.from_array(np.ones(3, np.float32), "w")]).read_bytes()
+    broken = tmp_path / "broken.onnx"
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        data = bytearray(whole[: int(rng.integers(1, len(whole) + 1))])
+        for _ in range(int(rng.integers(0, 4))):
+            data[int(rng.integers(len(data)))] = int(rng.integers(256))
+        broken.write_bytes(data)
+        try:
+            assert isinstance(read_graph(broken, no_data), Graph)
+        except BundleCorruptError:
+            pass
+
+
+@pytest.mark.parametrize("data", [b"\x80" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x0b", b"\x0d\x00", b"\x08"])
+def test_malformed_wire_data(data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        Message(memoryview(data))
+
+
+def test_what_the_exporter_writes_reads_as_onnx_reads_it(tiny: Path) -> None:
+    bundle = Bundle.open(tiny)
+    for name in ("target.onnx", "drafter.onnx"):
+        ours = read_graph(tiny / name, lambda file: np.memmap(bundle.graph(file), np.uint8, "r"))
+        theirs = onnx.load(tiny / name).graph
+        assert [node.inputs for node in ours.nodes] == [tuple(node.input) for node in theirs.node]
+        assert ours.outputs == tuple(output.name for output in theirs.output)
+        for tensor in theirs.initializer:
+            np.testing.assert_array_equal(ours.tensors[tensor.name], numpy_helper.to_array(tensor))

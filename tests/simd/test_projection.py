@@ -1,0 +1,118 @@
+"""Projections against their numpy twins, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.project import SCRATCH_BYTES, gated, project
+from ondevice.engines.simd.model import Matrix
+from ondevice.engines.simd.pack import Packed, PackLayout
+from tests.simd import twins
+from tests.simd.memory import read_records, records_of
+
+
+def random_matrix(rng: np.random.Generator, rows: int, width: int, bits: int) -> Matrix:
+    codes = rng.integers(0, 256, (rows, width // 32, 4 * bits), dtype=np.uint8)
+    scales = rng.uniform(-0.02, 0.02, (rows, width // 32)).astype(np.float16).astype(np.float32)
+    return Matrix(codes, scales, bits)
+
+
+def zero(bits: int) -> int:
+    return 8 if bits == 4 else instruction_set.current().int8_zero
+
+
+def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
+    room = np.zeros(layout.size + 64, np.uint8)
+    pack = room[-room.ctypes.data % 64 :][: layout.size]
+    layout.write(pack, 1)
+    return pack
+
+
+def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float = 0.0) -> twins.Floats:
+    out = np.zeros((len(x), packed.tiles * 16), np.float32)
+    records = records_of(x, zero(packed.bits))
+    weights, scales = pack.ctypes.data + packed.weights, pack.ctypes.data + packed.scales
+    project(
+        packed.bits, 0, packed.tiles, len(x), weights, scales, records.ctypes.data, packed.blocks,
+        out.ctypes.data, out.strides[0], np.float32(cap),
+    )  # fmt: skip
+    return out
+
+
+def expected(matrix: Matrix, x: twins.Floats) -> twins.Floats:
+    codes = twins.unpack(matrix.codes, matrix.bits)
+    return twins.project(twins.quantize(x), codes, matrix.scales.astype(np.float16))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [*range(1, 10), 16, 19])
+def test_a_projection_equals_its_twin(bits: int, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    matrix = random_matrix(rng, 72, 96, bits)
+    layout = PackLayout()
+    packed = layout.add(matrix)
+    x = rng.standard_normal((rows, 96)).astype(np.float32)
+    out = run(pack_of(layout), packed, x)
+    np.testing.assert_array_equal(out[:, :72], expected(matrix, x))
+    assert not out[:, 72:].any(), "rows beyond the last are zero"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_extreme_values_do_not_overflow(bits: int) -> None:
+    codes = np.zeros((32, 3, 4 * bits), np.uint8)
+    codes[::2] = 255
+    matrix = Matrix(codes, np.full((32, 3), 1.0, np.float32), bits)
+    x = np.array([[127.0] * 96, [-127.0] * 96, [1e-38] * 96, [3e30] * 96, [0.0] * 96], np.float32)
+    layout = PackLayout()
+    packed = layout.add(matrix)
+    out = run(pack_of(layout), packed, x)
+    np.testing.assert_array_equal(out, expected(matrix, x))
+
+
+def test_matrices_with_one_input_lie_one_after_another() -> None:
+    rng = np.random.default_rng(1)
+    parts = [random_matrix(rng, rows, 64, 4) for rows in (64, 32, 32)]
+    layout = PackLayout()
+    packed = layout.add(*parts)
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    out = run(pack_of(layout), packed, x)
+    np.testing.assert_array_equal(out, np.concatenate([expected(part, x) for part in parts], axis=1))
+
+
+def test_the_softcap() -> None:
+    rng = np.random.default_rng(2)
+    matrix = random_matrix(rng, 32, 64, 8)
+    layout = PackLayout()
+    packed = layout.add(matrix)
+    x = 10 * rng.standard_normal((2, 64)).astype(np.float32)
+    plain = expected(matrix, x).astype(np.float64)
+    np.testing.assert_allclose(run(pack_of(layout), packed, x, cap=30.0), 30 * np.tanh(plain / 30), atol=1e-5)
+
+
+@pytest.mark.parametrize("with_up", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 11])
+def test_gelu_of_the_gate_times_up(rows: int, with_up: bool) -> None:
+    rng = np.random.default_rng(rows)
+    width, inner = 64, 96
+    gate, up = (random_matrix(rng, inner, width, 4) for _ in range(2))
+    x = 4 * rng.standard_normal((rows, width)).astype(np.float32)
+    factor = rng.standard_normal((rows, inner)).astype(np.float32)
+    layout = PackLayout()
+    packed = layout.add_gated(gate, up) if with_up else layout.add(gate)
+    pack = pack_of(layout)
+    out = np.zeros(rows * inner // 32 * 40, np.uint8)
+    scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+    gated(
+        4, 0, inner // 32, inner // 32, rows, pack.ctypes.data + packed.weights, pack.ctypes.data + packed.scales,
+        records_of(x, 8).ctypes.data, packed.blocks, out.ctypes.data, 8,
+        0 if with_up else factor.ctypes.data, factor.strides[0], scratch.ctypes.data,
+    )  # fmt: skip
+    other = expected(up, x) if with_up else factor
+    product = twins.gelu(expected(gate, x).astype(np.float64)) * other
+    found = read_records(out, rows)
+    step = np.exp2(found.exponents).repeat(32, axis=1)
+    assert (np.abs(found.values() - product) <= 0.5001 * step + 1e-5 * np.abs(product)).all()
+    assert (np.abs(found.codes).max(axis=-1) > 62).all(), "the finest scale that fits"

@@ -1,0 +1,137 @@
+"""Kernels that work row by row, against their numpy twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import njit
+
+from ondevice.engines.simd.kernels import functions
+from ondevice.engines.simd.kernels.heads import rotate, to_half
+from ondevice.engines.simd.kernels.norm import add_normed, inverse_rms, norm
+from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
+from ondevice.engines.simd.kernels.vector import load, load_half, store
+from tests.simd import twins
+from tests.simd.memory import read_records, records_of
+
+EPS = np.float32(1e-6)
+
+
+@njit
+def map_exp(x: int, out: int, count: int) -> None:
+    for i in range(0, 4 * count, 64):
+        store(out + i, functions.exp(load(x + i)))
+
+
+@njit
+def map_tanh(x: int, out: int, count: int) -> None:
+    for i in range(0, 4 * count, 64):
+        store(out + i, functions.tanh(load(x + i)))
+
+
+@njit
+def map_gelu(x: int, out: int, count: int) -> None:
+    for i in range(0, 4 * count, 64):
+        store(out + i, functions.gelu(load(x + i)))
+
+
+@njit
+def widen(x: int, out: int, count: int) -> None:
+    for i in range(0, count, 16):
+        store(out + 4 * i, load_half(x + 2 * i))
+
+
+def mapped(function: object, x: twins.Floats) -> twins.Floats:
+    out = np.empty_like(x)
+    function(x.ctypes.data, out.ctypes.data, len(x))  # type: ignore[operator]
+    return out
+
+
+def test_exp() -> None:
+    x = np.linspace(-87, 88, 16 * 4096, dtype=np.float32)
+    np.testing.assert_allclose(mapped(map_exp, x), np.exp(x.astype(np.float64)), rtol=2.5e-7)
+    assert mapped(map_exp, np.full(16, -1e30, np.float32))[0] < 2e-38
+
+
+def test_tanh_and_gelu() -> None:
+    x = np.linspace(-30, 30, 16 * 4096, dtype=np.float32)
+    np.testing.assert_allclose(mapped(map_tanh, x), np.tanh(x.astype(np.float64)), atol=2e-7)
+    np.testing.assert_allclose(mapped(map_gelu, x), twins.gelu(x.astype(np.float64)), rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_every_fp16_number_there_and_back() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    wide = np.empty(1 << 16, np.float32)
+    widen(bits.ctypes.data, wide.ctypes.data, 1 << 16)
+    np.testing.assert_array_equal(wide, bits.view(np.float16).astype(np.float32))
+    back = np.empty(1 << 16, np.uint16)
+    to_half(wide.ctypes.data, back.ctypes.data, 1 << 16)
+    numbers = ~np.isnan(wide)
+    np.testing.assert_array_equal(back[numbers], bits[numbers])
+    assert np.isnan(back.view(np.float16)[~numbers]).all()
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_fp16_rounds_to_even() -> None:
+    exponents = np.random.default_rng(0).uniform(-30, 20, 1 << 16)
+    x = np.exp2(exponents).astype(np.float32)
+    x[::2] *= -1
+    x[:2048] = (np.arange(2048) + 0.5) * 2.0**-24  # halfway between subnormals
+    out = np.empty(len(x), np.uint16)
+    to_half(x.ctypes.data, out.ctypes.data, len(x))
+    np.testing.assert_array_equal(out, x.astype(np.float16).view(np.uint16))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 13])
+def test_quantised_rows_equal_their_twin(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x = (rng.standard_normal((rows, 96)) * np.exp2(rng.integers(-20, 20, (rows, 1)))).astype(np.float32)
+    x[0, :32] = 0
+    x[-1, 32] = 127 * 2.0**5  # exactly the largest that fits
+    x[-1, 64] = np.nextafter(np.float32(127 * 2.0**5), np.float32(np.inf))
+    found, expected = read_records(records_of(x, 8), rows), twins.quantize(x)
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    np.testing.assert_array_equal(found.exponents, expected.exponents)
+
+
+@pytest.mark.parametrize("width", [32, 96, 256, 1536])
+def test_norms(width: int) -> None:
+    rng = np.random.default_rng(width)
+    h, x, weight = (rng.standard_normal(width).astype(np.float32) for _ in range(3))
+    scalar = np.array([0.75], np.float32)
+    normed = twins.rms_norm(x, weight, float(EPS))
+    out = np.empty_like(x)
+    norm(x.ctypes.data, weight.ctypes.data, out.ctypes.data, width, EPS)
+    np.testing.assert_allclose(out, normed, rtol=1e-5, atol=1e-6)
+    added = h.copy()
+    add_normed(added.ctypes.data, x.ctypes.data, weight.ctypes.data, scalar.ctypes.data, width, EPS)
+    np.testing.assert_allclose(added, (h + normed) * 0.75, rtol=1e-5, atol=1e-6)
+    assert inverse_rms(x.ctypes.data, width, EPS) == pytest.approx(1 / np.sqrt((x.astype(float) ** 2).mean()), rel=1e-5)
+
+
+def test_rotation() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(64).astype(np.float32)
+    angles = rng.uniform(-10, 10, 32)
+    cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    expected = twins.rotate(x, cosines, sines)
+    rotate(x.ctypes.data, cosines.ctypes.data, sines.ctypes.data, 64)
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_table_rows(bits: int, dtype: type[np.floating]) -> None:
+    rng = np.random.default_rng(bits)
+    codes = rng.integers(0, 256, (5, 96 * bits // 8), dtype=np.uint8)
+    scales = rng.uniform(-1, 1, (5, 3)).astype(dtype)
+    rows = twins.unpack(codes.reshape(5, 3, 4 * bits), bits) * scales.astype(np.float64)[..., None]
+    table = rows.reshape(5, 96)
+    half, out = int(dtype == np.float16), np.empty(96, np.float32)
+    read_row(codes.ctypes.data, scales.ctypes.data, half, bits, 3, 96, np.float32(2.0), out.ctypes.data)
+    np.testing.assert_allclose(out, 2 * table[3], rtol=1e-6)
+    x = rng.standard_normal(96).astype(np.float32)
+    found = dot_row(codes.ctypes.data, scales.ctypes.data, half, bits, 4, 96, x.ctypes.data)
+    assert found == pytest.approx(table[4] @ x, rel=1e-4, abs=1e-3)
+    assert dot(x.ctypes.data, x.ctypes.data, 96) == pytest.approx(float((x.astype(float) ** 2).sum()), rel=1e-5)

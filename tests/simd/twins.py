@@ -1,0 +1,82 @@
+"""The kernels once more in plain numpy, with the same arithmetic: int8 activations, powers of two, block after block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    codes: npt.NDArray[np.int64]
+    """[rows, blocks, 32]"""
+    exponents: npt.NDArray[np.int64]
+    """[rows, blocks]"""
+
+    def values(self) -> Wide:
+        """[rows, blocks * 32]"""
+        scaled = self.codes * np.exp2(self.exponents)[..., None]
+        return scaled.reshape(len(self.codes), -1)
+
+
+def quantize(x: Floats) -> Quantized:
+    """x / 2**e rounded to even, e the smallest that brings a block's largest to 127 or less, within -100..100."""
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(axis=-1).astype(np.float64)
+    exponents = np.full(largest.shape, -100)
+    positive = largest > 0
+    exponents[positive] = np.ceil(np.log2(largest[positive] / 127)).astype(np.int64)
+    exponents += largest > 127 * np.exp2(exponents)  # where the logarithm was rounded down
+    exponents = np.clip(exponents, -100, 100)
+    codes = np.rint(blocks * np.exp2(-exponents)[..., None]).astype(np.int64)
+    return Quantized(codes, exponents)
+
+
+def project(x: Quantized, codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16]) -> Floats:
+    """Float32 sums over blocks of scale * 2**e * (w . q), each a fused multiply and add.
+
+    Args:
+        x: the activations.
+        codes: signed weights [n, blocks, 32].
+        scales: [n, blocks]
+    """
+    sums = np.zeros((len(x.codes), len(codes)), np.float32)
+    dots = np.einsum("rbk,nbk->brn", x.codes, codes) * np.exp2(x.exponents).T[..., None]
+    for block, dot in enumerate(dots):
+        sums = (dot * scales[:, block].astype(np.float64) + sums).astype(np.float32)
+    return sums
+
+
+def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int64]:
+    """MatMulNBits' bytes [n, blocks, 4 * bits] -> signed weights [n, blocks, 32]."""
+    codes = packed
+    if bits == 4:
+        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], 32)
+    return codes.astype(np.int64) - (1 << (bits - 1))
+
+
+def gelu(x: Wide) -> Wide:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Wide:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def rotate(x: Floats, cosines: Floats, sines: Floats) -> Wide:
+    """x [rows, head_dim], cosines and sines [rows, head_dim / 2]."""
+    low, high = np.split(x.astype(np.float64), 2, axis=-1)
+    return np.concatenate([low * cosines - high * sines, high * cosines + low * sines], axis=-1)
+
+
+def attend(query: Floats, keys: npt.NDArray[np.float16], values: npt.NDArray[np.float16]) -> Wide:
+    """softmax(q . k) . v: query [heads, d], keys and values [n, d] -> [heads, d]."""
+    scores = query.astype(np.float64) @ keys.astype(np.float64).T
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ values.astype(np.float64)
