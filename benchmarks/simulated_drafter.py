@@ -50,10 +50,11 @@ class SimulatedDrafter:
         return Forecast(self._acceptance.survival(k), self.name)
 
     def draft(self, k: int, floor: float = 0.0) -> Draft:
-        k = int((self._acceptance.survival(k) >= floor).sum())
+        count = int((self._acceptance.survival(k) >= floor).sum())
         if self._paid is not None:
-            self._paid.draft(k)
-        ahead = slice(self._place, self._place + k)
+            # A real one has to draft a token to see that it is not worth submitting.
+            self._paid.draft(min(count + 1, k))
+        ahead = slice(self._place, self._place + count)
         right = self._continuation[ahead]
         tokens = np.where(self.luck[ahead], right, (right + 1) % self._vocab_size)
         self._drafted = tokens.tolist()

@@ -25,6 +25,7 @@ from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.terminal.bench.footer import setup, setup_line, versions_line
 from ondevice.terminal.bench.table import table
+from ondevice.terminal.exit_codes import DIFFERENT
 
 ACCEPTANCES = (0.0, 0.3, 0.45, 0.6, 0.75, 0.9)
 LENGTHS = (*map(str, range(1, 9)), AUTO)
@@ -48,26 +49,31 @@ def main() -> int:
             blocks = list(bench.measure(ACCEPTANCES, lengths, arguments.repeats, bar.update))
     finally:
         engine.close()
-    facts = {**setup(bundle.manifest, arguments.engine, threads), "simulated_acceptance": True}
-    facts |= {"prompt_tokens": PROMPT_TOKENS, "tokens": arguments.tokens}
     different = _different(blocks, bench.continuation)
-    if arguments.json:
-        print(json.dumps({**facts, **as_json(blocks, step), "different_runs": different}))
-    else:
-        print(report(blocks, step, facts, different))
-    return 1 if different else 0
+    facts = {
+        **setup(bundle.manifest, arguments.engine, threads),
+        "acceptance": "simulated",
+        "prompt_tokens": PROMPT_TOKENS,
+        "tokens": arguments.tokens,
+        "different_runs": different,
+    }
+    print(json.dumps({**facts, **as_json(blocks, step)}) if arguments.json else report(blocks, step, facts))
+    return DIFFERENT if different else 0
 
 
-def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str, Any], different: int) -> str:
+def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str, Any]) -> str:
     """Markdown: the speed-ups, what `auto` chose, the cost of a draft, and the conditions."""
     runs = sum(len(cell.runs) for block in blocks for cell in (block.plain, *block.cells))
-    equal = "every run emitted" if not different else f"{different} of {runs} runs did NOT emit"
+    different = facts["different_runs"]
+    equal = f"{different} of {runs} did NOT emit" if different else "every run emitted"
     speeds = [1.0 / block.plain.seconds_per_token for block in blocks]
     return "\n".join(
         [
             "Speed-up over plain decoding, **simulated acceptance**:",
             "",
             speed_up_table(blocks),
+            "",
+            "`auto, first` is a generation in which `auto` knows nothing yet; `auto` has learnt from that one.",
             "",
             "What `auto` did:",
             "",

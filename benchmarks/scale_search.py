@@ -1,0 +1,156 @@
+"""What the exporter's search for int4 scales gains over taking each block's peak, at equal size.
+
+    python -m benchmarks.scale_search [CHECKPOINT]
+
+Mean squared error, as a share of the weights' own mean square. All matrices are taken as int4, whatever an export would
+store them as. Both rivals have blocks of 32 and fp16 scales too: `absmax` maps the peak to 7, `Q4_0` to -8, which is
+one level more for the sign that it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ondevice.terminal.bench.footer import versions, versions_line
+from ondevice.terminal.bench.table import table
+from ondevice_export.models import TargetModel, open_target
+from ondevice_export.quantize import BLOCK, dequantize, quantize
+from ondevice_export.source import locate
+
+FloatArray = npt.NDArray[np.float32]
+
+REFERENCE = Path(__file__).parent.parent / "models" / "reference" / "target"
+CHUNK = 1 << 21
+"""Weights held at a time."""
+RANDOM_WEIGHTS = 1 << 22
+
+
+def searched(weights: FloatArray) -> FloatArray:
+    """[n, 32] as the exporter stores it."""
+    packed, scales, _ = quantize(weights, 4)
+    return dequantize(packed, scales, 4)
+
+
+def absmax(weights: FloatArray) -> FloatArray:
+    """[n, 32] with each block's largest magnitude at code 7."""
+    return _round_to_scale(weights, np.abs(weights).max(axis=1) / np.float32(7))
+
+
+def q4_0(weights: FloatArray) -> FloatArray:
+    """[n, 32] with each block's peak, sign and all, at code -8, as llama.cpp's Q4_0 has it."""
+    peaks = np.take_along_axis(weights, np.abs(weights).argmax(axis=1)[:, None], axis=1)[:, 0]
+    return _round_to_scale(weights, peaks / np.float32(-8))
+
+
+def _round_to_scale(weights: FloatArray, scales: FloatArray) -> FloatArray:
+    scales = scales.astype(np.float16).astype(np.float32)[:, None]
+    codes = np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
+    return np.clip(np.rint(codes), -8, 7).astype(np.float32) * scales
+
+
+METHODS: dict[str, Callable[[FloatArray], FloatArray]] = {"absmax": absmax, "Q4_0": q4_0, "search": searched}
+
+
+@dataclass
+class Errors:
+    """Sums over weights: their number and squares, and every method's squared errors."""
+
+    count: int = 0
+    square: float = 0.0
+    lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METHODS, 0.0))
+
+    def add(self, weights: FloatArray) -> None:
+        blocks = np.ascontiguousarray(weights).reshape(-1, BLOCK)
+        self.count += blocks.size
+        self.square += _square(blocks)
+        for name, method in METHODS.items():
+            self.lost[name] += _square(blocks - method(blocks))
+
+    def include(self, other: Errors) -> None:
+        self.count += other.count
+        self.square += other.square
+        for name, lost in other.lost.items():
+            self.lost[name] += lost
+
+    def share(self, method: str) -> float:
+        """Mean squared error over mean square."""
+        return self.lost[method] / self.square if self.square else 0.0
+
+    def gain(self, method: str) -> float:
+        """What share of a method's error the search saves."""
+        return 1.0 - self.lost["search"] / self.lost[method] if self.lost[method] else 0.0
+
+
+def _square(values: FloatArray) -> float:
+    return float(np.square(values, dtype=np.float64).sum())
+
+
+def measure(target: TargetModel) -> dict[str, Errors]:
+    """By kind of matrix, such as `q_proj`, and under `all` for the checkpoint as a whole."""
+    kinds: dict[str, Errors] = {}
+    for name, shape in target.shapes.items():
+        if len(shape) == 2 and shape[1] % BLOCK == 0:
+            errors = kinds.setdefault(name.split(".")[-2], Errors())
+            for weights in _chunks(target, name):
+                errors.add(weights)
+    overall = Errors()
+    for errors in kinds.values():
+        overall.include(errors)
+    return {**kinds, "all": overall}
+
+
+def _chunks(target: TargetModel, name: str) -> Iterator[FloatArray]:
+    rows, width = target.shapes[name]
+    step = max(1, CHUNK // width)
+    for first in range(0, rows, step):
+        yield target.checkpoint.rows(name, first, min(rows, first + step))
+
+
+def normal() -> Errors:
+    """The same for normally distributed weights."""
+    errors = Errors()
+    errors.add(np.random.default_rng(0).standard_normal((RANDOM_WEIGHTS // BLOCK, BLOCK), np.float32))
+    return errors
+
+
+def report(kinds: dict[str, Errors], name: str) -> str:
+    """Markdown: a line per kind of matrix, and what it was measured on."""
+    cells = [
+        [
+            kind,
+            f"{errors.count / 1e6:.2f}",
+            *(f"{1e3 * errors.share(method):.3f}" for method in METHODS),
+            f"{errors.gain('absmax'):.1%}",
+            f"{errors.gain('Q4_0'):.1%}",
+        ]
+        for kind, errors in kinds.items()
+    ]
+    titles = ["matrices", "million weights", *(f"{method} e-3" for method in METHODS), "less than absmax", "than Q4_0"]
+    facts = {"versions": versions(["numba", "numpy"])}
+    return "\n".join(
+        [
+            table(titles, cells, left={"matrices"}),
+            "",
+            f"{name}, all matrices as int4 in blocks of {BLOCK}: mean squared error over mean square, in thousandths",
+            versions_line(facts),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", nargs="?", default=str(REFERENCE), help="a directory (default: the reference)")
+    checkout = locate(parser.parse_args().checkpoint)
+    with open_target(checkout, lambda _note: None) as target:
+        kinds = measure(target)
+    print(report({**kinds, "random normal": normal()}, checkout.id))
+
+
+if __name__ == "__main__":
+    main()

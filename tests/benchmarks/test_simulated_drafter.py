@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
+from ondevice.decoding.loop import Limits, generate
+from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.schedule import ConstantSchedule
+from ondevice.drafters.acceptance import PositionAcceptance
+from ondevice.engines.protocol import DraftStep, Outputs
+from tests.toy_engine import VOCAB, ToyEngine
+
+PROMPT = (2, 3, 5)
+COUNT = 40
+
+
+class EngineWithDrafter(ToyEngine):
+    has_drafter = True
+
+    def __init__(self):
+        super().__init__()
+        self.draft_steps = 0
+
+    def draft_step(self, token, hidden):
+        assert hidden.shape == (self.target.hidden_size,)
+        self.draft_steps += 1
+        return DraftStep(np.arange(3), np.zeros(3, np.float32), hidden)
+
+
+def rounds_of(engine, drafter=None, k=3):
+    schedule = ConstantSchedule(k) if drafter else None
+    sampler = Sampler(SamplingOptions(temperature=0.0))
+    return list(generate(engine, PROMPT, sampler, Limits(COUNT), drafter=drafter, schedule=schedule))
+
+
+def tokens_of(rounds):
+    return [token for this in rounds for token in this.token_ids]
+
+
+@pytest.fixture
+def continuation():
+    return tokens_of(rounds_of(ToyEngine()))
+
+
+def drafter_of(continuation, luck, engine=None):
+    drafter = SimulatedDrafter(engine or ToyEngine(), continuation)
+    drafter.luck = np.asarray(luck)
+    return drafter
+
+
+def test_always_right(continuation):
+    rounds = rounds_of(ToyEngine(), drafter_of(continuation, [True] * COUNT))
+    assert tokens_of(rounds) == continuation
+    assert all(this.accepted == this.drafted for this in rounds)
+    assert len(rounds) == 11  # the prefill's token, nine times 1 + 3, and 3 for which there is room
+
+
+def test_always_wrong(continuation):
+    rounds = rounds_of(ToyEngine(), drafter_of(continuation, [False] * COUNT))
+    assert tokens_of(rounds) == continuation
+    assert sum(this.accepted for this in rounds) == 0
+
+
+def test_wrong_where_it_was_told_to_be(continuation):
+    luck = [True] * COUNT
+    luck[2] = False
+    rounds = rounds_of(ToyEngine(), drafter_of(continuation, luck))
+    assert tokens_of(rounds) == continuation
+    assert [this.accepted for this in rounds[1:4]] == [1, 3, 3]
+
+
+def test_it_pays_for_every_token(continuation):
+    engine = EngineWithDrafter()
+    rounds = rounds_of(engine, drafter_of(continuation, make_luck(COUNT, 0.5, 0, 1), engine))
+    assert tokens_of(rounds) == continuation
+    assert engine.draft_steps == sum(this.drafted for this in rounds) > 0
+
+
+def test_its_forecast_is_what_verdicts_taught(continuation):
+    lucky, unlucky = (drafter_of(continuation, [right] * COUNT) for right in (True, False))
+    start = PositionAcceptance().survival(4)
+    assert np.array_equal(lucky.forecast(4).survival, start)
+    for drafter in (lucky, unlucky):
+        rounds_of(ToyEngine(), drafter)
+    assert (lucky.forecast(4).survival > start).all()
+    assert (unlucky.forecast(4).survival < start).all()
+
+
+def test_a_draft_ends_at_the_floor(continuation):
+    drafter = drafter_of(continuation, [True] * COUNT)
+    drafter.begin(PROMPT)
+    drafter.observe(continuation[:1], Outputs(*np.zeros((2, 1, VOCAB), np.float32)))
+    third = float(drafter.forecast(5).survival[2])
+    assert drafter.draft(5, third).tokens.tolist() == continuation[1:4]
+    assert len(drafter.draft(5, 1.0)) == 0
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.45, 0.9])
+def test_luck_is_as_good_as_asked(acceptance):
+    draws = [make_luck(500, acceptance, repeat, 2) for repeat in range(2)]
+    assert np.mean(draws[0]) == pytest.approx(acceptance, abs=0.06)
+    assert np.mean(draws) == pytest.approx(acceptance, abs=0.03)
+    better = make_luck(500, acceptance + 0.1, 0, 2)
+    assert (better >= draws[0]).all()
