@@ -157,7 +157,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each kind (default: 2)")
     parser.add_argument("--quick", action="store_true", help=f"only draft lengths {', '.join(QUICK_LENGTHS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if min(arguments.tokens, arguments.repeats) < 1:
+        parser.error("--tokens and --repeats must be at least 1")
+    return arguments
 
 
 if __name__ == "__main__":

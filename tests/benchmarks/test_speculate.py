@@ -105,3 +105,11 @@ def test_the_command(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].replace(" ", "") == "|acceptance|1|2|4|auto|auto,first|"
     assert sum(line.startswith("|") for line in lines) == 2 * (2 + 6)
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--repeats"])
+def test_nothing_to_measure(option, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["speculate", "anything", option, "0"])
+    with pytest.raises(SystemExit, match="2"):
+        speculate.main()
+    assert "at least 1" in capsys.readouterr().err
