@@ -47,9 +47,7 @@ def test_nodes_and_attributes(tmp_path: Path) -> None:
 def test_tensors_inside_the_file(tmp_path: Path, dtype: type[np.generic]) -> None:
     array = np.arange(-3, 3).astype(dtype).reshape(2, 3)
     listed = helper.make_tensor("listed", TensorProto.INT64, [2], [-1, 5])
-    graph = read_graph(
-        save(tmp_path / "g.onnx", initializer=[numpy_helper.from_array(array, "w"), listed]), no_data
-    )
+    graph = read_graph(save(tmp_path / "g.onnx", initializer=[numpy_helper.from_array(array, "w"), listed]), no_data)
     np.testing.assert_array_equal(graph.tensors["w"], array)
     np.testing.assert_array_equal(graph.tensors["listed"], [-1, 5])
 

@@ -57,9 +57,7 @@ class DrafterPlan:
     """[H]"""
 
 
-def drafter_plan(
-    model: DrafterModel, packed: PackedDrafter, pack: NDArray[np.uint8], buffers: Buffers
-) -> DrafterPlan:
+def drafter_plan(model: DrafterModel, packed: PackedDrafter, pack: NDArray[np.uint8], buffers: Buffers) -> DrafterPlan:
     builder = PlanBuilder(pack, buffers, 1, model.eps)
     backbone, width = model.table.width, len(model.norm)
     joined = np.zeros(2 * backbone, np.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind

@@ -75,9 +75,7 @@ class LayerReader:
         entry, read = attention.read(output)
         source, input_norm = self.norm(entry)
         require(source == before, f"{middle}: attention does not read what it is added to")
-        layer = Layer(
-            input_norm, read, post_attention_norm, pre_norm, gate, up, down, post_norm, per_layer, scalar
-        )
+        layer = Layer(input_norm, read, post_attention_norm, pre_norm, gate, up, down, post_norm, per_layer, scalar)
         return Block(layer, before, entry, slices)
 
     def _mlp(self, value: str) -> tuple[str, Matrix, Matrix, Matrix]:
@@ -150,8 +148,8 @@ class AttentionReader:
         inner = match.node(folded, "Transpose", 1, perm=(0, 2, 1, 3)).inputs[0] if split else folded
         attended, parts = match.reshaped(inner) if split else (inner, ())
         node = match.node(attended, "Attention", 4, scale=1.0)
-        kv = node.attributes.get("q_num_heads")
-        require(isinstance(kv, int) and kv > 0 and node.attributes.get("kv_num_heads") == kv, f"{attended}: heads")
+        kv = match.integer(node, "q_num_heads")
+        require(match.integer(node, "kv_num_heads") == kv, f"{attended}: heads")
         folded_query, key, value_cache, mask = node.inputs
         cache = self._caches.get((key, value_cache))
         if cache is None:
@@ -242,4 +240,3 @@ class AttentionReader:
         if self._wanted:
             value = self._match.selected(value)
         self._match.expect_input(value, name)
-

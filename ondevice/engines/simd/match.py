@@ -44,13 +44,22 @@ class Matcher:
         given = len(node.inputs)
         while given and not node.inputs[given - 1]:
             given -= 1
-        require(given == inputs and node.outputs.index(value) == _OUTPUT.get(op, 0), f"{value}: {op} in an unknown form")
+        require(
+            given == inputs and node.outputs.index(value) == _OUTPUT.get(op, 0), f"{value}: {op} in an unknown form"
+        )
         for name, expected in attributes.items():
             found = node.attributes.get(name)
             require(found == expected, f"{value}: {op} with {name} {found!r} instead of {expected!r}")
         unknown = set(node.attributes) - set(attributes) - _READ_LATER.get(op, set())
         require(not unknown, f"{value}: {op} with {', '.join(sorted(unknown))}")
         return node
+
+    def integer(self, node: Node, name: str, least: int = 1) -> int:
+        """A whole number among a node's attributes."""
+        value = node.attributes.get(name)
+        if not isinstance(value, int) or not least <= value < 1 << 31:
+            raise UnsupportedGraphError(f"{node.outputs[0]}: {node.op} with {name} {value!r}")
+        return value
 
     def is_input(self, value: str, name: str) -> bool:
         return value == name and name in self._graph.inputs
@@ -113,7 +122,7 @@ class Matcher:
         if self.op(value) in ("Gemm", "MatMul"):
             raise UnsupportedGraphError("its weights are not quantised")
         node = self.node(value, "com.microsoft.MatMulNBits", 3, block_size=BLOCK)
-        bits, width, rows = (node.attributes.get(name) for name in ("bits", "K", "N"))
+        bits, width, rows = (self.integer(node, name) for name in ("bits", "K", "N"))
         require(bits in (4, 8), f"{value}: weights of {bits} bits")
         codes = self.tensor(node.inputs[1], np.uint8, 3)
         require(codes.shape == (rows, width // BLOCK, 4 * bits) and width % BLOCK == 0, f"{value}: shape {codes.shape}")
@@ -133,7 +142,7 @@ class Matcher:
         node = self.node(
             value, "com.microsoft.GatherBlockQuantized", 3, block_size=BLOCK, gather_axis=0, quantize_axis=1
         )
-        bits = node.attributes.get("bits")
+        bits = self.integer(node, "bits")
         require(bits in (4, 8), f"{value}: a table of {bits} bits")
         codes = self.tensor(node.inputs[0], np.uint8, 2)
         scales = self.tensor(node.inputs[2], np.float16 if half else np.float32, 2)

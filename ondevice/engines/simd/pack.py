@@ -97,11 +97,7 @@ class PackLayout:
 
     def fits(self, pack: NDArray[np.uint8]) -> bool:
         """Is this a pack of this layout?"""
-        return (
-            len(pack) == self._end
-            and bytes(pack[: len(_MAGIC)]) == _MAGIC
-            and bytes(pack[64:96]) == self.digest()
-        )
+        return len(pack) == self._end and bytes(pack[: len(_MAGIC)]) == _MAGIC and bytes(pack[64:96]) == self.digest()
 
     def digest(self) -> bytes:
         described = [VERSION, *(packed for packed, _ in self._entries)]

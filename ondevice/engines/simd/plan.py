@@ -100,9 +100,7 @@ class PlanBuilder:
     def quantize(self, row_set: int, h: int, width: int, records: int, bits: int) -> None:
         self._add(steps.RESIDUAL, row_set, h, width, self._eps, 0, 0, 0, 0, 0, records, self.zero(bits))
 
-    def norm_quantize(
-        self, row_set: int, h: int, weight: Floats, records: int, bits: int, out_slot: int = 0
-    ) -> None:
+    def norm_quantize(self, row_set: int, h: int, weight: Floats, records: int, bits: int, out_slot: int = 0) -> None:
         """Norm and quantise; with a slot, the normed rows go to the address there too."""
         at = self.buffers.constant(weight)
         width, zero = len(weight), self.zero(bits)

@@ -11,7 +11,7 @@ from ondevice.bundle import Bundle, sha256
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.drafter_graph import read_drafter
 from ondevice.engines.simd.drafter_plan import DrafterPlan, drafter_plan, pack_drafter
-from ondevice.engines.simd.model import Layer
+from ondevice.engines.simd.model import DrafterModel, Layer, TargetModel
 from ondevice.engines.simd.onnx_file import Bytes, Graph, read_graph
 from ondevice.engines.simd.pack import PackLayout, open_pack
 from ondevice.engines.simd.plan import scratch_bytes
@@ -43,13 +43,11 @@ def load_program(bundle: Bundle, most_rows: int, threads: int) -> Program:
         UnsupportedGraphError: a graph holds something that there is no kernel for.
         BundleCorruptError: a file is not what it claims to be.
     """
-    files = _Files(bundle)
-    target, manifest = bundle.manifest.target, bundle.manifest.drafter
+    files, target = _Files(bundle), bundle.manifest.target
     layout, buffers = PackLayout(), Buffers()
-    model = read_target(files.graph(target.graph), target)
+    model, drafter = _read(bundle, files)
     packed = pack_target(layout, model)
     layers: list[Layer] = list(model.layers)
-    drafter = None if manifest is None else read_drafter(files.graph(manifest.graph), target, manifest)
     packed_drafter = None if drafter is None else pack_drafter(layout, drafter)
     pack = open_pack(layout, files.content(), files.verify, threads)
     caches = {layer: index for index, layer in enumerate(target.kv_layers())}
@@ -62,6 +60,17 @@ def load_program(bundle: Bundle, most_rows: int, threads: int) -> Program:
     width = packed.head.tiles * 16
     turns = frequencies(model.layers)
     return Program(steps, turns, width, drafter_steps, drafter_turns, scratch_bytes(layers), buffers)
+
+
+def read_models(bundle: Bundle) -> tuple[TargetModel, DrafterModel | None]:
+    """What a bundle's graphs compute; raises what `load_program` does."""
+    return _read(bundle, _Files(bundle))
+
+
+def _read(bundle: Bundle, files: _Files) -> tuple[TargetModel, DrafterModel | None]:
+    target, manifest = bundle.manifest.target, bundle.manifest.drafter
+    model = read_target(files.graph(target.graph), target)
+    return model, None if manifest is None else read_drafter(files.graph(manifest.graph), target, manifest)
 
 
 class _Files:

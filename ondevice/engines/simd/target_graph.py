@@ -9,7 +9,7 @@ import numpy as np
 from ondevice import contract
 from ondevice.engines.simd.layers import AttentionReader, Block, Cache, LayerReader
 from ondevice.engines.simd.match import Matcher, require
-from ondevice.engines.simd.model import Attention, Layer, Matrix, PerLayerInputs, TargetModel
+from ondevice.engines.simd.model import Attention, Matrix, PerLayerInputs, TargetModel
 from ondevice.engines.simd.onnx_file import Graph
 from ondevice.manifest import Target
 
@@ -70,7 +70,9 @@ class _TargetReader:
         if match.op(value) == "Mul":
             value, cap = match.times(value)
             value, inverse = match.times(match.node(value, "Tanh", 1).inputs[0])
-            require(0 < cap < 1e6 and abs(cap * inverse - 1) < 1e-5, f"a softcap of {cap} after a division by {inverse}")
+            require(
+                0 < cap < 1e6 and abs(cap * inverse - 1) < 1e-5, f"a softcap of {cap} after a division by {inverse}"
+            )
         source, head = match.linear(value)
         require(source == contract.HIDDEN and head.width == self._target.hidden_size, "the head reads something else")
         return head, cap

@@ -6,6 +6,8 @@ what it would sum after its ancestors had been committed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ondevice.engines.simd.kernels.functions import exp
@@ -34,7 +36,7 @@ _LOWEST = np.float32(-1e30)
 
 
 @kernel
-def source_row(state: np.ndarray, rows: int, row: int) -> int:
+def source_row(state: np.ndarray, rows: int, row: int) -> Any:
     """Which of the new rows the `row`-th of a set is."""
     if rows == WANTED:
         return read_i64(state[WANTED_ROWS] + 8 * row)
@@ -42,7 +44,7 @@ def source_row(state: np.ndarray, rows: int, row: int) -> int:
 
 
 @kernel
-def cache_row(state: np.ndarray, kind: int, row: int, position: int) -> int:
+def cache_row(state: np.ndarray, kind: int, row: int, position: int) -> Any:
     """The row of the cache in which new row `row` finds `position`."""
     depth = position - state[LENGTH]
     if depth >= 0 and state[PATHS]:

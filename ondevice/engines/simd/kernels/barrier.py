@@ -13,9 +13,7 @@ from ondevice.engines.simd.kernels.memory import fetch_add, pause, read_shared
 _SPINS = 20_000
 """Looks before a thread offers its core to others: about 0.3 ms, longer than two threads of a step drift apart."""
 
-_give_way = types.ExternalFunction(
-    "SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32()
-)
+_give_way = types.ExternalFunction("SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32())
 
 
 @kernel

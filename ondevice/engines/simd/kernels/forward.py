@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-
 from ondevice.engines.simd.kernels.barrier import meet
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.steps import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import extending, njit
 
 
 def _sources() -> str:
@@ -27,8 +27,16 @@ def kernel(function: Callable[..., Any]) -> Any:
     No fastmath: a sum must have one order, whatever rows run beside it. Numba considers a cached function fresh as long
     as its own file is; a kernel inlines others, so every one is tied to the sources of all.
     """
-    compiled = njit(nogil=True, cache=True, error_model="numpy")(function)
+    compiled: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
     cache = getattr(compiled._cache, "_cache_file", None)
     if cache is not None:
         cache._source_stamp = _STAMP
     return compiled
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """What a kernel can call and LLVM code is emitted for: numba's, without types that describe the emitting function.
+
+    Constants arrive as literals where that is possible.
+    """
+    return extending.intrinsic(prefer_literal=True)(function)

@@ -6,8 +6,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from ondevice.engines.simd.kernels.jit import intrinsic
 from ondevice.engines.simd.kernels.vector import F32, I16, I32, I64, POINTER, call, widen_half
 
 

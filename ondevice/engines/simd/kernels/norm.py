@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ondevice.engines.simd.kernels.jit import kernel
@@ -13,7 +15,7 @@ _ONE = np.float32(1.0)
 
 
 @kernel
-def inverse_rms(x: int, width: int, eps: float) -> float:
+def inverse_rms(x: int, width: int, eps: float) -> Any:
     """(mean(x**2) + eps)**-0.5 of `width` floats at an address; four sums that are added pairwise."""
     a = full(np.float32(0.0))
     b, c, d = a, a, a
@@ -57,7 +59,9 @@ def quantize_row(x: int, records: int, row: int, rows: int, width: int, zero: in
 
 
 @kernel
-def norm_quantize_row(x: int, weight: int, records: int, row: int, rows: int, width: int, zero: int, eps: float) -> None:
+def norm_quantize_row(
+    x: int, weight: int, records: int, row: int, rows: int, width: int, zero: int, eps: float
+) -> None:
     """Quantise x * inverse_rms(x) * weight."""
     scale = full(inverse_rms(x, width, eps))
     blocks = width // 32

@@ -32,7 +32,7 @@ def quantize_block(low: Any, high: Any, zero: int, record: int) -> None:
     largest = max_lanes(maximum(magnitude(low), magnitude(high)))
     # 127 = 1.984375 * 2**6: a mantissa beyond that carries into the exponent
     exponent = ((np.int64(float_bits(largest)) + 0x1FFFF) >> 23) - 133
-    exponent = min(max(exponent, -100), 100)
+    exponent = min(max(exponent, np.int64(-100)), np.int64(100))
     inverse = full(bits_float(np.int32((127 - exponent) << 23)))
     low = round_even(low * inverse)
     high = round_even(high * inverse)

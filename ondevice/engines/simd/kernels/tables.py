@@ -15,7 +15,7 @@ _INT4_ZERO, _INT8_ZERO = np.float32(8.0), np.float32(128.0)
 
 
 @kernel
-def scale_at(scales: int, index: int, half: int) -> float:
+def scale_at(scales: int, index: int, half: int) -> Any:
     """A scale, fp16 or float32."""
     return read_half(scales + 2 * index) if half else read_f32(scales + 4 * index)
 
@@ -39,7 +39,7 @@ def read_row(codes: int, scales: int, half: int, bits: int, row: int, width: int
 
 
 @kernel
-def dot_row(codes: int, scales: int, half: int, bits: int, row: int, width: int, x: int) -> float:
+def dot_row(codes: int, scales: int, half: int, bits: int, row: int, width: int, x: int) -> Any:
     """table[row] . x, in float32."""
     first = row * width
     a, b = full(_ZERO), full(_ZERO)
@@ -51,7 +51,7 @@ def dot_row(codes: int, scales: int, half: int, bits: int, row: int, width: int,
 
 
 @kernel
-def dot(a: int, b: int, width: int) -> float:
+def dot(a: int, b: int, width: int) -> Any:
     """The dot product of two float32 rows."""
     low, high = full(_ZERO), full(_ZERO)
     for i in range(0, 4 * width, 128):

@@ -12,9 +12,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import models, overload, register_model
 
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.jit import intrinsic
 
 LANES = 16
 
@@ -26,7 +27,7 @@ VF32, VI32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 class Floats16Type(types.Type):
     def __init__(self) -> None:
-        super().__init__(name="float32x16")
+        super().__init__(name="float32x16")  # type: ignore[no-untyped-call]
 
 
 floats16 = Floats16Type()
@@ -54,7 +55,8 @@ def constant(value: float, kind: Any) -> Any:
 def call(builder: Any, name: str, result: Any, *args: Any) -> Any:
     """Call an LLVM intrinsic."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(get_or_insert_function(builder.module, kind, name), args)
+    function = get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
+    return builder.call(function, args)
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
