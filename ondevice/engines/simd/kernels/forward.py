@@ -6,6 +6,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.barrier import meet
 from ondevice.engines.simd.kernels.jit import kernel
+from ondevice.engines.simd.kernels.memory import write_i64
 from ondevice.engines.simd.kernels.steps import (
     ATTEND,
     CANDIDATE_LOGITS,
@@ -32,26 +33,33 @@ from ondevice.engines.simd.kernels.steps import (
 )
 
 
+COUNTER_BYTES = 3 * 64
+"""The barrier's int64, and two to claim work with, on cache lines of their own."""
+
+
 @kernel
 def run(
-    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counter: int, arrived: int, scratch: int
+    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counter: int, before: int, scratch: int
 ) -> None:
     """One thread's share of every step.
 
     Args:
         plan: int64[steps, WIDTH].
         state: int64, see `rows`.
-        counter: address of the barrier's int64.
-        arrived: what the counter stood at before this forward.
+        counter: address of COUNTER_BYTES, at first zeros.
+        before: steps that were run with this counter before.
         scratch: address of this thread's working memory.
     """
     for i in range(len(plan)):
         step = plan[i]
         kind = step[0]
+        claims = counter + 64 + 64 * ((before + i) % 2)
+        if thread == 0:  # nobody looks at the next step's before the barrier between
+            write_i64(counter + 64 + 64 * ((before + i + 1) % 2), np.int64(0))
         if kind == PROJECT:
-            project_share(step, state, thread, threads)
+            project_share(step, state, threads, claims)
         elif kind == GATED:
-            gated_share(step, state, thread, threads, scratch)
+            gated_share(step, state, threads, claims, scratch)
         elif kind == RESIDUAL:
             residual(step, state, thread, threads)
         elif kind == HEAD:
@@ -72,4 +80,4 @@ def run(
         elif kind == CANDIDATE_LOGITS:
             candidate_logits(step, state, thread, threads)
         if threads > 1:
-            meet(counter, arrived + (i + 1) * threads)
+            meet(counter, (before + i + 1) * threads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice.engines.simd.kernels.attention import HEADS, attend, source_row
+from ondevice.engines.simd.kernels.barrier import claim
 from ondevice.engines.simd.kernels.heads import rotated_head, to_half
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
@@ -31,6 +32,8 @@ from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import full, load, store
 
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT, CENTROIDS, SHORTLIST, CANDIDATE_LOGITS = range(11)
+CLAIMS = 8
+"""Parts of each thread's share of a projection: small enough to even out, large enough to be read as one stream."""
 WIDTH = 16
 """int64 in a step."""
 
@@ -91,26 +94,40 @@ def per_layer(step: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
 
 
 @kernel
-def project_share(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+def claim_size(units: int, threads: int) -> int:
+    """Units that a thread takes at a time."""
+    return max(1, units // (CLAIMS * threads)) if threads > 1 else units
+
+
+@kernel
+def project_share(step: np.ndarray, state: np.ndarray, threads: int, claims: int) -> None:
     row_set, bits, weights, scales, records, blocks, tiles = (
         step[1], step[2], step[3], step[4], step[5], step[6], step[7],
     )  # fmt: skip
     out, out_slot, stride, cap = step[8], step[9], step[10], bits_float(np.int32(step[11]))
     if out_slot:
         out = state[out_slot]
-    start, stop = first_unit(tiles, thread, threads), first_unit(tiles, thread + 1, threads)
-    project(bits, start, stop, state[row_set], weights, scales, records, blocks, out, stride, cap)
+    size = claim_size(tiles, threads)
+    start = claim(claims, size)
+    while start < tiles:
+        stop = min(start + size, tiles)
+        project(bits, start, stop, state[row_set], weights, scales, records, blocks, out, stride, cap)
+        start = claim(claims, size)
 
 
 @kernel
-def gated_share(step: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
+def gated_share(step: np.ndarray, state: np.ndarray, threads: int, claims: int, scratch: int) -> None:
     row_set, bits, weights, scales, records, blocks, units = (
         step[1], step[2], step[3], step[4], step[5], step[6], step[7],
     )  # fmt: skip
     out, zero, factor, stride = step[8], step[9], step[10], step[11]
-    start, stop = first_unit(units, thread, threads), first_unit(units, thread + 1, threads)
     rows = state[row_set]
-    gated(bits, start, stop, units, rows, weights, scales, records, blocks, out, zero, factor, stride, scratch)
+    size = claim_size(units, threads)
+    start = claim(claims, size)
+    while start < units:
+        stop = min(start + size, units)
+        gated(bits, start, stop, units, rows, weights, scales, records, blocks, out, zero, factor, stride, scratch)
+        start = claim(claims, size)
 
 
 @kernel
