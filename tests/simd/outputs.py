@@ -1,4 +1,4 @@
-"""Run a bundle and print what came out, to be compared across instruction sets: `python -m tests.simd.outputs BUNDLE`."""
+"""What a bundle answers on this instruction set, as a hash: `python -m tests.simd.outputs BUNDLE`."""
 
 from __future__ import annotations
 
@@ -32,4 +32,5 @@ def digest(bundle: Bundle) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"name": instruction_set.current().name, "digest": digest(Bundle.open(sys.argv[1]))}))
+    answer = {"name": instruction_set.current().name, "digest": digest(Bundle.open(sys.argv[1]))}
+    sys.stdout.write(json.dumps(answer))

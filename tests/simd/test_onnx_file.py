@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +85,8 @@ def test_a_truncated_or_altered_file_is_an_error_and_never_a_crash(tmp_path: Pat
         for _ in range(int(rng.integers(0, 4))):
             data[int(rng.integers(len(data)))] = int(rng.integers(256))
         broken.write_bytes(data)
-        try:
+        with contextlib.suppress(BundleCorruptError):
             assert isinstance(read_graph(broken, no_data), Graph)
-        except BundleCorruptError:
-            pass
 
 
 @pytest.mark.parametrize("data", [b"\x80" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x0b", b"\x0d\x00", b"\x08"])

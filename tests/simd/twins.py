@@ -1,4 +1,4 @@
-"""The kernels once more in plain numpy, with the same arithmetic: int8 activations, powers of two, block after block."""
+"""The kernels once more in plain numpy, with the same arithmetic: int8 activations scaled by powers of two."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _SPINS = 4_000
 """Looks before a thread goes to sleep: about 0.1 ms, longer than threads of an idle machine drift apart."""
 
 _WINDOWS = sys.platform == "win32"
-_nap = types.ExternalFunction("Sleep" if _WINDOWS else "usleep", types.int32(types.uint32))
+_nap: Any = types.ExternalFunction("Sleep" if _WINDOWS else "usleep", types.int32(types.uint32))
 _LENGTH = np.uint32(0 if _WINDOWS else 20)
 """Microseconds; on Windows milliseconds, where none means to offer the core.
 

@@ -32,13 +32,12 @@ from ondevice.engines.simd.kernels.steps import (
     shortlist,
 )
 
-
 COUNTER_BYTES = 3 * 64
 """The barrier's int64, and two to claim work with, on cache lines of their own."""
 
 
 @kernel
-def run(
+def run(  # noqa: PLR0912 - numba has no jump table
     plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counter: int, before: int, scratch: int
 ) -> None:
     """One thread's share of every step.

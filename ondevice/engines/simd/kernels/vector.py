@@ -27,7 +27,7 @@ VF32, VI32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 class Floats16Type(types.Type):
     def __init__(self) -> None:
-        super().__init__(name="float32x16")  # type: ignore[no-untyped-call]
+        super().__init__(name="float32x16")
 
 
 floats16 = Floats16Type()
@@ -36,7 +36,7 @@ floats16 = Floats16Type()
 @register_model(Floats16Type)
 class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Any) -> None:
-        super().__init__(manager, fe_type, VF32)
+        super().__init__(manager, fe_type, VF32)  # type: ignore[no-untyped-call]
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
@@ -322,19 +322,19 @@ def _both(a: Any, b: Any) -> bool:
 
 @overload(operator.add, strict=False)
 def _overload_add(a: Any, b: Any) -> Any:
-    return (lambda a, b: _add(a, b)) if _both(a, b) else None
+    return (lambda a, b: _add(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
 
 
 @overload(operator.sub, strict=False)
 def _overload_subtract(a: Any, b: Any) -> Any:
-    return (lambda a, b: _subtract(a, b)) if _both(a, b) else None
+    return (lambda a, b: _subtract(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
 
 
 @overload(operator.mul, strict=False)
 def _overload_multiply(a: Any, b: Any) -> Any:
-    return (lambda a, b: _multiply(a, b)) if _both(a, b) else None
+    return (lambda a, b: _multiply(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
 
 
 @overload(operator.truediv, strict=False)
 def _overload_divide(a: Any, b: Any) -> Any:
-    return (lambda a, b: _divide(a, b)) if _both(a, b) else None
+    return (lambda a, b: _divide(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
