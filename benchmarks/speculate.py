@@ -81,6 +81,7 @@ def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str,
             "",
             _draft_cost(step),
             "",
+            *_warning(blocks),
             f"{setup_line(facts)}; plain decoding {min(speeds):.1f} to {max(speeds):.1f} tokens/s, median "
             f"{median(speeds):.1f}",
             f"{runs} runs of {facts['tokens']} tokens after {facts['prompt_tokens']}, plain decoding in turn with the "
@@ -115,6 +116,7 @@ def auto_table(blocks: Sequence[Block]) -> str:
 
 def as_json(blocks: Sequence[Block], step: DraftStepCost | None) -> dict[str, Any]:
     return {
+        "impossible_cells": sum(len(block.impossible) for block in blocks),
         "draft_step_s": step and step.step_s,
         "row_s": step and step.row_s,
         "cells": [
@@ -140,6 +142,17 @@ def _draft_cost(step: DraftStepCost | None) -> str:
         f"A real MTP draft step takes {1e3 * step.step_s:.2f} ms, {step.step_s / step.row_s:.3f} of a forward of one "
         f"row ({1e3 * step.row_s:.1f} ms); every drafted token above pays for one."
     )
+
+
+def _warning(blocks: Sequence[Block]) -> list[str]:
+    """A paragraph where the figures cannot be right."""
+    impossible = sum(len(block.impossible) for block in blocks)
+    if not impossible:
+        return []
+    return [
+        f"**The machine was busy**: speed-ups above the tokens per round ({impossible} here) cannot be. Measure again.",
+        "",
+    ]
 
 
 def _different(blocks: Sequence[Block], continuation: tuple[int, ...]) -> int:

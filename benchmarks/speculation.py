@@ -17,6 +17,9 @@ from ondevice.engines.protocol import Engine, TokenTree
 
 PLAIN, AUTO, FIRST_AUTO = "plain", "auto", "auto, first"
 
+NOISE = 0.05
+"""What ratios may be off by on a quiet machine."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -64,6 +67,13 @@ class Block:
 
     def speed_up(self, cell: Cell) -> float:
         return self.plain.seconds_per_token / cell.seconds_per_token
+
+    @property
+    def impossible(self) -> list[Cell]:
+        """Cells that gained more than their tokens per round, as if a forward of more rows took less: it was the
+        plain runs that something else slowed down.
+        """
+        return [cell for cell in self.cells if self.speed_up(cell) > (1.0 + NOISE) * cell.tokens_per_round]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,12 @@ def test_losses_of_exactness_are_told(block):
     assert "2 of 3 did NOT emit the tokens of plain decoding" in report([block], None, {**FACTS, "different_runs": 2})
 
 
+def test_a_busy_machine_is_told(block):
+    hurried = Block(0.6, block.plain, (cell_of("2", 0.1, [Round((1, 2), drafted=2, accepted=1)] * 2),))
+    assert hurried.speed_up(hurried.cells[0]) == 4
+    assert "speed-ups above the tokens per round (1 here) cannot be" in report([hurried], None, FACTS)
+
+
 def test_json_holds_every_cell(block):
     cells = as_json([block], None)["cells"]
     assert [(cell["length"], cell["speed_up"]) for cell in cells] == [("plain", 1), ("2", 2), ("auto", 0.8)]
