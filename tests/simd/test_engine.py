@@ -100,6 +100,16 @@ def test_a_rewind_past_the_window_starts_over(engine: SimdEngine) -> None:
     assert engine.rewind(0) == 0
 
 
+def test_a_chunk_of_a_prompt_may_want_nothing(engine: SimdEngine) -> None:
+    expected = logits_of(engine)
+    engine.rewind(0)
+    outputs = engine.forward(TokenTree.chain(PROMPT[:50]), [])
+    assert (outputs.logits.shape, outputs.hidden.shape) == ((0, VOCAB), (0, 64))
+    engine.commit(range(50))
+    found = engine.forward(TokenTree.chain(PROMPT[50:]), range(50)).logits
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_the_context_fills_up(bundle: Bundle) -> None:
     engine = SimdEngine(bundle, threads=1, context_length=20)
     assert engine.max_rows() == 20
@@ -113,7 +123,7 @@ def test_the_context_fills_up(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "wanted"),
-    [([VOCAB], [0]), ([-1], [0]), ([1], []), ([1], [1]), ([1], [-1]), ([1], [0] * 300)],
+    [([VOCAB], [0]), ([-1], [0]), ([1], [1]), ([1], [-1]), ([1], [0] * 600)],
 )
 def test_nothing_out_of_range_reaches_a_kernel(engine: SimdEngine, tokens: list[int], wanted: list[int]) -> None:
     with pytest.raises(ValueError, match="must be"):
