@@ -149,10 +149,7 @@ def _warning(blocks: Sequence[Block]) -> list[str]:
     impossible = sum(len(block.impossible) for block in blocks)
     if not impossible:
         return []
-    return [
-        f"**The machine was busy**: speed-ups above the tokens per round ({impossible} here) cannot be. Measure again.",
-        "",
-    ]
+    return [f"**The machine was busy**: {impossible} speed-ups exceed their tokens per round. Measure again.", ""]
 
 
 def _different(blocks: Sequence[Block], continuation: tuple[int, ...]) -> int:

@@ -67,7 +67,7 @@ def test_losses_of_exactness_are_told(block):
 def test_a_busy_machine_is_told(block):
     hurried = Block(0.6, block.plain, (cell_of("2", 0.1, [Round((1, 2), drafted=2, accepted=1)] * 2),))
     assert hurried.speed_up(hurried.cells[0]) == 4
-    assert "speed-ups above the tokens per round (1 here) cannot be" in report([hurried], None, FACTS)
+    assert "1 speed-ups exceed their tokens per round" in report([hurried], None, FACTS)
 
 
 def test_json_holds_every_cell(block):
