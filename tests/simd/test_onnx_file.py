@@ -62,7 +62,15 @@ def test_tensors_beside_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "length", "shape"),
-    [(20, 16, [4]), (-4, 16, [4]), (0, 12, [4]), (0, 4 * 2**40, [2**40]), (0, 16, [-4]), (0, 0, [2**62, 2**62])],
+    [
+        (20, 16, [4]),
+        (-4, 16, [4]),
+        (0, 12, [4]),
+        (0, 4 * 2**40, [2**40]),
+        (0, 16, [-4]),
+        (2, 16, [4]),
+        (0, 0, [2**62, 2**62]),
+    ],
 )
 def test_a_tensor_outside_its_data_file(tmp_path: Path, offset: int, length: int, shape: list[int]) -> None:
     path = save(tmp_path / "g.onnx", initializer=[external_tensor(offset, length, shape)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import numpy as np
@@ -15,6 +16,14 @@ Plan = NDArray[np.int64]
 State = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class _Job:
+    plan: Plan
+    state: State
+    before: int
+    """Steps that the crew had run before."""
+
+
 class Crew:
     """Runs plans: the calling thread and `threads - 1` others, which sleep in between."""
 
@@ -24,41 +33,54 @@ class Crew:
         self._scratch = [self._buffers.bytes(scratch_bytes) for _ in range(threads)]
         self._together = _Counter(self._buffers)
         self._alone = _Counter(self._buffers)
-        self._queues: list[SimpleQueue[tuple[Plan, State, int] | None]] = [SimpleQueue() for _ in range(threads - 1)]
+        self._queues: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(threads - 1)]
         for number, queue in enumerate(self._queues, 1):
             threading.Thread(target=self._work, args=(number, queue), name=f"ondevice-{number}", daemon=True).start()
 
     def run(self, plan: Plan, state: State) -> None:
-        """Run every step; all threads are through the last one when this returns."""
-        before = self._together.take(plan)
-        for queue in self._queues:
-            queue.put((plan, state, before))
-        run(plan, state, 0, self.threads, self._together.address, before, self._scratch[0])
+        """Run every step; all threads are through the last one when this returns, even by an interrupt."""
+        job = _Job(plan, state, self._together.meetings // self.threads)
+        try:
+            self._post(job)
+        except BaseException:
+            self._post(job)  # who has it already will not run it twice
+            raise
+        finally:
+            run(plan, state, 0, self.threads, self._together.address, job.before, self._scratch[0])
 
     def run_alone(self, plan: Plan, state: State) -> None:
         """Run every step on the calling thread: a drafter's are too short to wake another one."""
-        run(plan, state, 0, 1, self._alone.address, self._alone.take(plan), self._scratch[0])
+        run(plan, state, 0, 1, self._alone.address, self._alone.meetings, self._scratch[0])
 
     def close(self) -> None:
         for queue in self._queues:
             queue.put(None)
         self._queues = []
 
-    def _work(self, number: int, queue: SimpleQueue[tuple[Plan, State, int] | None]) -> None:
+    def _post(self, job: _Job) -> None:
+        for queue in self._queues:
+            queue.put(job)
+
+    def _work(self, number: int, queue: SimpleQueue[_Job | None]) -> None:
+        done = 0
         while (job := queue.get()) is not None:
-            plan, state, before = job
-            run(plan, state, number, self.threads, self._together.address, before, self._scratch[number])
+            if job.before >= done:
+                run(
+                    job.plan, job.state, number, self.threads, self._together.address, job.before, self._scratch[number]
+                )
+                done = job.before + len(job.plan)
 
 
 class _Counter:
-    """What threads meet on, and the steps that it has counted."""
+    """What threads meet on. It is never reset, so it says by itself how many steps there have been."""
 
     def __init__(self, buffers: Buffers) -> None:
-        self.address = buffers.bytes(COUNTER_BYTES)
-        self._steps = 0
+        self._memory = np.zeros(COUNTER_BYTES // 8 + 8, np.int64)
+        address = buffers.hold(self._memory)
+        self._first = -address % 64 // 8
+        self.address = address + 8 * self._first
 
-    def take(self, plan: Plan) -> int:
-        """The steps before this plan."""
-        before = self._steps
-        self._steps += len(plan)
-        return before
+    @property
+    def meetings(self) -> int:
+        """Threads that have come, while none is on its way."""
+        return int(self._memory[self._first])

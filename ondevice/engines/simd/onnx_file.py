@@ -120,17 +120,18 @@ def _tensor(message: Message, name: str, external: Callable[[str], Bytes]) -> ND
     data = _external_bytes(message, name, size, external) if message.integer(14) == _EXTERNAL else _inline(message)
     if len(data) != size:
         raise MalformedError(f"tensor {name!r} has {len(data)} bytes instead of {size}")
-    return np.frombuffer(data, dtype).reshape(shape)
+    array = np.frombuffer(data, dtype)
+    if not array.flags.aligned:
+        raise MalformedError(f"tensor {name!r} lies at an odd address")
+    return array.reshape(shape)
 
 
-def _inline(message: Message) -> memoryview | Bytes:
-    raw = message.bytes(9)
-    if raw:
-        return raw[-1]
+def _inline(message: Message) -> Bytes:
+    """A copy, because a field may begin at any address."""
     if message.integers(7):
         return np.array(message.integers(7), np.int64).view(np.uint8)
-    floats = message.bytes(4)
-    return floats[-1] if floats else memoryview(b"")
+    found = message.bytes(9) or message.bytes(4)
+    return np.array(found[-1], np.uint8) if found else np.zeros(0, np.uint8)
 
 
 def _external_bytes(message: Message, name: str, size: int, external: Callable[[str], Bytes]) -> Bytes:

@@ -52,7 +52,7 @@ class _TargetReader:
         if seam is None:
             seam, value = 0, match.selected(value)
         require(seam > 0, "no layer runs on all rows")
-        slices = self._slices(blocks, seam)
+        slices, size = self._slices(blocks, seam)
         factor = match.times(value)
         source, table = match.gathered(factor[0])
         match.expect_input(source, contract.TOKEN_IDS)
@@ -60,6 +60,7 @@ class _TargetReader:
         require(table.entries == self._target.vocab_size == head.rows, f"a vocabulary of {table.entries}")
         layers = tuple(block.layer for block in blocks)
         per_layer = None if slices is None else self._per_layer_inputs(slices, value, len(layers))
+        require(per_layer is None or per_layer.size == size, f"per-layer gates of {size}")
         assert match.eps is not None
         return TargetModel(table, factor[1], per_layer, layers, seam, norm, head, cap, match.eps)
 
@@ -102,16 +103,18 @@ class _TargetReader:
             new.append(node.inputs[1])
         return new[0], new[1]
 
-    def _slices(self, blocks: list[Block], seam: int) -> str | None:
-        """The per-layer embeddings that all layers take their slices of."""
-        found = set()
+    def _slices(self, blocks: list[Block], seam: int) -> tuple[str | None, int | None]:
+        """The per-layer embeddings that all layers take their slices of, and the size of a slice."""
+        found: set[str | None] = set()
+        sizes: set[int | None] = set()
         for index, block in enumerate(blocks):
             whole = block.slices
             found.add(self._match.selected(whole) if whole is not None and index >= seam else whole)
             per_layer = block.layer.per_layer
             require(per_layer is None or per_layer.index == index, f"layer {index} takes another layer's slice")
-        require(len(found) == 1, "some layers have per-layer embeddings and some have none")
-        return found.pop()
+            sizes.add(None if per_layer is None else per_layer.gate.rows)
+        require(len(found) == len(sizes) == 1, "layers differ in their per-layer embeddings")
+        return found.pop(), sizes.pop()
 
     def _per_layer_inputs(self, value: str, embedded: str, layers: int) -> PerLayerInputs:
         match = self._match

@@ -78,5 +78,4 @@ def run(  # noqa: PLR0912 - numba has no jump table
                 shortlist(step)
         elif kind == CANDIDATE_LOGITS:
             candidate_logits(step, state, thread, threads)
-        if threads > 1:
-            meet(counter, (before + i + 1) * threads)
+        meet(counter, (before + i + 1) * threads)

@@ -1,0 +1,64 @@
+"""Threads that share a forward, interrupted and at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import TokenTree
+from ondevice.engines.simd.crew import Crew
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.kernels.steps import WIDTH
+
+NOTHING = np.full((7, WIDTH), -1, np.int64)
+STATE = np.zeros(64, np.int64)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_meet_after_every_step(threads: int) -> None:
+    crew = Crew(threads, 64)
+    for _ in range(50):
+        crew.run(NOTHING, STATE)
+        crew.run(NOTHING[:2], STATE)
+        crew.run_alone(NOTHING, STATE)
+    assert crew._together.meetings == threads * 50 * 9
+    crew.close()
+
+
+def test_an_interrupt_while_work_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew(3, 64)
+    post, interrupts = crew._post, [KeyboardInterrupt]
+
+    def interrupted(job: object) -> None:
+        """Only one thread of two has got its work, or both have."""
+        if interrupts:
+            crew._queues[0].put(job)  # type: ignore[arg-type]
+            raise interrupts.pop()
+        post(job)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(crew, "_post", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        crew.run(NOTHING, STATE)
+    crew.run(NOTHING, STATE)
+    assert crew._together.meetings == 3 * 2 * 7
+    crew.close()
+
+
+def test_engines_side_by_side(bundles: dict[str, Bundle]) -> None:
+    tokens = TokenTree.chain(list(range(40)))
+
+    def logits(_: int) -> np.ndarray:
+        engine = SimdEngine(bundles["e2b"], threads=2)
+        for _ in range(5):
+            outputs = engine.forward(tokens, range(40))
+        found = outputs.logits.copy()
+        engine.close()
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(logits, range(3))
+    for other in others:
+        np.testing.assert_array_equal(first, other)
