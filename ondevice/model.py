@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from ondevice import machine
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, Bundle
@@ -21,6 +21,7 @@ from ondevice.drafters.fallback import Fallback
 from ondevice.drafters.mtp import MtpDrafter
 from ondevice.drafters.ngram import NgramDrafter
 from ondevice.drafters.protocol import Drafter
+from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import Engine
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.options import GenerationDefaults, GenerationOptions
@@ -28,8 +29,6 @@ from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
 from ondevice.text.tokenizer import Tokenizer
-
-EngineName = Literal["auto", "ort"]
 
 
 class Model:
@@ -271,15 +270,11 @@ def load(
         UsageError: an engine, thread count or context that does not exist.
     """
     started = perf_counter()
-    if engine not in ("auto", "ort"):
-        raise UsageError(f"engine must be one of auto, ort, not {engine!r}")
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
-    from ondevice.engines.ort import OrtEngine
-
     count = threads or machine.default_threads()
-    running = OrtEngine(opened, count, context_length)
+    running = open_engine(engine, opened, count, context_length)
     return Model(opened, running, count, perf_counter() - started)
 
 

@@ -26,7 +26,7 @@ def reference_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(REFERENCE / "target", tmp_path_factory.mktemp("bundles") / "reference")
 
 
-@pytest.fixture(scope="session")
-def reference_model(reference_bundle: Path) -> Iterator[Model]:
-    with ondevice.load(reference_bundle, threads=2) as model:
+@pytest.fixture(scope="session", params=["simd", "ort"])
+def reference_model(request: pytest.FixtureRequest, reference_bundle: Path) -> Iterator[Model]:
+    with ondevice.load(reference_bundle, engine=request.param, threads=2) as model:
         yield model

@@ -14,7 +14,7 @@ from ondevice.errors import UsageError
 from ondevice.manifest import Manifest
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
-ENGINES = {"ort": "onnxruntime"}
+ENGINES = {"simd": "numba", "ort": "onnxruntime"}
 """Engines by the package that each cannot do without."""
 
 
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
 def this_machine() -> dict[str, Any]:
     """Versions, processor and what can run here."""
     packages = {name: _version(name) for name in PACKAGES}
+    from ondevice.engines.simd.kernels import instruction_set
+
     return {
         "ondevice": __version__,
         "python": platform.python_version(),
@@ -53,6 +55,7 @@ def this_machine() -> dict[str, Any]:
         "physical_cores": machine.physical_cores(),
         "threads": machine.default_threads(),
         "engines": [name for name, package in ENGINES.items() if packages[package]],
+        "instruction_set": instruction_set.current().name,
     }
 
 

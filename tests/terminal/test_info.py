@@ -10,7 +10,8 @@ def test_this_machine(run):
     facts = json.loads(out)
     assert code == 0
     assert facts["threads"] >= 1
-    assert facts["engines"] == ["ort"]
+    assert facts["engines"] == ["simd", "ort"]
+    assert facts["instruction_set"]
     assert set(facts["packages"]) == {"numpy", "numba", "onnxruntime", "tokenizers"}
     code, out, _ = run("info")
     assert "onnxruntime" in out

@@ -1,0 +1,44 @@
+"""Which engine runs a bundle on this machine."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, get_args
+
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import Engine
+from ondevice.errors import UsageError
+
+EngineName = Literal["auto", "simd", "ort"]
+"""`auto` is `simd` where it can run the bundle's graphs, else `ort`."""
+
+ENGINES: tuple[str, ...] = get_args(EngineName)
+
+_log = logging.getLogger("ondevice")
+
+
+def open_engine(name: str, bundle: Bundle, threads: int, context_length: int | None = None) -> Engine:
+    """Open the engine of that name.
+
+    `auto` falls back to `ort` with one line on the `ondevice` logger.
+
+    Raises:
+        UsageError: no engine of that name.
+        UnsupportedBundleError: `simd` was asked for by name and has no kernel for something in the graphs.
+        BundleCorruptError: the graphs are not what they claim to be.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
+    if name != "ort":
+        from ondevice.engines.simd.engine import SimdEngine
+        from ondevice.engines.simd.unsupported import UnsupportedGraphError
+
+        try:
+            return SimdEngine(bundle, threads, context_length)
+        except UnsupportedGraphError as error:
+            if name == "simd":
+                raise
+            _log.warning("no simd kernels for this bundle (%s): running it with onnxruntime", error.reason)
+    from ondevice.engines.ort import OrtEngine
+
+    return OrtEngine(bundle, threads, context_length)
