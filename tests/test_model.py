@@ -72,7 +72,9 @@ def test_a_prefill_tells_how_far_it_is(reference_model: Model) -> None:
     told: list[tuple[int, int]] = []
     reference_model.forget()
     list(reference_model.stream([5] * 600, max_new_tokens=1, on_prefill=lambda *progress: told.append(progress)))
-    assert told == [(256, 600), (512, 600), (600, 600)]
+    assert len(told) > 1
+    assert told == sorted(told)
+    assert told[-1] == (600, 600)
 
 
 def test_cancel_from_another_thread(reference_model: Model) -> None:

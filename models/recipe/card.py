@@ -88,8 +88,9 @@ Asked "{question}" in the chat template, it answers:
 ## Limits
 
 A test and demo model. It writes text that looks like Python and is not to be relied on for anything; it knows no other
-language and no facts. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach. End a
-prompt without a line break: the tokenizer joins one with the indentation after it, so a bare one says that none follows.
+language and no facts. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
+End a prompt without a line break: the tokenizer joins one with the indentation that follows, so a bare one says that
+none does.
 """
 
 
