@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.roofline import Roofline, measure
+from benchmarks.roofline import Gauge, Roofline
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
@@ -87,14 +87,15 @@ def seconds(engine: Engine, rows: int, rng: np.random.Generator) -> float:
     return time.perf_counter() - started
 
 
-def compare(engines: Sequence[Engine], counts: Sequence[int], rounds: int) -> dict[str, dict[int, float]]:
-    """Median seconds by engine and number of rows."""
+def compare(engines: Sequence[Engine], counts: Sequence[int], rounds: int, gauge: Gauge) -> dict[str, dict[int, float]]:
+    """Median seconds by engine and number of rows; the gauge is read in every round."""
     rng = np.random.default_rng(0)
     for engine in engines:
         engine.forward(TokenTree.chain(rng.integers(0, TOKENS, CONTEXT).tolist()), [0])
         engine.commit(range(CONTEXT))
     found: dict[str, dict[int, list[float]]] = {engine.name: {rows: [] for rows in counts} for engine in engines}
     for turn in range(rounds + 1):
+        gauge.read()
         for rows in counts:
             for engine in engines:
                 taken = seconds(engine, rows, rng)
@@ -132,8 +133,9 @@ def main() -> None:
     engines: list[Engine] = [SimdEngine(bundle, arguments.threads)]
     if not arguments.no_ort:
         engines.append(OrtEngine(bundle, arguments.threads))
-    roofline = measure(arguments.threads)
-    found = compare(engines, VERIFY + PREFILL, arguments.rounds)
+    with Gauge(arguments.threads) as gauge:
+        found = compare(engines, VERIFY + PREFILL, arguments.rounds, gauge)
+    roofline = gauge.median()
     work = work_of(read_models(bundle)[0])
     isa = instruction_set.current().name
     print(table(found, work, roofline))
