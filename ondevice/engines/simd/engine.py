@@ -10,6 +10,7 @@ from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
 from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree
 from ondevice.engines.simd.crew import Crew
+from ondevice.engines.simd.first_run import announce_compilation
 from ondevice.engines.simd.kernels import rows as slots
 from ondevice.engines.simd.kv_store import HalfCache
 from ondevice.engines.simd.plan import KIND_NUMBERS
@@ -37,6 +38,7 @@ class SimdEngine:
         self.context_length = _context(context_length, self.target.context_length)
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
+        announce_compilation()
         self._program = load_program(bundle, MOST_ROWS, threads)
         self._crew = Crew(threads, self._program.scratch_bytes)
         self._caches = _make_caches(self.target)

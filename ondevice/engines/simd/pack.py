@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ VERSION = 1
 
 SMALL = 1 << 26
 """Bytes that are packed anew at every start, in a tenth of a second, rather than kept on disk."""
+
+_log = logging.getLogger("ondevice")
 
 _ALIGN = 4096
 _MAGIC = b"ondevice pack\n"
@@ -153,6 +156,7 @@ def open_pack(layout: PackLayout, content: str, verify: Any, threads: int) -> ND
     found = _mapped(path, layout)
     if found is not None:
         return found
+    _log.warning("packing %.1f GB of weights for the simd engine, only this once: into %s", layout.size / 1e9, path)
     verify()
     try:
         _write_file(path, layout, threads)

@@ -18,7 +18,8 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-_STAMP = _sources()
+STAMP = _sources()
+"""Changes whenever any kernel does."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -30,7 +31,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     compiled: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
     cache = getattr(compiled._cache, "_cache_file", None)
     if cache is not None:
-        cache._source_stamp = _STAMP
+        cache._source_stamp = STAMP
     return compiled
 
 
