@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ondevice.drafters.acceptance import Calibration
 from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.drafters.suffix_automaton import SuffixAutomaton
+from ondevice.drafters.suffix_automaton import SuffixAutomaton, warm_up
 from ondevice.engines.protocol import Outputs
 
 SOURCE = "ngram"
@@ -49,6 +49,7 @@ class NgramDrafter:
         self._turns: deque[list[int]] = deque(maxlen=keep_turns)
         self._prompt: list[int] = []
         self._generated: list[int] = []
+        warm_up()
         self._automaton = SuffixAutomaton()
         self._calibration = Calibration()
         self._guess: Guess | None = None

@@ -122,6 +122,16 @@ class SuffixAutomaton:
         self._tables = tables
 
 
+def warm_up() -> None:
+    """Call every kernel once, so that none is compiled, or loaded, while tokens wait for it."""
+    automaton = SuffixAutomaton()
+    automaton.extend([1, 2, 1, 2, 1] * 20)  # more than the first tables hold
+    automaton.end_text()
+    automaton.extend([1, 2])
+    automaton.match_length()
+    automaton.continuation(1)
+
+
 def _grown(table: Table, rows: int) -> Table:
     grown = np.zeros((max(rows, 2 * len(table)), table.shape[1]), np.int32)
     grown[: len(table)] = table
