@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ondevice import contract
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
+from ondevice.engines.committed import CommittedRows, context_within
 from ondevice.engines.kv_cache import KVCache
 from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree, attention_mask
 from ondevice.errors import BundleCorruptError, UsageError
@@ -35,12 +36,12 @@ SCORES = 2**25
 PARTS: tuple[Any, ...] = ("key", "value")
 
 
-class OrtEngine:
+class OrtEngine(CommittedRows):
     name = "ort"
 
     def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
         self.target = bundle.manifest.target
-        self.context_length = _context(context_length, self.target.context_length)
+        self.context_length = context_within(context_length, self.target.context_length)
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
         self._session = _session(bundle.graph(self.target.graph), threads)
@@ -49,13 +50,8 @@ class OrtEngine:
             # One thread: a step is too small to share, and a second pool's spinning threads would fight the target's.
             self._drafter = _Binding(_session(bundle.graph(self._drafter_model.graph), 1))
         self._caches = self._make_caches()
-        self._length = 0
-        self._pending = 0
+        super().__init__(self._caches)
         self._outputs = _OutputBuffers(self.target.vocab_size, self.target.hidden_size)
-
-    @property
-    def length(self) -> int:
-        return self._length
 
     def max_rows(self) -> int:
         by_memory = max(1, SCORES // (self.target.query_heads * (self._length + PREFILL_ROWS)))
@@ -85,27 +81,6 @@ class OrtEngine:
         bound.run()
         self._pending = count
         return outputs
-
-    def commit(self, path: Sequence[int]) -> None:
-        if list(path) != sorted(set(path)) or (path and not 0 <= path[0] <= path[-1] < self._pending):
-            raise ValueError(f"{list(path)} are not rows of the last forward")
-        if list(path) != list(range(len(path))):
-            for cache in self._caches.values():
-                cache.gather(self._length, path)
-        self._length += len(path)
-        self._pending = 0
-
-    def rewind(self, length: int) -> int:
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot rewind to {length} from {self._length}")
-        self._pending = 0
-        if all(cache.can_rewind(length) for cache in self._caches.values()):
-            self._length = length
-        else:
-            self._length = 0
-            for cache in self._caches.values():
-                cache.clear()
-        return self._length
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         model = self._drafter_model
@@ -222,11 +197,3 @@ def _session(graph: Path, threads: int) -> ort.InferenceSession:
     except Exception as error:  # onnxruntime's own errors share no base class
         reason = str(error).splitlines()[0][:200]
         raise BundleCorruptError(f"onnxruntime cannot load {graph} ({reason}): export the bundle again") from error
-
-
-def _context(wanted: int | None, available: int) -> int:
-    if wanted is None:
-        return available
-    if not 1 < wanted <= available:
-        raise UsageError(f"a context of {wanted} tokens is not possible: this model has 2 to {available}")
-    return wanted

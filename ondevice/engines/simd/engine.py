@@ -8,6 +8,7 @@ import numpy as np
 
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
+from ondevice.engines.committed import CommittedRows, context_within
 from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree
 from ondevice.engines.simd.crew import Crew
 from ondevice.engines.simd.first_run import announce_compilation
@@ -25,7 +26,7 @@ MOST_ROWS = 512
 """Rows of a forward. Each reads the upper layers once, for the wanted rows: 1 x 512 costs 3 % less than 2 x 256."""
 
 
-class SimdEngine:
+class SimdEngine(CommittedRows):
     name = "simd"
 
     def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
@@ -35,23 +36,18 @@ class SimdEngine:
             BundleCorruptError: they are not what they claim to be.
         """
         self.target = bundle.manifest.target
-        self.context_length = _context(context_length, self.target.context_length)
+        self.context_length = context_within(context_length, self.target.context_length)
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
         announce_compilation()
         self._program = load_program(bundle, MOST_ROWS, threads)
         self._crew = Crew(threads, self._program.scratch_bytes)
         self._caches = _make_caches(self.target)
+        super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
         self._state = ForwardState(len(self._slots), self._program.target_turns, threads)
         self._draft_state = self._make_draft_state()
         self._outputs = Outputs(*(np.zeros((0, width), np.float32) for width in self._widths))
-        self._length = 0
-        self._pending = 0
-
-    @property
-    def length(self) -> int:
-        return self._length
 
     def max_rows(self) -> int:
         return min(MOST_ROWS, self.context_length - self._length)
@@ -85,27 +81,6 @@ class SimdEngine:
         self._crew.run(self._program.target, state.slots)
         self._pending = count
         return Outputs(logits[:, : self.target.vocab_size], hidden)
-
-    def commit(self, path: Sequence[int]) -> None:
-        if list(path) != sorted(set(path)) or (path and not 0 <= path[0] <= path[-1] < self._pending):
-            raise ValueError(f"{list(path)} are not rows of the last forward")
-        if list(path) != list(range(len(path))):
-            for cache in self._caches.values():
-                cache.gather(self._length, path)
-        self._length += len(path)
-        self._pending = 0
-
-    def rewind(self, length: int) -> int:
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot rewind to {length} from {self._length}")
-        self._pending = 0
-        if all(cache.can_rewind(length) for cache in self._caches.values()):
-            self._length = length
-        else:
-            self._length = 0
-            for cache in self._caches.values():
-                cache.clear()
-        return self._length
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         plan = self._program.drafter
@@ -168,11 +143,3 @@ def _make_caches(target: Target) -> dict[AttentionKind, HalfCache]:
         history = target.sliding_window + 1 if kind == "sliding" else None
         caches[kind] = HalfCache(widths, MOST_ROWS, history)
     return caches
-
-
-def _context(wanted: int | None, available: int) -> int:
-    if wanted is None:
-        return available
-    if not 1 < wanted <= available:
-        raise UsageError(f"a context of {wanted} tokens is not possible: this model has 2 to {available}")
-    return wanted
