@@ -49,6 +49,8 @@ START, SHIFT = 32, 36
 """Offsets in a record."""
 AHEAD = 6144
 """Bytes between the weights that are read and those that are asked for."""
+L1, L2 = 3, 2
+"""LLVM's localities of a prefetch: which cache it ends in."""
 MOST_ROWS = 8
 """Rows of one pass: 12 or 16 are no faster, their accumulators spill."""
 
@@ -108,7 +110,7 @@ def _emit(
         total.add_incoming(constant(0.0, floats), before)
     size = 4 * TILE * bits
     pointer = _at(builder, weights, block, size)
-    _prefetch(builder, pointer, size)
+    _prefetch(builder, pointer, size, rows)
     codes = _codes(builder, isa, bits, pointer)
     half = read(builder, _at(builder, scales, block, 2 * TILE), ir.VectorType(I16, isa.lanes), align=2)
     scale = widen_half(builder, half)
@@ -132,15 +134,18 @@ def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
     return builder.inttoptr(builder.add(base, builder.mul(index, I64(size))), POINTER)
 
 
-def _prefetch(builder: Any, pointer: Any, size: int) -> None:
+def _prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
     """Ask for the weights of a later block, beyond a tile's end those of the next tile.
 
-    The arithmetic of several rows fills the reorder window, so loads alone start too late: this makes 8 rows 20 % and
-    1 row 13 % faster (AMD Zen 4). 4 KiB ahead costs 1 row 6 %, 12 KiB ahead costs 8 rows of int8 weights 7 %.
+    The arithmetic of several rows fills the reorder window, so loads alone start too late: without this, 5 to 8 rows
+    take 1.3 to 1.5 times as long (AMD Zen 4). Into the level-2 cache, because the records of several rows need the
+    first one: 7 % faster at 5 to 8 rows than into level 1, which is 2 % faster for one row. 4 or 12 KiB ahead is no
+    better for several rows, and costs one row 6 %.
     """
+    level = L1 if rows < 3 else L2
     for line in range(0, size, 64):
         ahead = builder.gep(pointer, [I64(AHEAD + line)], source_etype=I8)
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(3), I32(1))
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(level), I32(1))
 
 
 def _codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any) -> list[Any]:
