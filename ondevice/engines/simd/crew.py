@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
+from ondevice.engines.simd.kernels.barrier import linger
 from ondevice.engines.simd.kernels.forward import COUNTER_BYTES, run
 
 Plan = NDArray[np.int64]
@@ -69,6 +70,8 @@ class Crew:
                     job.plan, job.state, number, self.threads, self._together.address, job.before, self._scratch[number]
                 )
                 done = job.before + len(job.plan)
+                # By then the caller is in a kernel too, so that the GIL that `get` needs is free.
+                linger(self._together.address, done * self.threads)
 
 
 class _Counter:
