@@ -129,7 +129,10 @@ class Engine(Protocol):
         ...
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
-        """One MTP step over the committed cache. The position is `length`, the newest token's, for a whole round."""
+        """One MTP step over the committed cache. The position is `length`, the newest token's, for a whole round.
+
+        `hidden` may be what the step before gave; its arrays need not outlive the next step.
+        """
         ...
 
     def close(self) -> None: ...

@@ -26,7 +26,7 @@ class _Job:
 
 
 class Crew:
-    """Runs plans: the calling thread and `threads - 1` others, which sleep in between."""
+    """Runs plans: the calling thread and `threads - 1` others, which sleep when nothing is to be done for a while."""
 
     def __init__(self, threads: int, scratch_bytes: int) -> None:
         self.threads = threads
@@ -50,7 +50,7 @@ class Crew:
             run(plan, state, 0, self.threads, self._together.address, job.before, self._scratch[0])
 
     def run_alone(self, plan: Plan, state: State) -> None:
-        """Run every step on the calling thread: a drafter's are too short to wake another one."""
+        """Run every step on the calling thread: those of a small drafter are shorter than a meeting."""
         run(plan, state, 0, 1, self._alone.address, self._alone.meetings, self._scratch[0])
 
     def close(self) -> None:

@@ -46,7 +46,8 @@ class SimdEngine(CommittedRows):
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
         self._state = ForwardState(len(self._slots), self._program.target_turns, threads)
-        self._draft_state = self._make_draft_state()
+        self._run_drafter = self._crew.run if self._program.drafter_shared else self._crew.run_alone
+        self._draft_state = self._make_draft_state(threads)
         self._drafts_after: int | None = None
         for kind in KINDS:
             self._point_at_cache(kind)
@@ -83,6 +84,7 @@ class SimdEngine(CommittedRows):
         return Outputs(logits[:, : self.target.vocab_size], hidden)
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+        """See `Engine.draft_step`. The arrays are the engine's own and hold until the next step."""
         plan = self._program.drafter
         if plan is None:
             raise UsageError("this bundle has no drafter: use --drafter ngram or none")
@@ -92,8 +94,8 @@ class SimdEngine(CommittedRows):
             self._begin_drafts()
         plan.target_hidden[:] = hidden
         plan.token[0] = token
-        self._crew.run_alone(plan.steps, self._draft_state.slots)
-        return DraftStep(plan.candidates.copy(), plan.logits.copy(), plan.next_hidden.copy())
+        self._run_drafter(plan.steps, self._draft_state.slots)
+        return DraftStep(plan.candidates, plan.logits, plan.next_hidden)
 
     def close(self) -> None:
         """End the threads and drop the cache; the engine is of no use afterwards."""
@@ -136,8 +138,8 @@ class SimdEngine(CommittedRows):
             state.set_kind(kind, position, np.array([first]), position, cache.base)
         self._drafts_after = self._length
 
-    def _make_draft_state(self) -> ForwardState:
-        state = ForwardState(len(KINDS), self._program.drafter_turns, 1)
+    def _make_draft_state(self, threads: int) -> ForwardState:
+        state = ForwardState(len(KINDS), self._program.drafter_turns, threads)
         plan = self._program.drafter
         if plan is not None:
             state.slots[slots.ALL] = 1
