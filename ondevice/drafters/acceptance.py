@@ -51,12 +51,8 @@ class Calibration:
 
     def probability(self, raw: float) -> float:
         low, beyond = self._place(raw)
-        rate, next_rate = (self._hits[knot] / self._weights[knot] for knot in (low, low + 1))
-        return rate + beyond * (next_rate - rate)
-
-    def probabilities(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The chances of several raw confidences."""
-        return np.array([self.probability(value) for value in raw.tolist()], np.float64)
+        rate = self._hits[low] / self._weights[low]
+        return rate + beyond * (self._hits[low + 1] / self._weights[low + 1] - rate)
 
     def observe(self, raw: float, taken: bool) -> None:
         """The target took, or refused, a token of this raw confidence, having taken all before it."""
