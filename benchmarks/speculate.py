@@ -1,6 +1,7 @@
 """What draft and verify gain over plain decoding when drafts are right with a given probability.
 
     python -m benchmarks.speculate BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--quick] [--json]
+    python -m benchmarks.speculate BUNDLE --acceptance 0 --lengths auto --repeats 12    # one row, with less noise
 
 The loop, the engine and the cost of a draft are real; acceptance is simulated, by replaying the plain continuation with
 mistakes. So the table holds for any weights of this shape, and says nothing about how often a drafter is right.
@@ -39,14 +40,14 @@ def main() -> int:
     bundle = Bundle.open(arguments.bundle)
     threads = arguments.threads or machine.default_threads()
     engine = open_engine(arguments.engine, bundle, threads)
-    lengths = QUICK_LENGTHS if arguments.quick else LENGTHS
+    acceptances, lengths = arguments.acceptance, arguments.lengths
     try:
         prompt_ids = np.random.default_rng(0).integers(engine.target.vocab_size, size=PROMPT_TOKENS).tolist()
         bench = Bench.prepare(engine, prompt_ids, arguments.tokens)
         step = measure_draft_step(engine, prompt_ids)
-        runs = len(ACCEPTANCES) * (len(lengths) + 1) * arguments.repeats
+        runs = len(acceptances) * (len(lengths) + 1) * arguments.repeats
         with tqdm(total=runs, unit="run", leave=False, disable=None) as bar:
-            blocks = list(bench.measure(ACCEPTANCES, lengths, arguments.repeats, bar.update))
+            blocks = list(bench.measure(acceptances, lengths, arguments.repeats, bar.update))
     finally:
         engine.close()
     different = _different(blocks, bench.continuation)
@@ -165,12 +166,27 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, metavar="N", help="default: the physical cores")
     parser.add_argument("--tokens", type=int, default=48, metavar="N", help="per run, after the first (default: 48)")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each kind (default: 2)")
-    parser.add_argument("--quick", action="store_true", help=f"only draft lengths {', '.join(QUICK_LENGTHS)}")
+    parser.add_argument(
+        "--acceptance", type=_share, nargs="+", default=ACCEPTANCES, metavar="P", help="(default: 0 to 0.9)"
+    )
+    lengths = parser.add_mutually_exclusive_group()
+    lengths.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS, metavar="K", help="1 to 8, or auto")
+    lengths.add_argument(
+        "--quick", dest="lengths", action="store_const", const=QUICK_LENGTHS,
+        help=f"the same as --lengths {' '.join(QUICK_LENGTHS)}",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     arguments = parser.parse_args()
     if min(arguments.tokens, arguments.repeats) < 1:
         parser.error("--tokens and --repeats must be at least 1")
     return arguments
+
+
+def _share(word: str) -> float:
+    """A number from 0 to 1."""
+    if not 0.0 <= float(word) <= 1.0:
+        raise ValueError
+    return float(word)
 
 
 if __name__ == "__main__":

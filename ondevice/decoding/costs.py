@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import accumulate
 from statistics import median_low
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ondevice.decoding.record import Round
-
-Seconds = NDArray[np.float64]
 
 WINDOW = 9
 """Rounds remembered per row count. Their median shrugs off up to four slow ones and follows a growing context."""
@@ -43,6 +39,7 @@ class Costs:
         self._round = 0
         self._forwards: dict[int, _Recent] = {}
         self._drafts: dict[str, _Recent] = {}
+        self._table: list[float] = []
 
     def observe(self, this: Round) -> None:
         """Learn from a decoding round.
@@ -54,12 +51,14 @@ class Costs:
             return
         self._round += 1
         recent = self._forwards.setdefault(this.rows, _Recent())
-        recent.add(seconds, self._round)
+        if recent.add(seconds, self._round):
+            self._table = []
         if this.drafted:
             recent = self._drafts.setdefault(this.source, _Recent())
             recent.add(this.draft_seconds / this.drafted, self._round)
         for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
             del self._forwards[rows]
+            self._table = []
 
     @property
     def most_rows(self) -> int:
@@ -70,22 +69,28 @@ class Costs:
         """How many recent forwards of this many rows were timed."""
         return len(self._forwards[rows]) if rows in self._forwards else 0
 
-    def forwards(self, most: int) -> Seconds:
-        """float64[most]: seconds of a forward of 1, 2, ..., `most` rows; never falling."""
-        single = _single(self._forwards)
-        costs = single * (1.0 + _slope(self._forwards, single) * np.arange(most))
-        for rows, recent in self._forwards.items():
-            if rows <= most:
-                line, count = costs[rows - 1], len(recent)
-                seconds = recent.median if count > 1 else min(recent.median, LONE_LIMIT * line)
-                costs[rows - 1] = (line + count * seconds) / (1 + count)
-        return np.maximum.accumulate(costs)
+    def forwards(self, most: int) -> list[float]:
+        """Seconds of a forward of 1, 2, ..., `most` rows; never falling."""
+        if len(self._table) < most:
+            self._table = self._blended(most)
+        return self._table[:most]
 
     def draft(self, source: str) -> float:
         """Seconds per token drafted by `source`."""
         if source in self._drafts:
             return self._drafts[source].median
-        return PRIOR_DRAFT * float(self.forwards(1)[0])
+        return PRIOR_DRAFT * self.forwards(1)[0]
+
+    def _blended(self, most: int) -> list[float]:
+        single = _single(self._forwards)
+        slope = _slope(self._forwards, single)
+        costs = [single * (1.0 + slope * extra) for extra in range(most)]
+        for rows, recent in self._forwards.items():
+            if rows <= most:
+                line, count = costs[rows - 1], len(recent)
+                seconds = recent.median if count > 1 else min(recent.median, LONE_LIMIT * line)
+                costs[rows - 1] = (line + count * seconds) / (1 + count)
+        return list(accumulate(costs, max))
 
 
 class _Recent:
@@ -99,11 +104,14 @@ class _Recent:
     def __len__(self) -> int:
         return len(self._seconds)
 
-    def add(self, seconds: float, this_round: int) -> None:
+    def add(self, seconds: float, this_round: int) -> bool:
+        """Whether this changed anything."""
+        before = len(self), self.median
         self.round = this_round
         self._seconds.append(seconds)
         # The lower one of two: what disturbs a measurement makes it longer.
         self.median = median_low(self._seconds)
+        return (len(self), self.median) != before
 
 
 def _single(known: dict[int, _Recent]) -> float:

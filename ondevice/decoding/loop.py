@@ -15,6 +15,8 @@ from ondevice.decoding.verify import accept
 from ondevice.drafters.protocol import Draft, Drafter
 from ondevice.engines.protocol import Engine, Outputs, TokenTree
 
+NO_DRAFT = Draft.empty()
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -66,8 +68,7 @@ def generate(
             return
         started = perf_counter()
         room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), engine.max_rows())
-        draft = _draft(drafter, schedule, room - 1)
-        draft_seconds = perf_counter() - started
+        draft, draft_seconds = _draft(drafter, schedule, room - 1)
         outputs = engine.forward(_rows(tokens[-1], draft), range(len(draft) + 1))
         verdict = accept(draft, outputs.logits, tokens, sampler)
         emitted = _up_to_stop(verdict.emitted, limits.stop_ids)
@@ -106,11 +107,16 @@ def _prefill(engine: Engine, tokens: Sequence[int], limits: Limits) -> Outputs |
     return outputs
 
 
-def _draft(drafter: Drafter | None, schedule: Schedule | None, limit: int) -> Draft:
+def _draft(drafter: Drafter | None, schedule: Schedule | None, limit: int) -> tuple[Draft, float]:
+    """The draft, and the seconds it took; not those of planning, which a round without a draft pays as well."""
     if drafter is None or schedule is None or limit <= 0:
-        return Draft.empty()
+        return NO_DRAFT, 0.0
     plan = schedule.plan(drafter, limit)
-    return drafter.draft(plan.k, plan.floor) if plan.k else Draft.empty()
+    if not plan.k:
+        return NO_DRAFT, 0.0
+    started = perf_counter()
+    draft = drafter.draft(plan.k, plan.floor)
+    return draft, perf_counter() - started
 
 
 def _rows(newest: int, draft: Draft) -> TokenTree:

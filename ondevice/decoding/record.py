@@ -14,7 +14,7 @@ class Round:
     """One pass of the loop: the prefill with the first token, or draft, verify, accept.
 
     seconds : wall time of the round, drafting included
-    draft_seconds : its share spent in the drafter
+    draft_seconds : its share spent on making the draft
     """
 
     token_ids: tuple[int, ...]

@@ -6,8 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.probes import Probes
 from ondevice.decoding.record import Round
@@ -122,7 +120,7 @@ class AutoSchedule:
         self._trust[forecast.source].observe(forecast.survival, this.drafted, this.accepted)
         if self._probing:
             one, two = self.costs.forwards(2)
-            loss = float((two + self.costs.draft(forecast.source)) / one - 1)
+            loss = (two + self.costs.draft(forecast.source)) / one - 1
             self._probes.observe(this.accepted - loss, loss)
 
     def _refresh(self) -> int:
@@ -141,16 +139,16 @@ def best_plan(forecast: Forecast, costs: Costs, trust: Trust) -> Plan:
     The floor leaves the cost of drafting out: when a drafter knows how sure it is of a token, that is already spent.
     """
     survival = trust.discount(forecast.survival)
-    forwards = costs.forwards(len(survival) + 1)
-    draft = costs.draft(forecast.source)
-    lengths = np.arange(1, len(survival) + 1)
-    tokens = 1.0 + (1.0 - trust.empty) * np.cumsum(survival)
-    seconds = trust.empty * (forwards[0] + draft) + (1.0 - trust.empty) * (forwards[1:] + lengths * draft)
-    best = int((tokens / seconds).argmax())
-    rate = float(tokens[best] / seconds[best])
-    if rate <= 1.0 / forwards[0]:
-        return Plan(0)
-    return Plan(best + 1, rate * float(forwards[best + 1] - forwards[0]) / (best + 1))
+    plain, *forwards = costs.forwards(len(survival) + 1)
+    draft, empty = costs.draft(forecast.source), trust.empty
+    tokens, best, best_rate = 1.0, 0, 1.0 / plain
+    # In every round, for a handful of numbers: arrays would take several times as long.
+    for k, (chance, forward) in enumerate(zip(survival, forwards, strict=True), 1):
+        tokens += (1.0 - empty) * chance
+        rate = tokens / (empty * (plain + draft) + (1.0 - empty) * (forward + k * draft))
+        if rate > best_rate:
+            best, best_rate = k, rate
+    return Plan(best, best_rate * (forwards[best - 1] - plain) / best) if best else Plan(0)
 
 
 def make_schedule(name: str, num_assistant_tokens: int | None, costs: Costs) -> Schedule:

@@ -31,9 +31,10 @@ class Trust:
         """The chance that the drafter, asked for tokens, finds none worth proposing."""
         return self._empty.rate()
 
-    def discount(self, survival: NDArray[np.float32]) -> NDArray[np.float64]:
-        """float64[k]: a forecast's survival, scaled down by the share of earlier forecasts that came true."""
-        return survival.astype(np.float64) * min(self._accepted / self._expected, 1.0)
+    def discount(self, survival: NDArray[np.float32]) -> list[float]:
+        """A forecast's survival, scaled down by the share of earlier forecasts that came true."""
+        share = min(self._accepted / self._expected, 1.0)
+        return [share * chance for chance in survival.tolist()]
 
     def observe(self, survival: NDArray[np.float32], drafted: int, accepted: int) -> None:
         """A round of a forecast, the number of tokens then drafted and of those the target took."""

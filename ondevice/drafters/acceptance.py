@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, islice, repeat
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,26 +46,27 @@ class Calibration:
 
     def __init__(self, knots: int = 17, keep: float = 0.98, start_weight: float = 4.0) -> None:
         self._keep = keep
-        self._knots = np.linspace(0.0, 1.0, knots)
-        self._weights = np.full(knots, start_weight)
-        self._hits = start_weight * self._knots
+        self._weights = [start_weight] * knots
+        self._hits = [start_weight * knot / (knots - 1) for knot in range(knots)]
 
     def probability(self, raw: float) -> float:
-        return float(self.probabilities(np.array(raw)))
-
-    def probabilities(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The chances of several raw confidences."""
-        chances: NDArray[np.float64] = np.interp(raw, self._knots, self._hits / self._weights)
-        return chances
+        low, beyond = self._place(raw)
+        rate = self._hits[low] / self._weights[low]
+        return rate + beyond * (self._hits[low + 1] / self._weights[low + 1] - rate)
 
     def observe(self, raw: float, taken: bool) -> None:
         """The target took, or refused, a token of this raw confidence, having taken all before it."""
-        place = min(max(raw, 0.0), 1.0) * (len(self._knots) - 1)
-        low = min(int(place), len(self._knots) - 2)
-        for knot, share in ((low, low + 1 - place), (low + 1, place - low)):
+        low, beyond = self._place(raw)
+        for knot, share in ((low, 1.0 - beyond), (low + 1, beyond)):
             kept = self._keep**share
             self._weights[knot] = kept * self._weights[knot] + share
             self._hits[knot] = kept * self._hits[knot] + share * taken
+
+    def _place(self, raw: float) -> tuple[int, float]:
+        """The knot below, and how far beyond it, in steps between knots."""
+        place = min(max(raw, 0.0), 1.0) * (len(self._weights) - 1)
+        low = min(int(place), len(self._weights) - 2)
+        return low, place - low
 
 
 class PositionAcceptance:
@@ -100,14 +104,16 @@ class PositionAcceptance:
 
     def conditional(self, k: int) -> Floats:
         """float32[k]: the chance at each position, given that those before it were taken."""
-        rates = np.empty(k, np.float32)
-        rate = self._tallies[0].rate()
-        for position in range(k):
-            if 0 < position < len(self._tallies):
-                rate = self._tallies[position].rate(rate, self._lean)
-            rates[position] = rate
-        return rates
+        return np.array(list(islice(self._rates(), k)), np.float32)
 
     def survival(self, k: int) -> Floats:
         """float32[k]: the chance that the target takes the first i tokens, i = 1..k; never rising."""
-        return np.cumprod(self.conditional(k), dtype=np.float32)
+        return np.array(list(accumulate(islice(self._rates(), k), mul)), np.float32)
+
+    def _rates(self) -> Iterator[float]:
+        """The conditional chances, without end. No arrays: the loop asks in every round, for a few numbers."""
+        first, *others = self._tallies
+        yield (rate := first.rate())
+        for tally in others:
+            yield (rate := tally.rate(rate, self._lean))
+        yield from repeat(rate)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -77,12 +79,12 @@ class NgramDrafter:
         self._guess = None
 
     def forecast(self, k: int) -> Forecast:
-        return Forecast(np.cumprod(self._confidence(k), dtype=np.float32), SOURCE)
+        return Forecast(np.array(list(accumulate(self._confidence(k), mul)), np.float32), SOURCE)
 
     def draft(self, k: int, floor: float = 0.0) -> Draft:
         confidence = self._confidence(k)
-        count = int((np.cumprod(confidence) >= floor).sum())
-        return Draft.chain(self._guessed(k).tokens[:count].tolist(), confidence[:count].tolist(), SOURCE)
+        count = sum(survival >= floor for survival in accumulate(confidence, mul))
+        return Draft.chain(self._guessed(k).tokens[:count].tolist(), confidence[:count], SOURCE)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
         guess = self._guessed(LEAST_GUESS)
@@ -100,7 +102,14 @@ class NgramDrafter:
             self._guess = Guess(*self._automaton.continuation(max(k, LEAST_GUESS)), max(k, LEAST_GUESS))
         return self._guess
 
-    def _confidence(self, k: int) -> NDArray[np.float64]:
-        """float64[n], n <= k: calibrated confidence of each guessed token, up to where a draft should end."""
-        confidence = self._calibration.probabilities(self._guessed(k).raw[:k])
-        return confidence[np.cumprod(confidence) >= LEAST_SURVIVAL]
+    def _confidence(self, k: int) -> list[float]:
+        """Calibrated confidence of up to `k` guessed tokens, up to where a draft should end."""
+        confidence: list[float] = []
+        survival = 1.0
+        for raw in self._guessed(k).raw[:k].tolist():
+            chance = self._calibration.probability(raw)
+            survival *= chance
+            if survival < LEAST_SURVIVAL:
+                break
+            confidence.append(chance)
+        return confidence

@@ -88,7 +88,8 @@ class Drafter(Protocol):
         Args:
             emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
                 KV in the engine yet.
-            outputs: the target's outputs for the rows that predicted them, in the same order.
+            outputs: the target's outputs for the rows that predicted them, in the same order; they hold until the
+                next forward.
         """
         ...
 

@@ -80,6 +80,9 @@ class Outputs:
     hidden: Floats
 
     def select(self, rows: Sequence[int]) -> Outputs:
+        """The outputs of these rows; the first few, which is what a chain keeps, without a copy of 1 MiB each."""
+        if list(rows) == list(range(len(rows))):
+            return Outputs(self.logits[: len(rows)], self.hidden[: len(rows)])
         index = np.asarray(rows, np.intp)
         return Outputs(self.logits[index], self.hidden[index])
 
@@ -129,7 +132,10 @@ class Engine(Protocol):
         ...
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
-        """One MTP step over the committed cache. The position is `length`, the newest token's, for a whole round."""
+        """One MTP step over the committed cache. The position is `length`, the newest token's, for a whole round.
+
+        `hidden` may be what the step before gave; its arrays need not outlive the next step.
+        """
         ...
 
     def close(self) -> None: ...

@@ -102,15 +102,34 @@ def test_a_bundle_without_a_drafter_has_no_draft_step():
     assert measure_draft_step(ToyEngine(), (2, 3, 5)) is None
 
 
-def test_the_command(monkeypatch, capsys):
+@pytest.fixture
+def toy(monkeypatch):
     manifest = SimpleNamespace(name="toy", quantization=SimpleNamespace(weights="int4"))
     monkeypatch.setattr(speculate.Bundle, "open", lambda path: SimpleNamespace(manifest=manifest))
     monkeypatch.setattr(speculate, "open_engine", lambda name, bundle, threads: ToyEngine())
+
+
+def test_the_command(toy, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["speculate", "anything", "--quick", "--tokens", "6"])
     assert speculate.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].replace(" ", "") == "|acceptance|1|2|4|auto|auto,first|"
     assert sum(line.startswith("|") for line in lines) == 2 * (2 + 6)
+
+
+def test_one_row_of_the_table(toy, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["speculate", "x", "--acceptance", "0.5", "--lengths", "auto", "--tokens", "6"])
+    assert speculate.main() == 0
+    lines = [line.replace(" ", "") for line in capsys.readouterr().out.splitlines()]
+    assert lines[2] == "|acceptance|auto|auto,first|"
+    assert [line.split("|")[1] for line in lines if line.startswith("|0")] == ["0.5", "0.5"]
+
+
+@pytest.mark.parametrize("options", [["--acceptance", "1.5"], ["--lengths", "9"], ["--quick", "--lengths", "1"]])
+def test_what_cannot_be_simulated(options, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["speculate", "x", *options])
+    with pytest.raises(SystemExit, match="2"):
+        speculate.main()
 
 
 @pytest.mark.parametrize("option", ["--tokens", "--repeats"])

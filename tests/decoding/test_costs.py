@@ -17,7 +17,7 @@ def teach(costs: Costs, rows: int, *seconds: float) -> None:
 def test_nothing_known_is_a_line_with_the_prior_slope() -> None:
     costs = Costs()
     assert costs.measurements(1) == 0
-    forwards = costs.forwards(5)
+    forwards = np.array(costs.forwards(5))
     np.testing.assert_allclose(forwards / forwards[0], 1 + PRIOR_SLOPE * np.arange(5))
     assert 0 < costs.draft("mtp") < forwards[0]
 
@@ -59,7 +59,7 @@ def test_one_slow_round_does_not_bend_what_was_not_measured() -> None:
     costs = Costs()
     teach(costs, 1, 1.0, 1.0, 1.0, 1.0)
     teach(costs, 2, 1.1, 1.1, 1.1, 1.1)
-    before = costs.forwards(8)
+    before = np.array(costs.forwards(8))
     teach(costs, 5, 50.0)
     assert (costs.forwards(8) <= 1.6 * before).all()
 

@@ -7,6 +7,7 @@ from ondevice.decoding.costs import Costs
 from ondevice.decoding.record import Round
 from ondevice.decoding.schedule import (
     MOST,
+    START,
     AutoSchedule,
     ConstantSchedule,
     HeuristicSchedule,
@@ -160,6 +161,18 @@ def test_auto_comes_back_when_the_text_changes(slope: float, drafter: type[DiceD
         starts = range(400, 680)
         back.append(next(start for start in starts if speed(rounds[start : start + 20], world) > 0.85 * best) - 400)
     assert np.median(back) <= 50
+
+
+def test_auto_drafts_within_forty_tokens_of_a_change() -> None:
+    """From never right to right nine times in ten, in the middle of a generation, where rows cost what E2B's do."""
+    world = replace(World.linear(0.05, 0.9, 0.02), chance=lambda index, source: 0.0 if index < 200 else 0.9)
+    waits = []
+    for seed in range(8):
+        rounds = simulate(AutoSchedule(Costs()), DiceDrafter(), world, 300, seed=seed)
+        assert speed(rounds[:200], world) > 0.98
+        back = next(index for index, this in enumerate(rounds) if index >= 200 and this.drafted >= START)
+        waits.append(sum(len(this.token_ids) for this in rounds[200:back]))
+    assert np.median(waits) <= 40
 
 
 @pytest.mark.parametrize("slope", [0.05, 0.2])

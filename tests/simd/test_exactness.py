@@ -9,6 +9,8 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import ROOT, TokenTree
+from ondevice.engines.simd import engine as engine_module
+from ondevice.engines.simd import program
 from ondevice.engines.simd.engine import SimdEngine
 from tests.tiny_models import CONTEXT, VOCAB
 
@@ -87,3 +89,44 @@ def test_drafts_do_not_see_rejected_rows(pair: tuple[SimdEngine, SimdEngine], le
     steps = [engine.draft_step(9, hidden) for engine in (verified, fresh)]
     for name in ("candidates", "logits", "hidden"):
         np.testing.assert_array_equal(getattr(steps[0], name), getattr(steps[1], name))
+
+
+def drafted(engine: SimdEngine, steps: int = 3) -> list[bytes]:
+    """All bits of a draft after what is committed."""
+    found = []
+    token, hidden = 9, np.linspace(-1, 1, engine.target.hidden_size, dtype=np.float32)
+    for _ in range(steps):
+        step = engine.draft_step(token, hidden)
+        found += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
+        token, hidden = int(step.candidates[step.logits.argmax()]), step.hidden
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_draft_shared_among_threads(bundle: Bundle, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for shared_from in (0, 1 << 40):
+        monkeypatch.setattr(program, "SHARED_FROM", shared_from)
+        engine = SimdEngine(bundle, threads)
+        prefill(engine, list(range(50)), np.random.default_rng(0))
+        found.append(drafted(engine))
+        engine.close()
+    assert found[0] == found[1]
+
+
+def test_caches_that_grow_and_slide_between_drafts(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses are kept from forward to forward and from draft to draft: a cache that moves must be followed."""
+    whole = SimdEngine(bundle, threads=1)
+    monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
+    grown = SimdEngine(bundle, threads=1)
+    ids = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 1).tolist()
+    for token in ids:
+        outputs = grown.forward(TokenTree.chain([token]), [0])
+        grown.draft_step(token, outputs.hidden[0])
+        grown.commit([0])
+        expected = whole.forward(TokenTree.chain([token]), [0])
+        whole.commit([0])
+        np.testing.assert_array_equal(outputs.logits, expected.logits)
+        assert drafted(grown, 1) == drafted(whole, 1)
+    for engine in (whole, grown):
+        engine.close()

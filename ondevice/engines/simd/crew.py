@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
+from ondevice.engines.simd.kernels.barrier import linger
 from ondevice.engines.simd.kernels.forward import COUNTER_BYTES, run
 
 Plan = NDArray[np.int64]
@@ -25,7 +26,7 @@ class _Job:
 
 
 class Crew:
-    """Runs plans: the calling thread and `threads - 1` others, which sleep in between."""
+    """Runs plans: the calling thread and `threads - 1` others, which sleep when nothing is to be done for a while."""
 
     def __init__(self, threads: int, scratch_bytes: int) -> None:
         self.threads = threads
@@ -49,7 +50,7 @@ class Crew:
             run(plan, state, 0, self.threads, self._together.address, job.before, self._scratch[0])
 
     def run_alone(self, plan: Plan, state: State) -> None:
-        """Run every step on the calling thread: a drafter's are too short to wake another one."""
+        """Run every step on the calling thread: those of a small drafter are shorter than a meeting."""
         run(plan, state, 0, 1, self._alone.address, self._alone.meetings, self._scratch[0])
 
     def close(self) -> None:
@@ -69,6 +70,8 @@ class Crew:
                     job.plan, job.state, number, self.threads, self._together.address, job.before, self._scratch[number]
                 )
                 done = job.before + len(job.plan)
+                # By then the caller is in a kernel too, so that the GIL that `get` needs is free.
+                linger(self._together.address, done * self.threads)
 
 
 class _Counter:

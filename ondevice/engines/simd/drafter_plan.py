@@ -45,6 +45,8 @@ class DrafterPlan:
     """Steps, and where a step's input and output lie."""
 
     steps: NDArray[np.int64]
+    token: NDArray[np.int64]
+    """[1], written before a step: where the slot TOKENS must point."""
     target_hidden: NDArray[np.float32]
     """[H], written before a step."""
     normed: NDArray[np.float32]
@@ -80,7 +82,8 @@ def drafter_plan(model: DrafterModel, packed: PackedDrafter, pack: NDArray[np.ui
     builder.norm_quantize(rows.ALL, work.hidden, model.norm, work.entry, post.bits, rows.HIDDEN)
     builder.project(rows.ALL, post, work.entry, buffers.hold(next_hidden))
     candidates, logits = _head(builder, model.head, packed.head, buffers.hold(normed), width)
-    return DrafterPlan(builder.plan(), joined[backbone:], normed, candidates, logits, next_hidden)
+    token = np.zeros(1, np.int64)
+    return DrafterPlan(builder.plan(), token, joined[backbone:], normed, candidates, logits, next_hidden)
 
 
 def _head(

@@ -46,7 +46,11 @@ class SimdEngine(CommittedRows):
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
         self._state = ForwardState(len(self._slots), self._program.target_turns, threads)
-        self._draft_state = self._make_draft_state()
+        self._run_drafter = self._crew.run if self._program.drafter_shared else self._crew.run_alone
+        self._draft_state = self._make_draft_state(threads)
+        self._drafts_after: int | None = None
+        for kind in KINDS:
+            self._point_at_cache(kind)
         self._outputs = Outputs(*(np.zeros((0, width), np.float32) for width in self._widths))
 
     def max_rows(self) -> int:
@@ -64,36 +68,34 @@ class SimdEngine(CommittedRows):
         state = self._state
         state.set_tree(rows, self._length)
         state.slots[slots.WANTED] = len(chosen)
-        state.point(slots.WANTED_ROWS, chosen)
+        state.put(slots.WANTED_ROWS, chosen)
         positions = self._length + rows.depths()
+        self._drafts_after = None
         for kind, cache in self._caches.items():
-            cache.reserve(self._length, count)
+            if cache.reserve(self._length, count):
+                self._point_at_cache(kind)
             first = np.zeros(count, np.int64)
             if kind == "sliding":
                 first = np.maximum(0, positions - self.target.sliding_window + 1)
             state.set_kind(kind, positions, first, positions + 1, cache.base)
-            for layer in cache.layers:
-                state.set_cache(self._slots[layer], cache.parts(layer))
-        state.reserve_scores(max(cache.capacity for cache in self._caches.values()))
         logits, hidden = self._output_rows(len(chosen))
-        state.point(slots.LOGITS, logits)
-        state.point(slots.HIDDEN, hidden)
         self._crew.run(self._program.target, state.slots)
         self._pending = count
         return Outputs(logits[:, : self.target.vocab_size], hidden)
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+        """See `Engine.draft_step`. The arrays are the engine's own and hold until the next step."""
         plan = self._program.drafter
         if plan is None:
             raise UsageError("this bundle has no drafter: use --drafter ngram or none")
         if not 0 <= token < self.target.vocab_size:
             raise ValueError(f"token ids must be within 0..{self.target.vocab_size - 1}")
+        if self._drafts_after != self._length:
+            self._begin_drafts()
         plan.target_hidden[:] = hidden
-        state = self._draft_state
-        state.set_tree(TokenTree.chain([token]), self._length)
-        self._point_at_shared_caches(state)
-        self._crew.run_alone(plan.steps, state.slots)
-        return DraftStep(plan.candidates.copy(), plan.logits.copy(), plan.next_hidden.copy())
+        plan.token[0] = token
+        self._run_drafter(plan.steps, self._draft_state.slots)
+        return DraftStep(plan.candidates, plan.logits, plan.next_hidden)
 
     def close(self) -> None:
         """End the threads and drop the cache; the engine is of no use afterwards."""
@@ -108,27 +110,40 @@ class SimdEngine(CommittedRows):
         """Buffers that grow to the most rows ever wanted: 8 rows of 262,144 logits are 8 MiB of page faults."""
         if count > len(self._outputs.logits):
             self._outputs = Outputs(*(np.zeros((count, width), np.float32) for width in self._widths))
+            self._state.point(slots.LOGITS, self._outputs.logits)
+            self._state.point(slots.HIDDEN, self._outputs.hidden)
         return self._outputs.logits[:count], self._outputs.hidden[:count]
 
-    def _point_at_shared_caches(self, state: ForwardState) -> None:
-        """Verified rows only. The reference's window is inclusive here: the last `window + 1` of them.
+    def _point_at_cache(self, kind: AttentionKind) -> None:
+        """Tell both states where the layers of a kind keep their rows."""
+        cache, model = self._caches[kind], self._drafter_model
+        for layer in cache.layers:
+            self._state.set_cache(self._slots[layer], cache.parts(layer))
+        self._state.reserve_scores(cache.capacity)
+        if model is not None:
+            shared = model.full_layer if kind == "full" else model.sliding_layer
+            self._draft_state.set_cache(KIND_NUMBERS[kind], cache.parts(shared))
+            self._draft_state.reserve_scores(cache.capacity)
 
-        Source: `create_bidirectional_sliding_window_mask` over the flipped cache, Gemma4AssistantForCausalLM.
+    def _begin_drafts(self) -> None:
+        """What all steps of a round share: they attend from the newest token's position to verified rows only.
+
+        The reference's window is inclusive here: the last `window + 1` of them. Source:
+        `create_bidirectional_sliding_window_mask` over the flipped cache, Gemma4AssistantForCausalLM.
         """
-        model = self._drafter_model
-        assert model is not None
-        position = np.array([self._length])
-        for kind, layer in zip(KINDS, (model.full_layer, model.sliding_layer), strict=True):
-            cache = self._caches[kind]
+        state, position = self._draft_state, np.array([self._length])
+        state.slots[slots.LENGTH] = self._length
+        for kind, cache in self._caches.items():
             first = max(0, self._length - 1 - self.target.sliding_window) if kind == "sliding" else 0
             state.set_kind(kind, position, np.array([first]), position, cache.base)
-            state.set_cache(KIND_NUMBERS[kind], cache.parts(layer))
-        state.reserve_scores(max(cache.capacity for cache in self._caches.values()))
+        self._drafts_after = self._length
 
-    def _make_draft_state(self) -> ForwardState:
-        state = ForwardState(len(KINDS), self._program.drafter_turns, 1)
+    def _make_draft_state(self, threads: int) -> ForwardState:
+        state = ForwardState(len(KINDS), self._program.drafter_turns, threads)
         plan = self._program.drafter
         if plan is not None:
+            state.slots[slots.ALL] = 1
+            state.point(slots.TOKENS, plan.token)
             state.point(slots.HIDDEN, plan.normed)
             state.point(slots.CANDIDATES, plan.candidates)
         return state

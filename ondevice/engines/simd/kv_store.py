@@ -34,14 +34,15 @@ class HalfCache:
     def layers(self) -> list[int]:
         return list(self._buffers)
 
-    def reserve(self, length: int, rows: int) -> None:
-        """Make room for `rows` rows after `length` committed ones."""
+    def reserve(self, length: int, rows: int) -> bool:
+        """Make room for `rows` rows after `length` committed ones; whether the parts are other arrays now."""
         if length + rows - self.base <= self.capacity:
-            return
+            return False
         if self._history is None:
             self._grow(length + rows)
-        else:
-            self._slide(length)
+            return True
+        self._slide(length)
+        return False
 
     def parts(self, layer: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
         """Keys and values of a layer, [capacity, width] each."""

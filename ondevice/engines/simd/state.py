@@ -50,6 +50,14 @@ class ForwardState:
         self._held[slot] = array
         self.slots[slot] = array.ctypes.data
 
+    def put(self, slot: int, values: NDArray[Any]) -> None:
+        """Copy numbers to where a slot points: asking numpy for an address takes longer than copying a few."""
+        room = self._held.get(slot)
+        if room is None or room.size < values.size:
+            room = np.empty(values.size, values.dtype)
+            self.point(slot, room)
+        room[: values.size] = values.reshape(-1)
+
     def set_cache(self, index: int, parts: tuple[NDArray[np.float16], NDArray[np.float16]]) -> None:
         for offset, part in enumerate(parts):
             self.point(rows.CACHES + 2 * index + offset, part)
@@ -58,7 +66,7 @@ class ForwardState:
         """Tokens, the committed length, and which row lies at which depth on the way to each."""
         self.slots[rows.ALL] = len(tree.tokens)
         self.slots[rows.LENGTH] = length
-        self.point(rows.TOKENS, np.ascontiguousarray(tree.tokens, np.int64))
+        self.put(rows.TOKENS, tree.tokens.astype(np.int64, copy=False))
         self.slots[rows.PATHS] = 0
         if not tree.is_chain:
             paths = _paths(tree)
@@ -78,14 +86,14 @@ class ForwardState:
             base: position of the cache's first row.
         """
         slot = rows.KINDS + rows.KIND_SLOTS * KIND_NUMBERS[kind]
-        self.point(slot + rows.FIRST, first)
-        self.point(slot + rows.STOP, stop)
+        self.put(slot + rows.FIRST, first)
+        self.put(slot + rows.STOP, stop)
         self.slots[slot + rows.BASE] = base
         if kind in self._turns:
             # the angle is a float32 product, as in the model's own code; its cosine is then exact to float32
             angles = (positions.astype(np.float32)[:, None] * self._turns[kind]).astype(np.float64)
-            self.point(slot + rows.COSINES, np.cos(angles).astype(np.float32))
-            self.point(slot + rows.SINES, np.sin(angles).astype(np.float32))
+            self.put(slot + rows.COSINES, np.cos(angles).astype(np.float32))
+            self.put(slot + rows.SINES, np.sin(angles).astype(np.float32))
 
     def reserve_scores(self, keys: int) -> None:
         """Room for the attention scores of so many keys, with padding and the mixed values behind them."""

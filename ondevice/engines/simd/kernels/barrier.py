@@ -14,6 +14,9 @@ from ondevice.engines.simd.kernels.memory import fetch_add, pause, read_shared
 _SPINS = 4_000
 """Looks before a thread goes to sleep: about 0.1 ms, longer than threads of an idle machine drift apart."""
 
+_LINGER = 20_000
+"""Looks for the next plan before a thread goes to sleep: about 0.5 ms, in which tokens are chosen and drafts begun."""
+
 _WINDOWS = sys.platform == "win32"
 _nap: Any = types.ExternalFunction("Sleep" if _WINDOWS else "usleep", types.int32(types.uint32))
 _LENGTH = np.uint32(0 if _WINDOWS else 20)
@@ -35,6 +38,15 @@ def meet(counter: int, target: int) -> None:
             pause()
         else:
             _nap(_LENGTH)
+
+
+@kernel
+def linger(counter: int, beyond: int) -> None:
+    """Wait until more than `beyond` threads have come, but not for long: whoever sleeps takes 0.1 ms to wake up."""
+    spins = 0
+    while read_shared(counter) <= beyond and spins < _LINGER:
+        spins += 1
+        pause()
 
 
 @kernel
