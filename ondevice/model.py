@@ -166,7 +166,7 @@ class Model:
             return MtpDrafter(self.engine)
         if name == "ngram":
             return NgramDrafter()
-        return Fallback(MtpDrafter(self.engine), NgramDrafter())
+        return Fallback(MtpDrafter(self.engine), NgramDrafter(), self._costs.price)
 
     def _schedule(self, chosen: GenerationOptions) -> Schedule:
         """Kept for later generations with the same options: what it learnt holds for them too."""

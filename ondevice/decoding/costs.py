@@ -81,6 +81,10 @@ class Costs:
             return self._drafts[source].median
         return PRIOR_DRAFT * self.forwards(1)[0]
 
+    def price(self, source: str) -> float:
+        """Seconds per token drafted by `source`, as a share of a forward of one row."""
+        return self.draft(source) / self.forwards(1)[0]
+
     def _blended(self, most: int) -> list[float]:
         single = _single(self._forwards)
         slope = _slope(self._forwards, single)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ondevice.drafters.protocol import Draft, Drafter, Forecast
 from ondevice.engines.protocol import Outputs
 
-MARGIN = 0.1
-"""Accepted tokens by which the primary must be ahead; in a near tie the secondary drafts, since it costs nothing."""
+Price = Callable[[str], float]
+"""What a token drafted by a source costs, in tokens of plain decoding."""
 
 
 class Fallback:
     """Asks two drafters what they expect and lets the better one draft, round by round.
 
-    The hybrid rule of SuffixDecoding (arXiv 2411.04975): the free drafter where its expected accepted length is the
-    larger, the model otherwise. Whether to draft at all, and how far, is the schedule's business.
+    The hybrid rule of SuffixDecoding (arXiv 2411.04975), the free drafter where its expected accepted length is the
+    larger and the model otherwise, less what drafting that far costs: a small model's MTP step takes a seventh of its
+    forward. Whether to draft at all, and how far, is the schedule's business.
 
     primary : drafts at a cost
-    secondary : drafts for free
+    secondary : drafts for next to nothing, and does in a tie
+    price : what either costs
     """
 
-    def __init__(self, primary: Drafter, secondary: Drafter) -> None:
+    def __init__(self, primary: Drafter, secondary: Drafter, price: Price) -> None:
         self.primary = primary
         self.secondary = secondary
         self.name = f"{primary.name}+{secondary.name}"
+        self._price = price
         self._chosen: Drafter | None = None
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
@@ -39,9 +42,9 @@ class Fallback:
 
     def forecast(self, k: int) -> Forecast:
         first, second = self.primary.forecast(k), self.secondary.forecast(k)
-        ahead = float(first.survival.sum()) - float(second.survival.sum())
-        self._chosen = self.primary if ahead > MARGIN or not len(second.survival) else self.secondary
-        return first if self._chosen is self.primary else second
+        better = not len(second.survival) or self._worth(first) > self._worth(second)
+        self._chosen = self.primary if better else self.secondary
+        return first if better else second
 
     def draft(self, k: int, floor: float = 0.0) -> Draft:
         """The draft of the child that this round's forecast chose; makes the forecast where nobody asked for it."""
@@ -54,3 +57,11 @@ class Fallback:
         self._chosen = None
         self.primary.observe(emitted, outputs)
         self.secondary.observe(emitted, outputs)
+
+    def _worth(self, forecast: Forecast) -> float:
+        """Tokens that the best length is expected to gain, before what their verification costs."""
+        price, total, most = self._price(forecast.source), 0.0, 0.0
+        for chance in forecast.survival.tolist():
+            total += chance - price
+            most = max(most, total)
+        return most

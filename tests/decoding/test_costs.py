@@ -30,6 +30,13 @@ def test_a_prefill_teaches_nothing() -> None:
     assert costs.forwards(2)[0] == Costs().forwards(2)[0]
 
 
+def test_a_price_is_a_share_of_a_single_rows_forward() -> None:
+    costs = Costs()
+    costs.observe(decoding(1, 0.02))
+    costs.observe(decoding(5, 0.028, draft_seconds=0.008))
+    assert costs.price("mtp") == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.5])
 def test_it_learns_a_slope_from_a_few_row_counts(slope: float) -> None:
     costs = Costs()

@@ -185,8 +185,9 @@ def test_a_poor_free_drafter_does_not_keep_a_better_one_from_another_chance(slop
     world = replace(World.linear(slope, 0.8), chance=chance)
     after = []
     for seed in SEEDS:
-        drafter = Fallback(DiceDrafter("model"), Pessimist("free"))
-        after.append(speed(simulate(AutoSchedule(Costs()), drafter, world, 900, seed=seed)[500:], world))
+        costs = Costs()
+        drafter = Fallback(DiceDrafter("model"), Pessimist("free"), costs.price)
+        after.append(speed(simulate(AutoSchedule(costs), drafter, world, 900, seed=seed)[500:], world))
     assert np.mean(after) > 0.9 * World.linear(slope, 0.8).best_speed()
 
 

@@ -3,10 +3,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ondevice.drafters.fallback import MARGIN, Fallback
+from ondevice.drafters.fallback import Fallback
 from ondevice.drafters.protocol import Draft, Forecast
 from ondevice.engines.protocol import Outputs
 
+PRICES = {"mtp": 0.1, "ngram": 0.0}
 OUTPUTS = Outputs(np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32))
 
 
@@ -38,25 +39,27 @@ class Scripted:
         ((0.7, 0.5), (0.9, 0.8), "ngram"),
         ((0.7, 0.5), (0.9,), "mtp"),
         ((0.7, 0.5), (), "mtp"),
-        ((0.9,), (0.9 - MARGIN / 2,), "ngram"),
+        ((0.9,), (0.85,), "ngram"),
+        ((0.9,), (0.75,), "mtp"),
+        ((0.9, 0.05), (0.79,), "mtp"),
         ((), (), "mtp"),
     ],
 )
-def test_the_one_that_expects_more_drafts(
+def test_the_one_that_expects_more_after_its_price_drafts(
     primary: tuple[float, ...], secondary: tuple[float, ...], expected: str
 ) -> None:
-    both = Fallback(Scripted("mtp", *primary), Scripted("ngram", *secondary))
+    both = Fallback(Scripted("mtp", *primary), Scripted("ngram", *secondary), PRICES.__getitem__)
     assert both.forecast(4).source == expected
     assert both.draft(4).source == expected
 
 
 def test_it_has_both_names() -> None:
-    assert Fallback(Scripted("mtp"), Scripted("ngram")).name == "mtp+ngram"
+    assert Fallback(Scripted("mtp"), Scripted("ngram"), PRICES.__getitem__).name == "mtp+ngram"
 
 
 def test_a_shorter_draft_keeps_to_the_forecast_it_was_planned_with() -> None:
     primary, secondary = Scripted("mtp", 0.9, 0.0), Scripted("ngram", 0.7, 0.65)
-    both = Fallback(primary, secondary)
+    both = Fallback(primary, secondary, PRICES.__getitem__)
     assert both.forecast(2).source == "ngram"
     assert both.draft(1, 0.3).source == "ngram"
     assert secondary.calls == [("draft", (1, 0.3))]
@@ -64,7 +67,7 @@ def test_a_shorter_draft_keeps_to_the_forecast_it_was_planned_with() -> None:
 
 def test_the_choice_is_made_anew_each_round_and_needs_no_forecast() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
-    both = Fallback(primary, secondary)
+    both = Fallback(primary, secondary, PRICES.__getitem__)
     assert both.draft(1).source == "mtp"
     both.observe([1], OUTPUTS)
     secondary.survival[0] = 1.0
@@ -76,7 +79,7 @@ def test_the_choice_is_made_anew_each_round_and_needs_no_forecast() -> None:
 
 def test_both_hear_everything() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
-    both = Fallback(primary, secondary)
+    both = Fallback(primary, secondary, PRICES.__getitem__)
     both.begin([1, 2])
     both.observe([3], OUTPUTS)
     assert primary.calls == secondary.calls == [("begin", [1, 2]), ("observe", [3])]
