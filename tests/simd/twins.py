@@ -80,3 +80,24 @@ def attend(query: Floats, keys: npt.NDArray[np.float16], values: npt.NDArray[np.
     scores = query.astype(np.float64) @ keys.astype(np.float64).T
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ values.astype(np.float64)
+
+
+def scores(query: Floats, keys: npt.NDArray[np.float16]) -> Floats:
+    """q . k in the order of the kernel, [heads, n]: sixteen sums of every sixteenth product, then halves of them.
+
+    A product of float32 and fp16 is exact in float64, so that rounding a sum to float32 is a fused multiply and add.
+    """
+    products = query.astype(np.float64)[:, None] * keys.astype(np.float64)[None]
+    sums = np.zeros((len(query), len(keys), 16), np.float32)
+    for start in range(0, query.shape[1], 16):
+        sums = (sums + products[..., start : start + 16]).astype(np.float32)
+    for half in (8, 4, 2, 1):
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]
+
+
+def mix(start: Floats, weights: Floats, values: npt.NDArray[np.float16]) -> Floats:
+    """start + weights @ values, one value after another: [heads, d], [heads, n], [n, d] -> [heads, d]."""
+    for weight, value in zip(weights.T.astype(np.float64), values.astype(np.float64), strict=True):
+        start = (weight[:, None] * value + start).astype(np.float32)
+    return start

@@ -45,7 +45,7 @@ class SimdEngine(CommittedRows):
         self._caches = _make_caches(self.target)
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
-        self._state = ForwardState(len(self._slots), self._program.target_turns, threads)
+        self._state = ForwardState(len(self._slots), self._program.target_turns, self._widest_head, threads)
         self._draft_state = self._make_draft_state()
         self._outputs = Outputs(*(np.zeros((0, width), np.float32) for width in self._widths))
 
@@ -74,7 +74,7 @@ class SimdEngine(CommittedRows):
             state.set_kind(kind, positions, first, positions + 1, cache.base)
             for layer in cache.layers:
                 state.set_cache(self._slots[layer], cache.parts(layer))
-        state.reserve_scores(max(cache.capacity for cache in self._caches.values()))
+        state.reserve_lines(max(cache.capacity for cache in self._caches.values()))
         logits, hidden = self._output_rows(len(chosen))
         state.point(slots.LOGITS, logits)
         state.point(slots.HIDDEN, hidden)
@@ -104,6 +104,10 @@ class SimdEngine(CommittedRows):
     def _widths(self) -> tuple[int, int]:
         return self._program.logits_width, self.target.hidden_size
 
+    @property
+    def _widest_head(self) -> int:
+        return max(layer.head_dim for layer in self.target.layers)
+
     def _output_rows(self, count: int) -> tuple[Floats, Floats]:
         """Buffers that grow to the most rows ever wanted: 8 rows of 262,144 logits are 8 MiB of page faults."""
         if count > len(self._outputs.logits):
@@ -123,10 +127,10 @@ class SimdEngine(CommittedRows):
             first = max(0, self._length - 1 - self.target.sliding_window) if kind == "sliding" else 0
             state.set_kind(kind, position, np.array([first]), position, cache.base)
             state.set_cache(KIND_NUMBERS[kind], cache.parts(layer))
-        state.reserve_scores(max(cache.capacity for cache in self._caches.values()))
+        state.reserve_lines(max(cache.capacity for cache in self._caches.values()))
 
     def _make_draft_state(self) -> ForwardState:
-        state = ForwardState(len(KINDS), self._program.drafter_turns, 1)
+        state = ForwardState(len(KINDS), self._program.drafter_turns, self._widest_head, 1)
         plan = self._program.drafter
         if plan is not None:
             state.point(slots.HIDDEN, plan.normed)

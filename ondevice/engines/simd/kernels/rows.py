@@ -14,8 +14,8 @@ LENGTH = 4
 PATHS = 5
 """Address of int64[T, PATH_WIDTH]: the row at each depth below the cache on the way to a row; 0 for a chain."""
 PATH_WIDTH = 6
-SCORES, SCORES_STRIDE = 7, 8
-"""Address of attention scores, and bytes for one thread."""
+LINE_MEMORY, LINE_STRIDE = 7, 8
+"""Address of attention's working memory, and bytes from a line of it to the next."""
 LOGITS, HIDDEN = 9, 10
 """Addresses of float32[R, stride]."""
 CANDIDATES = 11
