@@ -9,11 +9,11 @@ import numpy as np
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
 from ondevice.engines.committed import CommittedRows, context_within
-from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree
+from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, TokenTree
 from ondevice.engines.simd.crew import Crew
 from ondevice.engines.simd.first_run import announce_compilation
 from ondevice.engines.simd.kernels import rows as slots
-from ondevice.engines.simd.kv_store import HalfCache
+from ondevice.engines.simd.kv_store import BITS, KVStore, row_type
 from ondevice.engines.simd.plan import KIND_NUMBERS
 from ondevice.engines.simd.program import load_program
 from ondevice.engines.simd.state import ForwardState
@@ -29,7 +29,9 @@ MOST_ROWS = 512
 class SimdEngine(CommittedRows):
     name = "simd"
 
-    def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int, context_length: int | None = None, kv_cache: KVCacheType = "fp16"
+    ) -> None:
         """
         Raises:
             UnsupportedGraphError: the graphs hold something that there is no kernel for; another engine may run them.
@@ -42,11 +44,12 @@ class SimdEngine(CommittedRows):
         announce_compilation()
         self._program = load_program(bundle, MOST_ROWS, threads)
         self._crew = Crew(threads, self._program.scratch_bytes)
-        self._caches = _make_caches(self.target)
+        self._caches = _make_caches(self.target, kv_cache)
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
-        self._state = ForwardState(len(self._slots), self._program.target_turns, self._widest_head, threads)
-        self._draft_state = self._make_draft_state()
+        bits = BITS[kv_cache]
+        self._state = ForwardState(len(self._slots), bits, self._program.target_turns, self._widest_head, threads)
+        self._draft_state = self._make_draft_state(bits)
         self._outputs = Outputs(*(np.zeros((0, width), np.float32) for width in self._widths))
 
     def max_rows(self) -> int:
@@ -129,8 +132,8 @@ class SimdEngine(CommittedRows):
             state.set_cache(KIND_NUMBERS[kind], cache.parts(layer))
         state.reserve_lines(max(cache.capacity for cache in self._caches.values()))
 
-    def _make_draft_state(self) -> ForwardState:
-        state = ForwardState(len(KINDS), self._program.drafter_turns, self._widest_head, 1)
+    def _make_draft_state(self, bits: int) -> ForwardState:
+        state = ForwardState(len(KINDS), bits, self._program.drafter_turns, self._widest_head, 1)
         plan = self._program.drafter
         if plan is not None:
             state.point(slots.HIDDEN, plan.normed)
@@ -138,12 +141,12 @@ class SimdEngine(CommittedRows):
         return state
 
 
-def _make_caches(target: Target) -> dict[AttentionKind, HalfCache]:
-    caches: dict[AttentionKind, HalfCache] = {}
+def _make_caches(target: Target, kv_cache: KVCacheType) -> dict[AttentionKind, KVStore]:
+    caches: dict[AttentionKind, KVStore] = {}
     for kind in KINDS:
-        owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
-        widths = {index: target.layers[index].kv_width for index in owners}
+        owners = {index: target.layers[index] for index in target.kv_layers() if target.layers[index].kind == kind}
+        types = {index: row_type(kv_cache, layer.kv_heads, layer.head_dim) for index, layer in owners.items()}
         # window - 1 rows are enough for the target, the drafter sees two more
         history = target.sliding_window + 1 if kind == "sliding" else None
-        caches[kind] = HalfCache(widths, MOST_ROWS, history)
+        caches[kind] = KVStore(types, MOST_ROWS, history)
     return caches

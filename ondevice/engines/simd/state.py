@@ -32,15 +32,17 @@ def frequencies(layers: Sequence[Layer]) -> Frequencies:
 class ForwardState:
     """The int64 slots that kernels read, and the arrays that they point to."""
 
-    def __init__(self, caches: int, turns: Frequencies, head_dim: int, threads: int) -> None:
+    def __init__(self, caches: int, bits: int, turns: Frequencies, head_dim: int, threads: int) -> None:
         """
         Args:
             caches: pairs of slots for keys and values.
+            bits: of a number in them.
             turns: rotary frequencies.
             head_dim: the widest head's.
             threads: that attend at the same time.
         """
         self.slots = np.zeros(rows.CACHES + 2 * caches, np.int64)
+        self.slots[rows.CACHE_BITS] = bits
         self._turns = turns
         self._head_dim = head_dim
         self._threads = threads
@@ -52,7 +54,7 @@ class ForwardState:
         self._held[slot] = array
         self.slots[slot] = array.ctypes.data
 
-    def set_cache(self, index: int, parts: tuple[NDArray[np.float16], NDArray[np.float16]]) -> None:
+    def set_cache(self, index: int, parts: tuple[NDArray[Any], NDArray[Any]]) -> None:
         for offset, part in enumerate(parts):
             self.point(rows.CACHES + 2 * index + offset, part)
 

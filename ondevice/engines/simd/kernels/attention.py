@@ -1,4 +1,4 @@
-"""Exact attention over the fp16 cache, some neighbouring rows and up to four query heads at a time.
+"""Exact attention over a cache of fp16 or int8, some neighbouring rows and up to four query heads at a time.
 
 Keys are visited in the order of their positions, whatever lies between them in the cache: a row of a tree sums exactly
 what it would sum after its ancestors had been committed. What rows are computed together changes no bit.
@@ -13,7 +13,7 @@ import numpy as np
 from ondevice.engines.simd.kernels.attention_tile import HEADS, WIDE, mix_tile, score_tile
 from ondevice.engines.simd.kernels.functions import exp
 from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.memory import read_i64
+from ondevice.engines.simd.kernels.memory import read_f32, read_i64, write_f32
 from ondevice.engines.simd.kernels.quantize import quantize_block, record_address
 from ondevice.engines.simd.kernels.rows import (
     BASE,
@@ -64,8 +64,10 @@ class Queries(NamedTuple):
 
 
 class Cache(NamedTuple):
+    bits: int
+    """Of a number: 16, or 8 with a float32 scale behind a head's numbers."""
     keys: int
-    """Address of the KV head's part of the first row, fp16."""
+    """Address of the KV head's part of the first row."""
     values: int
     stride: int
     """Bytes to the next row's."""
@@ -133,27 +135,46 @@ def neighbours(state: np.ndarray, position: int, end: int) -> Any:
 
 
 @kernel
-def score(query: int, heads: int, head_dim: int, key: int, stride: int, count: int, out: int, out_stride: int) -> None:
+def score(
+    bits: int, query: int, heads: int, head_dim: int, key: int, stride: int, count: int, out: int, out_stride: int
+) -> None:
     """The products of up to HEADS queries with `count` keys, `stride` bytes apart: see `score_tile`."""
-    done = 0
-    while done + WIDE <= count:
-        score_tile(WIDE, query, heads, head_dim, key + done * stride, stride, out + 4 * done, out_stride)
-        done += WIDE
-    while done < count:
-        score_tile(1, query, heads, head_dim, key + done * stride, stride, out + 4 * done, out_stride)
-        done += 1
+    tiled = count - count % WIDE
+    if bits == 16:
+        for j in range(0, tiled, WIDE):
+            score_tile(16, WIDE, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+        for j in range(tiled, count):
+            score_tile(16, 1, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+    else:
+        for j in range(0, tiled, WIDE):
+            score_tile(8, WIDE, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+        for j in range(tiled, count):
+            score_tile(8, 1, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
 
 
 @kernel
-def mix(weight: int, weight_stride: int, value: int, stride: int, count: int, head_dim: int, out: int) -> None:
-    """Add `count` values, `stride` bytes apart, times their weights in HEADS heads: see `mix_tile`."""
-    part = 0
-    while part + 16 * WIDE <= head_dim:
-        mix_tile(WIDE, weight, weight_stride, value + 2 * part, stride, count, out + 4 * part)
-        part += 16 * WIDE
-    while part < head_dim:
-        mix_tile(1, weight, weight_stride, value + 2 * part, stride, count, out + 4 * part)
-        part += 16
+def mix(
+    bits: int, weight: int, weight_stride: int, value: int, stride: int, count: int, head_dim: int, out: int
+) -> None:
+    """Add `count` values, `stride` bytes apart, times their weights in HEADS heads: see `mix_tile`.
+
+    The weights of int8 values are multiplied by their scales, where they lie.
+    """
+    tiled = head_dim - head_dim % (16 * WIDE)
+    if bits == 16:
+        for i in range(0, tiled, 16 * WIDE):
+            mix_tile(16, WIDE, weight, weight_stride, value + 2 * i, stride, count, out + 4 * i)
+        for i in range(tiled, head_dim, 16):
+            mix_tile(16, 1, weight, weight_stride, value + 2 * i, stride, count, out + 4 * i)
+    else:
+        for j in range(count):
+            scale = read_f32(value + j * stride + head_dim)
+            for at in range(weight + 4 * j, weight + 4 * j + HEADS * weight_stride, weight_stride):
+                write_f32(at, read_f32(at) * scale)
+        for i in range(0, tiled, 16 * WIDE):
+            mix_tile(8, WIDE, weight, weight_stride, value + i, stride, count, out + 4 * i)
+        for i in range(tiled, head_dim, 16):
+            mix_tile(8, 1, weight, weight_stride, value + i, stride, count, out + 4 * i)
 
 
 @kernel
@@ -186,7 +207,7 @@ def score_rows(rows: Rows, queries: Queries, cache: Cache, lines: Lines, begin: 
                 key = cache.keys + cache_row(rows.state, rows.kind, new_row, at) * cache.stride
                 out = lines.address + i * HEADS * lines.stride + 4 * (queries.head_dim + at - begin)
                 query = queries.address + i * queries.stride
-                score(query, queries.heads, queries.head_dim, key, cache.stride, count, out, lines.stride)
+                score(cache.bits, query, queries.heads, queries.head_dim, key, cache.stride, count, out, lines.stride)
         at += count
 
 
@@ -214,7 +235,7 @@ def mix_rows(rows: Rows, head_dim: int, cache: Cache, lines: Lines, begin: int, 
                 value = cache.values + cache_row(rows.state, rows.kind, new_row, first) * cache.stride
                 out = lines.address + i * HEADS * lines.stride
                 weight = out + 4 * (head_dim + first - begin)
-                mix(weight, lines.stride, value, cache.stride, stop - first, head_dim, out)
+                mix(cache.bits, weight, lines.stride, value, cache.stride, stop - first, head_dim, out)
         at += count
 
 

@@ -46,88 +46,93 @@ Vectors = list[Any]
 
 @intrinsic
 def score_tile(
-    typing: Any, keys: Any, query: Any, heads: Any, head_dim: Any, key: Any, key_stride: Any, out: Any, out_stride: Any
-) -> Any:
+    typing: Any, bits: Any, keys: Any, query: Any, heads: Any, head_dim: Any, key: Any, stride: Any, out: Any,
+    out_stride: Any,
+) -> Any:  # fmt: skip
     """out[h, j] = q[h] . k[j] for HEADS heads.
 
     Args:
+        bits: of a number in the cache, a literal: 16 or 8.
         keys: a literal, 1 or 4.
         query: address of float32[heads, head_dim]; missing heads are the last one again.
         heads: 1..HEADS.
         head_dim: a multiple of 32.
-        key: address of the first key, fp16; the next is `key_stride` bytes on.
+        key: address of the first key; the next is `stride` bytes on.
         out: address of the first head's float32[keys]; the next head's is `out_stride` bytes on.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        count = keys.literal_value
-        _, query, heads, head_dim, key, key_stride, out, out_stride = args
-        last, size = builder.sub(heads, I64(1)), builder.mul(head_dim, I64(4))
+        size, count = bits.literal_value // 8, keys.literal_value
+        _, _, query, heads, head_dim, key, stride, out, out_stride = args
+        last, width = builder.sub(heads, I64(1)), builder.mul(head_dim, I64(4))
         numbers = [builder.select(builder.icmp_signed("<", I64(h), last), I64(h), last) for h in range(HEADS)]
-        queries = [builder.add(query, builder.mul(number, size)) for number in numbers]
-        rows = [builder.add(key, builder.mul(key_stride, I64(j))) for j in range(count)]
-        following = builder.mul(key_stride, I64(AHEAD))
+        queries = [builder.add(query, builder.mul(number, width)) for number in numbers]
+        rows = [builder.add(key, builder.mul(stride, I64(j))) for j in range(count)]
+        following = builder.mul(stride, I64(AHEAD))
 
         def step(index: Any, sums: Vectors) -> Vectors:
-            """32 numbers of a head: a cache line of keys."""
+            """32 numbers of a head: in fp16 a cache line of keys."""
             for row in rows:
-                _prefetch(builder, _pointer(builder, builder.add(row, following), index, 64))
+                _prefetch(builder, _pointer(builder, builder.add(row, following), index, 32 * size))
             for half in range(2):
-                k = [_halves(builder, _pointer(builder, row, index, 64), 32 * half) for row in rows]
+                k = [_numbers(builder, size, _pointer(builder, row, index, 32 * size), half) for row in rows]
                 q = [read(builder, _pointer(builder, row, index, 128), VF32, 64 * half) for row in queries]
                 sums = [fused(builder, q[i // count], k[i % count], total) for i, total in enumerate(sums)]
             return sums
 
         zeros = [constant(0.0, VF32)] * (HEADS * count)
         totals = _sums_of_lanes(builder, _accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
+        if bits.literal_value == 8:
+            scales = [read(builder, _pointer(builder, row, head_dim, 1), F32) for row in rows]
+            totals = builder.fmul(totals, _repeated(builder, scales, HEADS))
         for head in range(HEADS):
             own = _shuffle(builder, totals, totals, list(range(head * count, (head + 1) * count)))
             builder.store(own, _pointer(builder, out, out_stride, head), align=4)
         return context.get_dummy_value()
 
-    return types.void(keys, *[types.int64] * 7), generate
+    return types.void(bits, keys, *[types.int64] * 7), generate
 
 
 @intrinsic
 def mix_tile(
-    typing: Any, width: Any, weight: Any, weight_stride: Any, value: Any, value_stride: Any, count: Any, out: Any
+    typing: Any, bits: Any, width: Any, weight: Any, weight_stride: Any, value: Any, stride: Any, count: Any, out: Any
 ) -> Any:
     """out[h] += sum over j of weight[h, j] * value[j], in the order of j, for HEADS heads.
 
     Args:
+        bits: of a number in the cache, a literal: 16 or 8; the scales of the latter are in the weights.
         width: vectors of 16 numbers, a literal.
         weight: address of the first head's float32[count]; the next head's is `weight_stride` bytes on.
-        value: address of the first value, fp16; the next is `value_stride` bytes on.
+        value: address of the first value; the next is `stride` bytes on.
         count: of values, at least 1.
         out: address of the first head's float32[width, 16]; the next head's is `weight_stride` bytes on.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        size = width.literal_value
-        _, weight, stride, value, value_stride, count, out = args
-        weights = [builder.add(weight, builder.mul(stride, I64(head))) for head in range(HEADS)]
+        size, vectors = bits.literal_value // 8, width.literal_value
+        _, _, weight, weight_stride, value, stride, count, out = args
+        weights = [builder.add(weight, builder.mul(weight_stride, I64(head))) for head in range(HEADS)]
         targets = [
-            builder.gep(_pointer(builder, out, stride, head), [I64(64 * part)], source_etype=I8)
+            builder.gep(_pointer(builder, out, weight_stride, head), [I64(64 * part)], source_etype=I8)
             for head in range(HEADS)
-            for part in range(size)
+            for part in range(vectors)
         ]
 
         def step(index: Any, sums: Vectors) -> Vectors:
-            row, following = (
-                _pointer(builder, value, builder.add(index, I64(ahead)), value_stride) for ahead in (0, AHEAD)
-            )
-            for line in range(0, 32 * size, 64):
+            row = _pointer(builder, value, index, stride)
+            following = _pointer(builder, value, builder.add(index, I64(AHEAD)), stride)
+            for line in range(0, 16 * size * vectors, 64):
                 _prefetch(builder, following, line)
-            v = [_halves(builder, row, 32 * part) for part in range(size)]
+            v = [_numbers(builder, size, row, part) for part in range(vectors)]
             w = [splat(builder, read(builder, _pointer(builder, at, index, 4), F32), LANES) for at in weights]
-            return [fused(builder, w[i // size], v[i % size], total) for i, total in enumerate(sums)]
+            return [fused(builder, w[i // vectors], v[i % vectors], total) for i, total in enumerate(sums)]
 
         sums = [builder.load(target, typ=VF32, align=4) for target in targets]
         for total, target in zip(_accumulate(builder, count, sums, step), targets, strict=True):
             builder.store(total, target, align=4)
         return context.get_dummy_value()
 
-    return types.void(width, *[types.int64] * 6), generate
+    return types.void(bits, width, *[types.int64] * 6), generate
 
 
 def _accumulate(builder: Any, count: Any, sums: Vectors, step: Callable[[Any, Vectors], Vectors]) -> Vectors:
@@ -174,9 +179,19 @@ def _sums_of_lanes(builder: Any, vectors: Vectors) -> Any:
     return _shuffle(builder, vectors[0], vectors[0], [owners[0].index(i) for i in range(width)])
 
 
-def _halves(builder: Any, pointer: Any, offset: int) -> Any:
-    """Sixteen fp16 numbers, as floats."""
-    return widen_half(builder, read(builder, pointer, ir.VectorType(I16, LANES), offset, align=2))
+def _numbers(builder: Any, size: int, pointer: Any, index: int) -> Any:
+    """The index-th sixteen numbers of fp16, or codes of int8, as floats."""
+    kind = ir.VectorType(I16 if size == 2 else I8, LANES)
+    numbers = read(builder, pointer, kind, size * LANES * index, align=size)
+    return widen_half(builder, numbers) if size == 2 else builder.sitofp(numbers, VF32)
+
+
+def _repeated(builder: Any, values: list[Any], times: int) -> Any:
+    """A vector of some floats, several times over."""
+    vector = ir.Constant(ir.VectorType(F32, len(values)), ir.Undefined)
+    for lane, value in enumerate(values):
+        vector = builder.insert_element(vector, value, I32(lane))
+    return _shuffle(builder, vector, vector, list(range(len(values))) * times)
 
 
 def _prefetch(builder: Any, pointer: Any, offset: int = 0) -> None:

@@ -29,5 +29,7 @@ COSINES, SINES = 2, 3
 """Addresses of float32[T, head_dim / 2]."""
 BASE = 4
 """The position of the cache's first row."""
-CACHES = KINDS + 2 * KIND_SLOTS
+CACHE_BITS = KINDS + 2 * KIND_SLOTS
+"""Of a number in the caches: 16 or 8."""
+CACHES = CACHE_BITS + 1
 """From here on, addresses of each layer's keys and values."""

@@ -11,13 +11,14 @@ import numpy as np
 from ondevice.engines.simd.kernels.attention import LINES, ROWS, Cache, Lines, Output, Queries, Rows, attend, source_row
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.barrier import claim
-from ondevice.engines.simd.kernels.heads import rotated_head, to_half
+from ondevice.engines.simd.kernels.heads import head_bytes, rotated_head, to_cache
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import add_normed, norm, norm_quantize_row, quantize_row
 from ondevice.engines.simd.kernels.project import gated, project
 from ondevice.engines.simd.kernels.rows import (
     BASE,
+    CACHE_BITS,
     CACHES,
     CANDIDATES,
     COSINES,
@@ -148,11 +149,11 @@ def head(step: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch
             rotated_head(at, query_norm, cosines, sines, size, eps)
             continue
         number -= query_heads
-        to = 2 * size * ((state[LENGTH] - state[kind + BASE] + row) * kv_heads + number)
+        to = head_bytes(state[CACHE_BITS], size) * ((state[LENGTH] - state[kind + BASE] + row) * kv_heads + number)
         norm(x + row * stride + 4 * (value + number * size), value_norm, scratch, size, eps)
-        to_half(scratch, state[cache + 1] + to, size)
+        to_cache(state[CACHE_BITS], scratch, state[cache + 1] + to, size)
         rotated_head(at, key_norm, cosines, sines, size, eps)
-        to_half(at, state[cache] + to, size)
+        to_cache(state[CACHE_BITS], at, state[cache] + to, size)
 
 
 @kernel
@@ -163,16 +164,17 @@ def attend_share(step: np.ndarray, state: np.ndarray, thread: int, threads: int,
     parts = (group + HEADS - 1) // HEADS
     count, units = state[row_set], kv_heads * parts
     together = max(1, min(ROWS, count * units // threads))  # work for every thread comes first
+    bits, part_bytes = state[CACHE_BITS], head_bytes(state[CACHE_BITS], size)
     lines = Lines(state[LINE_MEMORY] + thread * LINES * state[LINE_STRIDE], state[LINE_STRIDE])
     unit = claim(claims, 1)  # the later a row, the more it sees: equal shares would be unequal work
     while unit // units * together < count:
         row, number = unit // units * together, unit % units
         kv_head, first = number // parts, number % parts * HEADS
-        query_head, skipped = kv_head * group + first, 2 * kv_head * size
+        query_head, skipped = kv_head * group + first, kv_head * part_bytes
         attend(
             Rows(state, kind, row_set, row, min(together, count - row)),
             Queries(x + row * stride + 4 * query_head * size, stride, min(HEADS, group - first), size),
-            Cache(state[cache] + skipped, state[cache + 1] + skipped, 2 * kv_heads * size),
+            Cache(bits, state[cache] + skipped, state[cache + 1] + skipped, kv_heads * part_bytes),
             lines,
             Output(records, query_head * size // 32, query_heads * size // 32, zero),
         )
