@@ -22,7 +22,7 @@ from ondevice.drafters.mtp import MtpDrafter
 from ondevice.drafters.ngram import NgramDrafter
 from ondevice.drafters.protocol import Drafter
 from ondevice.engines.choice import EngineName, open_engine
-from ondevice.engines.protocol import Engine
+from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.options import GenerationDefaults, GenerationOptions
 from ondevice.text.chat_template import ChatTemplate
@@ -254,6 +254,7 @@ def load(
     engine: EngineName = "auto",
     threads: int | None = None,
     context_length: int | None = None,
+    kv_cache: KVCacheType = "fp16",
     verify_hashes: bool = False,
 ) -> Model:
     """Open a bundle and make it ready to generate.
@@ -263,18 +264,19 @@ def load(
         engine: `auto` takes the fastest that runs here.
         threads: compute threads; None takes the physical cores that this process may use.
         context_length: most tokens of a sequence; None takes the model's own.
+        kv_cache: `int8` halves the memory of a long context, on the `simd` engine; `fp16` there is float32 on `ort`.
         verify_hashes: compare every file's sha256 first.
 
     Raises:
         BundleError: nothing there, or nothing to trust.
-        UsageError: an engine, thread count or context that does not exist.
+        UsageError: an engine, thread count, context or cache that does not exist.
     """
     started = perf_counter()
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     count = threads or machine.default_threads()
-    running = open_engine(engine, opened, count, context_length)
+    running = open_engine(engine, opened, count, context_length, kv_cache)
     return Model(opened, running, count, perf_counter() - started)
 
 

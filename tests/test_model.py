@@ -6,12 +6,14 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ondevice
 from ondevice import Model
 from ondevice.bundle import MANIFEST
+from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.errors import BundleCorruptError, ContextOverflowError, PromptError, UsageError
 
 PROMPT = "def add(a, b):"
@@ -149,6 +151,29 @@ def test_a_smaller_context_can_be_asked_for(reference_bundle: Path) -> None:
         assert len(reply.token_ids) <= 5
     with pytest.raises(UsageError, match="context"):
         ondevice.load(reference_bundle, context_length=10**6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_cache": "int4"}, "one of fp16, int8, not 'int4'"),
+        ({"kv_cache": "int8", "engine": "ort"}, "the ort engine has no int8 KV cache: use --engine simd or"),
+    ],
+)
+def test_a_cache_that_does_not_exist(reference_bundle: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ondevice.load(reference_bundle, **options)
+
+
+def test_an_int8_cache_is_not_given_up_in_silence(reference_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise UnsupportedGraphError("a gate of silver")
+
+    monkeypatch.setattr("ondevice.engines.simd.engine.SimdEngine.__init__", refuse)
+    with pytest.raises(UsageError, match=r"\(a gate of silver\): use --kv-cache fp16"):
+        ondevice.load(reference_bundle, kv_cache="int8")
+    with ondevice.load(reference_bundle) as model:
+        assert model.engine.name == "ort"
 
 
 def test_a_bundle_without_a_tokenizer_takes_token_ids(reference_bundle: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 from typing import Literal, get_args
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import Engine
+from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import UsageError
 
 EngineName = Literal["auto", "simd", "ort"]
@@ -14,31 +14,44 @@ EngineName = Literal["auto", "simd", "ort"]
 
 ENGINES: tuple[str, ...] = get_args(EngineName)
 
+KV_CACHES: tuple[str, ...] = get_args(KVCacheType)
+
 _log = logging.getLogger("ondevice")
 
 
-def open_engine(name: str, bundle: Bundle, threads: int, context_length: int | None = None) -> Engine:
+def open_engine(
+    name: str, bundle: Bundle, threads: int, context_length: int | None = None, kv_cache: KVCacheType = "fp16"
+) -> Engine:
     """Open the engine of that name.
 
     `auto` falls back to `ort` with one line on the `ondevice` logger.
 
     Raises:
-        UsageError: no engine of that name.
+        UsageError: no engine of that name, no such cache, or one that only `simd` has where `ort` would run.
         UnsupportedBundleError: `simd` was asked for by name and has no kernel for something in the graphs.
         BundleCorruptError: the graphs are not what they claim to be.
     """
     if name not in ENGINES:
         raise UsageError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
+    if kv_cache not in KV_CACHES:
+        raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHES)}, not {kv_cache!r}")
     if name != "ort":
         from ondevice.engines.simd.engine import SimdEngine
         from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
         try:
-            return SimdEngine(bundle, threads, context_length)
+            return SimdEngine(bundle, threads, context_length, kv_cache)
         except UnsupportedGraphError as error:
             if name == "simd":
                 raise
+            if kv_cache == "int8":
+                raise UsageError(
+                    f"an int8 KV cache needs simd kernels, and there are none for this bundle "
+                    f"({error.reason}): use --kv-cache fp16"
+                ) from error
             _log.warning("no simd kernels for this bundle (%s): running it with onnxruntime", error.reason)
+    if kv_cache == "int8":
+        raise UsageError("the ort engine has no int8 KV cache: use --engine simd or --kv-cache fp16")
     from ondevice.engines.ort import OrtEngine
 
     return OrtEngine(bundle, threads, context_length)

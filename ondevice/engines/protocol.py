@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from ondevice.manifest import Target
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+KVCacheType = Literal["fp16", "int8"]
+"""What keys and values are held in: int8 takes half the memory, on the `simd` engine; `ort` has float32 for fp16."""
 
 ROOT = -1
 """The parent of a row that follows the cache itself."""

@@ -15,6 +15,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--engine", choices=["auto", "simd", "ort"], default="auto", help="what runs the graphs")
     group.add_argument("--threads", type=int, metavar="N", help="compute threads (default: the physical cores)")
     group.add_argument("--context-length", type=int, metavar="N", help="most tokens held (default: the model's own)")
+    group.add_argument(
+        "--kv-cache", choices=["fp16", "int8"], default="fp16", help="what keys and values are held in (default: fp16)"
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +58,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `ondevice.load`."""
-    return {name: getattr(args, name) for name in ("engine", "threads", "context_length")}
+    return {name: getattr(args, name) for name in ("engine", "threads", "context_length", "kv_cache")}
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.engines.protocol import KVCacheType
+from ondevice.engines.simd.kernels.heads import to_cache
 from ondevice.engines.simd.kernels.norm import quantize_row
 from ondevice.engines.simd.kernels.tile import RECORD, SHIFT
+from ondevice.engines.simd.kv_store import BITS, row_type
 from tests.simd.twins import Floats, Quantized
+
+
+def cache_of(x: Floats, kind: KVCacheType) -> npt.NDArray[Any]:
+    """Keys and values [2, rows, head_dim] of one head, as rows of a cache."""
+    cache = np.zeros(x.shape[:2], row_type(kind, 1, x.shape[2]))
+    for part in range(2):
+        for row in range(x.shape[1]):
+            to_cache(BITS[kind], x[part, row].ctypes.data, cache[part, row].ctypes.data, x.shape[2])
+    return cache
+
+
+def numbers_of(cache: npt.NDArray[Any]) -> Floats:
+    """The numbers that a cache of one head holds, [2, rows, head_dim]."""
+    if cache.dtype.names is None:
+        return cache[:, :, 0].astype(np.float32)
+    return (cache["codes"] * cache["scale"][..., None])[:, :, 0]
 
 
 def records_of(x: Floats, zero: int) -> npt.NDArray[np.uint8]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from typing import get_args
 
 import numpy as np
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import TokenTree
+from ondevice.engines.protocol import KVCacheType, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import instruction_set
 
 
 def digest(bundle: Bundle) -> str:
-    """A hash of all bits that a prefill, a tree of drafts and a draft step answer."""
-    engine = SimdEngine(bundle, threads=2)
+    """A hash of all bits that a prefill, a tree of drafts and a draft step answer, with every kind of cache."""
+    answers = [_answers(bundle, kind) for kind in get_args(KVCacheType)]
+    return hashlib.sha256(b"".join(answers)).hexdigest()
+
+
+def _answers(bundle: Bundle, kind: KVCacheType) -> bytes:
+    engine = SimdEngine(bundle, threads=2, kv_cache=kind)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, bundle.manifest.target.vocab_size, 60).tolist()
     first = engine.forward(TokenTree.chain(prompt), [59])
@@ -28,7 +34,7 @@ def digest(bundle: Bundle) -> str:
     step = engine.draft_step(7, second.hidden[3])
     parts += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
     engine.close()
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+    return b"".join(parts)
 
 
 if __name__ == "__main__":

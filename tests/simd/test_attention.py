@@ -1,71 +1,129 @@
-"""Attention against its numpy twin, and its indifference to how keys lie in the cache."""
+"""Attention against its numpy twin, and its indifference to how keys lie in the cache and to the rows beside it."""
 
 from __future__ import annotations
+
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ondevice.engines.protocol import TokenTree
+from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd.kernels import rows
-from ondevice.engines.simd.kernels.attention import HEADS, attend
+from ondevice.engines.simd.kernels.attention import ROWS, Cache, Lines, Output, Queries, Rows, attend, mix, score
+from ondevice.engines.simd.kernels.attention_tile import HEADS
+from ondevice.engines.simd.kv_store import BITS
 from ondevice.engines.simd.state import ForwardState
 from tests.simd import twins
-from tests.simd.memory import read_records
+from tests.simd.memory import cache_of, numbers_of, read_records
 
 HEAD_DIM = 64
 FULL = 0
 
+pytestmark = pytest.mark.parametrize("kind", get_args(KVCacheType))
+
 
 def run(
-    query: twins.Floats,
-    cache: npt.NDArray[np.float16],
-    tree: TokenTree,
-    row: int,
-    length: int,
-    first: int,
-) -> npt.NDArray[np.uint8]:
-    """The records of one row's heads, query [heads, HEAD_DIM], over cache [2, positions, HEAD_DIM]."""
-    heads = len(query)
-    state = ForwardState(1, {}, 1)
+    query: twins.Floats, cache: npt.NDArray[Any], tree: TokenTree, row: int, length: int, window: int
+) -> twins.Quantized:
+    """What the records of some rows' heads hold, and zeros for all other rows.
+
+    Args:
+        query: [rows, heads, head_dim], of rows `row` and following.
+        cache: keys and values of one head, [2, positions, 1]
+        window: positions that a row sees.
+    """
+    count, heads, head_dim = query.shape
+    bits = 16 if cache.dtype == np.float16 else 8
+    state = ForwardState(1, bits, {}, head_dim, 1)
     state.set_tree(tree, length)
     positions = length + tree.depths()
-    state.set_kind("full", positions, np.full(len(positions), first), positions + 1, 0)
-    state.reserve_scores(cache.shape[1])
+    state.set_kind("full", positions, np.maximum(0, positions + 1 - window), positions + 1, 0)
+    state.reserve_lines(cache.shape[1])
     keys, values = cache
-    blocks = heads * HEAD_DIM // 32
+    blocks = heads * head_dim // 32
     records = np.zeros(len(positions) * blocks * 40, np.uint8)
     for start in range(0, heads, HEADS):
         attend(
-            state.slots, FULL, rows.ALL, row, query[start:].ctypes.data, min(HEADS, heads - start), HEAD_DIM,
-            keys.ctypes.data, values.ctypes.data, 2 * HEAD_DIM, int(state.slots[rows.SCORES]),
-            int(state.slots[rows.SCORES_STRIDE]), records.ctypes.data, start * HEAD_DIM // 32, blocks, 8,
-        )  # fmt: skip
-    return records
+            Rows(state.slots, FULL, rows.ALL, row, count),
+            Queries(query[:, start:].ctypes.data, query.strides[0], min(HEADS, heads - start), head_dim),
+            Cache(bits, keys.ctypes.data, values.ctypes.data, cache.strides[1]),
+            Lines(int(state.slots[rows.LINE_MEMORY]), int(state.slots[rows.LINE_STRIDE])),
+            Output(records.ctypes.data, start * head_dim // 32, blocks, 8),
+        )
+    return read_records(records, len(positions))
+
+
+def assert_same(found: twins.Quantized, row: int, expected: twins.Quantized, other: int) -> None:
+    """The same bits in two rows."""
+    np.testing.assert_array_equal(found.codes[row], expected.codes[other])
+    np.testing.assert_array_equal(found.exponents[row], expected.exponents[other])
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 200])
-def test_attention_equals_its_twin(heads: int, length: int) -> None:
+def test_attention_equals_its_twin(kind: KVCacheType, heads: int, length: int) -> None:
     rng = np.random.default_rng(heads * 1000 + length)
-    query = rng.standard_normal((heads, HEAD_DIM)).astype(np.float32) * np.float32(0.3)
-    cache = rng.standard_normal((2, length + 1, HEAD_DIM)).astype(np.float16)
-    first = length // 3
-    found = read_records(run(query, cache, TokenTree.chain([1]), 0, length, first), 1)
-    expected = twins.attend(query, cache[0, first:], cache[1, first:]).reshape(1, -1)
+    query = rng.standard_normal((1, heads, HEAD_DIM)).astype(np.float32) * np.float32(0.3)
+    cache = cache_of(rng.standard_normal((2, length + 1, HEAD_DIM)).astype(np.float32), kind)
+    window = length - length // 3 + 1
+    found = run(query, cache, TokenTree.chain([1]), 0, length, window)
+    keys, values = numbers_of(cache[:, -window:])
+    expected = twins.attend(query[0], keys, values).reshape(1, -1)
     step = np.exp2(found.exponents).repeat(32, axis=1)
     assert (np.abs(found.values() - expected) <= 0.5001 * step + 1e-5).all()
 
 
-def test_a_row_of_a_tree_sums_what_it_would_after_its_ancestors() -> None:
+def test_a_row_of_a_tree_sums_what_it_would_after_its_ancestors(kind: KVCacheType) -> None:
     rng = np.random.default_rng(0)
     length, parents = 37, np.array([-1, 0, 0, 2, 1, 3])
     tree = TokenTree(np.arange(6), parents)
-    cache = rng.standard_normal((2, length + 6, HEAD_DIM)).astype(np.float16)
-    query = rng.standard_normal((4, HEAD_DIM)).astype(np.float32)
-    in_tree = read_records(run(query, cache, tree, 5, length, 20), 6)
+    cache = cache_of(rng.standard_normal((2, length + 6, HEAD_DIM)).astype(np.float32), kind)
+    query = rng.standard_normal((1, 4, HEAD_DIM)).astype(np.float32)
+    in_tree = run(query, cache, tree, 5, length, 21)
     path = [0, 2, 3, 5]
     committed = np.ascontiguousarray(np.concatenate([cache[:, :length], cache[:, [length + i for i in path]]], axis=1))
-    alone = read_records(run(query, committed, TokenTree.chain([5]), 0, length + 3, 20), 1)
-    np.testing.assert_array_equal(in_tree.codes[5], alone.codes[0])
-    np.testing.assert_array_equal(in_tree.exponents[5], alone.exponents[0])
+    assert_same(in_tree, 5, run(query, committed, TokenTree.chain([5]), 0, length + 3, 21), 0)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96])
+@pytest.mark.parametrize("window", [3, 20, 500])
+@pytest.mark.parametrize("branches", [0.0, 0.4])
+@pytest.mark.parametrize("length", [0, 5, 90])
+def test_rows_together_are_rows_alone(
+    kind: KVCacheType, head_dim: int, window: int, branches: float, length: int
+) -> None:
+    rng = np.random.default_rng(length)
+    parents = [int(rng.integers(ROOT, row)) if rng.random() < branches else row - 1 for row in range(30)]
+    tree = TokenTree(np.arange(30), np.array(parents))
+    assert tree.is_chain == (branches == 0.0)
+    cache = cache_of(rng.standard_normal((2, length + 30, head_dim)).astype(np.float32), kind)
+    query = rng.standard_normal((30, 3, head_dim)).astype(np.float32)
+    for start in range(0, 30, ROWS):
+        some = query[start : start + ROWS]
+        together = run(some, cache, tree, start, length, window)
+        for row in range(start, start + len(some)):
+            assert_same(together, row, run(query[row : row + 1], cache, tree, row, length, window), row)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 512])
+def test_tiles_equal_their_twins(kind: KVCacheType, head_dim: int) -> None:
+    rng = np.random.default_rng(head_dim)
+    count = 11
+    query = rng.standard_normal((HEADS, head_dim)).astype(np.float32)
+    cache = cache_of(rng.standard_normal((2, count, head_dim)).astype(np.float32), kind)
+    keys, values = cache[:, :, 0]
+    bits, size = BITS[kind], cache.strides[1]
+    scores = np.zeros((HEADS, count), np.float32)
+    score(bits, query.ctypes.data, HEADS, head_dim, keys.ctypes.data, size, count, scores.ctypes.data, 4 * count)
+    if kind == "fp16":
+        expected, weights = twins.scores(query, keys), scores
+    else:
+        expected, weights = twins.scores(query, keys["codes"]) * keys["scale"], scores * values["scale"]
+        values = values["codes"]
+    np.testing.assert_array_equal(scores, expected)
+    # a line holds what is mixed, then the weights
+    lines = np.concatenate([query, scores], axis=1)
+    at = lines.ctypes.data
+    mix(bits, at + 4 * head_dim, lines.strides[0], cache[1].ctypes.data, size, count, head_dim, at)
+    np.testing.assert_array_equal(lines[:, :head_dim], twins.mix(query, weights, values))

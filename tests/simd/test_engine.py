@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ import pytest
 from ondevice import Model
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
-from ondevice.engines.protocol import TokenTree
+from ondevice.engines.protocol import KVCacheType, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.errors import UsageError
 from tests.tiny_models import CONTEXT, VOCAB
@@ -57,6 +58,16 @@ def test_logits_are_as_close_to_the_oracle_as_int8_activations_allow(engine: Sim
     clear = margin > 0.4
     assert clear.any()
     np.testing.assert_array_equal(found.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
+
+
+def test_an_int8_cache_changes_little(bundle: Bundle) -> None:
+    found = []
+    for kind in get_args(KVCacheType):
+        engine = SimdEngine(bundle, threads=1, kv_cache=kind)
+        found.append(logits_of(engine))
+        engine.close()
+    error = np.sqrt(((found[1] - found[0]) ** 2).mean()) / np.sqrt((found[0] ** 2).mean())
+    assert 0 < error < 0.1, "what int8 activations add differs by 0.06 after any change of their input"
 
 
 def test_a_draft_step_is_close_too(engine: SimdEngine, oracle: OrtEngine) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import ROOT, TokenTree
+from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd import program
 from ondevice.engines.simd.engine import SimdEngine
@@ -17,10 +18,10 @@ from tests.tiny_models import CONTEXT, VOCAB
 MOST_ROWS = 16
 
 
-@pytest.fixture(scope="module")
-def pair(bundle: Bundle) -> Iterator[tuple[SimdEngine, SimdEngine]]:
+@pytest.fixture(scope="module", params=get_args(KVCacheType))
+def pair(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[tuple[SimdEngine, SimdEngine]]:
     """One engine with a thread, one with two."""
-    engines = SimdEngine(bundle, threads=1), SimdEngine(bundle, threads=2)
+    engines = SimdEngine(bundle, 1, kv_cache=request.param), SimdEngine(bundle, 2, kv_cache=request.param)
     yield engines
     for engine in engines:
         engine.close()

@@ -7,7 +7,7 @@ import pytest
 from numba import njit
 
 from ondevice.engines.simd.kernels import functions
-from ondevice.engines.simd.kernels.heads import rotate, to_half
+from ondevice.engines.simd.kernels.heads import rotate, to_half, to_int8
 from ondevice.engines.simd.kernels.norm import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import load, load_half, store
@@ -81,6 +81,19 @@ def test_fp16_rounds_to_even() -> None:
     out = np.empty(len(x), np.uint16)
     to_half(x.ctypes.data, out.ctypes.data, len(x))
     np.testing.assert_array_equal(out, x.astype(np.float16).view(np.uint16))
+
+
+@pytest.mark.parametrize("size", [1e-33, 1e-20, 0.7, 3e30])
+def test_int8_rows_equal_their_twin(size: float) -> None:
+    x = np.random.default_rng(0).standard_normal((50, 96)).astype(np.float32) * np.float32(size)
+    x[7] = 0
+    out = np.zeros(50, [("codes", np.int8, 96), ("scale", np.float32)])
+    for row in range(50):
+        to_int8(x[row].ctypes.data, out[row : row + 1].ctypes.data, 96)
+    codes, scales = twins.to_int8(x)
+    np.testing.assert_array_equal(out["codes"], codes)
+    np.testing.assert_array_equal(out["scale"], scales)
+    assert (np.abs(codes * scales[:, None].astype(np.float64) - x) <= 0.501 * scales[:, None]).all()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 13])

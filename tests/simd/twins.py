@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +76,35 @@ def rotate(x: Floats, cosines: Floats, sines: Floats) -> Wide:
     return np.concatenate([low * cosines - high * sines, high * cosines + low * sines], axis=-1)
 
 
-def attend(query: Floats, keys: npt.NDArray[np.float16], values: npt.NDArray[np.float16]) -> Wide:
+def to_int8(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+    """Rows [n, d] as codes, and the scale of each: a 127th of its largest magnitude."""
+    scales = np.maximum(np.abs(x).max(axis=-1), np.float32(1e-30)) / np.float32(127)
+    return np.rint(x * (1 / scales)[:, None]).astype(np.int8), scales
+
+
+def attend(query: Floats, keys: Floats, values: Floats) -> Wide:
     """softmax(q . k) . v: query [heads, d], keys and values [n, d] -> [heads, d]."""
     scores = query.astype(np.float64) @ keys.astype(np.float64).T
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ values.astype(np.float64)
+
+
+def scores(query: Floats, keys: npt.NDArray[Any]) -> Floats:
+    """q . k in the order of the kernel, [heads, n]: sixteen sums of every sixteenth product, then halves of them.
+
+    A product of float32 and fp16 or int8 is exact in float64: a sum rounded to float32 is a fused multiply and add.
+    """
+    products = query.astype(np.float64)[:, None] * keys.astype(np.float64)[None]
+    sums = np.zeros((len(query), len(keys), 16), np.float32)
+    for start in range(0, query.shape[1], 16):
+        sums = (sums + products[..., start : start + 16]).astype(np.float32)
+    for half in (8, 4, 2, 1):
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]
+
+
+def mix(start: Floats, weights: Floats, values: npt.NDArray[Any]) -> Floats:
+    """start + weights @ values, one value after another: [heads, d], [heads, n], [n, d] -> [heads, d]."""
+    for weight, value in zip(weights.T.astype(np.float64), values.astype(np.float64), strict=True):
+        start = (weight[:, None] * value + start).astype(np.float32)
+    return start

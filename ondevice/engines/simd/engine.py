@@ -9,11 +9,11 @@ import numpy as np
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
 from ondevice.engines.committed import CommittedRows, context_within
-from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree
+from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, TokenTree
 from ondevice.engines.simd.crew import Crew
 from ondevice.engines.simd.first_run import announce_compilation
 from ondevice.engines.simd.kernels import rows as slots
-from ondevice.engines.simd.kv_store import HalfCache
+from ondevice.engines.simd.kv_store import BITS, KVStore, row_type
 from ondevice.engines.simd.plan import KIND_NUMBERS
 from ondevice.engines.simd.program import load_program
 from ondevice.engines.simd.state import ForwardState
@@ -29,7 +29,9 @@ MOST_ROWS = 512
 class SimdEngine(CommittedRows):
     name = "simd"
 
-    def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int, context_length: int | None = None, kv_cache: KVCacheType = "fp16"
+    ) -> None:
         """
         Raises:
             UnsupportedGraphError: the graphs hold something that there is no kernel for; another engine may run them.
@@ -42,12 +44,13 @@ class SimdEngine(CommittedRows):
         announce_compilation()
         self._program = load_program(bundle, MOST_ROWS, threads)
         self._crew = Crew(threads, self._program.scratch_bytes)
-        self._caches = _make_caches(self.target)
+        self._caches = _make_caches(self.target, kv_cache)
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
-        self._state = ForwardState(len(self._slots), self._program.target_turns, threads)
+        bits, turns = BITS[kv_cache], self._program.target_turns
+        self._state = ForwardState(len(self._slots), bits, turns, self._widest_head, threads)
         self._run_drafter = self._crew.run if self._program.drafter_shared else self._crew.run_alone
-        self._draft_state = self._make_draft_state(threads)
+        self._draft_state = self._make_draft_state(bits, threads)
         self._drafts_after: int | None = None
         for kind in KINDS:
             self._point_at_cache(kind)
@@ -106,6 +109,10 @@ class SimdEngine(CommittedRows):
     def _widths(self) -> tuple[int, int]:
         return self._program.logits_width, self.target.hidden_size
 
+    @property
+    def _widest_head(self) -> int:
+        return max(layer.head_dim for layer in self.target.layers)
+
     def _output_rows(self, count: int) -> tuple[Floats, Floats]:
         """Buffers that grow to the most rows ever wanted: 8 rows of 262,144 logits are 8 MiB of page faults."""
         if count > len(self._outputs.logits):
@@ -119,11 +126,11 @@ class SimdEngine(CommittedRows):
         cache, model = self._caches[kind], self._drafter_model
         for layer in cache.layers:
             self._state.set_cache(self._slots[layer], cache.parts(layer))
-        self._state.reserve_scores(cache.capacity)
+        self._state.reserve_lines(cache.capacity)
         if model is not None:
             shared = model.full_layer if kind == "full" else model.sliding_layer
             self._draft_state.set_cache(KIND_NUMBERS[kind], cache.parts(shared))
-            self._draft_state.reserve_scores(cache.capacity)
+            self._draft_state.reserve_lines(cache.capacity)
 
     def _begin_drafts(self) -> None:
         """What all steps of a round share: they attend from the newest token's position to verified rows only.
@@ -138,8 +145,8 @@ class SimdEngine(CommittedRows):
             state.set_kind(kind, position, np.array([first]), position, cache.base)
         self._drafts_after = self._length
 
-    def _make_draft_state(self, threads: int) -> ForwardState:
-        state = ForwardState(len(KINDS), self._program.drafter_turns, threads)
+    def _make_draft_state(self, bits: int, threads: int) -> ForwardState:
+        state = ForwardState(len(KINDS), bits, self._program.drafter_turns, self._widest_head, threads)
         plan = self._program.drafter
         if plan is not None:
             state.slots[slots.ALL] = 1
@@ -149,12 +156,12 @@ class SimdEngine(CommittedRows):
         return state
 
 
-def _make_caches(target: Target) -> dict[AttentionKind, HalfCache]:
-    caches: dict[AttentionKind, HalfCache] = {}
+def _make_caches(target: Target, kv_cache: KVCacheType) -> dict[AttentionKind, KVStore]:
+    caches: dict[AttentionKind, KVStore] = {}
     for kind in KINDS:
-        owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
-        widths = {index: target.layers[index].kv_width for index in owners}
+        owners = {index: target.layers[index] for index in target.kv_layers() if target.layers[index].kind == kind}
+        types = {index: row_type(kv_cache, layer.kv_heads, layer.head_dim) for index, layer in owners.items()}
         # window - 1 rows are enough for the target, the drafter sees two more
         history = target.sliding_window + 1 if kind == "sliding" else None
-        caches[kind] = HalfCache(widths, MOST_ROWS, history)
+        caches[kind] = KVStore(types, MOST_ROWS, history)
     return caches

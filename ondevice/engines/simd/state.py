@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ondevice.contract import AttentionKind
 from ondevice.engines.protocol import ROOT, TokenTree
 from ondevice.engines.simd.kernels import rows
-from ondevice.engines.simd.kernels.attention import HEADS
+from ondevice.engines.simd.kernels.attention import LINES, PADDING
 from ondevice.engines.simd.model import Layer
 from ondevice.engines.simd.plan import KIND_NUMBERS
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
@@ -32,15 +32,19 @@ def frequencies(layers: Sequence[Layer]) -> Frequencies:
 class ForwardState:
     """The int64 slots that kernels read, and the arrays that they point to."""
 
-    def __init__(self, caches: int, turns: Frequencies, threads: int) -> None:
+    def __init__(self, caches: int, bits: int, turns: Frequencies, head_dim: int, threads: int) -> None:
         """
         Args:
             caches: pairs of slots for keys and values.
+            bits: of a number in them.
             turns: rotary frequencies.
-            threads: that read scores at the same time.
+            head_dim: the widest head's.
+            threads: that attend at the same time.
         """
         self.slots = np.zeros(rows.CACHES + 2 * caches, np.int64)
+        self.slots[rows.CACHE_BITS] = bits
         self._turns = turns
+        self._head_dim = head_dim
         self._threads = threads
         self._held: dict[int, NDArray[Any]] = {}
 
@@ -58,7 +62,7 @@ class ForwardState:
             self.point(slot, room)
         room[: values.size] = values.reshape(-1)
 
-    def set_cache(self, index: int, parts: tuple[NDArray[np.float16], NDArray[np.float16]]) -> None:
+    def set_cache(self, index: int, parts: tuple[NDArray[Any], NDArray[Any]]) -> None:
         for offset, part in enumerate(parts):
             self.point(rows.CACHES + 2 * index + offset, part)
 
@@ -95,12 +99,12 @@ class ForwardState:
             self.put(slot + rows.COSINES, np.cos(angles).astype(np.float32))
             self.put(slot + rows.SINES, np.sin(angles).astype(np.float32))
 
-    def reserve_scores(self, keys: int) -> None:
-        """Room for the attention scores of so many keys, with padding and the mixed values behind them."""
-        stride = -(-4 * (keys + 160) // 64) * 64
-        if stride > self.slots[rows.SCORES_STRIDE]:
-            self.slots[rows.SCORES_STRIDE] = stride
-            self.point(rows.SCORES, np.zeros(self._threads * (HEADS + 1) * stride, np.uint8))
+    def reserve_lines(self, keys: int) -> None:
+        """Working memory for attention over so many keys."""
+        stride = 4 * (self._head_dim + keys + PADDING)
+        if stride > self.slots[rows.LINE_STRIDE]:
+            self.slots[rows.LINE_STRIDE] = stride
+            self.point(rows.LINE_MEMORY, np.zeros(self._threads * LINES * stride, np.uint8))
 
 
 def _paths(tree: TokenTree) -> NDArray[np.int64]:

@@ -1,15 +1,16 @@
-"""Exact attention over the fp16 cache, one row and up to four query heads at a time.
+"""Exact attention over a cache of fp16 or int8, some neighbouring rows and up to four query heads at a time.
 
 Keys are visited in the order of their positions, whatever lies between them in the cache: a row of a tree sums exactly
-what it would sum after its ancestors had been committed.
+what it would sum after its ancestors had been committed. What rows are computed together changes no bit.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.attention_tile import HEADS, WIDE, mix_tile, score_tile
 from ondevice.engines.simd.kernels.functions import exp
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_f32, read_i64, write_f32
@@ -26,13 +27,69 @@ from ondevice.engines.simd.kernels.rows import (
     WANTED,
     WANTED_ROWS,
 )
-from ondevice.engines.simd.kernels.vector import fma, full, load, load_half, max_lanes, maximum, store, sum_lanes
+from ondevice.engines.simd.kernels.vector import full, load, max_lanes, maximum, store, sum_lanes
 
-HEADS = 4
-"""Query heads that read a key together."""
+ROWS = 4
+"""Rows that read a key together."""
+BLOCK = 16
+"""Keys, or values, that stay in the nearest cache while all rows read them."""
+LINES = ROWS * HEADS
+"""Pairs of a row and a head that are worked on together."""
+PADDING = 16
+"""Floats that the last vector of a line may reach beyond its scores."""
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _LOWEST = np.float32(-1e30)
+
+
+class Rows(NamedTuple):
+    """Some neighbours of a set of rows, up to ROWS."""
+
+    state: np.ndarray
+    kind: int
+    row_set: int
+    first: int
+    """Index in the set."""
+    size: int
+
+
+class Queries(NamedTuple):
+    address: int
+    """Of the first row's float32[heads, head_dim]."""
+    stride: int
+    """Bytes to the next row's."""
+    heads: int
+    """That share a KV head, up to HEADS."""
+    head_dim: int
+
+
+class Cache(NamedTuple):
+    bits: int
+    """Of a number: 16, or 8 with a float32 scale behind a head's numbers."""
+    keys: int
+    """Address of the KV head's part of the first row."""
+    values: int
+    stride: int
+    """Bytes to the next row's."""
+
+
+class Lines(NamedTuple):
+    """LINES lines to work in: of a row and head, float32[head_dim] mixed values, then scores, and PADDING."""
+
+    address: int
+    stride: int
+    """Bytes to the next one."""
+
+
+class Output(NamedTuple):
+    records: int
+    """Address of all rows'."""
+    block: int
+    """The first head's first one in a row."""
+    blocks: int
+    """Of a row."""
+    zero: int
+    """Of the matrix that reads them."""
 
 
 @kernel
@@ -53,18 +110,71 @@ def cache_row(state: np.ndarray, kind: int, row: int, position: int) -> Any:
 
 
 @kernel
-def score4(q0: int, q1: int, q2: int, q3: int, key: int, head_dim: int, out: int, stride: int) -> None:
-    """The dot products of four queries with one key."""
-    a = full(_ZERO)
-    b, c, d = a, a, a
-    for i in range(0, head_dim, 16):
-        k = load_half(key + 2 * i)
-        a, b = fma(load(q0 + 4 * i), k, a), fma(load(q1 + 4 * i), k, b)
-        c, d = fma(load(q2 + 4 * i), k, c), fma(load(q3 + 4 * i), k, d)
-    write_f32(out, sum_lanes(a))
-    write_f32(out + stride, sum_lanes(b))
-    write_f32(out + 2 * stride, sum_lanes(c))
-    write_f32(out + 3 * stride, sum_lanes(d))
+def seen(rows: Rows, i: int) -> Any:
+    """Which of the new rows the i-th is, the first position that it sees, and the one after the last."""
+    new_row, slots = source_row(rows.state, rows.row_set, rows.first + i), KINDS + rows.kind * KIND_SLOTS
+    return new_row, read_i64(rows.state[slots + FIRST] + 8 * new_row), read_i64(rows.state[slots + STOP] + 8 * new_row)
+
+
+@kernel
+def seen_by_any(rows: Rows) -> Any:
+    """The first position that one of the rows sees, and the one after the last."""
+    _, begin, end = seen(rows, 0)
+    for i in range(1, rows.size):
+        _, first, stop = seen(rows, i)
+        begin, end = min(begin, first), max(end, stop)
+    return begin, end
+
+
+@kernel
+def neighbours(state: np.ndarray, position: int, end: int) -> Any:
+    """How many positions from this one on lie side by side in the cache, whatever the row: up to BLOCK."""
+    if state[PATHS]:
+        end = min(end, max(state[LENGTH], position + 1))
+    return min(BLOCK, end - position)
+
+
+@kernel
+def score(
+    bits: int, query: int, heads: int, head_dim: int, key: int, stride: int, count: int, out: int, out_stride: int
+) -> None:
+    """The products of up to HEADS queries with `count` keys, `stride` bytes apart: see `score_tile`."""
+    tiled = count - count % WIDE
+    if bits == 16:
+        for j in range(0, tiled, WIDE):
+            score_tile(16, WIDE, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+        for j in range(tiled, count):
+            score_tile(16, 1, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+    else:
+        for j in range(0, tiled, WIDE):
+            score_tile(8, WIDE, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+        for j in range(tiled, count):
+            score_tile(8, 1, query, heads, head_dim, key + j * stride, stride, out + 4 * j, out_stride)
+
+
+@kernel
+def mix(
+    bits: int, weight: int, weight_stride: int, value: int, stride: int, count: int, head_dim: int, out: int
+) -> None:
+    """Add `count` values, `stride` bytes apart, times their weights in HEADS heads: see `mix_tile`.
+
+    The weights of int8 values are multiplied by their scales, where they lie.
+    """
+    tiled = head_dim - head_dim % (16 * WIDE)
+    if bits == 16:
+        for i in range(0, tiled, 16 * WIDE):
+            mix_tile(16, WIDE, weight, weight_stride, value + 2 * i, stride, count, out + 4 * i)
+        for i in range(tiled, head_dim, 16):
+            mix_tile(16, 1, weight, weight_stride, value + 2 * i, stride, count, out + 4 * i)
+    else:
+        for j in range(count):
+            scale = read_f32(value + j * stride + head_dim)
+            for at in range(weight + 4 * j, weight + 4 * j + HEADS * weight_stride, weight_stride):
+                write_f32(at, read_f32(at) * scale)
+        for i in range(0, tiled, 16 * WIDE):
+            mix_tile(8, WIDE, weight, weight_stride, value + i, stride, count, out + 4 * i)
+        for i in range(tiled, head_dim, 16):
+            mix_tile(8, 1, weight, weight_stride, value + i, stride, count, out + 4 * i)
 
 
 @kernel
@@ -86,90 +196,66 @@ def softmax(scores: int, count: int) -> None:
 
 
 @kernel
-def mix4(
-    state: np.ndarray,
-    kind: int,
-    new_row: int,
-    first: int,
-    count: int,
-    values: int,
-    cache_stride: int,
-    scores: int,
-    scores_stride: int,
-    out: int,
-    out_stride: int,
-) -> None:
-    """32 numbers of four heads: out[i] = sum over j of scores[i, j] * value[j], in the order of positions."""
-    a0 = full(_ZERO)
-    a1, b0, b1, c0, c1, d0, d1 = a0, a0, a0, a0, a0, a0, a0
-    for j in range(count):
-        value = values + cache_row(state, kind, new_row, first + j) * cache_stride
-        low, high = load_half(value), load_half(value + 32)
-        at = scores + 4 * j
-        weight = full(read_f32(at))
-        a0, a1 = fma(weight, low, a0), fma(weight, high, a1)
-        weight = full(read_f32(at + scores_stride))
-        b0, b1 = fma(weight, low, b0), fma(weight, high, b1)
-        weight = full(read_f32(at + 2 * scores_stride))
-        c0, c1 = fma(weight, low, c0), fma(weight, high, c1)
-        weight = full(read_f32(at + 3 * scores_stride))
-        d0, d1 = fma(weight, low, d0), fma(weight, high, d1)
-    store(out, a0)
-    store(out + 64, a1)
-    store(out + out_stride, b0)
-    store(out + out_stride + 64, b1)
-    store(out + 2 * out_stride, c0)
-    store(out + 2 * out_stride + 64, c1)
-    store(out + 3 * out_stride, d0)
-    store(out + 3 * out_stride + 64, d1)
+def score_rows(rows: Rows, queries: Queries, cache: Cache, lines: Lines, begin: int, end: int) -> None:
+    """Every row's scores of what it sees of the positions begin..end - 1, and of some that it does not see."""
+    at = begin
+    while at < end:
+        count = neighbours(rows.state, at, end)
+        for i in range(rows.size):
+            new_row, first, stop = seen(rows, i)
+            if first < at + count and at < stop:
+                key = cache.keys + cache_row(rows.state, rows.kind, new_row, at) * cache.stride
+                out = lines.address + i * HEADS * lines.stride + 4 * (queries.head_dim + at - begin)
+                query = queries.address + i * queries.stride
+                score(cache.bits, query, queries.heads, queries.head_dim, key, cache.stride, count, out, lines.stride)
+        at += count
 
 
 @kernel
-def attend(
-    state: np.ndarray,
-    kind: int,
-    row_set: int,
-    row: int,
-    query: int,
-    heads: int,
-    head_dim: int,
-    keys: int,
-    values: int,
-    cache_stride: int,
-    scores: int,
-    scores_stride: int,
-    records: int,
-    block: int,
-    blocks: int,
-    zero: int,
-) -> None:
-    """softmax(q . k) . v of up to HEADS heads that share a KV head, quantised into their blocks of the output.
+def weigh_rows(rows: Rows, head_dim: int, lines: Lines, begin: int) -> None:
+    """Scores to weights, in every line."""
+    for line in range(rows.size * HEADS):
+        _, first, stop = seen(rows, line // HEADS)
+        softmax(lines.address + line * lines.stride + 4 * (head_dim + first - begin), stop - first)
 
-    Args:
-        row_set, row: the set of rows and the index in it.
-        query: address of float32[heads, head_dim].
-        keys, values: addresses of the KV head's part of the first cache row, fp16; the next is `cache_stride` bytes on.
-        scores: address of float32 to work in: HEADS times `scores_stride` bytes, each with room for 16 floats
-            more than there are keys, and 512 bytes.
-        records: address of the output's records, `blocks` to a row; the first head's begin at `block`.
-        zero: of the matrix that reads the output.
-    """
-    new_row = source_row(state, row_set, row)
-    slots = KINDS + kind * KIND_SLOTS
-    first = read_i64(state[slots + FIRST] + 8 * new_row)
-    count = read_i64(state[slots + STOP] + 8 * new_row) - first
-    size = 4 * head_dim
-    # missing heads are the last one again: one kernel for every number of heads
-    q1, q2, q3 = query + min(1, heads - 1) * size, query + min(2, heads - 1) * size, query + min(3, heads - 1) * size
-    for j in range(count):
-        key = keys + cache_row(state, kind, new_row, first + j) * cache_stride
-        score4(query, q1, q2, q3, key, head_dim, scores + 4 * j, scores_stride)
-    for i in range(HEADS):
-        softmax(scores + i * scores_stride, count)
-    mixed = scores + HEADS * scores_stride
-    for part in range(head_dim // 32):
-        at = values + 64 * part
-        mix4(state, kind, new_row, first, count, at, cache_stride, scores, scores_stride, mixed, 128)
-        for i in range(heads):
-            target = record_address(records, row, state[row_set], block + i * (head_dim // 32) + part, blocks)
-            quantize_block(load(mixed + 128 * i), load(mixed + 128 * i + 64), zero, target)
+
+@kernel
+def mix_rows(rows: Rows, head_dim: int, cache: Cache, lines: Lines, begin: int, end: int) -> None:
+    """Every row's values times its weights."""
+    for line in range(rows.size * HEADS):
+        for i in range(0, 4 * head_dim, 64):
+            store(lines.address + line * lines.stride + i, full(_ZERO))
+    at = begin
+    while at < end:
+        count = neighbours(rows.state, at, end)
+        for i in range(rows.size):
+            new_row, first, stop = seen(rows, i)
+            first, stop = max(first, at), min(stop, at + count)
+            if first < stop:
+                value = cache.values + cache_row(rows.state, rows.kind, new_row, first) * cache.stride
+                out = lines.address + i * HEADS * lines.stride
+                weight = out + 4 * (head_dim + first - begin)
+                mix(cache.bits, weight, lines.stride, value, cache.stride, stop - first, head_dim, out)
+        at += count
+
+
+@kernel
+def write_rows(rows: Rows, heads: int, head_dim: int, lines: Lines, output: Output) -> None:
+    """Quantise what was mixed."""
+    for i in range(rows.size):
+        for head in range(heads):
+            for part in range(head_dim // 32):
+                mixed = lines.address + (i * HEADS + head) * lines.stride + 128 * part
+                block = output.block + head * (head_dim // 32) + part
+                to = record_address(output.records, rows.first + i, rows.state[rows.row_set], block, output.blocks)
+                quantize_block(load(mixed), load(mixed + 64), output.zero, to)
+
+
+@kernel
+def attend(rows: Rows, queries: Queries, cache: Cache, lines: Lines, output: Output) -> None:
+    """softmax(q . k) . v of some rows and up to HEADS heads that share a KV head, quantised."""
+    begin, end = seen_by_any(rows)
+    score_rows(rows, queries, cache, lines, begin, end)
+    weigh_rows(rows, queries.head_dim, lines, begin)
+    mix_rows(rows, queries.head_dim, cache, lines, begin, end)
+    write_rows(rows, queries.heads, queries.head_dim, lines, output)

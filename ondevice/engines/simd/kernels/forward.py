@@ -64,7 +64,7 @@ def run(  # noqa: PLR0912 - numba has no jump table
         elif kind == HEAD:
             head(step, state, thread, threads, scratch)
         elif kind == ATTEND:
-            attend_share(step, state, thread, threads)
+            attend_share(step, state, thread, threads, claims)
         elif kind == EMBED:
             embed(step, state, thread, threads)
         elif kind == PER_LAYER:

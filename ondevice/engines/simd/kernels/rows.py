@@ -14,8 +14,8 @@ LENGTH = 4
 PATHS = 5
 """Address of int64[T, PATH_WIDTH]: the row at each depth below the cache on the way to a row; 0 for a chain."""
 PATH_WIDTH = 6
-SCORES, SCORES_STRIDE = 7, 8
-"""Address of attention scores, and bytes for one thread."""
+LINE_MEMORY, LINE_STRIDE = 7, 8
+"""Address of attention's working memory, and bytes from a line of it to the next."""
 LOGITS, HIDDEN = 9, 10
 """Addresses of float32[R, stride]."""
 CANDIDATES = 11
@@ -29,5 +29,7 @@ COSINES, SINES = 2, 3
 """Addresses of float32[T, head_dim / 2]."""
 BASE = 4
 """The position of the cache's first row."""
-CACHES = KINDS + 2 * KIND_SLOTS
+CACHE_BITS = KINDS + 2 * KIND_SLOTS
+"""Of a number in the caches: 16 or 8."""
+CACHES = CACHE_BITS + 1
 """From here on, addresses of each layer's keys and values."""

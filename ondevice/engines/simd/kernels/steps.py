@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention import HEADS, attend, source_row
+from ondevice.engines.simd.kernels.attention import LINES, ROWS, Cache, Lines, Output, Queries, Rows, attend, source_row
+from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.barrier import claim
-from ondevice.engines.simd.kernels.heads import rotated_head, to_half
+from ondevice.engines.simd.kernels.heads import head_bytes, rotated_head, to_cache
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import add_normed, norm, norm_quantize_row, quantize_row
 from ondevice.engines.simd.kernels.project import gated, project
 from ondevice.engines.simd.kernels.rows import (
     BASE,
+    CACHE_BITS,
     CACHES,
     CANDIDATES,
     COSINES,
     KIND_SLOTS,
     KINDS,
     LENGTH,
-    SCORES,
-    SCORES_STRIDE,
+    LINE_MEMORY,
+    LINE_STRIDE,
     SINES,
     TOKENS,
 )
@@ -147,33 +149,36 @@ def head(step: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch
             rotated_head(at, query_norm, cosines, sines, size, eps)
             continue
         number -= query_heads
-        to = 2 * size * ((state[LENGTH] - state[kind + BASE] + row) * kv_heads + number)
+        to = head_bytes(state[CACHE_BITS], size) * ((state[LENGTH] - state[kind + BASE] + row) * kv_heads + number)
         norm(x + row * stride + 4 * (value + number * size), value_norm, scratch, size, eps)
-        to_half(scratch, state[cache + 1] + to, size)
+        to_cache(state[CACHE_BITS], scratch, state[cache + 1] + to, size)
         rotated_head(at, key_norm, cosines, sines, size, eps)
-        to_half(at, state[cache] + to, size)
+        to_cache(state[CACHE_BITS], at, state[cache] + to, size)
 
 
 @kernel
-def attend_share(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+def attend_share(step: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
     row_set, x, stride, query_heads, kv_heads, size = step[1], step[2], step[3], step[4], step[5], step[6]
     kind, cache, records, zero = step[7], CACHES + step[8], step[9], step[10]
     group = query_heads // kv_heads
     parts = (group + HEADS - 1) // HEADS
-    units = kv_heads * parts
-    scores = state[SCORES] + thread * state[SCORES_STRIDE] * (HEADS + 1)
-    blocks = query_heads * size // 32
-    for unit in range(
-        first_unit(state[row_set] * units, thread, threads), first_unit(state[row_set] * units, thread + 1, threads)
-    ):
-        row, number = unit // units, unit % units
+    count, units = state[row_set], kv_heads * parts
+    together = max(1, min(ROWS, count * units // threads))  # work for every thread comes first
+    bits, part_bytes = state[CACHE_BITS], head_bytes(state[CACHE_BITS], size)
+    lines = Lines(state[LINE_MEMORY] + thread * LINES * state[LINE_STRIDE], state[LINE_STRIDE])
+    unit = claim(claims, 1)  # the later a row, the more it sees: equal shares would be unequal work
+    while unit // units * together < count:
+        row, number = unit // units * together, unit % units
         kv_head, first = number // parts, number % parts * HEADS
-        query_head = kv_head * group + first
+        query_head, skipped = kv_head * group + first, kv_head * part_bytes
         attend(
-            state, kind, row_set, row, x + row * stride + 4 * query_head * size, min(HEADS, group - first), size,
-            state[cache] + 2 * kv_head * size, state[cache + 1] + 2 * kv_head * size, 2 * kv_heads * size,
-            scores, state[SCORES_STRIDE], records, query_head * size // 32, blocks, zero,
-        )  # fmt: skip
+            Rows(state, kind, row_set, row, min(together, count - row)),
+            Queries(x + row * stride + 4 * query_head * size, stride, min(HEADS, group - first), size),
+            Cache(bits, state[cache] + skipped, state[cache + 1] + skipped, kv_heads * part_bytes),
+            lines,
+            Output(records, query_head * size // 32, query_heads * size // 32, zero),
+        )
+        unit = claim(claims, 1)
 
 
 @kernel

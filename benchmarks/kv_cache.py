@@ -1,0 +1,149 @@
+"""What an int8 KV cache saves and costs, beside fp16: memory, milliseconds, and the likelihood of a text.
+
+    python -m benchmarks.kv_cache BUNDLE [--context 8192] [--rounds 7] [--text FILE ...]
+
+Both engines are loaded at once and take turns. A bundle of random weights has speed, and no text worth predicting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+import ondevice
+from ondevice import machine
+from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.engines.protocol import KVCacheType, TokenTree
+from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
+from ondevice.engines.simd.kv_store import row_type
+from ondevice.manifest import Target
+from ondevice.text.tokenizer import Tokenizer
+
+TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
+ROWS = (1, 5)
+"""A plain step, and the verification of a draft of four."""
+TOKENS = 256
+"""Random ids are drawn below this: see `benchmarks.rows`."""
+
+
+def bytes_per_token(target: Target, kind: KVCacheType) -> tuple[int, int]:
+    """Of the layers that keep every token, and of those that keep a window's."""
+    sizes = {"full": 0, "sliding": 0}
+    for index in target.kv_layers():
+        layer = target.layers[index]
+        sizes[layer.kind] += 2 * row_type(kind, layer.kv_heads, layer.head_dim).itemsize
+    return sizes["full"], sizes["sliding"]
+
+
+def read(engine: SimdEngine, tokens: Sequence[int]) -> float:
+    """Seconds to prefill an empty cache."""
+    engine.rewind(0)
+    started = time.perf_counter()
+    while tokens:
+        part = tokens[: engine.max_rows()]
+        engine.forward(TokenTree.chain(part), [len(part) - 1])
+        engine.commit(range(len(part)))
+        tokens = tokens[len(part) :]
+    return time.perf_counter() - started
+
+
+def step(engine: SimdEngine, rows: int) -> float:
+    """Seconds of a forward behind what is in the cache; nothing is kept."""
+    tree = TokenTree.chain(list(range(rows)))
+    engine.forward(tree, range(rows))  # wakes the threads: the other engine had the cores
+    started = time.perf_counter()
+    engine.forward(tree, range(rows))
+    return time.perf_counter() - started
+
+
+def speed(bundle: Bundle, threads: int, context: int, rounds: int) -> str:
+    """Markdown: memory and milliseconds by the cache's type."""
+    engines = {kind: SimdEngine(bundle, threads, kv_cache=kind) for kind in TYPES}
+    tokens = np.random.default_rng(0).integers(0, TOKENS, context).tolist()
+    for engine in engines.values():
+        read(engine, tokens[:MOST_ROWS])  # weights and kernels come into memory
+    prefill = {kind: read(engine, tokens) for kind, engine in engines.items()}
+    taken: dict[tuple[str, int], list[float]] = {(kind, rows): [] for kind in TYPES for rows in ROWS}
+    for _ in range(rounds):
+        for (kind, rows), seconds in taken.items():
+            seconds.append(step(engines[kind], rows))
+    lines = [
+        "| cache | bytes per token, full layers | sliding layers | prefill tok/s | "
+        + " | ".join(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS) + " |",
+        "|---|" + "---:|" * (3 + len(ROWS)),
+    ]  # fmt: skip
+    for kind, engine in engines.items():
+        sizes = " | ".join(map(str, bytes_per_token(bundle.manifest.target, kind)))
+        steps = " | ".join(f"{1e3 * statistics.median(taken[kind, rows]):.1f}" for rows in ROWS)
+        lines.append(f"| {kind} | {sizes} | {context / prefill[kind]:.0f} | {steps} |")
+        engine.close()
+    return "\n".join(lines)
+
+
+def predictions(engine: SimdEngine, tokens: Sequence[int]) -> tuple[float, list[int]]:
+    """Summed loss in nats over all tokens but the first, and the likeliest token at each place."""
+    engine.rewind(0)
+    loss, best, start = 0.0, list[int](), 0
+    while start < len(tokens) - 1:
+        count = min(engine.max_rows(), len(tokens) - 1 - start)
+        logits = engine.forward(TokenTree.chain(tokens[start : start + count]), range(count)).logits.astype(np.float64)
+        engine.commit(range(count))
+        following = tokens[start + 1 : start + count + 1]
+        highest = logits.max(axis=1)
+        totals = highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1))
+        loss += float((totals - logits[np.arange(count), following]).sum())
+        best += logits.argmax(axis=1).tolist()
+        start += count
+    return loss, best
+
+
+def quality(bundle: Bundle, threads: int, texts: Sequence[str]) -> str:
+    """Markdown: what the texts cost by the cache's type, and how often both would go on with the same token."""
+    path = bundle.file(TOKENIZER)
+    if path is None:
+        raise SystemExit("this bundle has no tokenizer: leave --text out")
+    tokenizer = Tokenizer.from_file(path, bundle.manifest.bos_token_id)
+    engines = {kind: SimdEngine(bundle, threads, kv_cache=kind) for kind in TYPES}
+    most = engines["fp16"].context_length
+    parts = [ids[i : i + most] for ids in map(tokenizer.encode, texts) for i in range(0, len(ids), most)]
+    losses, best = dict.fromkeys(TYPES, 0.0), {kind: list[int]() for kind in TYPES}
+    for part in parts:
+        for kind, engine in engines.items():
+            loss, likeliest = predictions(engine, part)
+            losses[kind] += loss
+            best[kind] += likeliest
+    count = len(best["fp16"])
+    same = np.mean(np.equal(best["fp16"], best["int8"]))
+    lines = ["| cache | nats per token |", "|---|---:|"]
+    lines += [f"| {kind} | {losses[kind] / count:.4f} |" for kind in TYPES]
+    return (
+        "\n".join(lines)
+        + f"\n\n{count} tokens in {len(parts)} sequences; the likeliest token is the same at {same:.2%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--context", type=int, default=8192, help="tokens in the cache (default: 8192)")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=machine.default_threads())
+    parser.add_argument("--text", type=Path, nargs="+", help="predict these files, instead of measuring speed")
+    arguments = parser.parse_args()
+    bundle = Bundle.open(arguments.bundle)
+    if arguments.text:
+        texts = [path.read_text("utf-8") for path in arguments.text]
+        print(quality(bundle, arguments.threads, texts))
+    else:
+        print(speed(bundle, arguments.threads, arguments.context, arguments.rounds))
+    print(f"\n{bundle.manifest.name}, {machine.processor_name()}, {arguments.threads} threads, {ondevice.__version__}")
+
+
+if __name__ == "__main__":
+    main()

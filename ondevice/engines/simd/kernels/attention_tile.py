@@ -1,0 +1,209 @@
+"""The two products of attention: four queries with some keys, and four heads' weights with the values they weigh.
+
+A tile is as large as the registers allow, so that what is loaded, and widened to float32, serves several FMAs. Its size
+changes no bit: a score is sixteen sums over the numbers of a head and then their sum in one order; a mixed number adds
+value after value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.jit import intrinsic
+from ondevice.engines.simd.kernels.vector import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    POINTER,
+    VF32,
+    call,
+    constant,
+    fused,
+    read,
+    splat,
+    widen_half,
+)
+
+HEADS = 4
+"""Query heads of a tile."""
+WIDE = 4 if instruction_set.current().lanes == LANES else 1
+"""Keys of a tile of scores, and vectors of a tile of values. With four heads that is 16 sums, half of the registers of
+AVX-512; the others have room for four sums."""
+AHEAD = 16
+"""Rows between the keys or values that are read and those that are asked for. Without that, 8 rows of a verification
+take 1.7 times as long behind 8,192 tokens, for a new page begins every four keys (AMD Zen 4)."""
+
+Vectors = list[Any]
+
+
+@intrinsic
+def score_tile(
+    typing: Any, bits: Any, keys: Any, query: Any, heads: Any, head_dim: Any, key: Any, stride: Any, out: Any,
+    out_stride: Any,
+) -> Any:  # fmt: skip
+    """out[h, j] = q[h] . k[j] for HEADS heads.
+
+    Args:
+        bits: of a number in the cache, a literal: 16 or 8.
+        keys: a literal, 1 or 4.
+        query: address of float32[heads, head_dim]; missing heads are the last one again.
+        heads: 1..HEADS.
+        head_dim: a multiple of 32.
+        key: address of the first key; the next is `stride` bytes on.
+        out: address of the first head's float32[keys]; the next head's is `out_stride` bytes on.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        size, count = bits.literal_value // 8, keys.literal_value
+        _, _, query, heads, head_dim, key, stride, out, out_stride = args
+        last, width = builder.sub(heads, I64(1)), builder.mul(head_dim, I64(4))
+        numbers = [builder.select(builder.icmp_signed("<", I64(h), last), I64(h), last) for h in range(HEADS)]
+        queries = [builder.add(query, builder.mul(number, width)) for number in numbers]
+        rows = [builder.add(key, builder.mul(stride, I64(j))) for j in range(count)]
+        following = builder.mul(stride, I64(AHEAD))
+
+        def step(index: Any, sums: Vectors) -> Vectors:
+            """32 numbers of a head: in fp16 a cache line of keys."""
+            for row in rows:
+                _prefetch(builder, _pointer(builder, builder.add(row, following), index, 32 * size))
+            for half in range(2):
+                k = [_numbers(builder, size, _pointer(builder, row, index, 32 * size), half) for row in rows]
+                q = [read(builder, _pointer(builder, row, index, 128), VF32, 64 * half) for row in queries]
+                sums = [fused(builder, q[i // count], k[i % count], total) for i, total in enumerate(sums)]
+            return sums
+
+        zeros = [constant(0.0, VF32)] * (HEADS * count)
+        totals = _sums_of_lanes(builder, _accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
+        if bits.literal_value == 8:
+            scales = [read(builder, _pointer(builder, row, head_dim, 1), F32) for row in rows]
+            totals = builder.fmul(totals, _repeated(builder, scales, HEADS))
+        for head in range(HEADS):
+            own = _shuffle(builder, totals, totals, list(range(head * count, (head + 1) * count)))
+            builder.store(own, _pointer(builder, out, out_stride, head), align=4)
+        return context.get_dummy_value()
+
+    return types.void(bits, keys, *[types.int64] * 7), generate
+
+
+@intrinsic
+def mix_tile(
+    typing: Any, bits: Any, width: Any, weight: Any, weight_stride: Any, value: Any, stride: Any, count: Any, out: Any
+) -> Any:
+    """out[h] += sum over j of weight[h, j] * value[j], in the order of j, for HEADS heads.
+
+    Args:
+        bits: of a number in the cache, a literal: 16 or 8; the scales of the latter are in the weights.
+        width: vectors of 16 numbers, a literal.
+        weight: address of the first head's float32[count]; the next head's is `weight_stride` bytes on.
+        value: address of the first value; the next is `stride` bytes on.
+        count: of values, at least 1.
+        out: address of the first head's float32[width, 16]; the next head's is `weight_stride` bytes on.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        size, vectors = bits.literal_value // 8, width.literal_value
+        _, _, weight, weight_stride, value, stride, count, out = args
+        weights = [builder.add(weight, builder.mul(weight_stride, I64(head))) for head in range(HEADS)]
+        targets = [
+            builder.gep(_pointer(builder, out, weight_stride, head), [I64(64 * part)], source_etype=I8)
+            for head in range(HEADS)
+            for part in range(vectors)
+        ]
+
+        def step(index: Any, sums: Vectors) -> Vectors:
+            row = _pointer(builder, value, index, stride)
+            following = _pointer(builder, value, builder.add(index, I64(AHEAD)), stride)
+            for line in range(0, 16 * size * vectors, 64):
+                _prefetch(builder, following, line)
+            v = [_numbers(builder, size, row, part) for part in range(vectors)]
+            w = [splat(builder, read(builder, _pointer(builder, at, index, 4), F32), LANES) for at in weights]
+            return [fused(builder, w[i // vectors], v[i % vectors], total) for i, total in enumerate(sums)]
+
+        sums = [builder.load(target, typ=VF32, align=4) for target in targets]
+        for total, target in zip(_accumulate(builder, count, sums, step), targets, strict=True):
+            builder.store(total, target, align=4)
+        return context.get_dummy_value()
+
+    return types.void(bits, width, *[types.int64] * 6), generate
+
+
+def _accumulate(builder: Any, count: Any, sums: Vectors, step: Callable[[Any, Vectors], Vectors]) -> Vectors:
+    """`sums` after `count` steps, at least one, kept in registers; code goes on behind the loop."""
+    before, loop, after = builder.block, builder.append_basic_block("step"), builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    carried = [builder.phi(total.type) for total in sums]
+    results = step(index, carried)
+    next_index = builder.add(index, I64(1))
+    for phi, first, new in zip([index, *carried], [I64(0), *sums], [next_index, *results], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(new, loop)
+    builder.cbranch(builder.icmp_signed("<", next_index, count), loop, after)
+    builder.position_at_end(after)
+    return results
+
+
+def _sums_of_lanes(builder: Any, vectors: Vectors) -> Any:
+    """One vector with the sum of each of 4 or 16: what `vector.sum_lanes` gives, in a third of the instructions.
+
+    Two vectors share an addition as soon as no lane of it is idle.
+    """
+    owners, width = [[i] * LANES for i in range(len(vectors))], len(vectors)
+    for distance in (8, 4, 2, 1):
+        size = len(owners[0])
+        groups = [[i] if size > width else [i, i + 1] for i in range(0, len(vectors), 1 if size > width else 2)]
+        chunk = size if distance >= 4 else 4  # pieces of less than 128 bits are moved within these in one instruction
+        sums, owned = [], []
+        for group in groups:
+            halves = [
+                (n, lane)
+                for start in range(0, size, chunk)
+                for n in range(len(group))
+                for lane in range(start, start + chunk)
+                if not lane & distance
+            ]
+            low, high = ([n * size + lane + offset for n, lane in halves] for offset in (0, distance))
+            first, second = vectors[group[0]], vectors[group[-1]]
+            sums.append(builder.fadd(_shuffle(builder, first, second, low), _shuffle(builder, first, second, high)))
+            owned.append([owners[group[n]][lane] for n, lane in halves])
+        vectors, owners = sums, owned
+    return _shuffle(builder, vectors[0], vectors[0], [owners[0].index(i) for i in range(width)])
+
+
+def _numbers(builder: Any, size: int, pointer: Any, index: int) -> Any:
+    """The index-th sixteen numbers of fp16, or codes of int8, as floats."""
+    kind = ir.VectorType(I16 if size == 2 else I8, LANES)
+    numbers = read(builder, pointer, kind, size * LANES * index, align=size)
+    return widen_half(builder, numbers) if size == 2 else builder.sitofp(numbers, VF32)
+
+
+def _repeated(builder: Any, values: list[Any], times: int) -> Any:
+    """A vector of some floats, several times over."""
+    vector = ir.Constant(ir.VectorType(F32, len(values)), ir.Undefined)
+    for lane, value in enumerate(values):
+        vector = builder.insert_element(vector, value, I32(lane))
+    return _shuffle(builder, vector, vector, list(range(len(values))) * times)
+
+
+def _prefetch(builder: Any, pointer: Any, offset: int = 0) -> None:
+    line = builder.gep(pointer, [I64(offset)], source_etype=I8)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
+
+
+def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def _pointer(builder: Any, base: Any, index: Any, stride: Any) -> Any:
+    """To `base` + index * stride; numbers or addresses."""
+    index, stride = (I64(value) if isinstance(value, int) else value for value in (index, stride))
+    return builder.inttoptr(builder.add(base, builder.mul(index, stride)), POINTER)
