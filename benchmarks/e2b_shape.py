@@ -97,8 +97,8 @@ class RandomCheckpoint:
         return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
-        count = (stop - start) * self._shapes[name][1]
-        return np.resize(self._noise, count).reshape(stop - start, -1)
+        width = self._shapes[name][1]
+        return np.resize(np.roll(self._noise, -start * width), (stop - start, width))
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
         return self.rows(name, 0, len(indices))

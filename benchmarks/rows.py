@@ -122,13 +122,14 @@ def compare(engines: Sequence[Forwarder], llama: LlamaBench | None, rounds: int,
     for turn in range(rounds + 1):
         gauge.read()
         taken = [(engine.name, rows, seconds(engine, rows, rng)) for rows in VERIFY + PREFILL for engine in engines]
+        if turn == 0:  # a warm-up; llama-bench has its own
+            continue
         if llama is not None:
             verify = llama.seconds(VERIFY, CONTEXT, every_logit=True)
             prefill = llama.seconds(PREFILL, CONTEXT, every_logit=False)
             taken += [(llama.name, rows, one) for rows, one in (verify | prefill).items()]
-        if turn:  # the first is a warm-up
-            for name, rows, one in taken:
-                found[name][rows].append(one)
+        for name, rows, one in taken:
+            found[name][rows].append(one)
     return found
 
 
