@@ -37,13 +37,15 @@ from ondevice.terminal.bench.table import table
 
 VERIFY = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 PREFILL = (64, 512)
+TIMES = 3
+"""Verifications in a round: they are over so soon that a neighbour may disturb all of one."""
 CONTEXT = 64
 """Tokens in the cache before every forward."""
 TOKENS = 256
 """Ids are drawn below this: the tables' rows then come from memory, as frequent tokens' do, and not from the disk."""
 
 Seconds = dict[str, dict[int, list[float]]]
-"""By engine or peer, then by number of rows: one measurement per round."""
+"""By engine or peer, then by number of rows: every measurement."""
 
 
 class Forwarder(Protocol):
@@ -121,15 +123,16 @@ def compare(engines: Sequence[Forwarder], llama: LlamaBench | None, rounds: int,
     found: Seconds = {name: {rows: [] for rows in VERIFY + PREFILL} for name in names}
     for turn in range(rounds + 1):
         gauge.read()
-        taken = [(engine.name, rows, seconds(engine, rows, rng)) for rows in VERIFY + PREFILL for engine in engines]
-        if turn == 0:  # a warm-up; llama-bench has its own
-            continue
-        if llama is not None:
-            verify = llama.seconds(VERIFY, CONTEXT, every_logit=True)
-            prefill = llama.seconds(PREFILL, CONTEXT, every_logit=False)
-            taken += [(llama.name, rows, one) for rows, one in (verify | prefill).items()]
-        for name, rows, one in taken:
-            found[name][rows].append(one)
+        for rows in TIMES * VERIFY + PREFILL:
+            for engine in engines:
+                taken = seconds(engine, rows, rng)
+                if turn:  # the first is a warm-up; llama-bench has its own
+                    found[engine.name][rows].append(taken)
+        if turn and llama is not None:
+            verify = llama.seconds(VERIFY, CONTEXT, TIMES, every_logit=True)
+            prefill = llama.seconds(PREFILL, CONTEXT, 1, every_logit=False)
+            for rows, several in (verify | prefill).items():
+                found[llama.name][rows] += several
     return found
 
 
@@ -220,7 +223,7 @@ def footer(facts: dict[str, Any]) -> str:
     return (
         f"{facts['bundle']}, {facts['processor']}, {facts['threads']} threads, {facts['instruction_set']}; "
         f"{facts['bandwidth'] / 1e9:.1f} GB/s, {facts['peak'] / 1e9:.0f} GOPS; "
-        f"{facts['context']} tokens in the cache; median of {facts['rounds']} rounds  \n{versions_line(facts)}"
+        f"{facts['context']} tokens in the cache; medians of {facts['rounds']} rounds  \n{versions_line(facts)}"
     )
 
 

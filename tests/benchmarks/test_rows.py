@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.roofline import Roofline
-from benchmarks.rows import CONTEXT, PREFILL, VERIFY, Work, compare, report
+from benchmarks.rows import CONTEXT, PREFILL, TIMES, VERIFY, Work, compare, report
 
 REPORT = """\
 | rows | simd ms | ort ms | llama.cpp ms | fastest other / simd | simd / its 1 row | of roofline |
@@ -46,9 +46,9 @@ class StandIn:
     def __init__(self):
         self.asked = []
 
-    def seconds(self, rows, context, *, every_logit):
-        self.asked.append((rows, context, every_logit))
-        return {count: count / 1000 for count in rows}
+    def seconds(self, rows, context, times, *, every_logit):
+        self.asked.append((rows, context, times, every_logit))
+        return {count: times * [count / 1000] for count in rows}
 
 
 class Readings:
@@ -62,13 +62,15 @@ class Readings:
 def test_who_is_asked_for_what():
     engine, llama, gauge = Recorder(), StandIn(), Readings()
     found = compare([engine], llama, 2, gauge)
-    assert llama.asked == 2 * [(VERIFY, CONTEXT, True), (PREFILL, CONTEXT, False)]
+    assert llama.asked == 2 * [(VERIFY, CONTEXT, TIMES, True), (PREFILL, CONTEXT, 1, False)]
     assert gauge.count == 3
-    assert {name: list(by) for name, by in found.items()} == {
-        name: [*VERIFY, *PREFILL] for name in ("simd", "llama.cpp")
-    }
-    assert {len(taken) for by in found.values() for taken in by.values()} == {2}
-    assert found["llama.cpp"][8] == [0.008, 0.008]
+    assert list(found) == ["simd", "llama.cpp"]
+    for by in found.values():
+        assert {rows: len(taken) for rows, taken in by.items()} == {
+            **dict.fromkeys(VERIFY, 2 * TIMES),
+            **dict.fromkeys(PREFILL, 2),
+        }
+    assert found["llama.cpp"][8] == 6 * [0.008]
 
 
 def test_a_verification_wants_every_row_and_a_prefill_the_last():
@@ -76,12 +78,12 @@ def test_a_verification_wants_every_row_and_a_prefill_the_last():
     compare([engine], None, 0, Readings())
     context, *timed = engine.forwards
     assert context == (0, CONTEXT, [0])
-    verifications = [(CONTEXT, rows, list(range(rows))) for rows in VERIFY]
-    assert timed[: 2 * len(VERIFY) : 2] == [(CONTEXT, 1, [0])] * len(VERIFY), "a row to wake the engine's threads"
-    assert timed[1 : 2 * len(VERIFY) : 2] == verifications
-    prefill = timed[2 * len(VERIFY) + 1 :]
-    assert prefill[:2] == [(CONTEXT, 48, [47]), (CONTEXT + 48, 16, [15])]
-    assert sum(rows for _, rows, _ in prefill[3:]) == PREFILL[-1]
+    wake = (CONTEXT, 1, [0])
+    verifications = [forward for rows in VERIFY for forward in (wake, (CONTEXT, rows, list(range(rows))))]
+    assert timed[: len(verifications) * TIMES] == verifications * TIMES
+    prefill = timed[len(verifications) * TIMES :]
+    assert prefill[:4] == [wake, (CONTEXT, 48, [47]), (CONTEXT + 48, 16, [15]), wake]
+    assert sum(rows for _, rows, _ in prefill[4:]) == PREFILL[-1]
 
 
 def test_the_report():
