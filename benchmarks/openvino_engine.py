@@ -24,7 +24,7 @@ from ondevice.engines.protocol import Outputs, TokenTree, attention_mask
 
 VERSION = ov.__version__.split("-")[0]
 MOST_ROWS = 512
-"""Of one forward. In chunks of 256, as `ort` has them, a prefill takes no less time."""
+"""Of one forward. In chunks of 256, which `ort` has, a prefill takes as long."""
 
 KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 
@@ -94,8 +94,8 @@ def _tensor_scatter(node: Any) -> Any:
 def _keep_packed(model: ov.Model) -> None:
     """Put a clamp that clamps nothing between matrices and the scalars that follow them.
 
-    OpenVINO would multiply such a scalar into the weights and keep the product in bfloat16: the head alone, whose
-    logits go into the softcap, would be read in 800 MB instead of 226.
+    OpenVINO would multiply such a scalar into the weights and keep the product in bfloat16: E2B's head, which
+    1 / softcap follows, then takes 45 ms of a forward instead of 14.
     """
     for node in model.get_ops():
         if node.get_type_name() == "MatMul":
