@@ -77,12 +77,17 @@ DRAFTER: dict[str, Any] = {
 }
 
 
+def noise() -> FloatArray:
+    """float32[N]: what matrices are filled with, over and over."""
+    return np.random.default_rng(0).standard_normal(1 << 22, np.float32) * np.float32(0.02)
+
+
 class RandomCheckpoint:
     """Stands in for `Checkpoint`: matrices are one random block over and over, norms and scalars are ones."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes = shapes
-        self._noise = np.random.default_rng(0).standard_normal(1 << 22, np.float32) * np.float32(0.02)
+        self._noise = noise()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
@@ -92,8 +97,8 @@ class RandomCheckpoint:
         return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
-        count = (stop - start) * self._shapes[name][1]
-        return np.resize(self._noise, count).reshape(stop - start, -1)
+        width = self._shapes[name][1]
+        return np.resize(np.roll(self._noise, -start * width), (stop - start, width))
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
         return self.rows(name, 0, len(indices))
@@ -106,7 +111,7 @@ def write_bundle(out: Path, head_bits: int = 8) -> None:
     """Write the bundle; an older one there is replaced."""
     options = ExportOptions(drafter="auto", quantize="int4", head_bits=head_bits, revision=None)
     with tempfile.TemporaryDirectory() as directory, BundleWriter(out) as bundle:
-        target = _target(_config(Path(directory) / "gemma-4-E2B-shape", TARGET))
+        target = target_model(Path(directory))
         drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER))
         table = write_target(bundle.directory, target, options, lambda _weights: None)
         write_drafter(bundle.directory, drafter, table, options, lambda _weights: None)
@@ -119,7 +124,9 @@ def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
     return Checkout(directory, directory.name, None)
 
 
-def _target(checkout: Checkout) -> TargetModel:
+def target_model(directory: Path) -> TargetModel:
+    """The target as the exporter sees it; its `config.json` goes below the directory."""
+    checkout = _config(directory / "gemma-4-E2B-shape", TARGET)
     family, config = read_target(checkout.directory)
     shapes = target_shapes(config, "model.")
     return TargetModel(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)

@@ -1,39 +1,65 @@
 """Milliseconds of a forward by its number of rows: how nearly free verification rows are.
 
-    python -m benchmarks.rows BUNDLE [--threads 2] [--rounds 7] [--json FILE]
+    python -m benchmarks.rows BUNDLE [--threads 2] [--rounds 7] [--json FILE] [--llama-bench PROGRAM --gguf FILE]
 
-Engines take turns within each round, so that a noisy neighbour slows all of them. 1 to 16 rows are a verification:
+Peers take part where they are: OpenVINO, if it is installed, on the bundle's own ONNX file; llama.cpp, if its
+llama-bench is given, on the file that `benchmarks.e2b_gguf` writes. All take turns within each round, so that a noisy
+neighbour slows all of them; llama-bench, a process of its own, at the end of each. 1 to 16 rows are a verification:
 every row's logits are wanted. 64 and 512 rows are a prefill, which wants the last row's alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.llama_bench import LlamaBench
 from benchmarks.roofline import Gauge, Roofline
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
-from ondevice.engines.protocol import Engine, TokenTree
+from ondevice.engines.protocol import Outputs, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.model import Layer, Matrix, TargetModel
 from ondevice.engines.simd.program import read_models
+from ondevice.terminal.bench.footer import versions, versions_line
+from ondevice.terminal.bench.table import table
 
 VERIFY = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 PREFILL = (64, 512)
+TIMES = 3
+"""Verifications in a round: they are over so soon that a neighbour may disturb all of one."""
 CONTEXT = 64
 """Tokens in the cache before every forward."""
 TOKENS = 256
 """Ids are drawn below this: the tables' rows then come from memory, as frequent tokens' do, and not from the disk."""
+
+Seconds = dict[str, dict[int, list[float]]]
+"""By engine or peer, then by number of rows: every measurement."""
+
+
+class Forwarder(Protocol):
+    """The part of `Engine` that is timed."""
+
+    name: str
+
+    def forward(self, rows: TokenTree, wanted: Sequence[int]) -> Outputs: ...
+
+    def commit(self, path: Sequence[int]) -> None: ...
+
+    def rewind(self, length: int) -> int: ...
+
+    def max_rows(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +96,7 @@ def _matrices(layer: Layer) -> list[Matrix]:
     return found if own is None else [*found, own.gate, own.projection]
 
 
-def seconds(engine: Engine, rows: int, rng: np.random.Generator) -> float:
+def seconds(engine: Forwarder, rows: int, rng: np.random.Generator) -> float:
     """One forward of `rows` rows after the context, in as many chunks as the engine takes; nothing is kept."""
     tokens = rng.integers(0, TOKENS, rows).tolist()
     engine.rewind(CONTEXT)
@@ -87,66 +113,118 @@ def seconds(engine: Engine, rows: int, rng: np.random.Generator) -> float:
     return time.perf_counter() - started
 
 
-def compare(engines: Sequence[Engine], counts: Sequence[int], rounds: int, gauge: Gauge) -> dict[str, dict[int, float]]:
-    """Median seconds by engine and number of rows; the gauge is read in every round."""
+def compare(engines: Sequence[Forwarder], llama: LlamaBench | None, rounds: int, gauge: Gauge) -> Seconds:
+    """Measure all of them in every round, and read the gauge."""
     rng = np.random.default_rng(0)
     for engine in engines:
         engine.forward(TokenTree.chain(rng.integers(0, TOKENS, CONTEXT).tolist()), [0])
         engine.commit(range(CONTEXT))
-    found: dict[str, dict[int, list[float]]] = {engine.name: {rows: [] for rows in counts} for engine in engines}
+    names = [engine.name for engine in engines] + ([] if llama is None else [llama.name])
+    found: Seconds = {name: {rows: [] for rows in VERIFY + PREFILL} for name in names}
     for turn in range(rounds + 1):
         gauge.read()
-        for rows in counts:
+        for rows in TIMES * VERIFY + PREFILL:
             for engine in engines:
                 taken = seconds(engine, rows, rng)
-                if turn:  # the first is a warm-up
+                if turn:  # the first is a warm-up; llama-bench has its own
                     found[engine.name][rows].append(taken)
-    return {name: {rows: statistics.median(taken) for rows, taken in by.items()} for name, by in found.items()}
+        if turn and llama is not None:
+            verify = llama.seconds(VERIFY, CONTEXT, TIMES, every_logit=True)
+            prefill = llama.seconds(PREFILL, CONTEXT, 1, every_logit=False)
+            for rows, several in (verify | prefill).items():
+                found[llama.name][rows] += several
+    return found
 
 
-def table(found: dict[str, dict[int, float]], work: Work, roofline: Roofline) -> str:
-    """Markdown."""
-    names = list(found)
-    lines = [
-        "| rows | " + " | ".join(f"{name} ms" for name in names) + " | ort / simd | simd / its 1 row | of roofline |",
-        "|" + "---:|" * (len(names) + 4),
-    ]
-    ours = found["simd"]
+def report(found: Seconds, work: Work, roofline: Roofline) -> str:
+    """Markdown: medians, and how `simd` compares."""
+    ours, *others = ({rows: statistics.median(taken) for rows, taken in by.items()} for by in found.values())
+    titles = ["rows", *(f"{name} ms" for name in found)]
+    titles += ["fastest other / simd"] * bool(others) + ["simd / its 1 row", "of roofline"]
+    lines = []
     for rows, taken in ours.items():
-        wanted = 1 if rows in PREFILL else rows
-        least = work.least_seconds(roofline, rows, wanted)
-        ratio = f"{found['ort'][rows] / taken:.2f}" if "ort" in found else ""
-        cells = [f"{1e3 * found[name][rows]:.1f}" for name in names]
-        lines.append(f"| {rows} | {' | '.join(cells)} | {ratio} | {taken / ours[1]:.2f} | {least / taken:.2f} |")
-    return "\n".join(lines)
+        cells = [str(rows), *(f"{1e3 * by[rows]:.1f}" for by in (ours, *others))]
+        if others:
+            cells.append(f"{min(by[rows] for by in others) / taken:.2f}")
+        least = work.least_seconds(roofline, rows, _wanted(rows))
+        lines.append([*cells, f"{taken / ours[1]:.2f}", f"{least / taken:.2f}"])
+    return table(titles, lines, left=())
 
 
-def main() -> None:
+def _wanted(rows: int) -> int:
+    return 1 if rows in PREFILL else rows
+
+
+def _open(arguments: argparse.Namespace, bundle: Bundle) -> tuple[list[Forwarder], LlamaBench | None, dict[str, str]]:
+    """All that take part, and the versions of the peers."""
+    threads = arguments.threads
+    engines: list[Forwarder] = [SimdEngine(bundle, threads)]
+    peers = {}
+    if not arguments.no_ort:
+        engines.append(OrtEngine(bundle, threads))
+    if not arguments.no_openvino and importlib.util.find_spec("openvino"):
+        from benchmarks.openvino_engine import VERSION, OpenVinoEngine
+
+        openvino = OpenVinoEngine(bundle, threads)
+        engines.append(openvino)
+        peers["openvino"] = f"{VERSION} ({openvino.precision})"
+    llama = None
+    if arguments.llama_bench:
+        llama = LlamaBench(arguments.llama_bench, arguments.gguf, threads)
+        peers[llama.name] = f"{llama.version} ({llama.model})"
+    return engines, llama, peers
+
+
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--no-ort", action="store_true", help="measure the simd engine alone")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--no-ort", action="store_true", help="leave ONNX Runtime out")
+    parser.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out though it is installed")
+    parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM", help="measure llama.cpp too")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="of the bundle's shape, from benchmarks.e2b_gguf")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement here too")
     arguments = parser.parse_args()
+    if (arguments.llama_bench is None) != (arguments.gguf is None):
+        parser.error("--llama-bench and --gguf go together")
+    return arguments
+
+
+def main() -> None:
+    arguments = _parse()
     bundle = Bundle.open(arguments.bundle)
-    engines: list[Engine] = [SimdEngine(bundle, arguments.threads)]
-    if not arguments.no_ort:
-        engines.append(OrtEngine(bundle, arguments.threads))
+    engines, llama, peers = _open(arguments, bundle)
     with Gauge(arguments.threads) as gauge:
-        found = compare(engines, VERIFY + PREFILL, arguments.rounds, gauge)
+        found = compare(engines, llama, arguments.rounds, gauge)
     roofline = gauge.median()
     work = work_of(read_models(bundle)[0])
-    isa = instruction_set.current().name
-    print(table(found, work, roofline))
-    print(
-        f"\n{bundle.manifest.name}, {machine.processor_name()}, {arguments.threads} threads, {isa}; "
-        f"{roofline.bandwidth / 1e9:.1f} GB/s, {roofline.peak / 1e9:.0f} GOPS; "
-        f"{CONTEXT} tokens in the cache; median of {arguments.rounds} rounds"
-    )
+    facts = {
+        "bundle": bundle.manifest.name,
+        "processor": machine.processor_name(),
+        "threads": arguments.threads,
+        "instruction_set": instruction_set.current().name,
+        "bandwidth": roofline.bandwidth,
+        "peak": roofline.peak,
+        "context": CONTEXT,
+        "rounds": arguments.rounds,
+        "versions": versions(("onnxruntime", "numba", "numpy")) | peers,
+    }
+    print(report(found, work, roofline))
+    print(f"\n{footer(facts)}")
     if arguments.json:
-        record = {"bandwidth": roofline.bandwidth, "peak": roofline.peak, "seconds": found, "instruction_set": isa}
+        least = {rows: work.least_seconds(roofline, rows, _wanted(rows)) for rows in VERIFY + PREFILL}
+        record = {**facts, "seconds": found, "least_seconds": least}
         arguments.json.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+
+
+def footer(facts: dict[str, Any]) -> str:
+    """What was measured, and on what."""
+    return (
+        f"{facts['bundle']}, {facts['processor']}, {facts['threads']} threads, {facts['instruction_set']}; "
+        f"{facts['bandwidth'] / 1e9:.1f} GB/s, {facts['peak'] / 1e9:.0f} GOPS; "
+        f"{facts['context']} tokens in the cache; medians of {facts['rounds']} rounds  \n{versions_line(facts)}"
+    )
 
 
 if __name__ == "__main__":

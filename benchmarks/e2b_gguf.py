@@ -1,0 +1,125 @@
+"""The bundle of `e2b_shape` as a GGUF file, for llama.cpp: the same shapes, the same noise, blocks of the same bits.
+
+    python -m benchmarks.e2b_gguf FILE [--head-bits 4]
+
+Matrices are Q4_0, which is what the bundle holds: int4 in blocks of 32 with an fp16 scale. The head, which is the token
+embedding too, is Q8_0 or Q4_0. Of a vocabulary there is only the size: llama-bench draws token ids, and needs no text.
+About 2.8 GB. The `gguf` package writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.e2b_shape import noise, target_model
+from ondevice_export.config import TextConfig
+
+try:
+    import gguf
+    from gguf import GGMLQuantizationType as Kind
+except ModuleNotFoundError:
+    raise SystemExit("a GGUF file is written by the gguf package: pip install gguf") from None
+
+ARCHITECTURE = gguf.MODEL_ARCH.GEMMA4
+HEAD = "model.embed_tokens.weight"
+STILL = 1e30
+"""What the frequencies that do not turn are divided by (llama.cpp, `Gemma4Model.generate_extra_tensors`)."""
+
+
+def write_gguf(path: Path, head_bits: int) -> None:
+    """Write the file; an older one there is replaced."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = target_model(Path(directory))
+    config = model.config
+    head = {4: Kind.Q4_0, 8: Kind.Q8_0}[head_bits]
+    kinds = {name: _kind(name, shape, head) for name, shape in model.shapes.items()}
+    names = gguf.get_tensor_name_map(ARCHITECTURE, len(config.layers))
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURE])
+    _describe(writer, config)
+    turning = rope_divisors(config)
+    writer.add_tensor_info("rope_freqs.weight", turning.shape, turning.dtype, turning.nbytes)
+    for name, shape in model.shapes.items():
+        kind = kinds[name]
+        own = names.get_name(name.removesuffix(".weight")) + ".weight"
+        writer.add_tensor_info(own, shape, np.dtype(np.float32), _bytes(shape, kind), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    blocks = {kind: gguf.quantize(noise(), kind) for kind in set(kinds.values())}
+    writer.write_tensor_data(turning)
+    for name, shape in model.shapes.items():
+        kind = kinds[name]
+        if kind is Kind.F32:
+            writer.write_tensor_data(np.ones(shape, np.float32))
+        else:
+            writer.write_tensor_data(np.resize(blocks[kind], _bytes(shape, kind)))
+    writer.close()
+
+
+def rope_divisors(config: TextConfig) -> npt.NDArray[np.float32]:
+    """float32[head_dim / 2]: 1 for the full layers' frequencies that turn."""
+    half = _head_dim(config, "full") // 2
+    turning = int(half * config.rope["full"].rotated)
+    return np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
+
+
+def _kind(name: str, shape: tuple[int, ...], head: Kind) -> Kind:
+    if len(shape) == 1:
+        return Kind.F32
+    return head if name == HEAD else Kind.Q4_0
+
+
+def _bytes(shape: tuple[int, ...], kind: Kind) -> int:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    return int(np.prod(shape, dtype=np.int64)) // block * size
+
+
+def _head_dim(config: TextConfig, kind: str) -> int:
+    return next(layer.head_dim for layer in config.layers if layer.kind == kind)
+
+
+def _describe(writer: Any, config: TextConfig) -> None:
+    """The metadata that llama.cpp's `llama_model_gemma4::load_arch_hparams` and its base class read."""
+    writer.add_name("gemma-4-E2B-shape")
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(len(config.layers))
+    writer.add_feed_forward_length([layer.intermediate_size for layer in config.layers])
+    writer.add_head_count(config.query_heads)
+    writer.add_head_count_kv([layer.kv_heads for layer in config.layers])
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([layer.kind == "sliding" for layer in config.layers])
+    writer.add_shared_kv_layers(len(config.layers) - config.first_shared_layer)
+    writer.add_embedding_length_per_layer_input(config.ple_size)
+    if config.softcap is not None:
+        writer.add_final_logit_softcapping(config.softcap)
+    full, sliding = _head_dim(config, "full"), _head_dim(config, "sliding")
+    writer.add_key_length(full)
+    writer.add_value_length(full)
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_freq_base(config.rope["full"].theta)
+    writer.add_key_length_swa(sliding)
+    writer.add_value_length_swa(sliding)
+    writer.add_rope_dimension_count_swa(sliding)
+    writer.add_rope_freq_base_swa(config.rope["sliding"].theta)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    arguments = parser.parse_args()
+    write_gguf(arguments.file, arguments.head_bits)
+
+
+if __name__ == "__main__":
+    main()
