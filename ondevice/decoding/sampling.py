@@ -120,9 +120,9 @@ class Sampler:
             return logits
         scores = np.array(logits, np.float32)
         if penalty != 1.0:
-            seen = np.unique(np.asarray(context, np.int64))
+            seen = np.asarray(context, np.int64)
             seen = seen[seen < len(scores)]
-            taken = scores[seen]
+            taken = scores[seen]  # a token seen twice is written twice, with the same value
             scores[seen] = np.where(taken < 0, taken * np.float32(penalty), taken / np.float32(penalty))
         for processor in self.processors:
             scores = processor(scores, context)
