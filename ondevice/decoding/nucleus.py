@@ -16,9 +16,6 @@ FIRST_SHIFT = 4 * DIGIT_BITS
 ONE = 0x3FF << 52
 """The bits of 1.0. Bits order positive numbers as their values do, so a distance from these is a sort key."""
 
-DEEPEST = (1 << 60) - 1
-"""The key, of five digits, of all that is lighter than 2**-255: too light for a set to end there."""
-
 
 class Nucleus:
     """The smallest set of tokens that holds `top_p` of the mass: likeliest first, lowest id first in a tie.
@@ -46,7 +43,8 @@ class Nucleus:
 
 @kernel
 def digit(bits: int, shift: int) -> int:
-    return (min(ONE - bits, DEEPEST) >> shift) & (DIGITS - 1)
+    """Of five, 0 for the heaviest. What is lighter than 2**-256 passes for heavier in a sum, where it rounds away."""
+    return ((ONE - bits) >> shift) & (DIGITS - 1)
 
 
 @kernel
@@ -78,11 +76,11 @@ def select(weights: Probabilities, top_p: float, mass: Probabilities, kept: Ids,
         total += mass[index]
     needed = top_p * total
     last, before = crossed(mass, 0.0, needed)
-    least = ONE - ((last + 1) << FIRST_SHIFT)
+    beyond = ONE - ((last + 1) << FIRST_SHIFT)
     count = 0
     for index in range(len(weights)):
         kept[count] = index  # without a branch: it would be mispredicted too often
-        count += bits[index] > least
+        count += bits[index] > beyond
     edges = 0
     for at in range(count):
         edge[edges] = kept[at]

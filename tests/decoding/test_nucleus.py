@@ -34,6 +34,17 @@ def test_the_lowest_ids_of_a_tie_are_kept() -> None:
     assert Nucleus(0.65).of(weights).tolist() == [0, 1, 2]
 
 
+def test_a_set_that_holds_exactly_as_much_as_asked_for_is_complete() -> None:
+    assert Nucleus(0.5).of(np.array([0.25, 1.0, 0.5, 0.25])).tolist() == [1]
+    assert Nucleus(0.75).of(np.array([0.25, 1.0, 0.5, 0.25])).tolist() == [1, 2]
+
+
+def test_the_lightest_weights_are_not_taken_for_heavy_ones() -> None:
+    """Their keys have more digits than are looked at."""
+    weights = np.array([2.0**-256, 1.0, 2.0**-512])
+    assert Nucleus(0.5).of(weights).tolist() == [1]
+
+
 @pytest.mark.parametrize("top_p", [5e-324, 0.5, ALMOST_1])
 def test_what_cannot_be_drawn_is_left_out(top_p: float) -> None:
     weights = np.array([0.0, 1e-300, 1.0, 0.0, 1e-310])
