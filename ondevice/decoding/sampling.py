@@ -14,6 +14,7 @@ from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
     from ondevice.decoding.nucleus import Nucleus
+    from ondevice.decoding.top_k import TopK
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -21,9 +22,6 @@ Probabilities = NDArray[np.float64]
 
 BLOCK = 512
 """Weights summed at a time in search of a draw: sums of a block are vectorised, a cumulative sum is not."""
-
-COLUMNS_PER_TOKEN = 8
-"""Of the table whose column maxima bound the k-th largest logit: with 8 k columns some 7 % more than k reach it."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,11 @@ class Sampler:
         self.options = options
         self.processors = tuple(processors)
         self.rng = np.random.default_rng(options.seed)
+        self._top_k: TopK | None = None
+        if options.top_k is not None and not self.greedy:
+            from ondevice.decoding.top_k import TopK
+
+            self._top_k = TopK(options.top_k)
         self._nucleus: Nucleus | None = None
         if options.top_p is not None and options.top_p < 1.0 and not self.greedy:
             from ondevice.decoding.nucleus import Nucleus
@@ -135,17 +138,20 @@ class Sampler:
             The ids that are left, ascending, None for all; the weight of each, that of the likeliest being 1. Valid
             until the next call.
         """
-        peak = _finite(scores.max())
-        ids = _top_k(scores, self.options.top_k)
-        weights = self._weights(scores if ids is None else scores[ids], peak)
+        ids = None
+        if self._top_k is not None:
+            ids = self._top_k.of(scores)
+            scores = scores[ids]
+        weights = self._weights(scores)
         if self._nucleus is not None:
             ids, weights = _narrowed(ids, weights, self._nucleus.of(weights))
         if self.options.min_p is not None:
             ids, weights = _narrowed(ids, weights, np.flatnonzero(weights >= self.options.min_p))
         return ids, weights
 
-    def _weights(self, scores: Floats, peak: float) -> Probabilities:
+    def _weights(self, scores: Floats) -> Probabilities:
         """float64[n], 1 for a token as likely as the likeliest."""
+        peak = _finite(scores.max(initial=-np.inf))
         if len(self._scratch) < len(scores):
             self._scratch = np.empty(len(scores))
         weights = self._scratch[: len(scores)]
@@ -158,6 +164,8 @@ class Sampler:
 
 def draw(weights: Probabilities, rng: np.random.Generator) -> int:
     """An index drawn in proportion to `weights`, by inverting the cumulative sum at one uniform number."""
+    if len(weights) <= BLOCK:
+        return _crossing(weights, rng.random() * float(weights.sum()))[0]
     sums = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK))
     block, mass = _crossing(sums, rng.random() * float(sums.sum()))
     index, _ = _crossing(weights[block * BLOCK : (block + 1) * BLOCK], mass)
@@ -188,26 +196,3 @@ def _likeliest(scores: Floats) -> int:
 
 def _narrowed(ids: Ids | None, weights: Probabilities, kept: Ids) -> tuple[Ids, Probabilities]:
     return kept if ids is None else ids[kept], weights[kept]
-
-
-def _top_k(scores: Floats, top_k: int | None) -> Ids | None:
-    """The ids of the k largest, ascending; like transformers, with everything that ties with the k-th. None: all.
-
-    The k-th largest of any k or more column maxima is a bound that at least k logits reach, so few are left to compare.
-    """
-    if top_k is None or top_k >= len(scores):
-        return None
-    columns = min(COLUMNS_PER_TOKEN * top_k, len(scores))
-    table = scores[: len(scores) // columns * columns].reshape(-1, columns)
-    bound = _kth_largest(table.max(axis=0), top_k)
-    # -inf is never drawn: where fewer than k are allowed, these are the set.
-    ids = np.flatnonzero(scores >= max(bound, np.finfo(np.float32).min))
-    if len(ids) <= top_k:
-        return ids
-    best = scores[ids]
-    return ids[best >= _kth_largest(best, top_k)]
-
-
-def _kth_largest(values: Floats, k: int) -> np.float32:
-    cut = len(values) - k
-    return np.float32(np.partition(values, cut)[cut])

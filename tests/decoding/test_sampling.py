@@ -189,11 +189,11 @@ def test_processors_see_penalised_logits_and_the_context() -> None:
     assert seen == [([-4.0, 1.0, 2.0], [0, 1])]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("value", [-np.inf, np.nan])
-def test_a_row_that_leaves_nothing_to_choose_is_an_error(temperature: float, value: float) -> None:
+@pytest.mark.parametrize("chosen", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("row", [[-np.inf] * 4, [np.nan] * 4, [9, 8, np.nan, 7], [1, np.inf, 2, 3]], ids=str)
+def test_a_row_that_leaves_nothing_to_choose_is_an_error(chosen: dict[str, float], row: list[float]) -> None:
     with pytest.raises(UsageError, match="no token can be chosen"):
-        Sampler(SamplingOptions(temperature)).choose(np.full(4, value, np.float32), [])
+        Sampler(SamplingOptions(**chosen)).choose(np.array(row, np.float32), [])
 
 
 @pytest.mark.parametrize("count", [1, 5, 512, 513, 3000])
