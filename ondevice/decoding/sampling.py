@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.errors import UsageError
 
+if TYPE_CHECKING:
+    from ondevice.decoding.nucleus import Nucleus
+    from ondevice.decoding.top_k import TopK
+
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 Probabilities = NDArray[np.float64]
 
-BINS_PER_NAT = 64
-BINS = 4096
-"""Of the histogram that finds a top-p set; its last bin holds what is 64 nats or more below the likeliest token."""
+BLOCK = 512
+"""Weights summed at a time in search of a draw: sums of a block are vectorised, a cumulative sum is not."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,17 @@ class Sampler:
         self.options = options
         self.processors = tuple(processors)
         self.rng = np.random.default_rng(options.seed)
+        self._top_k: TopK | None = None
+        if options.top_k is not None and not self.greedy:
+            from ondevice.decoding.top_k import TopK
+
+            self._top_k = TopK(options.top_k)
+        self._nucleus: Nucleus | None = None
+        if options.top_p is not None and options.top_p < 1.0 and not self.greedy:
+            from ondevice.decoding.nucleus import Nucleus
+
+            self._nucleus = Nucleus(options.top_p)
+        self._scratch: Probabilities = np.empty(0)
 
     @property
     def greedy(self) -> bool:
@@ -109,9 +123,9 @@ class Sampler:
             return logits
         scores = np.array(logits, np.float32)
         if penalty != 1.0:
-            seen = np.unique(np.asarray(context, np.int64))
+            seen = np.asarray(context, np.int64)
             seen = seen[seen < len(scores)]
-            taken = scores[seen]
+            taken = scores[seen]  # a token seen twice is written twice, with the same value
             scores[seen] = np.where(taken < 0, taken * np.float32(penalty), taken / np.float32(penalty))
         for processor in self.processors:
             scores = processor(scores, context)
@@ -121,68 +135,64 @@ class Sampler:
         """Temperature, top-k, top-p and min-p in turn.
 
         Returns:
-            The ids that top-k leaves, ascending, None for all; the weight of each, 0 where it cannot be drawn.
+            The ids that are left, ascending, None for all; the weight of each, that of the likeliest being 1. Valid
+            until the next call.
         """
-        options = self.options
-        peak = _peak(scores, int(scores.argmax()))
-        ids = _top_k(scores, options.top_k)
-        depths = (peak - (scores if ids is None else scores[ids]).astype(np.float64)) / options.temperature
-        weights = np.exp(-depths)
-        dropped = np.zeros(len(weights), np.bool_)
-        if options.top_p is not None and options.top_p < 1.0:
-            dropped |= ~_top_p(depths, weights, options.top_p)
-        if options.min_p is not None:
-            # The likeliest token's weight is 1, and top-p never drops it.
-            dropped |= weights < options.min_p
-        weights[dropped] = 0.0
+        ids = None
+        if self._top_k is not None:
+            ids = self._top_k.of(scores)
+            scores = scores[ids]
+        weights = self._weights(scores)
+        if self._nucleus is not None:
+            ids, weights = _narrowed(ids, weights, self._nucleus.of(weights))
+        if self.options.min_p is not None:
+            ids, weights = _narrowed(ids, weights, np.flatnonzero(weights >= self.options.min_p))
         return ids, weights
+
+    def _weights(self, scores: Floats) -> Probabilities:
+        """float64[n], 1 for a token as likely as the likeliest."""
+        peak = _finite(scores.max(initial=-np.inf))
+        if len(self._scratch) < len(scores):
+            self._scratch = np.empty(len(scores))
+        weights = self._scratch[: len(scores)]
+        np.copyto(weights, scores)
+        weights -= peak
+        if self.options.temperature != 1.0:
+            weights /= self.options.temperature
+        return np.exp(weights, out=weights)
 
 
 def draw(weights: Probabilities, rng: np.random.Generator) -> int:
     """An index drawn in proportion to `weights`, by inverting the cumulative sum at one uniform number."""
+    if len(weights) <= BLOCK:
+        return _crossing(weights, rng.random() * float(weights.sum()))[0]
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK))
+    block, mass = _crossing(sums, rng.random() * float(sums.sum()))
+    index, _ = _crossing(weights[block * BLOCK : (block + 1) * BLOCK], mass)
+    return block * BLOCK + index
+
+
+def _crossing(weights: Probabilities, mass: float) -> tuple[int, float]:
+    """The index at which the cumulative sum comes to exceed `mass`, and what of `mass` is left for it."""
     cumulative = np.cumsum(weights)
-    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    # Rounding can carry the product up to the sum itself, past every token that has a weight.
-    return min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
+    index = int(np.searchsorted(cumulative, mass, side="right"))
+    # Rounding can carry the mass up to the sum itself, past every index that has a weight.
+    index = min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
+    return index, mass - float(cumulative[index - 1]) if index else mass
+
+
+def _finite(peak: float) -> float:
+    """The largest logit as it is: NaN where there is any."""
+    if not math.isfinite(peak):
+        raise UsageError("no token can be chosen: the logits hold NaN or infinity, or a processor forbids every token")
+    return float(peak)
 
 
 def _likeliest(scores: Floats) -> int:
     best = int(scores.argmax())
-    _peak(scores, best)
+    _finite(scores[best])
     return best
 
 
-def _peak(scores: Floats, best: int) -> float:
-    """The largest logit, which argmax found: NaN where there is any."""
-    peak = float(scores[best])
-    if not math.isfinite(peak):
-        raise UsageError("no token can be chosen: the logits hold NaN or infinity, or a processor forbids every token")
-    return peak
-
-
-def _top_k(scores: Floats, top_k: int | None) -> Ids | None:
-    """The ids of the k largest, ascending; like transformers, with everything that ties with the k-th. None: all."""
-    if top_k is None or top_k >= len(scores):
-        return None
-    cut = len(scores) - top_k
-    return np.flatnonzero(scores >= np.partition(scores, cut)[cut])
-
-
-def _top_p(depths: Probabilities, weights: Probabilities, top_p: float) -> NDArray[np.bool_]:
-    """Which tokens are in the smallest set that holds `top_p` of the mass, likeliest first, lowest id first in a tie.
-
-    A histogram finds the bin in which the set ends, so that only this bin is sorted.
-
-    depths : float64[n], distance below the likeliest token, in nats; weights : float64[n], exp(-depths)
-    """
-    bins = np.minimum(depths * BINS_PER_NAT, BINS - 1).astype(np.intp)
-    mass = np.cumsum(np.bincount(bins, weights))
-    needed = top_p * mass[-1]
-    last = int(np.searchsorted(mass, needed, side="left"))
-    keep = bins < last
-    edge = np.flatnonzero(bins == last)
-    edge = edge[np.argsort(depths[edge], kind="stable")]
-    # A token stays while what comes before it falls short.
-    before = np.concatenate([[mass[last - 1] if last else 0.0], weights[edge[:-1]]]).cumsum()
-    keep[edge[before < needed]] = True
-    return keep
+def _narrowed(ids: Ids | None, weights: Probabilities, kept: Ids) -> tuple[Ids, Probabilities]:
+    return kept if ids is None else ids[kept], weights[kept]
