@@ -68,17 +68,21 @@ class Model:
         return self.engine.context_length
 
     def close(self) -> None:
-        """Give the engine's memory back. A closed model generates nothing more."""
+        """Give the engine's memory back. A closed model generates nothing more; a running generation is cancelled, and
+        the memory comes back when that has ended.
+        """
         self._closed = True
-        self.engine.close()
+        self._cancelled.set()
+        self._close_engine()
 
     def forget(self) -> None:
         """Drop every text seen so far, from the cache and from what drafters remember; what was learnt about this
         machine's costs and the drafters' luck stays. For privacy, and for benchmarks that repeat a prompt.
 
         Raises:
-            UsageError: a generation is running.
+            UsageError: a generation is running, or the model is closed.
         """
+        self._check_open()
         if not self._busy.acquire(blocking=False):
             raise UsageError("this model is generating: wait for it or cancel it before it can forget")
         try:
@@ -115,8 +119,7 @@ class Model:
             UsageError: an option that does not exist or fit, or a generation is running already.
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
         """
-        if self._closed:
-            raise UsageError("this model is closed: load it again")
+        self._check_open()
         chosen = GenerationOptions.of(options)
         token_ids = self.encode(prompt)
         suppressed = self._defaults.suppress_tokens
@@ -130,7 +133,7 @@ class Model:
         self._cancelled.clear()
         limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._cancelled.is_set, chosen.on_prefill)
         rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
-        return _Stream(self._steps(rounds, text_stream), self._busy.release)
+        return _Stream(self._steps(rounds, text_stream), self._release)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked against vocabulary and context."""
@@ -142,6 +145,20 @@ class Model:
         if len(token_ids) >= self.context_length:
             raise ContextOverflowError(len(token_ids), self.context_length)
         return token_ids
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this model is closed: load it again")
+
+    def _release(self) -> None:
+        self._busy.release()
+        if self._closed:
+            self._close_engine()
+
+    def _close_engine(self) -> None:
+        """Close it once, and not under a generation: a closed model stays busy."""
+        if self._busy.acquire(blocking=False):
+            self.engine.close()
 
     def _text_stream(self, chosen: GenerationOptions) -> TextStream | None:
         if self.tokenizer is not None:

@@ -13,6 +13,7 @@ import pytest
 import ondevice
 from ondevice import Model
 from ondevice.bundle import MANIFEST
+from ondevice.engines.choice import EngineName
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.errors import BundleCorruptError, ContextOverflowError, PromptError, UsageError
 
@@ -216,6 +217,19 @@ def test_a_closed_model_says_so(reference_bundle: Path) -> None:
         pass
     with pytest.raises(UsageError, match="closed"):
         model.stream(PROMPT)
+
+
+@pytest.mark.parametrize("engine", ["simd", "ort"])
+def test_a_model_closed_while_it_generates_ends_that_first(reference_bundle: Path, engine: EngineName) -> None:
+    model = ondevice.load(reference_bundle, engine=engine)
+    steps = model.stream(PROMPT, max_new_tokens=50)
+    next(steps)
+    model.close()
+    assert [step.finish_reason for step in steps] == ["cancelled"]
+    with pytest.raises(UsageError, match="this model is closed"):
+        model.forget()
+    model.close()
+    assert not vars(model.engine)
 
 
 @pytest.mark.parametrize(("options", "words"), [({"engine": "gpu"}, "engine"), ({"threads": 0}, "threads")])
