@@ -129,7 +129,7 @@ class Sampler:
             scores[seen] = np.where(taken < 0, taken * np.float32(penalty), taken / np.float32(penalty))
         for processor in self.processors:
             scores = processor(scores, context)
-        return scores
+        return np.ascontiguousarray(scores, np.float32)  # whatever a processor made of them
 
     def _warped(self, scores: Floats) -> tuple[Ids | None, Probabilities]:
         """Temperature, top-k, top-p and min-p in turn.
