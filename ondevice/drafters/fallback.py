@@ -1,4 +1,4 @@
-"""Two drafters as one: whichever expects more accepted tokens drafts."""
+"""Two drafters as one: whichever expects to gain more drafts."""
 
 from __future__ import annotations
 
