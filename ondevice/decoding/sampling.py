@@ -81,6 +81,7 @@ class Sampler:
         self.options = options
         self.processors = tuple(processors)
         self.rng = np.random.default_rng(options.seed)
+        # Imported where they are needed: with numba, and `ondevice --help` needs the options above.
         self._top_k: TopK | None = None
         if options.top_k is not None and not self.greedy:
             from ondevice.decoding.top_k import TopK

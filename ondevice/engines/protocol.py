@@ -98,6 +98,8 @@ class Engine(Protocol):
     name: str
     target: Target
     has_drafter: bool
+    kv_cache: str
+    """What keys and values are held in."""
     context_length: int
 
     @property

@@ -40,6 +40,7 @@ class SimdEngine(CommittedRows):
         self.target = bundle.manifest.target
         self.context_length = context_within(context_length, self.target.context_length)
         self._drafter_model = bundle.manifest.drafter
+        self.kv_cache: str = kv_cache
         self.has_drafter = self._drafter_model is not None
         announce_compilation()
         self._program = load_program(bundle, MOST_ROWS, threads)
