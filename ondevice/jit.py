@@ -1,4 +1,4 @@
-"""One decorator for every compiled kernel, so that they all keep the same numerics."""
+"""One decorator for the compiled kernels outside the `simd` engine, which has its own."""
 
 from __future__ import annotations
 

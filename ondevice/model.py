@@ -25,6 +25,7 @@ from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.options import GenerationDefaults, GenerationOptions
+from ondevice.step_stream import StepStream
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
@@ -133,7 +134,7 @@ class Model:
         self._cancelled.clear()
         limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._cancelled.is_set, chosen.on_prefill)
         rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
-        return _Stream(self._steps(rounds, text_stream), self._release)
+        return StepStream(self._steps(rounds, text_stream), self._release)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked against vocabulary and context."""
@@ -239,30 +240,6 @@ class Model:
             yield Step(text, token_ids, this.drafted, this.accepted, this.source, this.seconds, reason)
             if reason:
                 return
-
-
-class _Stream(Iterator[Step]):
-    """A generator that also gives the model back when it was never started: a bare one's `finally` would not run."""
-
-    def __init__(self, steps: Iterator[Step], release: Any) -> None:
-        self._steps = steps
-        self._release = release
-
-    def __next__(self) -> Step:
-        try:
-            return next(self._steps)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        steps, self._steps = self._steps, iter(())
-        if close := getattr(steps, "close", None):
-            close()
-            self._release()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def load(

@@ -133,7 +133,7 @@ class Engine(Protocol):
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         """One MTP step over the committed cache. The position is `length`, the newest token's, for a whole round.
 
-        `hidden` may be what the step before gave; its arrays need not outlive the next step.
+        The arrays of the answer may be reused by the next step, whose `hidden` may be one of them.
         """
         ...
 
