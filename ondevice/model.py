@@ -25,6 +25,7 @@ from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import Engine
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.options import GenerationDefaults, GenerationOptions
+from ondevice.progress import Progress, silent
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
@@ -255,6 +256,7 @@ def load(
     threads: int | None = None,
     context_length: int | None = None,
     verify_hashes: bool = False,
+    on_pack: Progress = silent,
 ) -> Model:
     """Open a bundle and make it ready to generate.
 
@@ -264,6 +266,8 @@ def load(
         threads: compute threads; None takes the physical cores that this process may use.
         context_length: most tokens of a sequence; None takes the model's own.
         verify_hashes: compare every file's sha256 first.
+        on_pack: called while weights are packed for the `simd` engine, which happens once per bundle and takes seconds,
+            with the bytes done and their number.
 
     Raises:
         BundleError: nothing there, or nothing to trust.
@@ -274,7 +278,7 @@ def load(
         raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     count = threads or machine.default_threads()
-    running = open_engine(engine, opened, count, context_length)
+    running = open_engine(engine, opened, count, context_length, on_pack)
     return Model(opened, running, count, perf_counter() - started)
 
 
