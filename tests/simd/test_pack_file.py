@@ -133,6 +133,16 @@ def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cache.exists()
 
 
+def test_a_disk_full_of_packs_that_nobody_opens(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unused = opened_days_ago(cache / f"{'a' * 40}.pack", 1000)
+    monkeypatch.setattr(
+        pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if unused.exists() else 1 << 40)
+    )
+    made = open_pack(layout_of(), FakeSources(), 1)
+    np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 1), made)
+    assert find_pack(layout_of(), "content").status == "packed"
+
+
 def test_a_disk_that_fills_up_meanwhile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*words: object) -> None:
         raise OSError(28, "No space left on device")
@@ -159,6 +169,8 @@ def test_a_state_tells_where_a_pack_will_be_and_makes_nothing(cache: Path, monke
     open_pack(layout, FakeSources(), 1)
     after = find_pack(layout, "content")
     assert (after.status, after.path) == ("packed", before.path)
+    monkeypatch.setattr(pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert after.obstacle is None
     assert pack_sizes() == [layout.size]
     monkeypatch.setattr(pack_file, "SMALL", layout.size)
     assert (find_pack(layout, "content").status, find_pack(layout, "content").path) == ("small", None)

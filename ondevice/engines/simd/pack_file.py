@@ -57,8 +57,8 @@ class PackState:
 
     @property
     def obstacle(self) -> str | None:
-        """Why the file could not be written."""
-        return None if self.path is None else _obstacle(self.path.parent, self.size)
+        """Why the file is not there and could not be written."""
+        return None if self.path is None or self.pack is not None else _obstacle(self.path.parent, self.size)
 
 
 def find_pack(layout: PackLayout, content: str) -> PackState:
@@ -93,14 +93,14 @@ def open_pack(layout: PackLayout, sources: Sources, threads: int, progress: Prog
     if state.pack is not None:
         mark_used(state.path)
         return state.pack
+    remove_unused()  # first of all: it may make the room that there was not
     size = layout.size / 1e9
-    if state.obstacle is not None:
-        _log.warning("packing %.1f GB of weights, at every start: %s", size, state.obstacle)
+    if obstacle := state.obstacle:
+        _log.warning("packing %.1f GB of weights, at every start: %s", size, obstacle)
         return _in_memory(layout, threads, counted(progress, layout.size))
     _log.warning("packing %.1f GB of weights for the simd engine, only this once: into %s", size, state.path)
     advance = counted(progress, sources.size + layout.size)
     sources.verify(advance)
-    remove_unused()
     try:
         _write_file(state.path, layout, threads, advance)
     except OSError:
