@@ -19,6 +19,7 @@ from ondevice.engines.simd.program import load_program
 from ondevice.engines.simd.state import ForwardState
 from ondevice.errors import UsageError
 from ondevice.manifest import Target
+from ondevice.progress import Progress, silent
 
 KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 
@@ -30,9 +31,22 @@ class SimdEngine(CommittedRows):
     name = "simd"
 
     def __init__(
-        self, bundle: Bundle, threads: int, context_length: int | None = None, kv_cache: KVCacheType = "fp16"
+        self,
+        bundle: Bundle,
+        threads: int,
+        context_length: int | None = None,
+        *,
+        kv_cache: KVCacheType = "fp16",
+        on_pack: Progress = silent,
     ) -> None:
         """
+        Args:
+            bundle: what to run.
+            threads: that compute.
+            context_length: most tokens of a sequence; None takes the target's own.
+            kv_cache: how keys and values are kept.
+            on_pack: hears of the bytes that are packed, the first time.
+
         Raises:
             UnsupportedGraphError: the graphs hold something that there is no kernel for; another engine may run them.
             BundleCorruptError: they are not what they claim to be.
@@ -42,7 +56,7 @@ class SimdEngine(CommittedRows):
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
         announce_compilation()
-        self._program = load_program(bundle, MOST_ROWS, threads)
+        self._program = load_program(bundle, MOST_ROWS, threads, on_pack)
         self._crew = Crew(threads, self._program.scratch_bytes)
         self._caches = _make_caches(self.target, kv_cache)
         super().__init__(self._caches)
