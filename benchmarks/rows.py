@@ -23,12 +23,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.llama_bench import LlamaBench
-from benchmarks.roofline import Gauge, Roofline
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Outputs, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.gauge import Gauge, Roofline
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.model import Layer, Matrix, TargetModel
 from ondevice.engines.simd.program import read_models

@@ -9,9 +9,13 @@ from pathlib import Path, PurePosixPath
 
 from ondevice.errors import BundleCorruptError, BundleNotFoundError
 from ondevice.manifest import Manifest
+from ondevice.progress import Advance, Progress, counted, silent
 
 MANIFEST = "bundle.json"
 TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG = "tokenizer.json", "chat_template.jinja", "generation_config.json"
+
+PIECE = 1 << 20
+"""Bytes that are hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +24,13 @@ class Bundle:
     manifest: Manifest
 
     @classmethod
-    def open(cls, location: str | Path, *, verify_hashes: bool = False) -> Bundle:
+    def open(cls, location: str | Path, *, verify_hashes: bool = False, on_hash: Progress = silent) -> Bundle:
         """Find a bundle and check its manifest, that every file lies inside it, and every size.
 
         Args:
             location: a directory, or a name under the model home.
             verify_hashes: read every file and compare its sha256 too.
+            on_hash: hears of the bytes that were read to that end.
 
         Raises:
             BundleNotFoundError: there is none.
@@ -38,7 +43,9 @@ class Bundle:
         except UnicodeDecodeError as error:
             raise BundleCorruptError(f"{path / MANIFEST} is not UTF-8 text: export the bundle again") from error
         bundle = cls(path, Manifest.from_json(text))
-        bundle._check_files(verify_hashes)
+        bundle._check_files()
+        if verify_hashes:
+            bundle._check_hashes(on_hash)
         return bundle
 
     def file(self, name: str) -> Path | None:
@@ -50,7 +57,13 @@ class Bundle:
             raise BundleCorruptError(f"bundle.json names the graph {name} and does not list it: export it again")
         return self.path / name
 
-    def _check_files(self, verify_hashes: bool) -> None:
+    def verify(self, name: str, advance: Advance) -> None:
+        """Compare a file's sha256 with the manifest's; raises BundleCorruptError where they differ."""
+        file = self.path / name
+        if sha256(file, advance) != self.manifest.files[name].sha256:
+            raise BundleCorruptError(f"{file} was altered (its sha256 differs): export the bundle again")
+
+    def _check_files(self) -> None:
         root = self.path.resolve()
         for name, entry in self.manifest.files.items():
             relative = PurePosixPath(name)
@@ -62,13 +75,21 @@ class Bundle:
             size = file.stat().st_size
             if size != entry.size:
                 raise BundleCorruptError(f"{file} has {size} bytes instead of {entry.size}: export the bundle again")
-            if verify_hashes and sha256(file) != entry.sha256:
-                raise BundleCorruptError(f"{file} was altered (its sha256 differs): export the bundle again")
+
+    def _check_hashes(self, progress: Progress) -> None:
+        advance = counted(progress, sum(entry.size for entry in self.manifest.files.values()))
+        for name in self.manifest.files:
+            self.verify(name, advance)
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(path: Path, advance: Advance = lambda count: None) -> str:
+    """Of a file, in hexadecimal. `advance` hears of every piece that was read."""
+    digest, piece = hashlib.sha256(), bytearray(PIECE)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(memoryview(piece)[:count])
+            advance(count)
+    return digest.hexdigest()
 
 
 def model_home() -> Path:

@@ -25,6 +25,7 @@ from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.options import GenerationDefaults, GenerationOptions
+from ondevice.progress import Progress, silent
 from ondevice.step_stream import StepStream
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
@@ -250,6 +251,7 @@ def load(
     context_length: int | None = None,
     kv_cache: KVCacheType = "fp16",
     verify_hashes: bool = False,
+    on_pack: Progress = silent,
 ) -> Model:
     """Open a bundle and make it ready to generate.
 
@@ -260,6 +262,8 @@ def load(
         context_length: most tokens of a sequence; None takes the model's own.
         kv_cache: `int8` halves the memory of a long context, on the `simd` engine; `fp16` there is float32 on `ort`.
         verify_hashes: compare every file's sha256 first.
+        on_pack: called while weights are packed for the `simd` engine, which happens once per bundle and takes seconds,
+            with the bytes done and their number.
 
     Raises:
         BundleError: nothing there, or nothing to trust.
@@ -270,7 +274,7 @@ def load(
         raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     count = threads or machine.default_threads()
-    running = open_engine(engine, opened, count, context_length, kv_cache)
+    running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, on_pack=on_pack)
     return Model(opened, running, count, perf_counter() - started)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
 from ondevice.errors import BundleCorruptError, UsageError
+from ondevice.progress import Progress, silent
 
 DrafterName = Literal["auto", "mtp", "ngram", "none"]
 ScheduleName = Literal["auto", "heuristic", "constant"]
@@ -75,7 +76,7 @@ class GenerationOptions:
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: ScheduleName = "auto"
     logits_processors: Sequence[LogitsProcessor] = ()
-    on_prefill: Callable[[int, int], None] = lambda done, total: None
+    on_prefill: Progress = silent
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> GenerationOptions:

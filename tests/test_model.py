@@ -167,7 +167,7 @@ def test_a_cache_that_does_not_exist(reference_bundle: Path, options: dict[str, 
 
 
 def test_an_int8_cache_is_not_given_up_in_silence(reference_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise UnsupportedGraphError("a gate of silver")
 
     monkeypatch.setattr("ondevice.engines.simd.engine.SimdEngine.__init__", refuse)

@@ -14,6 +14,7 @@ from ondevice.decoding.schedule import Schedule
 from ondevice.decoding.verify import accept
 from ondevice.drafters.protocol import Draft, Drafter
 from ondevice.engines.protocol import Engine, Outputs, TokenTree
+from ondevice.progress import Progress, silent
 
 NO_DRAFT = Draft.empty()
 
@@ -29,7 +30,7 @@ class Limits:
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
     cancelled: Callable[[], bool] = lambda: False
-    on_prefill: Callable[[int, int], None] = lambda done, total: None
+    on_prefill: Progress = silent
 
 
 def generate(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import UsageError
+from ondevice.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from ondevice.engines.simd.pack_file import PackState
 
 EngineName = Literal["auto", "simd", "ort"]
 """`auto` is `simd` where it can run the bundle's graphs, else `ort`."""
@@ -20,7 +25,13 @@ _log = logging.getLogger("ondevice")
 
 
 def open_engine(
-    name: str, bundle: Bundle, threads: int, context_length: int | None = None, kv_cache: KVCacheType = "fp16"
+    name: str,
+    bundle: Bundle,
+    threads: int,
+    context_length: int | None = None,
+    *,
+    kv_cache: KVCacheType = "fp16",
+    on_pack: Progress = silent,
 ) -> Engine:
     """Open the engine of that name.
 
@@ -40,7 +51,7 @@ def open_engine(
         from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
         try:
-            return SimdEngine(bundle, threads, context_length, kv_cache)
+            return SimdEngine(bundle, threads, context_length, kv_cache=kv_cache, on_pack=on_pack)
         except UnsupportedGraphError as error:
             if name == "simd":
                 raise
@@ -55,3 +66,31 @@ def open_engine(
     from ondevice.engines.ort import OrtEngine
 
     return OrtEngine(bundle, threads, context_length)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What `auto` would open.
+
+    reason : why it is not `simd`
+    pack : of `simd`'s weights
+    """
+
+    engine: Literal["simd", "ort"]
+    reason: str | None = None
+    pack: PackState | None = None
+
+
+def preview(bundle: Bundle) -> Preview:
+    """Read a bundle's graphs as `auto` would, and neither pack nor run anything.
+
+    Raises:
+        BundleCorruptError: the graphs are not what they claim to be.
+    """
+    from ondevice.engines.simd.program import pack_state
+    from ondevice.engines.simd.unsupported import UnsupportedGraphError
+
+    try:
+        return Preview("simd", pack=pack_state(bundle))
+    except UnsupportedGraphError as error:
+        return Preview("ort", error.reason)

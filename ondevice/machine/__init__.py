@@ -1,7 +1,16 @@
 """What this computer offers: processor, cores that may be used, memory. The standard library alone, and quick."""
 
-from ondevice.machine.cores import default_threads, physical_cores
-from ondevice.machine.memory import peak_rss_bytes, reset_peak_rss
+from ondevice.machine.cores import core_processors, default_threads, physical_cores
+from ondevice.machine.memory import available_bytes, peak_rss_bytes, reset_peak_rss
 from ondevice.machine.processor import os_name, processor_name
 
-__all__ = ["default_threads", "os_name", "peak_rss_bytes", "physical_cores", "processor_name", "reset_peak_rss"]
+__all__ = [
+    "available_bytes",
+    "core_processors",
+    "default_threads",
+    "os_name",
+    "peak_rss_bytes",
+    "physical_cores",
+    "processor_name",
+    "reset_peak_rss",
+]

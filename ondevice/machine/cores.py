@@ -31,22 +31,29 @@ def default_threads() -> int:
 def physical_cores(root: Path = Path("/")) -> int:
     """Physical cores, slow ones left out, that this process may run on; logical ones where a system tells no more."""
     if sys.platform == "linux":
-        return _linux(root / "sys/devices/system/cpu", os.sched_getaffinity(0))
+        return len(core_processors(root)) or 1
     count = _mac() if sys.platform == "darwin" else _windows() if sys.platform == "win32" else None
     return count or os.cpu_count() or 1
 
 
-def _linux(system: Path, allowed: set[int]) -> int:
-    """Groups of hyper-threads with at least one member among the allowed processors, by the capacity of each."""
-    cores: dict[str, int] = {}
-    for processor in allowed:
+def core_processors(root: Path = Path("/")) -> list[int]:
+    """A processor of each of those cores, to pin a thread to; none where the system pins no threads."""
+    if sys.platform != "linux":
+        return []
+    return _linux(root / "sys/devices/system/cpu", os.sched_getaffinity(0))
+
+
+def _linux(system: Path, allowed: set[int]) -> list[int]:
+    """The first allowed processor of each group of hyper-threads, slow cores left out."""
+    cores: dict[str, tuple[int, int]] = {}
+    for processor in sorted(allowed):
         directory = system / f"cpu{processor}"
         # The second is the name before Linux 5.3.
         names = ("topology/core_cpus_list", "topology/thread_siblings_list")
         siblings = next(filter(None, (_read(directory / name) for name in names)), str(processor))
-        cores[siblings] = int(_read(directory / "cpu_capacity") or 1)
-    fastest = max(cores.values(), default=1)
-    return sum(capacity >= SLOW * fastest for capacity in cores.values()) or 1
+        cores.setdefault(siblings, (int(_read(directory / "cpu_capacity") or 1), processor))
+    fastest = max(cores.values(), default=(1, 0))[0]
+    return [processor for capacity, processor in cores.values() if capacity >= SLOW * fastest]
 
 
 def _read(path: Path) -> str:

@@ -1,10 +1,13 @@
-"""The most memory that this process has held."""
+"""Memory: the most that this process has held, and what there is to take."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
+
+from ondevice.machine.quota import memory_quota
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -14,7 +17,7 @@ def peak_rss_bytes() -> int:
     """Peak resident set size since the start, or since `reset_peak_rss`; 0 where the system does not say."""
     if sys.platform == "linux":
         # Not getrusage: its figure survives exec, so a small program shows the size of whoever started it.
-        return _linux(STATUS)
+        return _linux(STATUS, "VmHWM")
     if sys.platform == "win32":
         return _windows()
     import resource
@@ -33,12 +36,23 @@ def reset_peak_rss() -> bool:
     return True
 
 
-def _linux(status: Path) -> int:
+def available_bytes(root: Path = Path("/")) -> int:
+    """What can be taken without swapping; on macOS, which does not say, all memory; 0 where nothing is known."""
+    if sys.platform == "linux":
+        free, quota = _linux(root / "proc/meminfo", "MemAvailable"), memory_quota(root)
+        return free if quota is None else min(free, quota)
+    if sys.platform == "win32":
+        return _windows_available()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _linux(path: Path, name: str) -> int:
+    """The bytes that a line such as `VmHWM:  2048 kB` tells."""
     try:
-        lines = status.read_text("utf-8", errors="replace").splitlines()
+        lines = path.read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 class _MemoryCounters(ctypes.Structure):
@@ -62,3 +76,20 @@ def _windows() -> int:
     return (
         int(counters.PeakWorkingSetSize) if read(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb) else 0
     )
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX"""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("available", ctypes.c_uint64),
+        ("page_files_and_address_space", ctypes.c_uint64 * 5),
+    )
+
+
+def _windows_available() -> int:
+    status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
+    return int(status.available) if ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status)) else 0

@@ -1,4 +1,4 @@
-"""Processor time that a Linux control group grants, in cores."""
+"""What a Linux control group grants: processor time, in cores, and memory, in bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ def processor_quota(root: Path = Path("/")) -> float | None:
     Args:
         root: where `proc` and `sys` are looked up.
     """
-    limits = [limit for group in _groups(root) if (limit := _limit(group)) is not None]
+    limits = [limit for group in _groups(root, "cpu") if (limit := _cores(group)) is not None]
     return min(limits, default=None)
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """Directories of this process's processor groups, from the innermost outwards, of either version."""
+def memory_quota(root: Path = Path("/")) -> int | None:
+    """The least that this process's group and the groups around it may still take; None where there is no limit.
+
+    Pages of files count as taken, though they would be given back: this may be too little, never too much.
+    """
+    left = [room for group in _groups(root, "memory") if (room := _room(group)) is not None]
+    return min(left, default=None)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Directories of this process's groups that have a controller, from the innermost outwards, of either version."""
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -28,8 +37,8 @@ def _groups(root: Path) -> Iterator[Path]:
         controllers, _, path = rest.partition(":")
         if not controllers:
             hierarchies = [mounts, mounts / "unified"]
-        elif "cpu" in controllers.split(","):
-            hierarchies = [mounts / controllers, mounts / "cpu"]
+        elif controller in controllers.split(","):
+            hierarchies = [mounts / controllers, mounts / controller]
         else:
             continue
         # A container often sees its own group mounted at the top, and the host's path in /proc.
@@ -39,13 +48,23 @@ def _groups(root: Path) -> Iterator[Path]:
                 yield hierarchy / part
 
 
-def _limit(group: Path) -> float | None:
+def _cores(group: Path) -> float | None:
     """Quota over period: `cpu.max` holds both (version 2), two files hold one each (version 1)."""
     words = _words(group / "cpu.max") or _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
     # "max" and -1 mean no limit.
     if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1])
+
+
+def _room(group: Path) -> int | None:
+    """Limit less usage, in the files of version 2, else 1."""
+    words = _words(group / "memory.max") + _words(group / "memory.current") or (
+        _words(group / "memory.limit_in_bytes") + _words(group / "memory.usage_in_bytes")
+    )
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        return None
+    return max(0, int(words[0]) - int(words[1]))
 
 
 def _words(path: Path) -> list[str]:

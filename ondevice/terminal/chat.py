@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from ondevice.errors import UsageError
 from ondevice.terminal.conversation import Conversation
-from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options, load_options
+from ondevice.terminal.loading import load_model
+from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options
 from ondevice.text.prompt_file import decode
 
 HELP = """\
@@ -29,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import ondevice
-
-    with ondevice.load(args.bundle, **load_options(args)) as model:
+    with load_model(args) as model:
         conversation = Conversation(model, generation_options(args), args.system)
         if sys.stdin.isatty():
             print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ondevice.terminal import prompt_input
 from ondevice.terminal.comparison import Comparison, plain_options
 from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
-from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options, load_options
+from ondevice.terminal.loading import load_model
+from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options
 from ondevice.terminal.reply import as_json, stream_reply, summary
 
 if TYPE_CHECKING:
@@ -34,10 +35,8 @@ def run(args: argparse.Namespace) -> int:
     options = generation_options(args)
     if args.compare:
         options.setdefault("seed", 0)  # without one, two sampled runs say nothing about each other
-    import ondevice
-
     comparison = None
-    with ondevice.load(args.bundle, **load_options(args)) as model:
+    with load_model(args) as model:
         if args.compare:
             _warm_up(model, prompt, options)
         reply = stream_reply(model, prompt, options, show=not args.json)

@@ -60,7 +60,7 @@ COMMANDS = {
 """,
     ),
     "info": Command(
-        "ondevice.terminal.info",
+        "ondevice.terminal.info.command",
         "describe this machine, or a bundle",
         """
   ondevice info

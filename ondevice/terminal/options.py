@@ -1,4 +1,4 @@
-"""Options that several commands share, and the keywords of `ondevice.load` and `Model.stream` they stand for."""
+"""Options that several commands share, and the keywords of `Model.stream` that they stand for."""
 
 from __future__ import annotations
 
@@ -54,11 +54,6 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         choices=["auto", "heuristic", "constant"],
         help="how drafts grow and shrink (default: auto, as long as they pay on this machine)",
     )
-
-
-def load_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of `ondevice.load`."""
-    return {name: getattr(args, name) for name in ("engine", "threads", "context_length", "kv_cache")}
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:

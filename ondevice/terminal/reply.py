@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ondevice.decoding.record import FinishReason, Reply, Stats, Step
 from ondevice.terminal.interrupt import cancel_on_interrupt
-from ondevice.terminal.prefill_bar import PrefillBar
+from ondevice.terminal.progress_bar import prompt_bar
 
 if TYPE_CHECKING:
     from ondevice.model import Model
@@ -33,7 +33,7 @@ def stream_reply(model: Model, prompt: Prompt, options: dict[str, Any], *, show:
     text: list[str] = []
     token_ids: list[int] = []
     reason: FinishReason | None = None
-    with cancel_on_interrupt(model) as interrupt, PrefillBar() as bar:
+    with cancel_on_interrupt(model) as interrupt, prompt_bar() as bar:
         for step in model.stream(prompt, on_prefill=bar.show, **options):
             if show:
                 _write(step, model.tokenizer is None, first=not token_ids)

@@ -19,29 +19,32 @@ def test_this_machine():
     assert machine.processor_name()
     assert machine.os_name()
     assert machine.peak_rss_bytes() > 2**20
+    assert machine.available_bytes() > 2**20
+    assert len(machine.core_processors()) == (machine.physical_cores() if sys.platform == "linux" else 0)
 
 
 @pytest.mark.parametrize(
-    ("allowed", "count"), [({0, 1, 2, 3}, 2), ({0, 1}, 2), ({1, 3}, 1), ({0, 2}, 1), ({7, 8}, 2), (set(), 1)]
+    ("allowed", "one_each"),
+    [({0, 1, 2, 3}, [0, 1]), ({0, 1}, [0, 1]), ({1, 3}, [1]), ({3, 2}, [2, 3]), ({7, 8}, [7, 8]), (set(), [])],
 )
-def test_hyper_threads_share_a_core(tmp_path, allowed, count):
+def test_hyper_threads_share_a_core(tmp_path, allowed, one_each):
     for number, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
         write(tmp_path / f"cpu{number}/topology/core_cpus_list", siblings + "\n")
-    assert cores._linux(tmp_path, allowed) == count
+    assert cores._linux(tmp_path, allowed) == one_each
 
 
 def test_old_kernels_use_another_name(tmp_path):
     for number in range(2):
         write(tmp_path / f"cpu{number}/topology/thread_siblings_list", "0-1\n")
-    assert cores._linux(tmp_path, {0, 1}) == 1
+    assert cores._linux(tmp_path, {0, 1}) == [0]
 
 
 def test_slow_cores_are_left_out(tmp_path):
     for number, capacity in enumerate([530] * 4 + [1024, 1024, 960, 960]):
         write(tmp_path / f"cpu{number}/topology/core_cpus_list", str(number))
         write(tmp_path / f"cpu{number}/cpu_capacity", f"{capacity}\n")
-    assert cores._linux(tmp_path, set(range(8))) == 4
-    assert cores._linux(tmp_path, set(range(4))) == 4
+    assert cores._linux(tmp_path, set(range(8))) == [4, 5, 6, 7]
+    assert cores._linux(tmp_path, set(range(4))) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +105,42 @@ def test_windows_records_are_counted():
 
 def test_peak_memory_is_read_from_the_status(tmp_path):
     write(tmp_path / "status", "VmPeak:\t   99 kB\nVmHWM:\t    2048 kB\n")
-    assert memory._linux(tmp_path / "status") == 2048 * 1024
-    assert memory._linux(tmp_path / "none") == 0
+    assert memory._linux(tmp_path / "status", "VmHWM") == 2048 * 1024
+    assert memory._linux(tmp_path / "none", "VmHWM") == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="free memory is read from files on Linux only")
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        ({}, 8 << 30),
+        ({"proc/self/cgroup": "0::/app", "sys/fs/cgroup/app/memory.max": "max"}, 8 << 30),
+        (
+            {
+                "proc/self/cgroup": "0::/slice/app",
+                "sys/fs/cgroup/slice/app/memory.max": "max\n",
+                "sys/fs/cgroup/slice/app/memory.current": "100000\n",
+                "sys/fs/cgroup/slice/memory.max": "500000",
+                "sys/fs/cgroup/slice/memory.current": "200000",
+            },
+            300000,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/docker/abc\n3:memory:/docker/abc",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "500000",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "600000",
+                "sys/fs/cgroup/cpu/memory.limit_in_bytes": "1",
+            },
+            0,
+        ),
+    ],
+)
+def test_available_memory_is_within_the_quota(tmp_path, files, available):
+    write(tmp_path / "proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable:    8388608 kB\n")
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    assert memory.available_bytes(tmp_path) == available
 
 
 def test_the_peak_can_start_again():

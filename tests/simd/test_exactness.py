@@ -13,6 +13,7 @@ from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd import kv_store, program
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.sources import Sources
 from tests.tiny_models import CONTEXT, VOCAB
 
 MOST_ROWS = 16
@@ -167,3 +168,20 @@ def test_an_interrupt_while_memory_grows(
     assert drafted(disturbed) == drafted(whole)
     for engine in (whole, disturbed):
         engine.close()
+
+
+def test_tables_are_read_again_after_their_pages_were_let_go_of(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, release = [], Sources.release
+    monkeypatch.setattr(Sources, "release", lambda self: (released.append(self), release(self)))
+    found = []
+    for every in (3, 1 << 40):
+        monkeypatch.setattr(engine_module, "RELEASE_EVERY", every)
+        engine = SimdEngine(bundle, threads=1)
+        released.clear()
+        rows = [TokenTree.chain([token]) for token in np.random.default_rng(0).integers(0, VOCAB, 10).tolist()]
+        found.append([engine.forward(row, [0]).logits.copy() for row in rows])
+        assert len(released) == 10 // every
+        engine.close()
+    np.testing.assert_array_equal(*found)

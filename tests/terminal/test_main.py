@@ -80,7 +80,7 @@ def test_a_failing_disk_is_one_line(run, bundle, monkeypatch):
     def fail(*words, **options):
         raise PermissionError(13, "Permission denied", "bundle.json")
 
-    monkeypatch.setattr("ondevice.terminal.info.Bundle.open", fail)
+    monkeypatch.setattr("ondevice.terminal.info.command.Bundle.open", fail)
     assert run("info", bundle) == (2, "", "ondevice: [Errno 13] Permission denied: 'bundle.json'\n")
 
 

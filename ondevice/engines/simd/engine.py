@@ -19,20 +19,37 @@ from ondevice.engines.simd.program import load_program
 from ondevice.engines.simd.state import ForwardState
 from ondevice.errors import UsageError
 from ondevice.manifest import Target
+from ondevice.progress import Progress, silent
 
 KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 
 MOST_ROWS = 512
 """Rows of a forward. Each reads the upper layers once, for the wanted rows: 1 x 512 costs 3 % less than 2 x 256."""
 
+RELEASE_EVERY = 512
+"""Rows after which the pages of tables that they mapped are let go of."""
+
 
 class SimdEngine(CommittedRows):
     name = "simd"
 
     def __init__(
-        self, bundle: Bundle, threads: int, context_length: int | None = None, kv_cache: KVCacheType = "fp16"
+        self,
+        bundle: Bundle,
+        threads: int,
+        context_length: int | None = None,
+        *,
+        kv_cache: KVCacheType = "fp16",
+        on_pack: Progress = silent,
     ) -> None:
         """
+        Args:
+            bundle: what to run.
+            threads: that compute.
+            context_length: most tokens of a sequence; None takes the target's own.
+            kv_cache: how keys and values are kept.
+            on_pack: hears of the bytes that are packed, the first time.
+
         Raises:
             UnsupportedGraphError: the graphs hold something that there is no kernel for; another engine may run them.
             BundleCorruptError: they are not what they claim to be.
@@ -43,7 +60,7 @@ class SimdEngine(CommittedRows):
         self.kv_cache: str = kv_cache
         self.has_drafter = self._drafter_model is not None
         announce_compilation()
-        self._program = load_program(bundle, MOST_ROWS, threads)
+        self._program = load_program(bundle, MOST_ROWS, threads, on_pack)
         self._crew = Crew(threads, self._program.scratch_bytes)
         self._caches = _make_caches(self.target, kv_cache)
         super().__init__(self._caches)
@@ -54,6 +71,7 @@ class SimdEngine(CommittedRows):
         self._draft_state = self._make_draft_state(bits, threads)
         self._drafts_after: int | None = None
         self._pointed_at: dict[AttentionKind, int] = {}
+        self._since_release = 0
         for kind in KINDS:
             self._point_at_cache(kind)
         self._outputs = Outputs(*(np.zeros((0, width), np.float32) for width in self._widths))
@@ -86,6 +104,10 @@ class SimdEngine(CommittedRows):
         logits, hidden = self._output_rows(len(chosen))
         self._crew.run(self._program.target, state.slots)
         self._pending = count
+        self._since_release += count
+        if self._since_release >= RELEASE_EVERY:
+            self._since_release = 0
+            self._program.sources.release()
         return Outputs(logits[:, : self.target.vocab_size], hidden)
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:

@@ -10,7 +10,7 @@ import numba
 
 from ondevice.engines.simd.kernels.instruction_set import target
 from ondevice.engines.simd.kernels.jit import STAMP
-from ondevice.engines.simd.pack import cache_directory
+from ondevice.engines.simd.pack_cache import cache_directory
 
 _log = logging.getLogger("ondevice")
 

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle import Bundle, sha256
+from ondevice.bundle import Bundle
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.drafter_graph import read_drafter
-from ondevice.engines.simd.drafter_plan import DrafterPlan, drafter_plan, pack_drafter
+from ondevice.engines.simd.drafter_plan import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
 from ondevice.engines.simd.model import DrafterModel, Layer, TargetModel
-from ondevice.engines.simd.onnx_file import Bytes, Graph, read_graph
-from ondevice.engines.simd.pack import PackLayout, open_pack
+from ondevice.engines.simd.pack import PackLayout
+from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack
 from ondevice.engines.simd.plan import scratch_bytes
+from ondevice.engines.simd.sources import Sources
 from ondevice.engines.simd.state import Frequencies, frequencies
 from ondevice.engines.simd.target_graph import read_target
-from ondevice.engines.simd.target_plan import pack_target, target_plan
-from ondevice.errors import BundleCorruptError
+from ondevice.engines.simd.target_plan import PackedTarget, pack_target, target_plan
+from ondevice.progress import Progress, silent
 
 SHARED_FROM = 4 << 20
 """Bytes of a drafter's packed weights from which all threads run its steps: forty meetings cost E2B's, 14 MB, less than
@@ -41,75 +42,65 @@ class Program:
     """Working memory that each thread needs."""
     buffers: Buffers
     """What the steps' addresses point into."""
+    sources: Sources
+    """Where the tables lie whose rows are read one by one."""
 
 
-def load_program(bundle: Bundle, most_rows: int, threads: int) -> Program:
+def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress = silent) -> Program:
     """Read a bundle's graphs and plan their forwards.
 
     Raises:
         UnsupportedGraphError: a graph holds something that there is no kernel for.
         BundleCorruptError: a file is not what it claims to be.
     """
-    files, target = _Files(bundle), bundle.manifest.target
-    layout, buffers = PackLayout(), Buffers()
-    model, drafter = _read(bundle, files)
-    packed = pack_target(layout, model)
+    read = _Read(bundle)
+    pack = open_pack(read.layout, read.sources, threads, on_pack)
+    buffers, model, drafter = Buffers(), read.model, read.drafter
+    caches = {layer: index for index, layer in enumerate(bundle.manifest.target.kv_layers())}
+    steps = target_plan(model, read.packed, caches, pack, buffers, most_rows, threads)
     layers: list[Layer] = list(model.layers)
-    target_bytes = layout.size
-    packed_drafter = None if drafter is None else pack_drafter(layout, drafter)
-    shared = layout.size - target_bytes >= SHARED_FROM
-    pack = open_pack(layout, files.content(), files.verify, threads)
-    caches = {layer: index for index, layer in enumerate(target.kv_layers())}
-    steps = target_plan(model, packed, caches, pack, buffers, most_rows, threads)
-    drafter_steps, drafter_turns = None, Frequencies()
-    if drafter is not None and packed_drafter is not None:
-        drafter_steps = drafter_plan(drafter, packed_drafter, pack, buffers)
-        drafter_turns = frequencies(drafter.layers)
+    drafter_steps = None
+    if drafter is not None and read.packed_drafter is not None:
+        drafter_steps = drafter_plan(drafter, read.packed_drafter, pack, buffers)
         layers += drafter.layers
-    width = packed.head.tiles * 16
-    turns = frequencies(model.layers)
-    return Program(steps, turns, width, drafter_steps, drafter_turns, shared, scratch_bytes(layers), buffers)
+    width = read.packed.head.tiles * 16
+    shared = read.drafter_bytes >= SHARED_FROM
+    read.sources.release()
+    return Program(
+        steps, read.turns, width, drafter_steps, read.drafter_turns, shared, scratch_bytes(layers), buffers,
+        read.sources,
+    )  # fmt: skip
+
+
+def pack_state(bundle: Bundle) -> PackState:
+    """Where the packed weights of a bundle are, or would be; raises what `load_program` does, for what it can tell."""
+    read = _Read(bundle)
+    return find_pack(read.layout, read.sources.content())
 
 
 def read_models(bundle: Bundle) -> tuple[TargetModel, DrafterModel | None]:
     """What a bundle's graphs compute; raises what `load_program` does."""
-    return _read(bundle, _Files(bundle))
+    read = _Read(bundle)
+    return read.model, read.drafter
 
 
-def _read(bundle: Bundle, files: _Files) -> tuple[TargetModel, DrafterModel | None]:
-    target, manifest = bundle.manifest.target, bundle.manifest.drafter
-    model = read_target(files.graph(target.graph), target)
-    return model, None if manifest is None else read_drafter(files.graph(manifest.graph), target, manifest)
+class _Read:
+    """The graphs of a bundle, all checked, and how their matrices are to be packed."""
 
-
-class _Files:
-    """The graphs of a bundle and the data files beside them, each mapped once."""
+    drafter: DrafterModel | None = None
+    packed_drafter: PackedDrafter | None = None
+    drafter_bytes = 0
 
     def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._mapped: dict[str, Bytes] = {}
-        self._read: set[str] = set()
-
-    def graph(self, name: str) -> Graph:
-        self._read.add(name)
-        return read_graph(self._bundle.graph(name), self._data)
-
-    def content(self) -> str:
-        """What identifies all that was read: the hashes that the manifest lists."""
-        entries = self._bundle.manifest.files
-        return " ".join(entries[name].sha256 for name in sorted(self._read | set(self._mapped)))
-
-    def verify(self) -> None:
-        """Compare what was read with those hashes, so that no bundle leaves a pack under another's name."""
-        for name in self._read | set(self._mapped):
-            path = self._bundle.graph(name)
-            if sha256(path) != self._bundle.manifest.files[name].sha256:
-                raise BundleCorruptError(f"{path} was altered (its sha256 differs): export the bundle again")
-
-    def _data(self, name: str) -> Bytes:
-        if name not in self._mapped:
-            path = self._bundle.file(name)
-            if path is None:
-                raise BundleCorruptError(f"a graph reads {name!r}, which the bundle does not list: export it again")
-            self._mapped[name] = np.memmap(path, np.uint8, "r")
-        return self._mapped[name]
+        target, drafter = bundle.manifest.target, bundle.manifest.drafter
+        self.sources, self.layout = Sources(bundle), PackLayout()
+        self.model = read_target(self.sources.graph(target.graph), target)
+        self.turns = frequencies(self.model.layers)
+        self.packed: PackedTarget = pack_target(self.layout, self.model)
+        self.drafter_turns: Frequencies = {}
+        if drafter is not None:
+            self.drafter = read_drafter(self.sources.graph(drafter.graph), target, drafter)
+            self.drafter_turns = frequencies(self.drafter.layers)
+            before = self.layout.size
+            self.packed_drafter = pack_drafter(self.layout, self.drafter)
+            self.drafter_bytes = self.layout.size - before

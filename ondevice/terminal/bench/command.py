@@ -18,7 +18,8 @@ from ondevice.terminal.bench.row import rows_of
 from ondevice.terminal.bench.runner import Run, measure
 from ondevice.terminal.bench.table import markdown
 from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
-from ondevice.terminal.options import add_model_arguments, load_options
+from ondevice.terminal.loading import load_model
+from ondevice.terminal.options import add_model_arguments
 from ondevice.text.prompt_file import load_prompts
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--limit must be a whole number from 1 on, not {args.limit}")
     if args.plot is not None:
         plot.check(args.plot)
-    import ondevice
-
-    with ondevice.load(args.bundle, **load_options(args)) as model:
+    with load_model(args) as model:
         prompts, prompt_tokens = _fitting(model, args)
         options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
         drafters = args.drafters or (["mtp", "ngram", "auto"] if model.engine.has_drafter else ["ngram"])

@@ -1,0 +1,112 @@
+"""What this machine could do: how fast all threads read memory, and how many dot-product operations they manage."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice import machine
+from ondevice.engines.simd.kernels import gauge as kernels
+from ondevice.engines.simd.kernels import instruction_set
+
+COUNT = 1 << 20
+"""Dot products in each chain: 25 milliseconds, so that waking the threads does not count."""
+
+PASSES = 4
+"""Times that memory is read, to the same end."""
+
+BYTES, THREAD_BYTES = 1 << 28, 1 << 25
+"""What is read, and the least of it for each thread: beyond any cache."""
+
+LEAST_BYTES = 1 << 26
+"""Beyond the caches of a board that has no memory to spare."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    bandwidth: float
+    """Bytes read in a second."""
+    peak: float
+    """8-bit multiplications and additions in a second."""
+
+    def seconds(self, bytes_read: float, operations: float) -> float:
+        """The least time that work can take."""
+        return max(bytes_read / self.bandwidth, operations / self.peak)
+
+
+class Gauge:
+    """Measures again and again, because a virtual machine's bandwidth drifts with its neighbours.
+
+    Every thread has a core of its own: two that share one would measure half a machine.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pools = [ThreadPoolExecutor(1) for _ in range(threads)]
+        self._share = readable_bytes(threads, machine.available_bytes()) // threads // 256 * 256
+        self._data = _large_pages(threads * self._share)
+        self._out = np.zeros((threads, 16), np.int32)
+        self._readings: list[Roofline] = []
+
+    def __enter__(self) -> Gauge:
+        for pool, processor in zip(self._pools, machine.core_processors(), strict=False):
+            pool.submit(os.sched_setaffinity, 0, {processor}).result()
+        self._time(self._fill)
+        self._reading()  # compiles
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools:
+            pool.shutdown()
+
+    def read(self) -> None:
+        """Take the best of three readings."""
+        found = [self._reading() for _ in range(3)]
+        best = Roofline(max(one.bandwidth for one in found), max(one.peak for one in found))
+        self._readings.append(best)
+
+    def median(self) -> Roofline:
+        """Of all that was read."""
+        bandwidth = statistics.median(one.bandwidth for one in self._readings)
+        return Roofline(bandwidth, statistics.median(one.peak for one in self._readings))
+
+    def _reading(self) -> Roofline:
+        threads, lanes = len(self._pools), instruction_set.current().lanes
+        reading = self._time(self._read)
+        dots = self._time(lambda i: kernels.dots(COUNT, self._out[i].ctypes.data))
+        return Roofline(threads * PASSES * self._share / reading, threads * COUNT * kernels.CHAINS * lanes * 8 / dots)
+
+    def _fill(self, thread: int) -> None:
+        """Each its own part: the first to touch memory decides which socket it lies at."""
+        self._data[thread * self._share : (thread + 1) * self._share] = 1
+
+    def _read(self, thread: int) -> None:
+        for _ in range(PASSES):
+            kernels.read(self._data.ctypes.data + thread * self._share, self._share)
+
+    def _time(self, function: Callable[[int], Any]) -> float:
+        started = time.perf_counter()
+        for job in [pool.submit(function, index) for index, pool in enumerate(self._pools)]:
+            job.result()
+        return time.perf_counter() - started
+
+
+def readable_bytes(threads: int, available: int) -> int:
+    """How much so many threads should read, where so much memory is to be had: a quarter of it at most."""
+    return max(LEAST_BYTES, min(max(BYTES, threads * THREAD_BYTES), available // 4))
+
+
+def _large_pages(size: int) -> NDArray[np.uint8]:
+    """Memory as fast as a mapped file's: on 4 KiB pages, address translation costs a tenth."""
+    room = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(room, np.uint8)

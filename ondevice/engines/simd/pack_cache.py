@@ -1,0 +1,67 @@
+"""The cache directory: where packs lie, and for how long.
+
+Nothing tells that a pack has had its day. A bundle that was exported again may have a copy elsewhere, a layout of
+another version belongs to another installation, and both may be in daily use. So what counts is use: opening a pack
+dates it, and writing a new one first removes those that nobody has opened for two weeks. At worst one is packed again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+KEPT_S = 14 * 86400
+"""Since a pack was last opened."""
+
+ABANDONED_S = 86400
+"""Since the last byte of an unfinished pack: whoever wrote it was killed."""
+
+_PACK, _PART = re.compile(r"[0-9a-f]{40}\.pack"), re.compile(r"[0-9a-f]{40}\w+\.part")
+"""Our own names: the directory may be one that holds other things too."""
+
+
+def cache_directory() -> Path:
+    """`$ONDEVICE_CACHE`, else where the platform keeps what can be made again."""
+    chosen = os.environ.get("ONDEVICE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "ondevice" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ondevice"
+
+
+def pack_sizes() -> list[int]:
+    """Bytes of every pack in the cache directory."""
+    return [status.st_size for _, status in _files(_PACK)]
+
+
+def mark_used(path: Path) -> None:
+    """Date a pack that was opened: the system does that for reads, if at all, for a backup's too."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def remove_unused() -> None:
+    """Remove what nobody has opened for long, and what was never finished.
+
+    A process that has a removed pack mapped goes on with it; Windows refuses to remove such a one, which is as good.
+    """
+    now = time.time()
+    for names, age in ((_PACK, KEPT_S), (_PART, ABANDONED_S)):
+        for path, status in _files(names):
+            if now - status.st_mtime > age:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _files(names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Those of the cache directory with such names. Another process may remove any at any time."""
+    with suppress(OSError):
+        for path in sorted(cache_directory().iterdir()):
+            if names.fullmatch(path.name):
+                with suppress(OSError):
+                    yield path, path.stat()

@@ -1,0 +1,170 @@
+"""The pack of a bundle: written once into the cache directory, mapped afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.simd.pack import PAGE, PackLayout
+from ondevice.engines.simd.pack_cache import cache_directory, mark_used, remove_unused
+from ondevice.engines.simd.sources import Sources
+from ondevice.progress import Advance, Progress, counted, silent
+
+SMALL = 1 << 26
+"""Bytes that are packed anew at every start, in a tenth of a second, rather than kept on disk."""
+
+FLUSHED = 1 << 26
+"""Bytes that may wait for the disk: what is left to the end would be a minute at 100 % on a memory card."""
+
+Status = Literal["packed", "missing", "damaged", "small", "unwritable"]
+"""Of a pack. One that is missing or damaged is written at the next start, a small or unwritable one made at every."""
+
+_log = logging.getLogger("ondevice")
+
+
+@dataclass(frozen=True, eq=False)
+class PackState:
+    """Where the packed weights of a bundle are, or would be.
+
+    size : bytes
+    path : of the file; None where they are too few to keep one
+    pack : uint8[size], the file mapped, where it is there and whole
+    """
+
+    size: int
+    path: Path | None
+    pack: NDArray[np.uint8] | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.path is None:
+            return "small"
+        if self.pack is not None:
+            return "packed"
+        if self.obstacle is not None:
+            return "unwritable"
+        return "damaged" if self.path.exists() else "missing"
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the file is not there and could not be written."""
+        return None if self.path is None or self.pack is not None else _obstacle(self.path.parent, self.size)
+
+
+def find_pack(layout: PackLayout, content: str) -> PackState:
+    """Look for the pack of a bundle.
+
+    Args:
+        layout: all matrices.
+        content: a hash of the bundle's graphs and weights.
+    """
+    if layout.size <= SMALL:
+        return PackState(layout.size, None)
+    name = hashlib.sha256(content.encode() + layout.digest()).hexdigest()[:40]
+    path = cache_directory() / f"{name}.pack"
+    return PackState(layout.size, path, _mapped(path, layout))
+
+
+def open_pack(layout: PackLayout, sources: Sources, threads: int, progress: Progress = silent) -> NDArray[np.uint8]:
+    """The pack of a bundle: from the cache directory, or made now and left there.
+
+    Args:
+        layout: all matrices.
+        sources: what they were read from.
+        threads: to pack with.
+        progress: hears of the bytes that are read and packed, where that takes seconds.
+
+    Raises:
+        BundleCorruptError: the sources are not what the manifest says, and would leave a pack under another's name.
+    """
+    state = find_pack(layout, sources.content())
+    if state.path is None:
+        return _in_memory(layout, threads)
+    if state.pack is not None:
+        mark_used(state.path)
+        return state.pack
+    remove_unused()  # first of all: it may make the room that there was not
+    size = layout.size / 1e9
+    if obstacle := state.obstacle:
+        _log.warning("packing %.1f GB of weights, at every start: %s", size, obstacle)
+        return _in_memory(layout, threads, counted(progress, layout.size))
+    _log.warning("packing %.1f GB of weights for the simd engine, only this once: into %s", size, state.path)
+    advance = counted(progress, sources.size + layout.size)
+    sources.verify(advance)
+    try:
+        _write_file(state.path, layout, threads, advance)
+    except OSError:
+        return _in_memory(layout, threads, advance)  # a full disk: the engine works all the same
+    found = _mapped(state.path, layout)
+    return _in_memory(layout, threads) if found is None else found
+
+
+def _in_memory(layout: PackLayout, threads: int, advance: Advance = lambda count: None) -> NDArray[np.uint8]:
+    room = np.zeros(layout.size + PAGE, np.uint8)
+    pack = room[-room.ctypes.data % PAGE :][: layout.size]
+    layout.write(pack, threads, advance)
+    return pack
+
+
+def _mapped(path: Path, layout: PackLayout) -> NDArray[np.uint8] | None:
+    try:
+        pack = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError):
+        return None
+    return pack if layout.fits(pack) else None
+
+
+def _obstacle(directory: Path, size: int) -> str | None:
+    """Why no file of that size could be written there; the directory need not exist yet."""
+    try:
+        there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            return f"{directory} cannot be written"
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return f"{directory} cannot be written ({error.strerror})"
+    return None if free > size else f"{directory} has room for {free / 1e9:.1f} GB only"
+
+
+def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance) -> None:
+    """Write under another name and rename: two processes at once each leave a whole pack."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
+    try:
+        os.truncate(handle, layout.size)
+        os.posix_fallocate(handle, 0, layout.size) if hasattr(os, "posix_fallocate") else None
+        os.close(handle)
+        pack = np.memmap(name, np.uint8, "r+")
+        layout.write(pack, threads, _flushing(pack, advance))
+        pack.flush()
+        del pack
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _flushing(pack: np.memmap[Any, Any], advance: Advance) -> Advance:
+    """Like `advance`, which it keeps in step with the disk."""
+    waiting = 0
+
+    def flushed(count: int) -> None:
+        nonlocal waiting
+        waiting += count
+        if waiting > FLUSHED:
+            pack.flush()
+            waiting = 0
+        advance(count)
+
+    return flushed

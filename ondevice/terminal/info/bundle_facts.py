@@ -1,0 +1,63 @@
+"""What `ondevice info BUNDLE` tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ondevice.bundle import Bundle
+from ondevice.errors import BundleError
+from ondevice.terminal.info.machine_facts import reason_of
+
+
+def about(bundle: Bundle) -> dict[str, Any]:
+    """What the manifest says and what would become of it here, in a reader's order."""
+    manifest = bundle.manifest
+    target, drafter, quantization = manifest.target, manifest.drafter, manifest.quantization
+    kinds = [layer.kind for layer in target.layers]
+    return {
+        "name": manifest.name,
+        "family": manifest.family,
+        "context": target.context_length,
+        "layers": {
+            "all": len(kinds),
+            "sliding": kinds.count("sliding"),
+            "full": kinds.count("full"),
+            "with_cache": len(target.kv_layers()),
+        },
+        "sliding_window": target.sliding_window,
+        "vocabulary": target.vocab_size,
+        "quantization": {
+            "weights": quantization.weights,
+            "block_size": quantization.block_size,
+            "head_bits": quantization.head_bits,
+        },
+        "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
+        **_here(bundle),
+        "sources": {
+            role: source.id if source.revision is None else f"{source.id}@{source.revision}"
+            for role, source in manifest.sources.items()
+        },
+        "tools": manifest.tools,
+        "files": {name: entry.size for name, entry in manifest.files.items()},
+        "bytes": sum(entry.size for entry in manifest.files.values()),
+    }
+
+
+def _here(bundle: Bundle) -> dict[str, Any]:
+    """Which engine `--engine auto` would take, and its pack."""
+    try:
+        from ondevice.engines.choice import preview
+
+        found = preview(bundle)
+    except BundleError as error:
+        return {"engine": {"name": None, "reason": str(error)}, "pack": None}
+    except Exception as error:  # numba missing or broken, as without a bundle
+        return {"engine": {"name": None, "reason": reason_of(error)}, "pack": None}
+    pack = found.pack
+    told = pack and {
+        "status": pack.status,
+        "bytes": pack.size,
+        "path": None if pack.path is None else str(pack.path),
+        "obstacle": pack.obstacle,
+    }
+    return {"engine": {"name": found.engine, "reason": found.reason}, "pack": told}

@@ -1,0 +1,53 @@
+"""What is measured can only be compared with itself: that it is measured, on the cores and memory there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ondevice.engines.simd import gauge
+from ondevice.engines.simd.gauge import Gauge, Roofline, readable_bytes
+from ondevice.engines.simd.kernels import gauge as kernels
+from ondevice.engines.simd.kernels import instruction_set
+
+
+@pytest.mark.parametrize(
+    ("threads", "available", "size"),
+    [
+        (2, 64 << 30, 256 << 20),
+        (64, 256 << 30, 2 << 30),
+        (4, 700 << 20, 175 << 20),
+        (64, 4 << 30, 1 << 30),
+        (4, 100 << 20, 64 << 20),
+        (1, 0, 64 << 20),
+    ],
+)
+def test_a_quarter_of_the_memory_at_most(threads: int, available: int, size: int) -> None:
+    assert readable_bytes(threads, available) == size
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_reading(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(gauge.machine, "available_bytes", lambda: 0)
+    with Gauge(threads) as measuring:
+        measuring.read()
+        measuring.read()
+    found = measuring.median()
+    assert found.bandwidth > 0
+    assert found.peak > 0
+
+
+def test_the_slower_of_both_decides() -> None:
+    roofline = Roofline(bandwidth=100.0, peak=1000.0)
+    assert roofline.seconds(200, 1000) == 2.0
+    assert roofline.seconds(200, 5000) == 5.0
+
+
+def test_the_kernels_do_what_is_counted() -> None:
+    """All of the memory is read, and every chain has so many products."""
+    values = np.arange(128, dtype=np.float32)
+    assert kernels.read(values.ctypes.data, values.nbytes) == values.sum()
+    lanes = instruction_set.current().lanes
+    out = np.full(4 * lanes, 2, np.uint8)
+    kernels.dots(10, out.ctypes.data)
+    assert out.view(np.int32).tolist() == [kernels.CHAINS * 10 * 4 * 2 * 2] * lanes

@@ -1,0 +1,244 @@
+"""Packs in the cache directory: made once, found again, never trusted blindly."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ondevice.engines.simd import pack_file
+from ondevice.engines.simd.model import Matrix
+from ondevice.engines.simd.pack import PackLayout
+from ondevice.engines.simd.pack_cache import ABANDONED_S, KEPT_S, pack_sizes
+from ondevice.engines.simd.pack_file import find_pack, open_pack
+from ondevice.errors import BundleCorruptError
+from ondevice.progress import Advance
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pack_file, "SMALL", 0)
+    return tmp_path / "cache"
+
+
+def layout_of(seed: int = 0, rows: int = 64) -> PackLayout:
+    rng = np.random.default_rng(seed)
+    layout = PackLayout()
+    for bits in (4, 8):
+        codes = rng.integers(0, 256, (rows, 2, 4 * bits), dtype=np.uint8)
+        layout.add(Matrix(codes, rng.standard_normal((rows, 2)).astype(np.float32), bits))
+    return layout
+
+
+class FakeSources:
+    """Stands in for `Sources`: `size` bytes that are in order."""
+
+    size = 1000
+
+    def __init__(self, content: str = "content") -> None:
+        self._content = content
+
+    def content(self) -> str:
+        return self._content
+
+    def verify(self, advance: Advance) -> None:
+        advance(self.size)
+
+
+class Trusted(FakeSources):
+    def verify(self, advance: Advance) -> None:
+        raise AssertionError("a pack that exists needs no verified bundle")
+
+
+class Altered(FakeSources):
+    def verify(self, advance: Advance) -> None:
+        raise BundleCorruptError("altered")
+
+
+def opened_days_ago(path: Path, days: float) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    then = time.time() - 86400 * days
+    os.utime(path, (then, then))
+    return path
+
+
+def test_a_pack_is_written_once_and_mapped_afterwards(cache: Path) -> None:
+    made = open_pack(layout_of(), FakeSources(), 2)
+    (path,) = cache.iterdir()
+    found = open_pack(layout_of(), Trusted(), 2)
+    np.testing.assert_array_equal(made, found)
+    assert isinstance(found, np.memmap)
+    assert [path] == list(cache.iterdir())
+
+
+def test_another_content_or_layout_has_another_pack(cache: Path) -> None:
+    open_pack(layout_of(), FakeSources(), 1)
+    open_pack(layout_of(1), FakeSources("other content"), 1)
+    open_pack(layout_of(rows=32), FakeSources(), 1)
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 100])
+def test_a_damaged_pack_is_made_anew(cache: Path, damage: bytes) -> None:
+    made = np.array(open_pack(layout_of(), FakeSources(), 1))
+    (path,) = cache.iterdir()
+    path.write_bytes(damage)
+    assert find_pack(layout_of(), "content").status == "damaged"
+    np.testing.assert_array_equal(open_pack(layout_of(), FakeSources(), 1), made)
+    assert find_pack(layout_of(), "content").status == "packed"
+
+
+def test_a_bundle_that_is_not_what_it_says_leaves_no_pack(cache: Path) -> None:
+    with pytest.raises(BundleCorruptError):
+        open_pack(layout_of(), Altered(), 1)
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "file" / "below"))
+    layout = layout_of()
+    state = find_pack(layout, "content")
+    assert (state.status, state.obstacle) == ("unwritable", f"{tmp_path / 'file' / 'below'} cannot be written")
+    assert layout.fits(open_pack(layout, Trusted(), 1))
+    assert caplog.messages == [f"packing 0.0 GB of weights, at every start: {state.obstacle}"]
+
+
+def test_a_directory_that_denies_everything(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that another user owns; who runs the tests may be root, whom nothing is denied."""
+    cache.mkdir()
+    monkeypatch.setattr(pack_file.os, "access", lambda path, mode: False)
+    layout = layout_of()
+    assert layout.fits(open_pack(layout, Trusted(), 1))
+    assert f"{cache} cannot be written" in caplog.text
+    assert list(cache.iterdir()) == []
+
+
+def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=500))
+    layout = layout_of()
+    assert find_pack(layout, "content").obstacle == f"{cache} has room for 0.0 GB only"
+    assert layout.fits(open_pack(layout, Trusted(), 1))
+    assert not cache.exists()
+
+
+def test_a_disk_full_of_packs_that_nobody_opens(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unused = opened_days_ago(cache / f"{'a' * 40}.pack", 1000)
+    monkeypatch.setattr(
+        pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if unused.exists() else 1 << 40)
+    )
+    made = open_pack(layout_of(), FakeSources(), 1)
+    np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 1), made)
+    assert find_pack(layout_of(), "content").status == "packed"
+
+
+def test_a_disk_that_fills_up_meanwhile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pack_file.os, "truncate", fail)
+    layout = layout_of()
+    assert layout.fits(open_pack(layout, FakeSources(), 1))
+    assert list(cache.iterdir()) == []
+
+
+def test_two_processes_at_once(cache: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        packs = list(pool.map(lambda _: open_pack(layout_of(), FakeSources(), 1), range(8)))
+    for each in packs[1:]:
+        np.testing.assert_array_equal(each, packs[0])
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_state_tells_where_a_pack_will_be_and_makes_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of()
+    before = find_pack(layout, "content")
+    assert (before.status, before.size, before.obstacle) == ("missing", layout.size, None)
+    assert not cache.exists()
+    open_pack(layout, FakeSources(), 1)
+    after = find_pack(layout, "content")
+    assert (after.status, after.path) == ("packed", before.path)
+    monkeypatch.setattr(pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert after.obstacle is None
+    assert pack_sizes() == [layout.size]
+    monkeypatch.setattr(pack_file, "SMALL", layout.size)
+    assert (find_pack(layout, "content").status, find_pack(layout, "content").path) == ("small", None)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_progress_goes_from_nothing_to_all(cache: Path, monkeypatch: pytest.MonkeyPatch, writable: bool) -> None:
+    if not writable:
+        monkeypatch.setenv("ONDEVICE_CACHE", str(Path(__file__) / "below"))
+    heard: list[tuple[int, int]] = []
+    layout = layout_of()
+    open_pack(layout, FakeSources(), 2, lambda done, total: heard.append((done, total)))
+    ((total,), dones) = {total for _, total in heard}, [done for done, _ in heard]
+    assert dones[0] == 0
+    assert dones == sorted(dones)
+    assert dones[-1] == total == layout.size + (FakeSources.size if writable else 0)
+    heard.clear()
+    if writable:
+        open_pack(layout, Trusted(), 2, lambda done, total: heard.append((done, total)))
+        assert not heard
+
+
+def test_writing_a_pack_removes_those_that_nobody_opens(cache: Path) -> None:
+    kept_days, abandoned_days = KEPT_S / 86400, ABANDONED_S / 86400
+    unused = opened_days_ago(cache / f"{'a' * 40}.pack", kept_days + 0.1)
+    killed = opened_days_ago(cache / f"{'b' * 40}ab_12xyz.part", abandoned_days + 0.1)
+    kept = {
+        opened_days_ago(cache / f"{'c' * 40}.pack", kept_days - 0.1),
+        opened_days_ago(cache / f"{'d' * 40}ab_12xyz.part", abandoned_days - 0.1),
+        opened_days_ago(cache / "holiday.pack", 1000),
+        opened_days_ago(cache / "download.part", 1000),
+        opened_days_ago(cache / "compiled-0123456789abcdef", 1000),
+    }
+    open_pack(layout_of(), FakeSources(), 1)
+    assert not unused.exists()
+    assert not killed.exists()
+    assert kept <= set(cache.iterdir())
+    assert len(list(cache.iterdir())) == len(kept) + 1
+
+
+def test_a_pack_in_daily_use_stays(cache: Path) -> None:
+    open_pack(layout_of(), FakeSources(), 1)
+    (path,) = cache.iterdir()
+    opened_days_ago(path, 1000)
+    open_pack(layout_of(), Trusted(), 1)
+    open_pack(layout_of(rows=32), FakeSources(), 1)
+    assert path.exists()
+
+
+def test_a_pack_that_cannot_be_dated_or_removed_is_no_obstacle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(*words: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    unused = opened_days_ago(cache / f"{'a' * 40}.pack", 1000)
+    monkeypatch.setattr(Path, "unlink", deny)
+    monkeypatch.setattr(os, "utime", deny)
+    made = open_pack(layout_of(), FakeSources(), 1)
+    np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 1), made)
+    assert unused.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps a file that is mapped")
+def test_a_mapped_pack_outlives_its_file(cache: Path) -> None:
+    open_pack(layout_of(), FakeSources(), 1)
+    mapped = open_pack(layout_of(), Trusted(), 1)
+    content = np.array(mapped)
+    (path,) = cache.iterdir()
+    opened_days_ago(path, 1000)
+    open_pack(layout_of(rows=32), FakeSources(), 1)
+    assert not path.exists()
+    np.testing.assert_array_equal(mapped, content)

@@ -1,0 +1,181 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ondevice.bundle import Bundle
+from ondevice.engines.simd import pack_file
+from ondevice.engines.simd.program import load_program
+from ondevice.terminal.info import machine_facts
+from ondevice_export import export
+from tests.conftest import REFERENCE
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "the cache"))
+    monkeypatch.setenv("COLUMNS", "300")
+    return tmp_path / "the cache"
+
+
+def facts_of(run, *words):
+    code, out, err = run("info", *words, "--json")
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_this_machine(run, cache):
+    facts = facts_of(run)
+    assert facts["threads"] >= 1
+    assert facts["engines"] == ["simd", "ort"]
+    assert facts["unavailable"] == {}
+    assert facts["instruction_set"]
+    assert facts["memory_bytes_per_s"] > 0
+    assert facts["dot_product_ops_per_s"] > 0
+    assert facts["cache"] == {"directory": str(cache), "packs": 0, "bytes": 0}
+    assert set(facts["packages"]) == {"numpy", "numba", "onnxruntime", "tokenizers"}
+    code, out, _ = run("info")
+    assert code == 0
+    assert len(out.splitlines()) == len(facts) - 1
+    assert "unavailable" not in out
+    assert " GB/s\n" in out
+    assert " GOPS\n" in out
+    assert f"no packs in {cache}\n" in out
+    assert not cache.exists()
+
+
+def test_packs_are_counted(run, cache):
+    cache.mkdir()
+    for letter in "ab":
+        (cache / f"{letter * 40}.pack").write_bytes(bytes(1500))
+    (cache / "compiled-0123").touch()
+    assert facts_of(run)["cache"] == {"directory": str(cache), "packs": 2, "bytes": 3000}
+    assert f"2 packs, 3.0 kB in {cache}\n" in run("info")[1]
+
+
+def test_without_numba_the_rest_is_told(reference_bundle, tmp_path):
+    """In a process of its own, because numba is imported here long since."""
+    code = "import sys; sys.modules['numba'] = None; from ondevice.terminal.main import main; sys.exit(main())"
+    told = {}
+    for words in ((), (reference_bundle,)):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, "info", *words, "--json"], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
+        told |= json.loads(ended.stdout)
+    missing = "numba is missing: pip install numba"
+    assert told["engines"] == []
+    assert told["unavailable"] == {"simd": missing, "ort": missing}
+    assert told["instruction_set"] is told["memory_bytes_per_s"] is told["dot_product_ops_per_s"] is None
+    assert told["threads"] >= 1
+    assert told["engine"] == {"name": None, "reason": missing}
+    assert told["pack"] is None
+    assert told["family"] == "gemma4"
+
+
+def test_a_compiler_that_fails_leaves_the_other_engine(run, monkeypatch):
+    def fail(threads):
+        raise RuntimeError("cannot select: intrinsic\nwith a dump")
+
+    monkeypatch.setattr(machine_facts, "_measured", fail)
+    facts = facts_of(run)
+    assert facts["engines"] == ["ort"]
+    assert facts["unavailable"] == {"simd": "RuntimeError: cannot select: intrinsic"}
+    _, out, _ = run("info")
+    assert "unavailable       simd RuntimeError: cannot select: intrinsic\n" in out
+    assert "memory bandwidth  none\n" in out
+
+
+def test_a_bundle(run, bundle):
+    facts = facts_of(run, bundle, "--verify-hashes")
+    assert facts["name"] == "toy-model"
+    assert facts["layers"] == {"all": 1, "sliding": 0, "full": 1, "with_cache": 1}
+    assert facts["drafter"] is None
+    assert facts["sources"] == {"target": "someone/toy@abc123"}
+    assert facts["bytes"] == sum(facts["files"].values())
+    assert facts["hashes"] == "every file is as exported"
+    _, out, _ = run("info", bundle)
+    assert "weights int4, block size 32, head bits 8" in out
+    assert "drafter" in out
+    assert "hashes" not in out
+
+
+def test_a_bundle_that_no_engine_runs(run, bundle):
+    """The toy has no graph: all else is told all the same."""
+    engine = facts_of(run, bundle)["engine"]
+    assert engine["name"] is None
+    assert "bundle.json names the graph" in engine["reason"]
+    assert f"none: {engine['reason']}\n" in run("info", bundle)[1]
+
+
+def test_a_small_bundle_keeps_no_pack(run, reference_bundle, cache):
+    facts = facts_of(run, reference_bundle)
+    assert facts["engine"] == {"name": "simd", "reason": None}
+    assert facts["pack"]["status"] == "small"
+    assert facts["pack"]["path"] is None
+    assert "pack            in memory: " in run("info", reference_bundle)[1]
+    assert not cache.exists()
+
+
+def test_the_states_of_a_pack(run, reference_bundle, cache, monkeypatch):
+    monkeypatch.setattr(pack_file, "SMALL", 0)
+    before = facts_of(run, reference_bundle)["pack"]
+    assert (before["status"], before["obstacle"]) == ("missing", None)
+    assert before["path"].startswith(str(cache))
+    assert f"will be written to {before['path']} at the first load\n" in run("info", reference_bundle)[1]
+    assert not cache.exists()
+
+    cache.mkdir()
+    path = Path(before["path"])
+    path.write_bytes(b"damaged")
+    assert facts_of(run, reference_bundle)["pack"] == {**before, "status": "damaged"}
+    assert "damaged: " in run("info", reference_bundle)[1]
+
+    load_program(Bundle.open(reference_bundle), most_rows=8, threads=1)
+    assert facts_of(run, reference_bundle)["pack"] == {**before, "status": "packed"}
+    assert f" at {before['path']}\n" in run("info", reference_bundle)[1]
+    assert path.stat().st_size == before["bytes"]
+
+    shutil.rmtree(cache)
+    monkeypatch.setattr(pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    full = facts_of(run, reference_bundle)["pack"]
+    assert full == {**before, "status": "unwritable", "obstacle": f"{cache} has room for 0.0 GB only"}
+    assert f"packed at every start, because {full['obstacle']}\n" in run("info", reference_bundle)[1]
+
+
+def test_a_bundle_without_kernels_says_why(run, tmp_path):
+    bundle = export(REFERENCE / "target", tmp_path / "bundle", quantize="none")
+    facts = facts_of(run, bundle)
+    assert facts["engine"] == {"name": "ort", "reason": "its weights are not quantised"}
+    assert facts["pack"] is None
+    assert "ort: its weights are not quantised\n" in run("info", bundle)[1]
+
+
+def test_an_altered_bundle_is_found_by_its_hashes(run, bundle):
+    file = bundle / "chat_template.jinja"
+    file.write_bytes(file.read_bytes().replace(b"turn", b"burn"))
+    assert run("info", bundle)[0] == 0
+    code, _, err = run("info", bundle, "--verify-hashes")
+    assert code == 2
+    assert "was altered" in err
+
+
+def test_hashes_of_nothing(run):
+    code, _, err = run("info", "--verify-hashes")
+    assert code == 2
+    assert "name one" in err
+
+
+def test_a_narrow_terminal(run, reference_bundle, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for words in ([], [reference_bundle]):
+        _, out, _ = run("info", *words)
+        lines = out.splitlines()
+        assert all(len(line) <= 60 for line in lines if "/" not in line)  # a path stays whole
+        start = min(len(line) - len(line.lstrip()) for line in lines if line.startswith(" "))
+        assert all(line[start - 1] == " " != line[start] for line in lines)

@@ -1,0 +1,80 @@
+import io
+import sys
+
+import pytest
+
+from ondevice.terminal import progress_bar
+from ondevice.terminal.progress_bar import byte_bar, prompt_bar
+from tests.model_made import load_toy
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(progress_bar, "PATIENCE_S", 0.0)
+
+
+def shown_on(monkeypatch, stderr):
+    """Within a test only: after every fixture, pytest puts its own there."""
+    monkeypatch.setattr(sys, "stderr", stderr)
+    return stderr
+
+
+def test_a_bar_shows_how_far_it_is_and_goes_away(monkeypatch):
+    stderr = shown_on(monkeypatch, Terminal())
+    with byte_bar("packing weights") as bar:
+        bar.show(0, 4_000_000)
+        bar._bar.mininterval = 0
+        bar.show(1_000_000, 4_000_000)
+        assert "packing weights:  25%" in stderr.getvalue()
+        assert "1.00M/4.00M" in stderr.getvalue()
+        bar.show(4_000_000, 4_000_000)
+        assert bar._bar is None
+    assert stderr.getvalue().endswith(" \r")
+
+
+def test_a_bar_goes_away_before_all_is_done(monkeypatch):
+    stderr = shown_on(monkeypatch, Terminal())
+    with prompt_bar() as bar:
+        bar.show(0, 10)
+        assert not stderr.getvalue().endswith(" \r")
+    assert stderr.getvalue().endswith(" \r")
+
+
+def test_no_bar_for_what_is_soon_done(monkeypatch):
+    monkeypatch.setattr(progress_bar, "PATIENCE_S", 3600.0)
+    stderr = shown_on(monkeypatch, Terminal())
+    with byte_bar("packing weights") as bar:
+        for done in range(11):
+            bar.show(done, 10)
+    assert stderr.getvalue() == ""
+
+
+def test_no_bar_where_nobody_looks(monkeypatch):
+    stderr = shown_on(monkeypatch, io.StringIO())
+    with byte_bar("packing weights") as bar:
+        bar.show(5, 10)
+    assert stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize("words", [["generate", "abc", "--max-new-tokens", "2"], ["chat"], ["bench", "--limit", "1"]])
+def test_every_command_shows_how_far_packing_is(run, bundle, monkeypatch, words):
+    def load(location, *, on_pack, **options):
+        on_pack(0, 100)
+        on_pack(100, 100)
+        return load_toy(location, **options)
+
+    monkeypatch.setattr("ondevice.model.load", load)
+    stderr = shown_on(monkeypatch, Terminal())
+    run(words[0], bundle, *words[1:], stdin="")
+    assert "packing weights" in stderr.getvalue()
+
+
+def test_hashing_shows_how_far_it_is(run, bundle, monkeypatch):
+    stderr = shown_on(monkeypatch, Terminal())
+    run("info", bundle, "--verify-hashes")
+    assert "verifying" in stderr.getvalue()
