@@ -66,7 +66,8 @@ class Block:
     cells: tuple[Cell, ...]
 
     def speed_up(self, cell: Cell) -> float:
-        return self.plain.seconds_per_token / cell.seconds_per_token
+        """The median over the repeats, each against the plain run of its own turn: a neighbour's burst spoils one."""
+        return median(plain.seconds / run.seconds for plain, run in zip(self.plain.runs, cell.runs, strict=False))
 
     @property
     def impossible(self) -> list[Cell]:
