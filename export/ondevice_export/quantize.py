@@ -7,9 +7,12 @@ reproduced; the others get the scale of least squared error among a few candidat
 
 from __future__ import annotations
 
-import numba
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
+
+from ondevice.jit import compiled
 
 BLOCK = 32
 
@@ -48,7 +51,7 @@ def dequantize(packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], b
     return values.reshape(packed.shape[0], -1)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _to_fp16(value: np.float32) -> np.float32:
     """Round to the nearest value that fp16 holds. Compiled without fastmath: both tricks rest on rounding."""
     limit = np.float32(65504.0)
@@ -61,7 +64,7 @@ def _to_fp16(value: np.float32) -> np.float32:
     return np.float32(spread - np.float32(spread - value))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _peak(block: npt.NDArray[np.float32]) -> np.float32:
     """The weight of largest magnitude, with its sign."""
     peak = np.float32(0.0)
@@ -71,7 +74,7 @@ def _peak(block: npt.NDArray[np.float32]) -> np.float32:
     return peak
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float32) -> bool:
     """Is every weight an int4 multiple of `scale`, up to a share `slack` of itself?"""
     for i in range(BLOCK):
@@ -82,7 +85,7 @@ def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float3
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _grid_scale(block: npt.NDArray[np.float32], peak: np.float32) -> np.float32:
     """The scale of an int4 grid that the block lies on, else 0.
 
@@ -98,7 +101,7 @@ def _grid_scale(block: npt.NDArray[np.float32], peak: np.float32) -> np.float32:
     return np.float32(0.0)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=_FASTMATH)
+@partial(compiled, fastmath=_FASTMATH)
 def _moments(
     block: npt.NDArray[np.float32], inverse: np.float32, low: np.float32, high: np.float32
 ) -> tuple[np.float32, np.float32]:
@@ -114,7 +117,7 @@ def _moments(
     return cross, square
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _best_scale(
     block: npt.NDArray[np.float32],
     peak: np.float32,
@@ -136,7 +139,7 @@ def _best_scale(
     return _to_fp16(best)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _quantize_int4(
     blocks: npt.NDArray[np.float32],
     targets: npt.NDArray[np.float32],
@@ -162,7 +165,7 @@ def _quantize_int4(
     return finite
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _quantize_int8(
     blocks: npt.NDArray[np.float32],
     targets: npt.NDArray[np.float32],
@@ -183,7 +186,7 @@ def _quantize_int8(
     return finite
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _encode(
     block: npt.NDArray[np.float32],
     scale: np.float32,

@@ -1,11 +1,13 @@
 """What this computer offers: processor, cores that may be used, memory. The standard library alone, and quick."""
 
+from ondevice.machine.cache import cache_directory
 from ondevice.machine.cores import core_processors, default_threads, physical_cores
 from ondevice.machine.memory import available_bytes, peak_rss_bytes, reset_peak_rss
 from ondevice.machine.processor import os_name, processor_name
 
 __all__ = [
     "available_bytes",
+    "cache_directory",
     "core_processors",
     "default_threads",
     "os_name",

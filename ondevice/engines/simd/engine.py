@@ -11,7 +11,6 @@ from ondevice.contract import AttentionKind
 from ondevice.engines.committed import CommittedRows, context_within
 from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, TokenTree
 from ondevice.engines.simd.crew import Crew
-from ondevice.engines.simd.first_run import announce_compilation
 from ondevice.engines.simd.kernels import rows as slots
 from ondevice.engines.simd.kv_store import BITS, KVStore, row_type
 from ondevice.engines.simd.plan import KIND_NUMBERS
@@ -55,7 +54,6 @@ class SimdEngine(CommittedRows):
         self.context_length = context_within(context_length, self.target.context_length)
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
-        announce_compilation()
         self._program = load_program(bundle, MOST_ROWS, threads, on_pack)
         self._crew = Crew(threads, self._program.scratch_bytes)
         self._caches = _make_caches(self.target, kv_cache)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ondevice.machine import cache_directory
+
 KEPT_S = 14 * 86400
 """Since a pack was last opened."""
 
@@ -22,16 +24,6 @@ ABANDONED_S = 86400
 
 _PACK, _PART = re.compile(r"[0-9a-f]{40}\.pack"), re.compile(r"[0-9a-f]{40}\w+\.part")
 """Our own names: the directory may be one that holds other things too."""
-
-
-def cache_directory() -> Path:
-    """`$ONDEVICE_CACHE`, else where the platform keeps what can be made again."""
-    chosen = os.environ.get("ONDEVICE_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "ondevice" / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ondevice"
 
 
 def pack_sizes() -> list[int]:

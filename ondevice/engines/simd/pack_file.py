@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.pack import PAGE, PackLayout
-from ondevice.engines.simd.pack_cache import cache_directory, mark_used, remove_unused
+from ondevice.engines.simd.pack_cache import mark_used, remove_unused
 from ondevice.engines.simd.sources import Sources
+from ondevice.machine import cache_directory
 from ondevice.progress import Advance, Progress, counted, silent
 
 SMALL = 1 << 26

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ondevice import __version__, machine
-from ondevice.engines.simd.pack_cache import cache_directory, pack_sizes
+from ondevice.engines.simd.pack_cache import pack_sizes
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
@@ -40,7 +40,7 @@ def this_machine() -> dict[str, Any]:
         "engines": [name for name in ENGINES if name not in obstacles],
         "unavailable": obstacles,
         **measured,
-        "cache": {"directory": str(cache_directory()), "packs": len(sizes), "bytes": sum(sizes)},
+        "cache": {"directory": str(machine.cache_directory()), "packs": len(sizes), "bytes": sum(sizes)},
     }
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import extending, njit
+from numba import extending
+
+from ondevice.jit import compiled
 
 
 def _sources() -> str:
@@ -28,11 +30,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     No fastmath: a sum must have one order, whatever rows run beside it. Numba considers a cached function fresh as long
     as its own file is; a kernel inlines others, so every one is tied to the sources of all.
     """
-    compiled: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
-    cache = getattr(compiled._cache, "_cache_file", None)
+    dispatcher: Any = compiled(function, error_model="numpy")
+    cache = getattr(dispatcher._cache, "_cache_file", None)
     if cache is not None:
         cache._source_stamp = STAMP
-    return compiled
+    return dispatcher
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
