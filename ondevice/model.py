@@ -31,6 +31,8 @@ from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
 from ondevice.text.tokenizer import Tokenizer
 
+CLOSED = "this model is closed: load it again"
+
 
 class Model:
     """One bundle, one engine, one sequence's cache. Generations of one model come one after another.
@@ -69,26 +71,42 @@ class Model:
         return self.engine.context_length
 
     def close(self) -> None:
-        """Give the engine's memory back. A closed model generates nothing more."""
+        """Give the engine's memory back. A closed model generates nothing more.
+
+        From any thread, and more than once: a running generation is cancelled, and the last to leave closes the engine.
+        """
         self._closed = True
-        self.engine.close()
+        self._close_unless_busy()
+
+    def _close_unless_busy(self) -> None:
+        """Memory must not go while a kernel reads it. Who finds the model busy leaves it to whoever is."""
+        if self._closed and self._busy.acquire(blocking=False):
+            self.engine.close()  # and stay busy: there is nothing to be had here any more
+
+    def _stopped(self) -> bool:
+        return self._closed or self._cancelled.is_set()
+
+    def _release(self) -> None:
+        self._busy.release()
+        self._close_unless_busy()
 
     def forget(self) -> None:
         """Drop every text seen so far, from the cache and from what drafters remember; what was learnt about this
         machine's costs and the drafters' luck stays. For privacy, and for benchmarks that repeat a prompt.
 
         Raises:
-            UsageError: a generation is running.
+            UsageError: a generation is running, or the model is closed.
         """
         if not self._busy.acquire(blocking=False):
-            raise UsageError("this model is generating: wait for it or cancel it before it can forget")
+            busy = "this model is generating: wait for it or cancel it before it can forget"
+            raise UsageError(CLOSED if self._closed else busy)
         try:
             self.engine.rewind(0)
             self._cached = []
             for drafter in self._drafters.values():
                 drafter.forget()
         finally:
-            self._busy.release()
+            self._release()
 
     def cancel(self) -> None:
         """Stop the running generation within one forward, from any thread; it ends with finish_reason `cancelled`."""
@@ -117,7 +135,7 @@ class Model:
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
         """
         if self._closed:
-            raise UsageError("this model is closed: load it again")
+            raise UsageError(CLOSED)
         chosen = GenerationOptions.of(options)
         token_ids = self.encode(prompt)
         suppressed = self._defaults.suppress_tokens
@@ -127,11 +145,12 @@ class Model:
         drafter = self._drafter(chosen.drafter)
         schedule = None if drafter is None else self._schedule(chosen)
         if not self._busy.acquire(blocking=False):
-            raise UsageError("this model is generating already: wait for it, cancel it, or load a second one")
+            busy = "this model is generating already: wait for it, cancel it, or load a second one"
+            raise UsageError(CLOSED if self._closed else busy)
         self._cancelled.clear()
-        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._cancelled.is_set, chosen.on_prefill)
+        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._stopped, chosen.on_prefill)
         rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
-        return _Stream(self._steps(rounds, text_stream), self._busy.release)
+        return _Stream(self._steps(rounds, text_stream), self._release)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked against vocabulary and context."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import threading
@@ -13,6 +14,7 @@ import pytest
 import ondevice
 from ondevice import Model
 from ondevice.bundle import MANIFEST
+from ondevice.engines.choice import EngineName
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.errors import BundleCorruptError, ContextOverflowError, PromptError, UsageError
 
@@ -214,8 +216,36 @@ def test_a_graph_that_is_none(reference_bundle: Path, tmp_path: Path, damage: by
 def test_a_closed_model_says_so(reference_bundle: Path) -> None:
     with ondevice.load(reference_bundle) as model:
         pass
-    with pytest.raises(UsageError, match="closed"):
-        model.stream(PROMPT)
+    model.close()
+    for use in (lambda: model.stream(PROMPT), model.forget):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+@pytest.mark.parametrize("engine", ["simd", "ort"])
+def test_closing_ends_a_generation_first(reference_bundle: Path, engine: EngineName) -> None:
+    """As a window that is closed in mid-sentence: no kernel may find its memory gone."""
+    model = ondevice.load(reference_bundle, engine=engine, threads=2)
+    stream = model.stream(PROMPT, max_new_tokens=1500)
+    next(stream)
+    closing = threading.Thread(target=model.close)
+    closing.start()
+    assert list(stream)[-1].finish_reason == "cancelled"
+    closing.join()
+    assert not vars(model.engine)
+
+
+def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) -> None:
+    before = set(threading.enumerate())
+    model = ondevice.load(reference_bundle, threads=2)
+    model.generate(PROMPT, max_new_tokens=2)
+    own = set(threading.enumerate()) - before
+    assert len(own) == 1
+    del model
+    gc.collect()
+    for thread in own:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("options", "words"), [({"engine": "gpu"}, "engine"), ({"threads": 0}, "threads")])
