@@ -9,6 +9,7 @@ with ondevice.load("bundles/reference") as model:
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ondevice.model import Model, load
 
 __version__ = "0.1.0"
+
+# ONNX Runtime's packages send telemetry from 1.29 on, unless they find this when they are imported (PR 27379).
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["Model", "OndeviceError", "Reply", "Stats", "Step", "__version__", "load"]
 

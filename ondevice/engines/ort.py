@@ -188,6 +188,7 @@ class _OutputBuffers:
 
 
 def _session(graph: Path, threads: int) -> ort.InferenceSession:
+    ort.disable_telemetry_events()  # Windows knows no ORT_DISABLE_TELEMETRY
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
