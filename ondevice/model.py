@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
 from ondevice.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("ondevice")
 
 CLOSED = "this model is closed: load it again"
 
@@ -299,6 +302,8 @@ def load(
         raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     count = threads or machine.default_threads()
+    if count > (most := machine.processors()):
+        _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
     running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, on_pack=on_pack)
     return Model(opened, running, count, perf_counter() - started)
 
