@@ -110,6 +110,14 @@ def test_a_reader_that_leaves_is_no_error():
     assert ended.returncode == 141
 
 
+@pytest.mark.skipif(os.name == "nt", reason="its shell cannot close a stream")
+def test_an_output_that_is_closed_takes_nothing(reference_bundle):
+    words = f'exec "{sys.executable}" -m ondevice generate "{reference_bundle}" x --max-new-tokens 2 >&-'
+    ended = subprocess.run(words, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stderr.startswith("2 tokens")
+
+
 def test_a_real_command_line_ends_with_the_exit_code():
     words = [sys.executable, "-m", "ondevice", "info", "nowhere"]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
