@@ -16,13 +16,14 @@ from typing import get_args
 
 import numpy as np
 
-import ondevice
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.engines.protocol import KVCacheType, TokenTree
 from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
 from ondevice.engines.simd.kv_store import row_type
 from ondevice.manifest import Target
+from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
+from ondevice.terminal.bench.table import table
 from ondevice.text.tokenizer import Tokenizer
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
@@ -73,17 +74,15 @@ def speed(bundle: Bundle, threads: int, context: int, rounds: int) -> str:
     for _ in range(rounds):
         for (kind, rows), seconds in taken.items():
             seconds.append(step(engines[kind], rows))
-    lines = [
-        "| cache | bytes per token, full layers | sliding layers | prefill tok/s | "
-        + " | ".join(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS) + " |",
-        "|---|" + "---:|" * (3 + len(ROWS)),
-    ]  # fmt: skip
+    titles = ["cache", "bytes per token, full layers", "sliding layers", "prefill tok/s"]
+    titles += [f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS]
+    lines = []
     for kind, engine in engines.items():
-        sizes = " | ".join(map(str, bytes_per_token(bundle.manifest.target, kind)))
-        steps = " | ".join(f"{1e3 * statistics.median(taken[kind, rows]):.1f}" for rows in ROWS)
-        lines.append(f"| {kind} | {sizes} | {context / prefill[kind]:.0f} | {steps} |")
+        sizes = map(str, bytes_per_token(bundle.manifest.target, kind))
+        steps = (f"{1e3 * statistics.median(taken[kind, rows]):.1f}" for rows in ROWS)
+        lines.append([kind, *sizes, f"{context / prefill[kind]:.0f}", *steps])
         engine.close()
-    return "\n".join(lines)
+    return table(titles, lines, left={"cache"})
 
 
 def predictions(engine: SimdEngine, tokens: Sequence[int]) -> tuple[float, list[int]]:
@@ -120,10 +119,9 @@ def quality(bundle: Bundle, threads: int, texts: Sequence[str]) -> str:
             best[kind] += likeliest
     count = len(best["fp16"])
     same = np.mean(np.equal(best["fp16"], best["int8"]))
-    lines = ["| cache | nats per token |", "|---|---:|"]
-    lines += [f"| {kind} | {losses[kind] / count:.4f} |" for kind in TYPES]
+    lines = [[kind, f"{losses[kind] / count:.4f}"] for kind in TYPES]
     return (
-        "\n".join(lines)
+        table(["cache", "nats per token"], lines, left={"cache"})
         + f"\n\n{count} tokens in {len(parts)} sequences; the likeliest token is the same at {same:.2%}"
     )
 
@@ -142,7 +140,8 @@ def main() -> None:
         print(quality(bundle, arguments.threads, texts))
     else:
         print(speed(bundle, arguments.threads, arguments.context, arguments.rounds))
-    print(f"\n{bundle.manifest.name}, {machine.processor_name()}, {arguments.threads} threads, {ondevice.__version__}")
+    print(f"\n{bundle.manifest.name}, {machine.processor_name()}, {arguments.threads} threads")
+    print(versions_line({"versions": versions(PACKAGES)}))
 
 
 if __name__ == "__main__":

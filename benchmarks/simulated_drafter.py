@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ondevice.drafters.acceptance import PositionAcceptance
 from ondevice.drafters.mtp import MtpDrafter
 from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import Engine, Outputs
+from ondevice.engines.protocol import Engine, Floats
 
 Luck = NDArray[np.bool_]
 
@@ -60,14 +60,14 @@ class SimulatedDrafter:
         self._drafted = tokens.tolist()
         return Draft.chain(self._drafted, self._acceptance.conditional(len(tokens)).tolist(), self.name)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
         judged = [drafted == taken for drafted, taken in zip(self._drafted, emitted, strict=False)]
         accepted = judged.index(False) if False in judged else len(judged)
         self._acceptance.observe(min(len(judged), accepted + 1), accepted)
         self._place += len(emitted)
         self._drafted = []
         if self._paid is not None:
-            self._paid.observe(emitted, outputs)
+            self._paid.observe(emitted, hidden)
 
 
 def make_luck(count: int, acceptance: float, repeat: int, repeats: int) -> Luck:

@@ -1,6 +1,7 @@
 """From the start of a process to its first token, and the memory it takes to get there.
 
-    python -m benchmarks.start BUNDLE [--engine NAME] [--threads N] [--runs N] [--cold-runs N] [--json]
+    python -m benchmarks.start BUNDLE [--engine NAME] [--threads N] [--runs N] [--cold-runs N]
+        [--prompt-tokens N] [--json]
 
 Every run is a new `python -m ondevice generate`. Cold: nothing is compiled and no weights are packed, both caches are
 empty directories. Warm: both are as the last cold run left them. Either way the bundle itself may lie in the system's
@@ -31,7 +32,6 @@ from ondevice.bundle import Bundle
 from ondevice.terminal.bench.footer import setup, setup_line, versions_line
 from ondevice.terminal.bench.table import table
 
-PROMPT_TOKENS = 16
 CACHES = {"NUMBA_CACHE_DIR": "compiled", "ONDEVICE_CACHE": "packed"}
 """What decides where each cache lies, and its name below a run's directory."""
 
@@ -62,7 +62,7 @@ def main() -> None:
                 for _ in range(arguments.runs if number == arguments.cold_runs - 1 else 0):
                     starts["warm"].append(start(command, Path(caches)))
                     bar.update()
-    facts = setup(manifest, starts["warm"][0].engine, threads)
+    facts = setup(manifest, starts["warm"][0].engine, threads) | {"prompt_tokens": arguments.prompt_tokens}
     if arguments.json:
         runs = {state: [dataclasses.asdict(one) for one in those] for state, those in starts.items()}
         print(json.dumps({**facts, **runs}))
@@ -97,7 +97,8 @@ def report(starts: dict[str, list[Start]], facts: dict[str, Any]) -> str:
             ),
             "",
             setup_line(facts),
-            f"medians; a prompt of {PROMPT_TOKENS} tokens; RSS is the peak, its parts were sampled when it was largest",
+            f"medians; a prompt of {facts['prompt_tokens']} tokens; "
+            "RSS is the peak, its parts were sampled when it was largest",
             "cold: nothing compiled, no weights packed; the bundle's files may be in the page cache all the same",
             versions_line(facts),
         ]
@@ -125,7 +126,7 @@ def _megabytes(sizes: Sequence[int]) -> str:
 
 
 def _command(arguments: argparse.Namespace, threads: int, vocab_size: int) -> list[str]:
-    ids = ",".join(str((2 + 7 * place) % vocab_size) for place in range(PROMPT_TOKENS))
+    ids = ",".join(str((2 + 7 * place) % vocab_size) for place in range(arguments.prompt_tokens))
     command = [sys.executable, "-m", "ondevice", "generate", str(arguments.bundle), "--ids", ids]
     command += ["--max-new-tokens", "1", "--json", "--threads", str(threads)]
     return [*command, "--engine", arguments.engine]
@@ -138,10 +139,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, metavar="N", help="default: the physical cores")
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="from warm caches (default: 5)")
     parser.add_argument("--cold-runs", type=int, default=3, metavar="N", help="from empty caches (default: 3)")
+    parser.add_argument("--prompt-tokens", type=int, default=16, metavar="N", help="different ones (default: 16)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
     if min(arguments.runs, arguments.cold_runs) < 1:
         parser.error("--runs and --cold-runs must be at least 1: warm caches are those that a cold run has filled")
+    if arguments.prompt_tokens < 1:
+        parser.error("--prompt-tokens must be at least 1")
     return arguments
 
 

@@ -27,14 +27,13 @@ from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.options import GenerationDefaults, GenerationOptions
 from ondevice.progress import Progress, silent
+from ondevice.step_stream import StepStream
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
 from ondevice.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("ondevice")
-
-CLOSED = "this model is closed: load it again"
 
 
 class Model:
@@ -74,24 +73,11 @@ class Model:
         return self.engine.context_length
 
     def close(self) -> None:
-        """Give the engine's memory back. A closed model generates nothing more.
-
-        From any thread, and more than once: a running generation is cancelled, and the last to leave closes the engine.
+        """Give the engine's memory back. A closed model generates nothing more; a running generation is cancelled, and
+        the memory comes back when that has ended.
         """
         self._closed = True
-        self._close_unless_busy()
-
-    def _close_unless_busy(self) -> None:
-        """Memory must not go while a kernel reads it. Who finds the model busy leaves it to whoever is."""
-        if self._closed and self._busy.acquire(blocking=False):
-            self.engine.close()  # and stay busy: there is nothing to be had here any more
-
-    def _stopped(self) -> bool:
-        return self._closed or self._cancelled.is_set()
-
-    def _release(self) -> None:
-        self._busy.release()
-        self._close_unless_busy()
+        self._close_engine()
 
     def forget(self) -> None:
         """Drop every text seen so far, from the cache and from what drafters remember; what was learnt about this
@@ -100,9 +86,9 @@ class Model:
         Raises:
             UsageError: a generation is running, or the model is closed.
         """
+        self._check_open()
         if not self._busy.acquire(blocking=False):
-            busy = "this model is generating: wait for it or cancel it before it can forget"
-            raise UsageError(CLOSED if self._closed else busy)
+            raise UsageError("this model is generating: wait for it or cancel it before it can forget")
         try:
             self.engine.rewind(0)
             self._cached = []
@@ -137,8 +123,7 @@ class Model:
             UsageError: an option that does not exist or fit, or a generation is running already.
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
         """
-        if self._closed:
-            raise UsageError(CLOSED)
+        self._check_open()
         chosen = GenerationOptions.of(options)
         token_ids = self.encode(prompt)
         suppressed = self._defaults.suppress_tokens
@@ -148,12 +133,11 @@ class Model:
         drafter = self._drafter(chosen.drafter)
         schedule = None if drafter is None else self._schedule(chosen)
         if not self._busy.acquire(blocking=False):
-            busy = "this model is generating already: wait for it, cancel it, or load a second one"
-            raise UsageError(CLOSED if self._closed else busy)
+            raise UsageError("this model is generating already: wait for it, cancel it, or load a second one")
         self._cancelled.clear()
         limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._stopped, chosen.on_prefill)
         rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
-        return _Stream(self._steps(rounds, text_stream), self._release)
+        return StepStream(self._steps(rounds, text_stream), self._release)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked against vocabulary and context."""
@@ -165,6 +149,23 @@ class Model:
         if len(token_ids) >= self.context_length:
             raise ContextOverflowError(len(token_ids), self.context_length)
         return token_ids
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this model is closed: load it again")
+
+    def _stopped(self) -> bool:
+        return self._closed or self._cancelled.is_set()  # a generation that begins clears the latter
+
+    def _release(self) -> None:
+        self._busy.release()
+        if self._closed:
+            self._close_engine()
+
+    def _close_engine(self) -> None:
+        """Close it once, and not under a generation: a closed model stays busy."""
+        if self._busy.acquire(blocking=False):
+            self.engine.close()
 
     def _text_stream(self, chosen: GenerationOptions) -> TextStream | None:
         if self.tokenizer is not None:
@@ -245,30 +246,6 @@ class Model:
             yield Step(text, token_ids, this.drafted, this.accepted, this.source, this.seconds, reason)
             if reason:
                 return
-
-
-class _Stream(Iterator[Step]):
-    """A generator that also gives the model back when it was never started: a bare one's `finally` would not run."""
-
-    def __init__(self, steps: Iterator[Step], release: Any) -> None:
-        self._steps = steps
-        self._release = release
-
-    def __next__(self) -> Step:
-        try:
-            return next(self._steps)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        steps, self._steps = self._steps, iter(())
-        if close := getattr(steps, "close", None):
-            close()
-            self._release()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def load(

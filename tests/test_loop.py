@@ -12,7 +12,7 @@ from ondevice.decoding.record import Round
 from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.decoding.schedule import ConstantSchedule
 from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import ROOT, Outputs
+from ondevice.engines.protocol import ROOT, Floats
 from tests.toy_engine import VOCAB, ToyEngine, logits_after
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -49,10 +49,10 @@ class Guesser:
             parents.append(parent)
         return Draft(np.array(tokens, np.int64), np.array(parents, np.int64), source=self.name)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
-        assert len(outputs.logits) == len(emitted)
-        for token, logits in zip(emitted, outputs.logits, strict=True):
-            np.testing.assert_array_equal(logits, logits_after(self.tokens))
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+        """The toy engine's hidden state of a row is its logits."""
+        for token, row in zip(emitted, hidden, strict=True):
+            np.testing.assert_array_equal(row, logits_after(self.tokens))
             self.tokens.append(token)
 
 

@@ -229,23 +229,8 @@ def test_more_threads_than_processors(
 def test_a_closed_model_says_so(reference_bundle: Path) -> None:
     with ondevice.load(reference_bundle) as model:
         pass
-    model.close()
-    for use in (lambda: model.stream(PROMPT), model.forget):
-        with pytest.raises(UsageError, match="closed"):
-            use()
-
-
-@pytest.mark.parametrize("engine", ["simd", "ort"])
-def test_closing_ends_a_generation_first(reference_bundle: Path, engine: EngineName) -> None:
-    """As a window that is closed in mid-sentence: no kernel may find its memory gone."""
-    model = ondevice.load(reference_bundle, engine=engine, threads=2)
-    stream = model.stream(PROMPT, max_new_tokens=1500)
-    next(stream)
-    closing = threading.Thread(target=model.close)
-    closing.start()
-    assert list(stream)[-1].finish_reason == "cancelled"
-    closing.join()
-    assert not vars(model.engine)
+    with pytest.raises(UsageError, match="closed"):
+        model.stream(PROMPT)
 
 
 def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) -> None:
@@ -259,6 +244,19 @@ def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) ->
     for thread in own:
         thread.join(timeout=10)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("engine", ["simd", "ort"])
+def test_a_model_closed_while_it_generates_ends_that_first(reference_bundle: Path, engine: EngineName) -> None:
+    model = ondevice.load(reference_bundle, engine=engine)
+    steps = model.stream(PROMPT, max_new_tokens=50)
+    next(steps)
+    model.close()
+    assert [step.finish_reason for step in steps] == ["cancelled"]
+    with pytest.raises(UsageError, match="this model is closed"):
+        model.forget()
+    model.close()
+    assert not vars(model.engine)
 
 
 @pytest.mark.parametrize(("options", "words"), [({"engine": "gpu"}, "engine"), ({"threads": 0}, "threads")])

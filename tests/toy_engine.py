@@ -15,6 +15,7 @@ VOCAB = 11
 class ToyEngine:
     name = "toy"
     has_drafter = False
+    kv_cache = "none"
 
     def __init__(self, context_length: int = 10_000, chunk: int = 64) -> None:
         self.target = Target("none", VOCAB, VOCAB, context_length, 16, 1, (Layer("full", 1, 1, 0),))

@@ -59,7 +59,7 @@ def generate(
     first = sampler.choose(outputs.logits[0], tokens)
     if drafter is not None:
         drafter.begin(tokens)
-        drafter.observe([first], outputs)
+        drafter.observe([first], outputs.hidden)
     tokens.append(first)
     reason = _finished(tokens, len(prompt_ids), engine, limits)
     yield Round((first,), rows=len(prompt_ids), seconds=perf_counter() - started, finish_reason=reason)
@@ -76,7 +76,7 @@ def generate(
         path = verdict.path[: len(emitted)]
         engine.commit(path)
         if drafter is not None:
-            drafter.observe(emitted, outputs.select(path))
+            drafter.observe(emitted, outputs.hidden[list(path)])
         tokens += emitted
         reason = _finished(tokens, len(prompt_ids), engine, limits)
         this = Round(

@@ -86,6 +86,7 @@ class Sampler:
         self.options = options
         self.processors = tuple(processors)
         self.rng = np.random.default_rng(options.seed)
+        # Imported where they are needed: with numba, and `ondevice --help` needs the options above.
         self._top_k: TopK | None = None
         if options.top_k is not None and not self.greedy:
             from ondevice.decoding.top_k import TopK
@@ -134,7 +135,7 @@ class Sampler:
             scores[seen] = np.where(taken < 0, taken * np.float32(penalty), taken / np.float32(penalty))
         for processor in self.processors:
             scores = processor(scores, context)
-        return scores
+        return np.ascontiguousarray(scores, np.float32)  # whatever a processor made of them
 
     def _warped(self, scores: Floats) -> tuple[Ids | None, Probabilities]:
         """Temperature, top-k, top-p and min-p in turn.

@@ -1,11 +1,11 @@
-"""Two drafters as one: whichever expects more accepted tokens drafts."""
+"""Two drafters as one: whichever expects to gain more drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from ondevice.drafters.protocol import Draft, Drafter, Forecast
-from ondevice.engines.protocol import Outputs
+from ondevice.engines.protocol import Floats
 
 Price = Callable[[str], float]
 """What a token drafted by a source costs, in tokens of plain decoding."""
@@ -53,10 +53,10 @@ class Fallback:
         assert self._chosen is not None
         return self._chosen.draft(k, floor)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
         self._chosen = None
-        self.primary.observe(emitted, outputs)
-        self.secondary.observe(emitted, outputs)
+        self.primary.observe(emitted, hidden)
+        self.secondary.observe(emitted, hidden)
 
     def _worth(self, forecast: Forecast) -> float:
         """Tokens that the best length is expected to gain, before what their verification costs."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ondevice.drafters.acceptance import Calibration, PositionAcceptance
 from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import Engine, Outputs
+from ondevice.engines.protocol import Engine, Floats
 
 
 class MtpDrafter:
@@ -62,10 +62,10 @@ class MtpDrafter:
             confidence.append(chance)
         return Draft.chain(self._drafted, confidence, self.name)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
         self._learn(emitted)
         self._newest = emitted[-1]
-        self._hidden = outputs.hidden[-1].copy()
+        self._hidden = hidden[-1].copy()
         self._drafted, self._raw = [], []
 
     def _learn(self, emitted: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ondevice.drafters.acceptance import Calibration
 from ondevice.drafters.protocol import Draft, Forecast
 from ondevice.drafters.suffix_automaton import SuffixAutomaton, warm_up
-from ondevice.engines.protocol import Outputs
+from ondevice.engines.protocol import Floats
 
 SOURCE = "ngram"
 
@@ -86,7 +86,7 @@ class NgramDrafter:
         count = sum(survival >= floor for survival in accumulate(confidence, mul))
         return Draft.chain(self._guessed(k).tokens[:count].tolist(), confidence[:count], SOURCE)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
         guess = self._guessed(LEAST_GUESS)
         for token, raw, own in zip(guess.tokens.tolist(), guess.raw.tolist(), emitted, strict=False):
             self._calibration.observe(raw, token == own)

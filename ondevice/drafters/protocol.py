@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.protocol import ROOT, Outputs
+from ondevice.engines.protocol import ROOT, Floats
 
 
 def _no_floats() -> NDArray[np.float32]:
@@ -82,14 +82,14 @@ class Drafter(Protocol):
         """
         ...
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
         """The target's verdict of a round, whether or not this drafter drafted in it; first called after the prefill.
 
         Args:
             emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
                 KV in the engine yet.
-            outputs: the target's outputs for the rows that predicted them, in the same order; they hold until the
-                next forward.
+            hidden: float32[n, H], the target's hidden states from which it chose them; they hold until the next
+                forward.
         """
         ...
 

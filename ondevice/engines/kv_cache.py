@@ -90,15 +90,16 @@ class KVCache:
         return max(0, length - self._history) // ALIGN * ALIGN
 
     def _grow(self, stop: int) -> None:
-        self._capacity = max(2 * self._capacity, stop)
+        capacity, grown = max(2 * self._capacity, stop), {}
         for layer, old in self._buffers.items():
-            new = np.zeros((2, self._capacity, self._widths[layer]), np.float32)
-            new[:, : old.shape[1]] = old
-            self._buffers[layer] = new
+            grown[layer] = np.zeros((2, capacity, self._widths[layer]), np.float32)
+            grown[layer][:, : old.shape[1]] = old
+        self._buffers, self._capacity = grown, capacity  # all at once, or nothing after an interrupt
 
     def _slide(self, length: int) -> None:
         base = self._first(max(0, length - SLACK))
         kept = slice(base - self.base, length - self.base)
+        self.base = length  # so that an interrupt leaves nothing to rewind to
         for buffer in self._buffers.values():
             buffer[:, : length - base] = buffer[:, kept]
         self.base = base

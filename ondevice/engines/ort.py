@@ -38,6 +38,7 @@ PARTS: tuple[Any, ...] = ("key", "value")
 
 class OrtEngine(CommittedRows):
     name = "ort"
+    kv_cache = "fp32"
 
     def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
         self.target = bundle.manifest.target

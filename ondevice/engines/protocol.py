@@ -82,13 +82,6 @@ class Outputs:
     logits: Floats
     hidden: Floats
 
-    def select(self, rows: Sequence[int]) -> Outputs:
-        """The outputs of these rows; the first few, which is what a chain keeps, without a copy of 1 MiB each."""
-        if list(rows) == list(range(len(rows))):
-            return Outputs(self.logits[: len(rows)], self.hidden[: len(rows)])
-        index = np.asarray(rows, np.intp)
-        return Outputs(self.logits[index], self.hidden[index])
-
 
 @dataclass(frozen=True)
 class DraftStep:
@@ -105,6 +98,8 @@ class Engine(Protocol):
     name: str
     target: Target
     has_drafter: bool
+    kv_cache: str
+    """What keys and values are held in."""
     context_length: int
 
     @property
@@ -115,7 +110,8 @@ class Engine(Protocol):
     def forward(self, rows: TokenTree, wanted: Sequence[int]) -> Outputs:
         """Run `rows` after the committed tokens and leave their KV pending.
 
-        At most `max_rows()` rows at a time. A forward replaces rows that an earlier one left pending.
+        At most `max_rows()` rows at a time. A forward replaces rows that an earlier one left pending, and may reuse the
+        arrays of its outputs.
         """
         ...
 
@@ -137,7 +133,7 @@ class Engine(Protocol):
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         """One MTP step over the committed cache. The position is `length`, the newest token's, for a whole round.
 
-        `hidden` may be what the step before gave; its arrays need not outlive the next step.
+        The arrays of the answer may be reused by the next step, whose `hidden` may be one of them.
         """
         ...
 

@@ -26,7 +26,7 @@ def test_a_row_per_cache(reference_bundle: Path) -> None:
     bundle = Bundle.open(reference_bundle)
     for table in (speed(bundle, 1, 40, 1), quality(bundle, 1, ["def add(a, b):\n    return a + b\n"])):
         lines = table.splitlines()
-        assert [line.split(" | ")[0] for line in lines[2:4]] == ["| fp16", "| int8"]
-        assert len({line.count("|") for line in lines[:4]}) == 1
-        numbers = [float(cell) for line in lines[2:4] for cell in line.strip("| ").split(" | ")[1:]]
+        kinds, *columns = zip(*(line.strip("| ").split(" | ") for line in lines[2:4]), strict=True)
+        assert [kind.strip() for kind in kinds] == ["fp16", "int8"]
+        numbers = np.array(columns, float)
         assert np.isfinite(numbers).all()

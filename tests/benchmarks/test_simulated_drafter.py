@@ -6,7 +6,7 @@ from ondevice.decoding.loop import Limits, generate
 from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.decoding.schedule import ConstantSchedule
 from ondevice.drafters.acceptance import PositionAcceptance
-from ondevice.engines.protocol import DraftStep, Outputs
+from ondevice.engines.protocol import DraftStep
 from tests.toy_engine import VOCAB, ToyEngine
 
 PROMPT = (2, 3, 5)
@@ -88,7 +88,7 @@ def test_its_forecast_is_what_verdicts_taught(continuation):
 def test_a_draft_ends_at_the_floor(continuation):
     drafter = drafter_of(continuation, [True] * COUNT)
     drafter.begin(PROMPT)
-    drafter.observe(continuation[:1], Outputs(*np.zeros((2, 1, VOCAB), np.float32)))
+    drafter.observe(continuation[:1], np.zeros((1, VOCAB), np.float32))
     third = float(drafter.forecast(5).survival[2])
     assert drafter.draft(5, third).tokens.tolist() == continuation[1:4]
     assert len(drafter.draft(5, 1.0)) == 0

@@ -15,6 +15,7 @@ FACTS = {
     "processor": "CPU",
     "system": "OS",
     "versions": {"ondevice": "1"},
+    "prompt_tokens": 16,
 }
 REPORT = """\
 | caches | runs | first token s |   min to max | load s | prefill s | RSS MB | anonymous |     file |

@@ -11,9 +11,9 @@ from ondevice.decoding.record import Round
 from ondevice.decoding.schedule import Schedule
 from ondevice.drafters.acceptance import PositionAcceptance
 from ondevice.drafters.protocol import Draft, Drafter, Forecast
-from ondevice.engines.protocol import Outputs
+from ondevice.engines.protocol import Floats
 
-NOTHING = Outputs(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
+NO_HIDDEN = np.zeros((1, 0), np.float32)
 
 
 @dataclass
@@ -33,7 +33,7 @@ class DiceDrafter:
         self.drafted = k
         return Draft.chain([0] * k, source=self.name)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
         self.acceptance.observe(self.drafted, len(emitted) - 1 if self.drafted else 0)
         self.drafted = 0
 
@@ -91,7 +91,7 @@ def simulate(
         drafted = len(draft)
         misses = np.flatnonzero(rng.random(drafted) >= world.chance(index, draft.source))
         accepted = int(misses[0]) if len(misses) else drafted
-        drafter.observe([0] * (accepted + 1), NOTHING)
+        drafter.observe([0] * (accepted + 1), NO_HIDDEN)
         jitter = max(1 + world.noise * rng.standard_normal(), 0.5) * (10 if rng.random() < world.spikes else 1)
         draft_seconds = world.draft * drafted * jitter
         this = Round(

@@ -189,6 +189,12 @@ def test_processors_see_penalised_logits_and_the_context() -> None:
     assert seen == [([-4.0, 1.0, 2.0], [0, 1])]
 
 
+@pytest.mark.parametrize("chosen", [{"top_k": 1}, {"top_k": 2, "top_p": 0.9}], ids=str)
+def test_what_a_processor_returns_may_have_another_type(chosen: dict[str, float]) -> None:
+    sampler = Sampler(SamplingOptions(**chosen), [lambda logits, _: np.array([0.1, 0.2, 0.3])[::-1]])
+    assert sampler.distribution(np.zeros(3, np.float32), [])[0] > 0.5
+
+
 @pytest.mark.parametrize("chosen", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
 @pytest.mark.parametrize("row", [[-np.inf] * 4, [np.nan] * 4, [9, 8, np.nan, 7], [1, np.inf, 2, 3]], ids=str)
 def test_a_row_that_leaves_nothing_to_choose_is_an_error(chosen: dict[str, float], row: list[float]) -> None:

@@ -5,10 +5,10 @@ import pytest
 
 from ondevice.drafters.fallback import Fallback
 from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import Outputs
+from ondevice.engines.protocol import Floats
 
 PRICES = {"mtp": 0.1, "ngram": 0.0}
-OUTPUTS = Outputs(np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32))
+HIDDEN = np.zeros((1, 2), np.float32)
 
 
 class Scripted:
@@ -29,7 +29,7 @@ class Scripted:
         self.calls.append(("draft", (k, floor)))
         return Draft.chain([1] * min(k, len(self.survival)), source=self.name)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs) -> None:
+    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
         self.calls.append(("observe", list(emitted)))
 
 
@@ -69,7 +69,7 @@ def test_the_choice_is_made_anew_each_round_and_needs_no_forecast() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
     both = Fallback(primary, secondary, PRICES.__getitem__)
     assert both.draft(1).source == "mtp"
-    both.observe([1], OUTPUTS)
+    both.observe([1], HIDDEN)
     secondary.survival[0] = 1.0
     assert both.draft(1).source == "ngram"
     both.begin([1])
@@ -81,5 +81,5 @@ def test_both_hear_everything() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
     both = Fallback(primary, secondary, PRICES.__getitem__)
     both.begin([1, 2])
-    both.observe([3], OUTPUTS)
+    both.observe([3], HIDDEN)
     assert primary.calls == secondary.calls == [("begin", [1, 2]), ("observe", [3])]

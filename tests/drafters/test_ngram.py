@@ -8,10 +8,9 @@ from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.decoding.verify import accept
 from ondevice.drafters.ngram import NgramDrafter
 from ondevice.drafters.protocol import ROOT
-from ondevice.engines.protocol import Outputs
 from tests.decoding.markov import MarkovTarget, plain
 
-OUTPUTS = Outputs(np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32))
+HIDDEN = np.zeros((1, 2), np.float32)
 
 
 def begun(prompt: list[int], drafter: NgramDrafter | None = None) -> NgramDrafter:
@@ -55,28 +54,28 @@ def test_it_learns_what_a_match_is_worth_even_when_others_draft() -> None:
     """The text repeats its words, but what comes next is never what came before."""
     drafter = begun([1, 2])
     for new in range(100, 220):
-        drafter.observe([1, 2, new], OUTPUTS)
-    drafter.observe([1, 2], OUTPUTS)
+        drafter.observe([1, 2, new], HIDDEN)
+    drafter.observe([1, 2], HIDDEN)
     assert len(drafter.draft(4)) == 0
 
 
 def test_it_trusts_a_text_that_repeats_itself() -> None:
     drafter = begun([1, 2, 3, 4, 5])
     for _ in range(40):
-        drafter.observe([1, 2, 3, 4, 5], OUTPUTS)
+        drafter.observe([1, 2, 3, 4, 5], HIDDEN)
     assert drafter.forecast(10).survival[-1] > 0.8
 
 
 def test_a_draft_follows_everything_observed() -> None:
     drafter = begun([1, 2, 3, 1])
     drafter.forecast(4)
-    drafter.observe([2, 7, 1, 2, 7, 1, 2], OUTPUTS)
+    drafter.observe([2, 7, 1, 2, 7, 1, 2], HIDDEN)
     assert drafter.draft(1).tokens.tolist() == [7]
 
 
 def test_text_generated_in_earlier_turns_is_kept_and_their_prompts_are_not() -> None:
     drafter = begun([50, 51, 52])
-    drafter.observe([1, 2, 3, 4], OUTPUTS)
+    drafter.observe([1, 2, 3, 4], HIDDEN)
     begun([9, 1, 2], drafter)
     assert drafter.draft(1).tokens.tolist() == [3]
     begun([50, 51], drafter)
@@ -85,9 +84,9 @@ def test_text_generated_in_earlier_turns_is_kept_and_their_prompts_are_not() -> 
 
 def test_no_match_spans_two_turns() -> None:
     drafter = begun([50])
-    drafter.observe([1, 2], OUTPUTS)
+    drafter.observe([1, 2], HIDDEN)
     begun([51], drafter)
-    drafter.observe([3, 4], OUTPUTS)
+    drafter.observe([3, 4], HIDDEN)
     begun([9, 1, 2], drafter)
     assert len(drafter.draft(2)) == 0
 
@@ -96,7 +95,7 @@ def test_only_so_many_turns_are_kept() -> None:
     drafter = NgramDrafter(keep_turns=2)
     for turn in range(4):
         begun([90 + turn], drafter)
-        drafter.observe([10 * turn, 10 * turn + 1, 10 * turn + 2, 10 * turn + 3], OUTPUTS)
+        drafter.observe([10 * turn, 10 * turn + 1, 10 * turn + 2, 10 * turn + 3], HIDDEN)
     assert len(begun([99, 10, 11], drafter).draft(1)) == 0
     assert begun([99, 20, 21], drafter).draft(1).tokens.tolist() == [22]
     assert begun([99, 30, 31], drafter).draft(1).tokens.tolist() == [32]
@@ -104,7 +103,7 @@ def test_only_so_many_turns_are_kept() -> None:
 
 def test_a_prompt_that_continues_the_conversation_finds_the_earlier_prompt_too() -> None:
     drafter = begun([50, 51, 52, 53])
-    drafter.observe([1, 2, 3], OUTPUTS)
+    drafter.observe([1, 2, 3], HIDDEN)
     begun([50, 51, 52, 53, 1, 2, 3, 8, 51, 52], drafter)
     assert drafter.draft(1).tokens.tolist() == [53]
 
@@ -119,7 +118,7 @@ def test_output_is_that_of_plain_decoding(temperature: float, seed: int) -> None
     while len(tokens) < 203:
         draft = drafter.draft(5)
         verdict = accept(draft, target.forward(tokens[-1], draft), tokens, sampler)
-        drafter.observe(verdict.emitted, OUTPUTS)
+        drafter.observe(verdict.emitted, HIDDEN)
         tokens += verdict.emitted
         accepted += verdict.accepted
     assert tokens[3:203] == plain(target, [0, 1, 2], Sampler(options), 200)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd import engine as engine_module
-from ondevice.engines.simd import program
+from ondevice.engines.simd import kv_store, program
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.sources import Sources
 from tests.tiny_models import CONTEXT, VOCAB
 
 MOST_ROWS = 16
@@ -119,6 +120,7 @@ def test_caches_that_grow_and_slide_between_drafts(bundle: Bundle, monkeypatch: 
     """Addresses are kept from forward to forward and from draft to draft: a cache that moves must be followed."""
     whole = SimdEngine(bundle, threads=1)
     monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
+    monkeypatch.setattr(kv_store, "SLACK", 8)
     grown = SimdEngine(bundle, threads=1)
     ids = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 1).tolist()
     for token in ids:
@@ -129,5 +131,57 @@ def test_caches_that_grow_and_slide_between_drafts(bundle: Bundle, monkeypatch: 
         whole.commit([0])
         np.testing.assert_array_equal(outputs.logits, expected.logits)
         assert drafted(grown, 1) == drafted(whole, 1)
+    assert grown._caches["sliding"].base > 0
     for engine in (whole, grown):
         engine.close()
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_an_interrupt_while_memory_grows(
+    bundles: dict[str, Bundle], place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whichever array: the next forward must not take for pointed at what is not."""
+    whole = SimdEngine(bundles["e2b"], threads=1)
+    monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
+    disturbed = SimdEngine(bundles["e2b"], threads=1)
+    for engine in (whole, disturbed):
+        for start in (0, 8):
+            engine.forward(TokenTree.chain(list(range(start, start + 8))), [0])
+            engine.commit(range(8))
+    zeros, made = np.zeros, list[object]()
+
+    def interrupted(*arguments: Any) -> Any:
+        made.append(arguments)
+        if len(made) > place:
+            raise KeyboardInterrupt
+        return zeros(*arguments)
+
+    rows = TokenTree.chain(list(range(100, 108)))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "zeros", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            disturbed.forward(rows, range(8))
+    logits = [engine.forward(rows, range(8)).logits for engine in (whole, disturbed)]
+    np.testing.assert_array_equal(*logits)
+    for engine in (whole, disturbed):
+        engine.commit(range(8))
+    assert drafted(disturbed) == drafted(whole)
+    for engine in (whole, disturbed):
+        engine.close()
+
+
+def test_tables_are_read_again_after_their_pages_were_let_go_of(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, release = [], Sources.release
+    monkeypatch.setattr(Sources, "release", lambda self: (released.append(self), release(self)))
+    found = []
+    for every in (3, 1 << 40):
+        monkeypatch.setattr(engine_module, "RELEASE_EVERY", every)
+        engine = SimdEngine(bundle, threads=1)
+        released.clear()
+        rows = [TokenTree.chain([token]) for token in np.random.default_rng(0).integers(0, VOCAB, 10).tolist()]
+        found.append([engine.forward(row, [0]).logits.copy() for row in rows])
+        assert len(released) == 10 // every
+        engine.close()
+    np.testing.assert_array_equal(*found)

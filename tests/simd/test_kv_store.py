@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,22 @@ def test_how_far_back() -> None:
     assert length - cache.base <= 40 + SLACK + 32
     cache.clear()
     assert cache.can_rewind(0)
+
+
+def test_an_interrupt_while_rows_move_leaves_nothing_to_rewind_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KVStore({0: TYPES[0], 1: TYPES[0]}, 16, history=40)
+    length = 0
+    while length + 16 <= cache.capacity:
+        length = append(cache, length, 16)
+    buffers = cache._buffers
+
+    class Interrupted(dict[int, np.ndarray]):
+        def values(self) -> Any:
+            yield buffers[0]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "_buffers", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        cache.reserve(length, 16)
+    assert not cache.can_rewind(length)
+    assert not cache.can_rewind(1)

@@ -71,6 +71,7 @@ class Crew:
             queue.put(job)
 
     def _work(self, number: int, queue: SimpleQueue[_Job | None]) -> None:
+        linger(self._together.address, -1)  # so that it is not compiled, or loaded, while tokens wait for it
         done = 0
         while (job := queue.get()) is not None:
             if job.before >= done:

@@ -52,15 +52,14 @@ class KVStore:
     def layers(self) -> list[int]:
         return list(self._buffers)
 
-    def reserve(self, length: int, rows: int) -> bool:
-        """Make room for `rows` rows after `length` committed ones; whether the parts are other arrays now."""
+    def reserve(self, length: int, rows: int) -> None:
+        """Make room for `rows` rows after `length` committed ones. With another `capacity`, the parts are others."""
         if length + rows - self.base <= self.capacity:
-            return False
+            return
         if self._history is None:
             self._grow(length + rows)
-            return True
-        self._slide(length)
-        return False
+        else:
+            self._slide(length)
 
     def parts(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values of a layer, [capacity] rows each."""
@@ -81,16 +80,17 @@ class KVStore:
         self.base = 0
 
     def _grow(self, stop: int) -> None:
-        self.capacity = max(2 * self.capacity, stop)
+        capacity, grown = max(2 * self.capacity, stop), {}
         for layer, old in self._buffers.items():
-            new = np.zeros((2, self.capacity), self._types[layer])
-            new[:, : old.shape[1]] = old
-            self._buffers[layer] = new
+            grown[layer] = np.zeros((2, capacity), self._types[layer])
+            grown[layer][:, : old.shape[1]] = old
+        self._buffers, self.capacity = grown, capacity  # all at once, or nothing after an interrupt
 
     def _slide(self, length: int) -> None:
         assert self._history is not None
         base = max(self.base, length - self._history - SLACK)
         kept = slice(base - self.base, length - self.base)
+        self.base = length  # so that an interrupt leaves nothing to rewind to
         for buffer in self._buffers.values():
             buffer[:, : length - base] = buffer[:, kept].copy()
         self.base = base

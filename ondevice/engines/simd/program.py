@@ -42,6 +42,8 @@ class Program:
     """Working memory that each thread needs."""
     buffers: Buffers
     """What the steps' addresses point into."""
+    sources: Sources
+    """Where the tables lie whose rows are read one by one."""
 
 
 def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress = silent) -> Program:
@@ -63,7 +65,11 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
         layers += drafter.layers
     width = read.packed.head.tiles * 16
     shared = read.drafter_bytes >= SHARED_FROM
-    return Program(steps, read.turns, width, drafter_steps, read.drafter_turns, shared, scratch_bytes(layers), buffers)
+    read.sources.release()
+    return Program(
+        steps, read.turns, width, drafter_steps, read.drafter_turns, shared, scratch_bytes(layers), buffers,
+        read.sources,
+    )  # fmt: skip
 
 
 def pack_state(bundle: Bundle) -> PackState:

@@ -51,8 +51,9 @@ class ForwardState:
     def point(self, slot: int, array: NDArray[Any]) -> None:
         """Put the address of an array into a slot."""
         assert array.flags.c_contiguous
+        address = array.ctypes.data  # an interrupt may come here, but not between the next two
         self._held[slot] = array
-        self.slots[slot] = array.ctypes.data
+        self.slots[slot] = address
 
     def put(self, slot: int, values: NDArray[Any]) -> None:
         """Copy numbers to where a slot points: asking numpy for an address takes longer than copying a few."""
@@ -103,8 +104,8 @@ class ForwardState:
         """Working memory for attention over so many keys."""
         stride = 4 * (self._head_dim + keys + PADDING)
         if stride > self.slots[rows.LINE_STRIDE]:
-            self.slots[rows.LINE_STRIDE] = stride
             self.point(rows.LINE_MEMORY, np.zeros(self._threads * LINES * stride, np.uint8))
+            self.slots[rows.LINE_STRIDE] = stride
 
 
 def _paths(tree: TokenTree) -> NDArray[np.int64]:

@@ -40,6 +40,7 @@ def conditions(model: Model, plain: Row, prompt_tokens: int, options: dict[str, 
     """Everything that another person needs to measure the same."""
     return {
         **setup(model.manifest, model.engine.name, model.threads),
+        "kv_cache": model.engine.kv_cache,
         "prompts": plain.prompts,
         "prompt_tokens": prompt_tokens,
         "new_tokens": plain.new_tokens,
@@ -57,7 +58,8 @@ def footer(facts: dict[str, Any]) -> str:
         [
             setup_line(facts),
             f"{facts['prompts']} prompts of {mean_prompt:.0f} tokens, {mean_reply:.0f} new tokens each on average; "
-            f"temperature {facts['temperature']:g}, seed {facts['seed']}; loaded in {facts['load_s']:.1f} s",
+            f"temperature {facts['temperature']:g}, seed {facts['seed']}; {facts['kv_cache']} KV cache; "
+            f"loaded in {facts['load_s']:.1f} s",
             versions_line(facts),
         ]
     )

@@ -30,6 +30,7 @@ def test_the_table_and_its_foot(run, bundle, prompts_file):
         assert line.endswith("|   3/3 |")
     assert "toy-model (int4), engine toy, 1 threads" in foot
     assert "3 prompts of 6 tokens, 12 new tokens each" in foot
+    assert "; none KV cache; " in foot
     assert "onnxruntime" in foot
 
 

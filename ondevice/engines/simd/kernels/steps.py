@@ -1,7 +1,7 @@
 """The kinds of step a plan is made of. A step is a row of int64: its kind, then its arguments.
 
 Arguments are addresses, sizes, slots of the forward's state, and the bits of float32 numbers. Every step shares its
-work among the threads; `ondevice.engines.simd.steps` names the arguments.
+work among the threads; `ondevice.engines.simd.plan` says what the arguments are.
 """
 
 from __future__ import annotations
