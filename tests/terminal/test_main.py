@@ -106,7 +106,8 @@ def test_a_reader_that_leaves_is_no_error():
         [sys.executable, "-m", "ondevice", "info"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
     )
     os.close(writing)
-    assert ended.stderr == ""
+    # the first time ever, the kernels that it measures with are compiled
+    assert [line for line in ended.stderr.splitlines() if "compiling kernels" not in line] == []
     assert ended.returncode == 141
 
 
