@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
 from ondevice.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("ondevice")
 
 
 class Model:
@@ -74,7 +77,6 @@ class Model:
         the memory comes back when that has ended.
         """
         self._closed = True
-        self._cancelled.set()
         self._close_engine()
 
     def forget(self) -> None:
@@ -93,7 +95,7 @@ class Model:
             for drafter in self._drafters.values():
                 drafter.forget()
         finally:
-            self._busy.release()
+            self._release()
 
     def cancel(self) -> None:
         """Stop the running generation within one forward, from any thread; it ends with finish_reason `cancelled`."""
@@ -133,7 +135,7 @@ class Model:
         if not self._busy.acquire(blocking=False):
             raise UsageError("this model is generating already: wait for it, cancel it, or load a second one")
         self._cancelled.clear()
-        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._cancelled.is_set, chosen.on_prefill)
+        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._stopped, chosen.on_prefill)
         rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
         return StepStream(self._steps(rounds, text_stream), self._release)
 
@@ -151,6 +153,9 @@ class Model:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this model is closed: load it again")
+
+    def _stopped(self) -> bool:
+        return self._closed or self._cancelled.is_set()  # a generation that begins clears the latter
 
     def _release(self) -> None:
         self._busy.release()
@@ -274,6 +279,8 @@ def load(
         raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     count = threads or machine.default_threads()
+    if count > (most := machine.processors()):
+        _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
     running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, on_pack=on_pack)
     return Model(opened, running, count, perf_counter() - started)
 

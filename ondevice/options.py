@@ -71,7 +71,7 @@ class GenerationOptions:
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | tuple[str, ...] = ()
+    stop: str | tuple[str, ...] | None = None
     drafter: DrafterName = "auto"
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: ScheduleName = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import threading
@@ -121,6 +122,9 @@ def test_two_models_generate_side_by_side(reference_bundle: Path, reference_mode
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ({"temperature": 1, "top_k": 2.5}, "top_k must be a whole number, not 2.5"),
+        ({"seed": 0.5}, "seed must be a whole number"),
         ({"drafter": "eagle"}, "drafter must be one of"),
         ({"num_assistant_tokens_schedule": "often"}, "num_assistant_tokens_schedule"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens"),
@@ -134,7 +138,7 @@ def test_options_that_make_no_sense(reference_model: Model, options: dict[str, o
     assert reference_model.generate(PROMPT, max_new_tokens=1).finish_reason == "length"
 
 
-@pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}], [2, 999_999], [-1], [2, "x"], 7])
+@pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}], [2, 999_999], [-1], [2, "x"], 7, b"text"])
 def test_prompts_that_cannot_be_run(reference_model: Model, prompt: object) -> None:
     with pytest.raises(PromptError):
         reference_model.stream(prompt)
@@ -212,11 +216,34 @@ def test_a_graph_that_is_none(reference_bundle: Path, tmp_path: Path, damage: by
         assert "\n" not in str(caught.value)
 
 
+def test_more_threads_than_processors(
+    reference_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ondevice.machine.processors", lambda: 1)
+    ondevice.load(reference_bundle, threads=1, engine="ort").close()
+    assert not caplog.records
+    ondevice.load(reference_bundle, threads=2, engine="ort").close()
+    assert "more threads (2) than processors (1)" in caplog.records[-1].getMessage()
+
+
 def test_a_closed_model_says_so(reference_bundle: Path) -> None:
     with ondevice.load(reference_bundle) as model:
         pass
     with pytest.raises(UsageError, match="closed"):
         model.stream(PROMPT)
+
+
+def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) -> None:
+    before = set(threading.enumerate())
+    model = ondevice.load(reference_bundle, threads=2)
+    model.generate(PROMPT, max_new_tokens=2)
+    own = set(threading.enumerate()) - before
+    assert len(own) == 1
+    del model
+    gc.collect()
+    for thread in own:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("engine", ["simd", "ort"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -45,6 +46,10 @@ class SamplingOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            whole = name in ("top_k", "seed")
+            if value is not None and not isinstance(value, Integral if whole else Real):
+                raise UsageError(f"{name} must be a {'whole number' if whole else 'number'}, not {value!r}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise UsageError(f"temperature must be 0 (always the likeliest token) or more, not {self.temperature}")
         if self.top_k is not None and self.top_k < 1:

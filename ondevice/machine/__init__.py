@@ -1,7 +1,7 @@
 """What this computer offers: processor, cores that may be used, memory. The standard library alone, and quick."""
 
 from ondevice.machine.cache import cache_directory
-from ondevice.machine.cores import core_processors, default_threads, physical_cores
+from ondevice.machine.cores import core_processors, default_threads, physical_cores, processors
 from ondevice.machine.memory import available_bytes, peak_rss_bytes, reset_peak_rss
 from ondevice.machine.processor import os_name, processor_name
 
@@ -14,5 +14,6 @@ __all__ = [
     "peak_rss_bytes",
     "physical_cores",
     "processor_name",
+    "processors",
     "reset_peak_rss",
 ]

@@ -36,6 +36,11 @@ def physical_cores(root: Path = Path("/")) -> int:
     return count or os.cpu_count() or 1
 
 
+def processors() -> int:
+    """What runs threads here, hyper-threads included, as far as this process may use it; at least 1."""
+    return (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()) or 1
+
+
 def core_processors(root: Path = Path("/")) -> list[int]:
     """A processor of each of those cores, to pin a thread to; none where the system pins no threads."""
     if sys.platform != "linux":

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from ondevice import __version__
 from ondevice.errors import OndeviceError
@@ -114,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         print(_overview().format_help(), end="", file=sys.stderr)
         return MISTAKE
+    if sys.stdout is None:  # closed (`>&-`)
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console that lacks a character must not end the reply
     try:

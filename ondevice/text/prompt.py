@@ -30,7 +30,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTem
     Raises:
         PromptError: empty, of another type, or of a kind that this bundle cannot encode.
     """
-    if not isinstance(prompt, str | Sequence):
+    if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray):
         raise PromptError(
             f"a prompt is a string, a list of messages or a list of token ids, not {type(prompt).__name__}"
         )

@@ -16,8 +16,8 @@ class StopStrings:
     the text came character by character.
     """
 
-    def __init__(self, stops: str | Iterable[str] = ()) -> None:
-        self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    def __init__(self, stops: str | Iterable[str] | None = ()) -> None:
+        self._stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
                 raise UsageError(f"a stop string must be a non-empty string, not {stop!r}")

@@ -12,7 +12,7 @@ from ondevice.text.tokenizer import Tokenizer
 class TextStream:
     """Feed it the token ids of each round, and `finish` at the end; what they return adds up to the reply's text."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: str | Iterable[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: str | Iterable[str] | None = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
 

@@ -1,7 +1,9 @@
 import io
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,15 @@ def test_a_console_that_lacks_a_character_shows_another(monkeypatch):
     assert b"pr?cessor" in sys.stdout.buffer.getvalue()
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_readme_names_every_option(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert [option for option in sorted(options) if f"`{option}" not in text] == []
+
+
 def test_missing_packages_are_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "ondevice_export.command", None)
     code, _, err = run("export", "source")
@@ -109,6 +120,14 @@ def test_a_reader_that_leaves_is_no_error():
     # the first time ever, the kernels that it measures with are compiled
     assert [line for line in ended.stderr.splitlines() if "compiling kernels" not in line] == []
     assert ended.returncode == 141
+
+
+@pytest.mark.skipif(os.name == "nt", reason="its shell cannot close a stream")
+def test_an_output_that_is_closed_takes_nothing(reference_bundle):
+    words = f'exec "{sys.executable}" -m ondevice generate "{reference_bundle}" x --max-new-tokens 2 >&-'
+    ended = subprocess.run(words, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 0
+    assert "2 tokens, " in ended.stderr
 
 
 def test_a_real_command_line_ends_with_the_exit_code():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -15,6 +16,12 @@ from ondevice.engines.simd.kernels.forward import COUNTER_BYTES, run
 
 Plan = NDArray[np.int64]
 State = NDArray[np.int64]
+
+
+_TURN = threading.Lock()
+"""Held by a crew at work. Two that share the cores wait for threads that are not running: two small models at once then
+give 90 tokens/s each, in turn 600.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,14 +47,15 @@ class Crew:
 
     def run(self, plan: Plan, state: State) -> None:
         """Run every step; all threads are through the last one when this returns, even by an interrupt."""
-        job = _Job(plan, state, self._together.meetings // self.threads)
-        try:
-            self._post(job)
-        except BaseException:
-            self._post(job)  # who has it already will not run it twice
-            raise
-        finally:
-            run(plan, state, 0, self.threads, self._together.address, job.before, self._scratch[0])
+        with _TURN if self.threads > 1 else nullcontext():
+            job = _Job(plan, state, self._together.meetings // self.threads)
+            try:
+                self._post(job)
+            except BaseException:
+                self._post(job)  # who has it already will not run it twice
+                raise
+            finally:
+                run(plan, state, 0, self.threads, self._together.address, job.before, self._scratch[0])
 
     def run_alone(self, plan: Plan, state: State) -> None:
         """Run every step on the calling thread: those of a small drafter are shorter than a meeting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,6 +61,7 @@ class SimdEngine(CommittedRows):
         self.has_drafter = self._drafter_model is not None
         self._program = load_program(bundle, MOST_ROWS, threads, on_pack)
         self._crew = Crew(threads, self._program.scratch_bytes)
+        weakref.finalize(self, self._crew.close)  # its threads would outlive an engine that nobody closed
         self._caches = _make_caches(self.target, kv_cache)
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
