@@ -1,0 +1,79 @@
+"""The matrices of a forward by themselves: how near the machine's limits each shape comes.
+
+    python -m benchmarks.projections BUNDLE [--rows 1 8 512] [--threads N] [--rounds 5]
+
+A plan's steps of one shape run together, without what lies between them in a forward, so that matrices which fit into a
+cache are not read from memory: only the large ones say something about one row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice import machine
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import TokenTree
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.gauge import Gauge
+from ondevice.engines.simd.kernels import rows as slots
+from ondevice.engines.simd.kernels.steps import GATED, PROJECT
+from ondevice.engines.simd.kernels.tile import BLOCK, TILE
+from ondevice.terminal.bench.table import table
+
+Shape = tuple[int, int, int]
+"""Inputs, outputs and bits of a matrix."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 512], metavar="N")
+    parser.add_argument("--threads", type=int, default=machine.default_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    engine = SimdEngine(Bundle.open(arguments.bundle), arguments.threads)
+    steps = by_shape(engine._program.target)
+    taken = defaultdict(list)
+    with Gauge(arguments.threads) as gauge:
+        for _ in range(arguments.rounds):
+            gauge.read()
+            for rows in arguments.rows:
+                engine.forward(TokenTree.chain([1] * rows), [rows - 1])  # numbers to work on
+                for shape, plan in steps.items():
+                    started = time.perf_counter()
+                    engine._crew.run(plan, engine._state.slots)
+                    taken[rows, shape].append(time.perf_counter() - started)
+    limits = gauge.median()
+    lines = []
+    for (rows, (inputs, outputs, bits)), seconds in taken.items():
+        plan, ms = steps[inputs, outputs, bits], 1e3 * median(seconds)
+        weights = inputs * outputs * len(plan)
+        peak = 2 * weights * rows / limits.peak * 1e3 / ms
+        bandwidth = weights * (bits + 0.5) / 8 / limits.bandwidth * 1e3 / ms
+        size = f"{len(plan)} x {outputs} x {inputs}, int{bits}"
+        lines.append([str(rows), size, f"{ms:.2f}", f"{peak:.2f}", f"{bandwidth:.2f}"])
+    print(table(["rows", "matrices", "ms", "of dot-product peak", "of bandwidth"], lines, left={"matrices"}))
+    print(f"\n{limits.bandwidth / 1e9:.1f} GB/s, {limits.peak / 1e9:.0f} GOPS, {arguments.threads} threads")
+
+
+def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
+    """The projections of the layers that run on all rows, by the shape of their matrices."""
+    found = defaultdict(list)
+    for step in plan:
+        kind, row_set, bits, blocks, units = (int(step[place]) for place in (0, 1, 2, 6, 7))
+        if kind in (PROJECT, GATED) and row_set == slots.ALL:
+            # a unit of `gated` is two tiles of gate, and two of up where these are in the matrix
+            tiles = 1 if kind == PROJECT else 2 if step[10] else 4
+            found[blocks * BLOCK, units * tiles * TILE, bits].append(step)
+    return {shape: np.array(steps) for shape, steps in found.items()}
+
+
+if __name__ == "__main__":
+    main()
