@@ -7,7 +7,6 @@ value after value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -15,6 +14,7 @@ from numba import types
 
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels.jit import intrinsic
+from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.vector import (
     F32,
     I8,
@@ -40,8 +40,6 @@ AVX-512; the others have room for four sums."""
 AHEAD = 16
 """Rows between the keys or values that are read and those that are asked for. Without that, 8 rows of a verification
 take 1.7 times as long behind 8,192 tokens, for a new page begins every four keys (AMD Zen 4)."""
-
-Vectors = list[Any]
 
 
 @intrinsic
@@ -81,7 +79,7 @@ def score_tile(
             return sums
 
         zeros = [constant(0.0, VF32)] * (HEADS * count)
-        totals = _sums_of_lanes(builder, _accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
+        totals = _sums_of_lanes(builder, accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
         if bits.literal_value == 8:
             scales = [read(builder, _pointer(builder, row, head_dim, 1), F32) for row in rows]
             totals = builder.fmul(totals, _repeated(builder, scales, HEADS))
@@ -128,28 +126,11 @@ def mix_tile(
             return [fused(builder, w[i // vectors], v[i % vectors], total) for i, total in enumerate(sums)]
 
         sums = [builder.load(target, typ=VF32, align=4) for target in targets]
-        for total, target in zip(_accumulate(builder, count, sums, step), targets, strict=True):
+        for total, target in zip(accumulate(builder, count, sums, step), targets, strict=True):
             builder.store(total, target, align=4)
         return context.get_dummy_value()
 
     return types.void(bits, width, *[types.int64] * 6), generate
-
-
-def _accumulate(builder: Any, count: Any, sums: Vectors, step: Callable[[Any, Vectors], Vectors]) -> Vectors:
-    """`sums` after `count` steps, at least one, kept in registers; code goes on behind the loop."""
-    before, loop, after = builder.block, builder.append_basic_block("step"), builder.append_basic_block("done")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index = builder.phi(I64)
-    carried = [builder.phi(total.type) for total in sums]
-    results = step(index, carried)
-    next_index = builder.add(index, I64(1))
-    for phi, first, new in zip([index, *carried], [I64(0), *sums], [next_index, *results], strict=True):
-        phi.add_incoming(first, before)
-        phi.add_incoming(new, loop)
-    builder.cbranch(builder.icmp_signed("<", next_index, count), loop, after)
-    builder.position_at_end(after)
-    return results
 
 
 def _sums_of_lanes(builder: Any, vectors: Vectors) -> Any:

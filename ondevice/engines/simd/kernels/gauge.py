@@ -11,7 +11,8 @@ from numba import types
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels.dot import dot4
 from ondevice.engines.simd.kernels.jit import intrinsic, kernel
-from ondevice.engines.simd.kernels.vector import I8, I32, I64, POINTER, constant, full, load, sum_lanes
+from ondevice.engines.simd.kernels.loop import Vectors, accumulate
+from ondevice.engines.simd.kernels.vector import I8, I32, POINTER, constant, full, load, sum_lanes
 
 CHAINS = 12
 """Independent sums: more than any CPU has dot products in flight."""
@@ -40,23 +41,12 @@ def _dot_chains(typing: Any, count: Any, out: Any) -> Any:
         kind = ir.VectorType(I32, isa.lanes)
         pointer = builder.inttoptr(args[1], POINTER)
         codes = builder.load(pointer, typ=ir.VectorType(I8, 4 * isa.lanes), align=4)
-        before = builder.block
-        loop, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        index = builder.phi(I64)
-        index.add_incoming(I64(0), before)
-        sums = [builder.phi(kind) for _ in range(CHAINS)]
-        following = [dot4(builder, isa, 4, total, codes, codes) for total in sums]
-        for total, new in zip(sums, following, strict=True):
-            total.add_incoming(constant(0, kind), before)
-            total.add_incoming(new, loop)
-        after_index = builder.add(index, I64(1))
-        index.add_incoming(after_index, loop)
-        builder.cbranch(builder.icmp_signed("<", after_index, args[0]), loop, after)
-        builder.position_at_end(after)
-        total = following[0]
-        for new in following[1:]:
+
+        def step(index: Any, sums: Vectors) -> Vectors:
+            return [dot4(builder, isa, 4, total, codes, codes) for total in sums]
+
+        total, *others = accumulate(builder, args[0], [constant(0, kind)] * CHAINS, step)
+        for new in others:
             total = builder.add(total, new)
         builder.store(total, pointer, align=4)
         return context.get_dummy_value()

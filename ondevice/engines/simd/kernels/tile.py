@@ -24,6 +24,7 @@ from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels.dot import dot4
 from ondevice.engines.simd.kernels.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.jit import intrinsic
+from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.vector import (
     F32,
     I8,
@@ -99,33 +100,19 @@ def _emit(
     weights = builder.add(weights, builder.mul(lane, I64(4)))
     scales = builder.add(scales, builder.mul(lane, I64(2)))
     out = builder.add(out, builder.mul(lane, I64(4)))
-    before = builder.block
-    loop, after = builder.append_basic_block("blocks"), builder.append_basic_block("done")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    block = builder.phi(I64)
-    block.add_incoming(I64(0), before)
-    sums = [builder.phi(floats) for _ in range(rows)]
-    for total in sums:
-        total.add_incoming(constant(0.0, floats), before)
     size = 4 * TILE * bits
-    pointer = _at(builder, weights, block, size)
-    _prefetch(builder, pointer, size, rows)
-    codes = _codes(builder, isa, bits, pointer)
-    half = read(builder, _at(builder, scales, block, 2 * TILE), ir.VectorType(I16, isa.lanes), align=2)
-    scale = widen_half(builder, half)
-    base = _at(builder, records, block, RECORD * rows)
-    following = []
-    for row in range(rows):
-        value = _block_sum(builder, isa, bits, codes, base, RECORD * row)
-        following.append(fused(builder, value, scale, sums[row]))
-    next_block = builder.add(block, I64(1))
-    block.add_incoming(next_block, loop)
-    for total, new in zip(sums, following, strict=True):
-        total.add_incoming(new, loop)
-    builder.cbranch(builder.icmp_signed("<", next_block, blocks), loop, after)
-    builder.position_at_end(after)
-    for row, total in enumerate(following):
+
+    def step(block: Any, sums: Vectors) -> Vectors:
+        pointer = _at(builder, weights, block, size)
+        _prefetch(builder, pointer, size, rows)
+        codes = _codes(builder, isa, bits, pointer)
+        half = read(builder, _at(builder, scales, block, 2 * TILE), ir.VectorType(I16, isa.lanes), align=2)
+        scale = widen_half(builder, half)
+        base = _at(builder, records, block, RECORD * rows)
+        values = (_block_sum(builder, isa, bits, codes, base, RECORD * row) for row in range(rows))
+        return [fused(builder, value, scale, total) for value, total in zip(values, sums, strict=True)]
+
+    for row, total in enumerate(accumulate(builder, blocks, [constant(0.0, floats)] * rows, step)):
         address = builder.add(out, builder.mul(stride, I64(row)))
         builder.store(total, builder.inttoptr(address, POINTER), align=4)
 
