@@ -21,10 +21,10 @@ from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.gauge import Gauge
-from ondevice.engines.simd.kernels import rows as slots
+from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.steps import GATED, PROJECT
 from ondevice.engines.simd.kernels.tile import BLOCK, TILE
+from ondevice.engines.simd.roofline import Gauge
 from ondevice.terminal.bench.table import table
 
 Shape = tuple[int, int, int]
@@ -48,7 +48,7 @@ def main() -> None:
                 engine.forward(TokenTree.chain([1] * rows), [rows - 1])  # numbers to work on
                 for shape, plan in steps.items():
                     started = time.perf_counter()
-                    engine._crew.run(plan, engine._state.slots)
+                    engine._pool.run(plan, engine._state.slots)
                     taken[rows, shape].append(time.perf_counter() - started)
     limits = gauge.median()
     lines = []

@@ -28,10 +28,10 @@ from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Outputs, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.gauge import Gauge, Roofline
+from ondevice.engines.simd.graph.model import Layer, Matrix, TargetModel
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.model import Layer, Matrix, TargetModel
 from ondevice.engines.simd.program import read_models
+from ondevice.engines.simd.roofline import Gauge, Roofline
 from ondevice.terminal.bench.footer import versions, versions_line
 from ondevice.terminal.bench.table import table
 

@@ -12,7 +12,7 @@ from ondevice.errors import UsageError
 from ondevice.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from ondevice.engines.simd.pack_file import PackState
+    from ondevice.engines.simd.pack.file import PackState
 
 EngineName = Literal["auto", "simd", "ort"]
 """`auto` is `simd` where it can run the bundle's graphs, else `ort`."""

@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.rows import CONTEXT, PREFILL, TIMES, VERIFY, Work, compare, report
-from ondevice.engines.simd.gauge import Roofline
+from ondevice.engines.simd.roofline import Roofline
 
 REPORT = """\
 | rows | simd ms | ort ms | llama.cpp ms | fastest other / simd | simd / its 1 row | of roofline |

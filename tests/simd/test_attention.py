@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
-from ondevice.engines.simd.kernels import rows
+from ondevice.engines.simd.forward_state import ForwardState
+from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.attention import ROWS, Cache, Lines, Output, Queries, Rows, attend, mix, score
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kv_store import BITS
-from ondevice.engines.simd.state import ForwardState
 from tests.simd import twins
 from tests.simd.memory import cache_of, numbers_of, read_records
 
@@ -45,10 +45,10 @@ def run(
     records = np.zeros(len(positions) * blocks * 40, np.uint8)
     for start in range(0, heads, HEADS):
         attend(
-            Rows(state.slots, FULL, rows.ALL, row, count),
+            Rows(state.slots, FULL, slots.ALL, row, count),
             Queries(query[:, start:].ctypes.data, query.strides[0], min(HEADS, heads - start), head_dim),
             Cache(bits, keys.ctypes.data, values.ctypes.data, cache.strides[1]),
-            Lines(int(state.slots[rows.LINE_MEMORY]), int(state.slots[rows.LINE_STRIDE])),
+            Lines(int(state.slots[slots.LINE_MEMORY]), int(state.slots[slots.LINE_STRIDE])),
             Output(records.ctypes.data, start * head_dim // 32, blocks, 8),
         )
     return read_records(records, len(positions))

@@ -13,7 +13,7 @@ from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd import kv_store, program
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.sources import Sources
+from ondevice.engines.simd.graph.sources import Sources
 from tests.tiny_models import CONTEXT, VOCAB
 
 MOST_ROWS = 16

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd.onnx_file import Bytes, Graph, read_graph
-from ondevice.engines.simd.wire import MalformedError, Message
+from ondevice.engines.simd.graph.onnx_file import Bytes, Graph, read_graph
+from ondevice.engines.simd.graph.protobuf import MalformedError, Message
 from ondevice.errors import BundleCorruptError
 
 

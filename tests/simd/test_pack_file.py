@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ondevice.engines.simd import pack_file
-from ondevice.engines.simd.model import Matrix
-from ondevice.engines.simd.pack import PackLayout
-from ondevice.engines.simd.pack_cache import ABANDONED_S, KEPT_S, pack_sizes
-from ondevice.engines.simd.pack_file import find_pack, open_pack
+from ondevice.engines.simd.graph.model import Matrix
+from ondevice.engines.simd.pack import file as pack_file
+from ondevice.engines.simd.pack.cache import ABANDONED_S, KEPT_S, pack_sizes
+from ondevice.engines.simd.pack.file import find_pack, open_pack
+from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.errors import BundleCorruptError
 from ondevice.progress import Advance
 

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ondevice.engines.simd.graph.model import Matrix
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES, gated, project
-from ondevice.engines.simd.model import Matrix
-from ondevice.engines.simd.pack import Packed, PackLayout
+from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 

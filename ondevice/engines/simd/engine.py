@@ -11,12 +11,12 @@ from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
 from ondevice.engines.committed import CommittedRows, context_within
 from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, TokenTree
-from ondevice.engines.simd.crew import Crew
-from ondevice.engines.simd.kernels import rows as slots
+from ondevice.engines.simd.forward_state import ForwardState
+from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kv_store import BITS, KVStore, row_type
-from ondevice.engines.simd.plan import KIND_NUMBERS
+from ondevice.engines.simd.plan.builder import KIND_NUMBERS
 from ondevice.engines.simd.program import load_program
-from ondevice.engines.simd.state import ForwardState
+from ondevice.engines.simd.thread_pool import ThreadPool
 from ondevice.errors import UsageError
 from ondevice.manifest import Target
 from ondevice.progress import Progress, silent
@@ -60,14 +60,14 @@ class SimdEngine(CommittedRows):
         self.kv_cache: str = kv_cache
         self.has_drafter = self._drafter_model is not None
         self._program = load_program(bundle, MOST_ROWS, threads, on_pack)
-        self._crew = Crew(threads, self._program.scratch_bytes)
-        weakref.finalize(self, self._crew.close)  # its threads would outlive an engine that nobody closed
+        self._pool = ThreadPool(threads, self._program.scratch_bytes)
+        weakref.finalize(self, self._pool.close)  # its threads would outlive an engine that nobody closed
         self._caches = _make_caches(self.target, kv_cache)
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
         bits, turns = BITS[kv_cache], self._program.target_turns
         self._state = ForwardState(len(self._slots), bits, turns, self._widest_head, threads)
-        self._run_drafter = self._crew.run if self._program.drafter_shared else self._crew.run_alone
+        self._run_drafter = self._pool.run if self._program.drafter_shared else self._pool.run_alone
         self._draft_state = self._make_draft_state(bits, threads)
         self._drafts_after: int | None = None
         self._pointed_at: dict[AttentionKind, int] = {}
@@ -102,7 +102,7 @@ class SimdEngine(CommittedRows):
                 first = np.maximum(0, positions - self.target.sliding_window + 1)
             state.set_kind(kind, positions, first, positions + 1, cache.base)
         logits, hidden = self._output_rows(len(chosen))
-        self._crew.run(self._program.target, state.slots)
+        self._pool.run(self._program.target, state.slots)
         self._pending = count
         self._since_release += count
         if self._since_release >= RELEASE_EVERY:
@@ -126,7 +126,7 @@ class SimdEngine(CommittedRows):
 
     def close(self) -> None:
         """End the threads and drop the cache; the engine is of no use afterwards."""
-        self._crew.close()
+        self._pool.close()
         self.__dict__.clear()
 
     @property

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.drafter_graph import read_drafter
-from ondevice.engines.simd.drafter_plan import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
-from ondevice.engines.simd.model import DrafterModel, Layer, TargetModel
-from ondevice.engines.simd.pack import PackLayout
-from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack
-from ondevice.engines.simd.plan import scratch_bytes
-from ondevice.engines.simd.sources import Sources
-from ondevice.engines.simd.state import Frequencies, frequencies
-from ondevice.engines.simd.target_graph import read_target
-from ondevice.engines.simd.target_plan import PackedTarget, pack_target, target_plan
+from ondevice.engines.simd.forward_state import Frequencies, frequencies
+from ondevice.engines.simd.graph.drafter import read_drafter
+from ondevice.engines.simd.graph.model import DrafterModel, Layer, TargetModel
+from ondevice.engines.simd.graph.sources import Sources
+from ondevice.engines.simd.graph.target import read_target
+from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack
+from ondevice.engines.simd.pack.layout import PackLayout
+from ondevice.engines.simd.plan.builder import scratch_bytes
+from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
+from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_plan
 from ondevice.progress import Progress, silent
 
 SHARED_FROM = 4 << 20

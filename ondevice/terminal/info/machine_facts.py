@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ondevice import __version__, machine
-from ondevice.engines.simd.pack_cache import pack_sizes
+from ondevice.engines.simd.pack.cache import pack_sizes
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
@@ -46,8 +46,8 @@ def this_machine() -> dict[str, Any]:
 
 def _measured(threads: int) -> dict[str, Any]:
     """Compiles and runs two small kernels, so it also tells whether that works here."""
-    from ondevice.engines.simd.gauge import Gauge
     from ondevice.engines.simd.kernels import instruction_set
+    from ondevice.engines.simd.roofline import Gauge
 
     with Gauge(threads) as gauge:
         gauge.read()

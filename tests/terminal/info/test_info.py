@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd import pack_file
+from ondevice.engines.simd.pack import file as pack_file
 from ondevice.engines.simd.program import load_program
 from ondevice.terminal.info import machine_facts
 from ondevice_export import export

@@ -15,7 +15,7 @@ from ondevice.engines.simd.kernels.functions import exp
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_f32, read_i64, write_f32
 from ondevice.engines.simd.kernels.quantize import quantize_block, record_address
-from ondevice.engines.simd.kernels.rows import (
+from ondevice.engines.simd.kernels.slots import (
     BASE,
     FIRST,
     KIND_SLOTS,

@@ -44,7 +44,7 @@ def run(  # noqa: PLR0912 - numba has no jump table
 
     Args:
         plan: int64[steps, WIDTH].
-        state: int64, see `rows`.
+        state: int64, see `slots`.
         counter: address of COUNTER_BYTES, at first zeros.
         before: steps that were run with this counter before.
         scratch: address of this thread's working memory.

@@ -16,7 +16,7 @@ from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import add_normed, norm, norm_quantize_row, quantize_row
 from ondevice.engines.simd.kernels.project import gated, project
-from ondevice.engines.simd.kernels.rows import (
+from ondevice.engines.simd.kernels.slots import (
     BASE,
     CACHE_BITS,
     CACHES,

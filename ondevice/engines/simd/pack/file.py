@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.simd.pack import PAGE, PackLayout
-from ondevice.engines.simd.pack_cache import mark_used, remove_unused
-from ondevice.engines.simd.sources import Sources
+from ondevice.engines.simd.graph.sources import Sources
+from ondevice.engines.simd.pack.cache import mark_used, remove_unused
+from ondevice.engines.simd.pack.layout import PAGE, PackLayout
 from ondevice.machine import cache_directory
 from ondevice.progress import Advance, Progress, counted, silent
 

@@ -9,9 +9,9 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import TokenTree
-from ondevice.engines.simd.crew import Crew
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.steps import WIDTH
+from ondevice.engines.simd.thread_pool import ThreadPool
 
 NOTHING = np.full((7, WIDTH), -1, np.int64)
 STATE = np.zeros(64, np.int64)
@@ -19,32 +19,32 @@ STATE = np.zeros(64, np.int64)
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_meet_after_every_step(threads: int) -> None:
-    crew = Crew(threads, 64)
+    pool = ThreadPool(threads, 64)
     for _ in range(50):
-        crew.run(NOTHING, STATE)
-        crew.run(NOTHING[:2], STATE)
-        crew.run_alone(NOTHING, STATE)
-    assert crew._together.meetings == threads * 50 * 9
-    crew.close()
+        pool.run(NOTHING, STATE)
+        pool.run(NOTHING[:2], STATE)
+        pool.run_alone(NOTHING, STATE)
+    assert pool._together.meetings == threads * 50 * 9
+    pool.close()
 
 
 def test_an_interrupt_while_work_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = Crew(3, 64)
-    post, interrupts = crew._post, [KeyboardInterrupt]
+    pool = ThreadPool(3, 64)
+    post, interrupts = pool._post, [KeyboardInterrupt]
 
     def interrupted(job: object) -> None:
         """Only one thread of two has got its work, or both have."""
         if interrupts:
-            crew._queues[0].put(job)  # type: ignore[arg-type]
+            pool._queues[0].put(job)  # type: ignore[arg-type]
             raise interrupts.pop()
         post(job)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(crew, "_post", interrupted)
+    monkeypatch.setattr(pool, "_post", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        crew.run(NOTHING, STATE)
-    crew.run(NOTHING, STATE)
-    assert crew._together.meetings == 3 * 2 * 7
-    crew.close()
+        pool.run(NOTHING, STATE)
+    pool.run(NOTHING, STATE)
+    assert pool._together.meetings == 3 * 2 * 7
+    pool.close()
 
 
 def test_engines_side_by_side(bundles: dict[str, Bundle]) -> None:

@@ -8,10 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.kernels import rows, steps
-from ondevice.engines.simd.model import Floats, TargetModel
-from ondevice.engines.simd.pack import Packed, PackLayout
-from ondevice.engines.simd.plan import PackedLayer, PlanBuilder, Slices, Workspace, build_layer, pack_layer, widest
+from ondevice.engines.simd.graph.model import Floats, TargetModel
+from ondevice.engines.simd.kernels import slots, steps
+from ondevice.engines.simd.pack.layout import Packed, PackLayout
+from ondevice.engines.simd.plan.builder import (
+    PackedLayer,
+    PlanBuilder,
+    Slices,
+    Workspace,
+    build_layer,
+    pack_layer,
+    widest,
+)
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,8 @@ class _TargetPlan:
         builder.embed(model.table, model.embedding_factor, work.hidden, 4 * model.width)
         slices = self._per_layer_inputs()
         first = model.layers[0]
-        builder.norm_quantize(rows.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
-        self._layers(0, model.seam, rows.ALL, work, slices)
+        builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
+        self._layers(0, model.seam, slots.ALL, work, slices)
         chosen = Workspace(builder.rows(model.width), work.scratch, work.entry, work.inner)
         builder.select(work.hidden, chosen.hidden, model.width)
         if model.seam < len(model.layers):
@@ -80,11 +88,11 @@ class _TargetPlan:
                 slices = kept
             entry = model.layers[model.seam]
             bits = entry.attention.query.bits
-            builder.norm_quantize(rows.WANTED, chosen.hidden, entry.input_norm, work.entry, bits)
-            self._layers(model.seam, len(model.layers), rows.WANTED, chosen, slices)
+            builder.norm_quantize(slots.WANTED, chosen.hidden, entry.input_norm, work.entry, bits)
+            self._layers(model.seam, len(model.layers), slots.WANTED, chosen, slices)
         head = self._packed.head
-        builder.norm_quantize(rows.WANTED, chosen.hidden, model.norm, work.entry, head.bits, rows.HIDDEN)
-        builder.project(rows.WANTED, head, work.entry, out_slot=rows.LOGITS, cap=model.cap)
+        builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, work.entry, head.bits, slots.HIDDEN)
+        builder.project(slots.WANTED, head, work.entry, out_slot=slots.LOGITS, cap=model.cap)
         return builder.plan()
 
     def _layers(self, start: int, stop: int, row_set: int, work: Workspace, slices: Slices | None) -> None:
@@ -103,8 +111,8 @@ class _TargetPlan:
             return None
         width = model.layers * model.size
         slices = Slices(builder.rows(width), model.layers, model.size)
-        builder.quantize(rows.ALL, work.hidden, self._model.width, work.entry, model.projection.bits)
-        builder.project(rows.ALL, self._packed.per_layer, work.entry, slices.address)
+        builder.quantize(slots.ALL, work.hidden, self._model.width, work.entry, model.projection.bits)
+        builder.project(slots.ALL, self._packed.per_layer, work.entry, slices.address)
         table, buffers = model.table, builder.buffers
         builder.step(
             steps.PER_LAYER, slices.address, model.layers, model.size, builder.eps,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice import contract
-from ondevice.engines.simd.layers import AttentionReader, Cache, LayerReader
-from ondevice.engines.simd.match import Matcher, require
-from ondevice.engines.simd.model import Centroids, DrafterModel, Layer, Matrix
-from ondevice.engines.simd.onnx_file import Graph
+from ondevice.engines.simd.graph.layers import AttentionReader, Cache, LayerReader
+from ondevice.engines.simd.graph.matching import Matcher, require
+from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Layer, Matrix
+from ondevice.engines.simd.graph.onnx_file import Graph
 from ondevice.manifest import DrafterModel as Manifest
 from ondevice.manifest import Target
 

@@ -19,8 +19,8 @@ State = NDArray[np.int64]
 
 
 _TURN = threading.Lock()
-"""Held by a crew at work. Two that share the cores wait for threads that are not running: two small models at once then
-give 90 tokens/s each, in turn 600.
+"""Held by a thread pool at work. Two pools on the same cores stall at their barriers: two small models together gave
+90 tokens/s each, taking turns 600.
 """
 
 
@@ -29,10 +29,10 @@ class _Job:
     plan: Plan
     state: State
     before: int
-    """Steps that the crew had run before."""
+    """Steps that the pool had run before."""
 
 
-class Crew:
+class ThreadPool:
     """Runs plans: the calling thread and `threads - 1` others, which sleep when nothing is to be done for a while."""
 
     def __init__(self, threads: int, scratch_bytes: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.simd.wire import MalformedError, Message
+from ondevice.engines.simd.graph.protobuf import MalformedError, Message
 from ondevice.errors import BundleCorruptError
 
 Bytes = NDArray[np.uint8]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import contract
-from ondevice.engines.simd.model import Floats, Matrix, Table
-from ondevice.engines.simd.onnx_file import Graph, Node
+from ondevice.engines.simd.graph.model import Floats, Matrix, Table
+from ondevice.engines.simd.graph.onnx_file import Graph, Node
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 BLOCK = 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.engines.simd import gauge
-from ondevice.engines.simd.gauge import Gauge, Roofline, readable_bytes
+from ondevice.engines.simd import roofline
 from ondevice.engines.simd.kernels import gauge as kernels
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.roofline import Gauge, Roofline, readable_bytes
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_quarter_of_the_memory_at_most(threads: int, available: int, size: int
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_reading(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(gauge.machine, "available_bytes", lambda: 0)
+    monkeypatch.setattr(roofline.machine, "available_bytes", lambda: 0)
     with Gauge(threads) as measuring:
         measuring.read()
         measuring.read()

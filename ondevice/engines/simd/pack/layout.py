@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.engines.simd.graph.model import Matrix
 from ondevice.engines.simd.kernels.layout import pack_tile4, pack_tile8
 from ondevice.engines.simd.kernels.tile import BLOCK, TILE
-from ondevice.engines.simd.model import Matrix
 from ondevice.progress import Advance
 
 VERSION = 1

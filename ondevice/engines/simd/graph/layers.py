@@ -9,8 +9,8 @@ import numpy as np
 
 from ondevice import contract
 from ondevice.contract import AttentionKind
-from ondevice.engines.simd.match import Matcher, require
-from ondevice.engines.simd.model import Attention, Floats, Layer, Matrix, NewRows, PerLayer
+from ondevice.engines.simd.graph.matching import Matcher, require
+from ondevice.engines.simd.graph.model import Attention, Floats, Layer, Matrix, NewRows, PerLayer
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 

@@ -1,6 +1,6 @@
 """A forward as a flat list of steps, put together from layers. The one place where sizes become addresses.
 
-Every address a kernel sees is made here, from arrays whose shapes `match` and the graph readers have checked.
+Every address a kernel sees is made here, from arrays whose shapes `graph.matching` and the graph readers have checked.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
+from ondevice.engines.simd.graph.model import Floats, Layer, Table
 from ondevice.engines.simd.kernels import instruction_set, steps
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
 from ondevice.engines.simd.kernels.tile import BLOCK, RECORD, TILE
-from ondevice.engines.simd.model import Floats, Layer, Table
-from ondevice.engines.simd.pack import Packed, PackLayout
+from ondevice.engines.simd.pack.layout import Packed, PackLayout
 
 KIND_NUMBERS = {"full": 0, "sliding": 1}
 
@@ -193,7 +193,7 @@ def build_layer(
         builder: where to.
         layer: its sizes and norms.
         packed: its matrices.
-        row_set: `rows.ALL` or `rows.WANTED`.
+        row_set: `slots.ALL` or `slots.WANTED`.
         work: buffers.
         cache: which pair of slots has its cache.
         slices: the per-layer embeddings.

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels import rows, steps
+from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Matrix
+from ondevice.engines.simd.kernels import slots, steps
 from ondevice.engines.simd.kernels.tile import TILE
-from ondevice.engines.simd.model import Centroids, DrafterModel, Matrix
-from ondevice.engines.simd.pack import Packed, PackLayout
-from ondevice.engines.simd.plan import (
+from ondevice.engines.simd.pack.layout import Packed, PackLayout
+from ondevice.engines.simd.plan.builder import (
     KIND_NUMBERS,
     PackedLayer,
     PlanBuilder,
@@ -65,22 +65,22 @@ def drafter_plan(model: DrafterModel, packed: PackedDrafter, pack: NDArray[np.ui
     joined = np.zeros(2 * backbone, np.float32)
     builder.embed(model.table, model.embedding_factor, buffers.hold(joined), 0)
     wide = builder.records(2 * backbone)
-    builder.quantize(rows.ALL, buffers.hold(joined), 2 * backbone, wide, packed.pre_projection.bits)
+    builder.quantize(slots.ALL, buffers.hold(joined), 2 * backbone, wide, packed.pre_projection.bits)
     outer, inner = widest(model.layers, width)
     work = Workspace(builder.rows(width), builder.rows(outer), builder.records(width), builder.records(inner))
-    builder.project(rows.ALL, packed.pre_projection, wide, work.hidden)
+    builder.project(slots.ALL, packed.pre_projection, wide, work.hidden)
     first = model.layers[0]
-    builder.norm_quantize(rows.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
+    builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
     for index, layer in enumerate(model.layers):
         after = model.layers[index + 1] if index + 1 < len(model.layers) else None
         following = None if after is None else (after.input_norm, after.attention.query.bits)
         cache = KIND_NUMBERS[layer.attention.kind]
-        build_layer(builder, layer, packed.layers[index], rows.ALL, work, cache, None, following)
+        build_layer(builder, layer, packed.layers[index], slots.ALL, work, cache, None, following)
     normed = np.zeros(width, np.float32)
     next_hidden = np.zeros(backbone, np.float32)
     post = packed.post_projection
-    builder.norm_quantize(rows.ALL, work.hidden, model.norm, work.entry, post.bits, rows.HIDDEN)
-    builder.project(rows.ALL, post, work.entry, buffers.hold(next_hidden))
+    builder.norm_quantize(slots.ALL, work.hidden, model.norm, work.entry, post.bits, slots.HIDDEN)
+    builder.project(slots.ALL, post, work.entry, buffers.hold(next_hidden))
     candidates, logits = _head(builder, model.head, packed.head, buffers.hold(normed), width)
     token = np.zeros(1, np.int64)
     return DrafterPlan(builder.plan(), token, joined[backbone:], normed, candidates, logits, next_hidden)
@@ -95,8 +95,8 @@ def _head(
     assert packed is not None
     logits = np.zeros(packed.tiles * TILE, np.float32)
     records = builder.records(width)
-    builder.quantize(rows.ALL, normed, width, records, head.bits)
-    builder.project(rows.ALL, packed, records, builder.buffers.hold(logits))
+    builder.quantize(slots.ALL, normed, width, records, head.bits)
+    builder.project(slots.ALL, packed, records, builder.buffers.hold(logits))
     return np.arange(head.rows), logits[: head.rows]
 
 

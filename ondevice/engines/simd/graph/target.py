@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 
 from ondevice import contract
-from ondevice.engines.simd.layers import AttentionReader, Block, Cache, LayerReader
-from ondevice.engines.simd.match import Matcher, require
-from ondevice.engines.simd.model import Attention, Matrix, PerLayerInputs, TargetModel
-from ondevice.engines.simd.onnx_file import Graph
+from ondevice.engines.simd.graph.layers import AttentionReader, Block, Cache, LayerReader
+from ondevice.engines.simd.graph.matching import Matcher, require
+from ondevice.engines.simd.graph.model import Attention, Matrix, PerLayerInputs, TargetModel
+from ondevice.engines.simd.graph.onnx_file import Graph
 from ondevice.manifest import Target
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ondevice.contract import AttentionKind
 from ondevice.engines.protocol import ROOT, TokenTree
-from ondevice.engines.simd.kernels import rows
+from ondevice.engines.simd.graph.model import Layer
+from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.attention import LINES, PADDING
-from ondevice.engines.simd.model import Layer
-from ondevice.engines.simd.plan import KIND_NUMBERS
+from ondevice.engines.simd.plan.builder import KIND_NUMBERS
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 Frequencies = dict[AttentionKind, NDArray[np.float32]]
@@ -41,8 +41,8 @@ class ForwardState:
             head_dim: the widest head's.
             threads: that attend at the same time.
         """
-        self.slots = np.zeros(rows.CACHES + 2 * caches, np.int64)
-        self.slots[rows.CACHE_BITS] = bits
+        self.slots = np.zeros(slots.CACHES + 2 * caches, np.int64)
+        self.slots[slots.CACHE_BITS] = bits
         self._turns = turns
         self._head_dim = head_dim
         self._threads = threads
@@ -65,18 +65,18 @@ class ForwardState:
 
     def set_cache(self, index: int, parts: tuple[NDArray[Any], NDArray[Any]]) -> None:
         for offset, part in enumerate(parts):
-            self.point(rows.CACHES + 2 * index + offset, part)
+            self.point(slots.CACHES + 2 * index + offset, part)
 
     def set_tree(self, tree: TokenTree, length: int) -> None:
         """Tokens, the committed length, and which row lies at which depth on the way to each."""
-        self.slots[rows.ALL] = len(tree.tokens)
-        self.slots[rows.LENGTH] = length
-        self.put(rows.TOKENS, tree.tokens.astype(np.int64, copy=False))
-        self.slots[rows.PATHS] = 0
+        self.slots[slots.ALL] = len(tree.tokens)
+        self.slots[slots.LENGTH] = length
+        self.put(slots.TOKENS, tree.tokens.astype(np.int64, copy=False))
+        self.slots[slots.PATHS] = 0
         if not tree.is_chain:
             paths = _paths(tree)
-            self.point(rows.PATHS, paths)
-            self.slots[rows.PATH_WIDTH] = paths.shape[1]
+            self.point(slots.PATHS, paths)
+            self.slots[slots.PATH_WIDTH] = paths.shape[1]
 
     def set_kind(
         self, kind: AttentionKind, positions: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64],
@@ -90,22 +90,22 @@ class ForwardState:
             first, stop: int64[T], the cache positions from first to stop - 1.
             base: position of the cache's first row.
         """
-        slot = rows.KINDS + rows.KIND_SLOTS * KIND_NUMBERS[kind]
-        self.put(slot + rows.FIRST, first)
-        self.put(slot + rows.STOP, stop)
-        self.slots[slot + rows.BASE] = base
+        slot = slots.KINDS + slots.KIND_SLOTS * KIND_NUMBERS[kind]
+        self.put(slot + slots.FIRST, first)
+        self.put(slot + slots.STOP, stop)
+        self.slots[slot + slots.BASE] = base
         if kind in self._turns:
             # the angle is a float32 product, as in the model's own code; its cosine is then exact to float32
             angles = (positions.astype(np.float32)[:, None] * self._turns[kind]).astype(np.float64)
-            self.put(slot + rows.COSINES, np.cos(angles).astype(np.float32))
-            self.put(slot + rows.SINES, np.sin(angles).astype(np.float32))
+            self.put(slot + slots.COSINES, np.cos(angles).astype(np.float32))
+            self.put(slot + slots.SINES, np.sin(angles).astype(np.float32))
 
     def reserve_lines(self, keys: int) -> None:
         """Working memory for attention over so many keys."""
         stride = 4 * (self._head_dim + keys + PADDING)
-        if stride > self.slots[rows.LINE_STRIDE]:
-            self.point(rows.LINE_MEMORY, np.zeros(self._threads * LINES * stride, np.uint8))
-            self.slots[rows.LINE_STRIDE] = stride
+        if stride > self.slots[slots.LINE_STRIDE]:
+            self.point(slots.LINE_MEMORY, np.zeros(self._threads * LINES * stride, np.uint8))
+            self.slots[slots.LINE_STRIDE] = stride
 
 
 def _paths(tree: TokenTree) -> NDArray[np.int64]:

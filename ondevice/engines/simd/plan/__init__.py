@@ -1,0 +1,1 @@
+"""A forward as a flat list of steps over memory addresses."""
