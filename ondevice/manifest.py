@@ -161,6 +161,7 @@ def _check(manifest: Manifest) -> None:
             and 0 <= source <= index
             and target.layers[source].kv_source == source
             and target.layers[source].kind == layer.kind
+            and (target.layers[source].kv_heads, target.layers[source].head_dim) == (layer.kv_heads, layer.head_dim)
         )
         if not well_formed:
             raise BundleCorruptError(f"bundle.json: layer {index} is inconsistent: export the bundle again")
@@ -169,8 +170,8 @@ def _check(manifest: Manifest) -> None:
     if manifest.drafter is not None:
         sizes["drafter candidates"] = manifest.drafter.candidates
         for kind, layer_index in (("full", manifest.drafter.full_layer), ("sliding", manifest.drafter.sliding_layer)):
-            if layer_index not in target.kv_layers() or target.layers[layer_index].kind != kind:
-                raise BundleCorruptError(f"bundle.json: the drafter's {kind} layer is not the target's")
+            if [layer_index] != [layer for layer in target.kv_layers() if target.layers[layer].kind == kind][-1:]:
+                raise BundleCorruptError(f"bundle.json: the drafter's {kind} layer is not the target's last one")
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise BundleCorruptError(f"bundle.json: {name} is {value!r}, not a positive number")

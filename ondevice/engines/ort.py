@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ondevice import contract
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
+from ondevice.engines.agreement import Interface, check_drafter, check_target
 from ondevice.engines.committed import CommittedRows, context_within
 from ondevice.engines.kv_cache import KVCache
 from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree, attention_mask
@@ -46,10 +47,13 @@ class OrtEngine(CommittedRows):
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
         self._session = _session(bundle.graph(self.target.graph), threads)
+        check_target(_interface(self._session), self.target)
         self._bound = _Binding(self._session)
         if self._drafter_model is not None:
             # One thread: a step is too small to share, and a second pool's spinning threads would fight the target's.
-            self._drafter = _Binding(_session(bundle.graph(self._drafter_model.graph), 1))
+            drafter = _session(bundle.graph(self._drafter_model.graph), 1)
+            check_drafter(_interface(drafter), self._drafter_model, self.target)
+            self._drafter = _Binding(drafter)
         self._caches = self._make_caches()
         super().__init__(self._caches)
         self._outputs = _OutputBuffers(self.target.vocab_size, self.target.hidden_size)
@@ -186,6 +190,15 @@ class _OutputBuffers:
         if count > len(self._logits):
             self._logits, self._hidden = (np.empty((count, width), np.float32) for width in self._widths)
         return Outputs(self._logits[:count], self._hidden[:count])
+
+
+def _interface(session: ort.InferenceSession) -> Interface:
+    """Names and shapes of a session's inputs and outputs; symbolic dimensions are strings, unknown ones None."""
+    inputs, outputs = (
+        {value.name: tuple(size if isinstance(size, int) else None for size in value.shape) for value in values}
+        for values in (session.get_inputs(), session.get_outputs())
+    )
+    return Interface(inputs, outputs)
 
 
 def _session(graph: Path, threads: int) -> ort.InferenceSession:

@@ -40,7 +40,7 @@ def test_nodes_and_attributes(tmp_path: Path) -> None:
     (node,) = graph.nodes
     assert (node.op, node.inputs, node.outputs) == ("com.microsoft.Gemm", ("x", "w"), ("y",))
     assert node.attributes == {"transB": 1, "alpha": 0.5, "mode": "fast"}
-    assert graph.inputs == ("x",)
+    assert graph.inputs == {"x": (2,)}
     assert graph.producers == {"y": node}
 
 
@@ -109,6 +109,6 @@ def test_what_the_exporter_writes_reads_as_onnx_reads_it(tiny: Path) -> None:
         ours = read_graph(tiny / name, lambda file: np.memmap(bundle.graph(file), np.uint8, "r"))
         theirs = onnx.load(tiny / name).graph
         assert [node.inputs for node in ours.nodes] == [tuple(node.input) for node in theirs.node]
-        assert ours.outputs == tuple(output.name for output in theirs.output)
+        assert tuple(ours.outputs) == tuple(output.name for output in theirs.output)
         for tensor in theirs.initializer:
             np.testing.assert_array_equal(ours.tensors[tensor.name], numpy_helper.to_array(tensor))

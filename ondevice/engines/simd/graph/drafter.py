@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice import contract
+from ondevice.engines.agreement import check_drafter
 from ondevice.engines.simd.graph.layers import AttentionReader, Cache, LayerReader
 from ondevice.engines.simd.graph.matching import Matcher, require
 from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Layer, Matrix
@@ -24,6 +25,7 @@ def read_drafter(graph: Graph, target: Target, manifest: Manifest) -> DrafterMod
 
 class _DrafterReader:
     def __init__(self, graph: Graph, target: Target, manifest: Manifest) -> None:
+        check_drafter(graph.interface, manifest, target)
         self._target = target
         self._manifest = manifest
         self._match = Matcher(graph)
@@ -64,7 +66,7 @@ class _DrafterReader:
         for index in indices.values():
             layer = self._target.layers[index]
             names = contract.shared(layer.kind, "key"), contract.shared(layer.kind, "value")
-            caches[names] = Cache(layer.kind, index, layer.kv_width)
+            caches[names] = Cache.of(self._target, index)
         return caches
 
     def _head(self, hidden: str, width: int) -> Centroids | Matrix:

@@ -9,9 +9,10 @@ import numpy as np
 
 from ondevice import contract
 from ondevice.contract import AttentionKind
-from ondevice.engines.simd.graph.matching import Matcher, require
+from ondevice.engines.simd.graph.matching import Matcher, agree, require
 from ondevice.engines.simd.graph.model import Attention, Floats, Layer, Matrix, NewRows, PerLayer
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.manifest import Target
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,13 @@ class Cache:
 
     kind: AttentionKind
     layer: int
-    width: int
-    """Numbers in a row of keys."""
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, target: Target, index: int) -> Cache:
+        layer = target.layers[index]
+        return cls(layer.kind, index, layer.kv_heads, layer.head_dim)
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,10 @@ class AttentionReader:
         cache = self._caches.get((key, value_cache))
         if cache is None:
             raise UnsupportedGraphError(f"{attended}: a cache that is not one layer's")
-        head_dim = cache.width // kv
-        require(cache.width == kv * head_dim and output.width % cache.width == 0, f"{value}: width {output.width}")
-        group = output.width // (kv * head_dim)
+        agree(kv == cache.kv_heads, f"layer {cache.layer} has {kv} KV heads instead of {cache.kv_heads}")
+        head_dim = cache.head_dim
+        group, rest = divmod(output.width, kv * head_dim)
+        require(group > 0 and not rest, f"{value}: width {output.width}")
         require(shape == (-1, output.width), f"{unfolded}: shape {shape}")
         require(not split or parts == (-1, group, kv, head_dim), f"{inner}: shape {parts}")
         require(split == (kv > 1 and group > 1), f"{folded}: heads in an unknown order")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import contract
+from ondevice.engines.agreement import disagreement
 from ondevice.engines.simd.graph.model import Floats, Matrix, Table
 from ondevice.engines.simd.graph.onnx_file import Graph, Node
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
@@ -18,6 +19,12 @@ BLOCK = 32
 def require(condition: bool, reason: str) -> None:
     if not condition:
         raise UnsupportedGraphError(reason)
+
+
+def agree(condition: bool, what: str) -> None:
+    """Something that bundle.json says too, and that no engine may run where the two differ."""
+    if not condition:
+        raise disagreement(what)
 
 
 class Matcher:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.engines.agreement import Interface, Shape
 from ondevice.engines.simd.graph.protobuf import MalformedError, Message
 from ondevice.errors import BundleCorruptError
 
@@ -45,11 +46,15 @@ class Graph:
     """Values are names; an empty one is an input left out."""
 
     nodes: tuple[Node, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: dict[str, Shape]
+    outputs: dict[str, Shape]
     tensors: dict[str, NDArray[Any]]
     opsets: dict[str, int]
     producers: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def interface(self) -> Interface:
+        return Interface(self.inputs, self.outputs)
 
 
 def read_graph(path: Path, external: Callable[[str], Bytes]) -> Graph:
@@ -85,9 +90,16 @@ def _graph(model: Message, external: Callable[[str], Bytes]) -> Graph:
         if name in tensors or name in producers:
             raise MalformedError(f"two tensors are called {name!r}")
         tensors[name] = _tensor(tensor, name, external)
-    inputs, outputs = (tuple(value.string(1) for value in graph.messages(number)) for number in (11, 12))
+    inputs, outputs = (dict(_value(value) for value in graph.messages(number)) for number in (11, 12))
     opsets = {opset.string(1): opset.integer(2) for opset in model.messages(8)}
     return Graph(nodes, inputs, outputs, tensors, opsets, producers)
+
+
+def _value(message: Message) -> tuple[str, Shape]:
+    """The name and shape of an input or output."""
+    dimensions = message.message(2).message(1).message(2).messages(1)
+    sizes = [dimension.integer(1, -1) for dimension in dimensions]
+    return message.string(1), tuple(size if size >= 0 else None for size in sizes)
 
 
 def _node(message: Message) -> Node:

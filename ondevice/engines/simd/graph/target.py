@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 
 from ondevice import contract
+from ondevice.engines.agreement import check_target
 from ondevice.engines.simd.graph.layers import AttentionReader, Block, Cache, LayerReader
-from ondevice.engines.simd.graph.matching import Matcher, require
+from ondevice.engines.simd.graph.matching import Matcher, agree, require
 from ondevice.engines.simd.graph.model import Attention, Matrix, PerLayerInputs, TargetModel
 from ondevice.engines.simd.graph.onnx_file import Graph
 from ondevice.manifest import Target
@@ -25,13 +26,12 @@ def read_target(graph: Graph, target: Target) -> TargetModel:
 
 class _TargetReader:
     def __init__(self, graph: Graph, target: Target) -> None:
+        check_target(graph.interface, target)
         self._target = target
         self._match = Matcher(graph)
         self._layers = LayerReader(self._match, target.hidden_size)
         caches = {
-            (contract.present(index, "key"), contract.present(index, "value")): Cache(
-                target.layers[index].kind, index, target.layers[index].kv_width
-            )
+            (contract.present(index, "key"), contract.present(index, "value")): Cache.of(target, index)
             for index in target.kv_layers()
         }
         self._all = AttentionReader(self._layers, target.hidden_size, caches)
@@ -83,8 +83,9 @@ class _TargetReader:
         block = self._layers.read(value, reader)
         expected = self._target.layers[index]
         attention = block.layer.attention
-        agrees = attention.source == expected.kv_source and attention.query_heads == self._target.query_heads
-        require(agrees, f"layer {index} is not what bundle.json says")
+        agree(attention.source == expected.kv_source, f"layer {index} reads the cache of layer {attention.source}")
+        heads = attention.query_heads
+        agree(heads == self._target.query_heads, f"layer {index} has {heads} query heads")
         if expected.kv_source != index:
             return block
         require(reader is self._all, f"layer {index} writes a cache from the wanted rows alone")
