@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +18,9 @@ TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG = "tokenizer.json", "chat_template.j
 PIECE = 1 << 20
 """Bytes that are hashed at a time."""
 
+MOST_BYTES = 1 << 24
+"""Of a manifest: real ones have some ten kilobytes."""
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -29,7 +33,7 @@ class Bundle:
 
         Args:
             location: a directory, or a name under the model home.
-            verify_hashes: read every file and compare its sha256 too.
+            verify_hashes: read every file and compare its sha256 too, that of bundle.json included.
             on_hash: hears of the bytes that were read to that end.
 
         Raises:
@@ -38,11 +42,7 @@ class Bundle:
             UnsupportedBundleError: a schema of another version.
         """
         path = _locate(location)
-        try:
-            text = (path / MANIFEST).read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise BundleCorruptError(f"{path / MANIFEST} is not UTF-8 text: export the bundle again") from error
-        bundle = cls(path, Manifest.from_json(text))
+        bundle = cls(path, Manifest.from_json(_read_manifest(path / MANIFEST)))
         bundle._check_files()
         if verify_hashes:
             bundle._check_hashes(on_hash)
@@ -66,17 +66,20 @@ class Bundle:
     def _check_files(self) -> None:
         root = self.path.resolve()
         for name, entry in self.manifest.files.items():
-            relative = PurePosixPath(name)
+            if not name.isprintable() or len(name) > 255:  # NUL, surrogates, line breaks
+                raise BundleCorruptError(f"bundle.json names {name!r:.99}, which is no file name: do not use it")
             file = self.path / name
-            if relative.is_absolute() or "\\" in name or not file.resolve().is_relative_to(root):
+            if PurePosixPath(name).is_absolute() or "\\" in name or not _lies_in(root, file):
                 raise BundleCorruptError(f"bundle.json names {name!r}, which is outside the bundle: do not use it")
-            if not file.is_file():
+            size = _size(file)
+            if size is None:
                 raise BundleCorruptError(f"{file} is missing: export the bundle again")
-            size = file.stat().st_size
             if size != entry.size:
                 raise BundleCorruptError(f"{file} has {size} bytes instead of {entry.size}: export the bundle again")
 
     def _check_hashes(self, progress: Progress) -> None:
+        if self.manifest.altered:
+            raise BundleCorruptError(f"{self.path / MANIFEST} was altered (its own sha256 differs): export it again")
         advance = counted(progress, sum(entry.size for entry in self.manifest.files.values()))
         for name in self.manifest.files:
             self.verify(name, advance)
@@ -90,6 +93,33 @@ def sha256(path: Path, advance: Advance = lambda count: None) -> str:
             digest.update(memoryview(piece)[:count])
             advance(count)
     return digest.hexdigest()
+
+
+def _read_manifest(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BundleCorruptError(f"{path} has more than {MOST_BYTES} bytes: export the bundle again")
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise BundleCorruptError(f"{path} is not UTF-8 text: export the bundle again") from error
+    except OSError as error:
+        raise BundleCorruptError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _size(file: Path) -> int | None:
+    """Bytes of a regular file; None where there is none, or none that can be asked."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _lies_in(root: Path, file: Path) -> bool:
+    try:
+        return file.resolve().is_relative_to(root)
+    except (OSError, RuntimeError):  # links that lead in a circle
+        return False
 
 
 def model_home() -> Path:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ondevice.contract import AttentionKind
 from ondevice.errors import BundleCorruptError, UnsupportedBundleError
 
 SCHEMA = 1
 """Raised whenever an older runtime would misread a newer bundle."""
+
+MOST_TOKENS = 1 << 24
+"""Longest context: angles of rotary embeddings are made of positions in float32, which holds no larger ones exactly."""
+
+MOST_SIZE = (1 << 31) - 1
+"""Of anything else that is counted in a model."""
+
+_OBSOLETE = {"num_assistant_tokens_schedule"}
+"""Fields of the drafter that bundles made before 2026-11 have, and nothing reads."""
+
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class DrafterModel:
     candidates: int
     """Tokens scored per step: the centroid head's shortlist, or the whole vocabulary."""
     num_assistant_tokens: int = 6
-    num_assistant_tokens_schedule: str = "constant"
+    """Draft length that its authors recommend."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +106,22 @@ class Manifest:
     tools: dict[str, str]
     files: dict[str, FileEntry] = field(default_factory=dict)
     schema: int = SCHEMA
+    sha256: str | None = None
+    """`digest()` when the file was written; None in bundles made before 2026-11."""
+
+    def digest(self) -> str:
+        """sha256 of all other fields, however the file is formatted."""
+        data = dataclasses.asdict(dataclasses.replace(self, sha256=None))
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def altered(self) -> bool:
+        """Whether a field is not what it was when the file was written."""
+        return self.sha256 not in (None, self.digest())
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        data = dataclasses.asdict(dataclasses.replace(self, sha256=self.digest()))
+        return json.dumps(data, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -102,11 +129,11 @@ class Manifest:
 
         Raises:
             UnsupportedBundleError: the schema is not this version's.
-            BundleCorruptError: not JSON, or a field is missing, unknown, or of the wrong type.
+            BundleCorruptError: not JSON, or a field is missing, unknown, of the wrong type, or out of range.
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BundleCorruptError(f"bundle.json is not valid JSON ({error}): export the bundle again") from error
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema != SCHEMA:
@@ -116,62 +143,99 @@ class Manifest:
             )
         try:
             manifest = _manifest(data)
+            manifest.check()
+        except InvalidFieldError as error:
+            raise BundleCorruptError(f"bundle.json: {error}: export the bundle again") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BundleCorruptError(f"bundle.json is malformed ({error!r}): export the bundle again") from error
-        _check(manifest)
         return manifest
+
+    def check(self) -> None:
+        """Check every number that an engine computes an address or a size from, and every token id.
+
+        Raises:
+            InvalidFieldError: one is out of range, or contradicts another.
+        """
+        _check_target(self.target)
+        if self.drafter is not None:
+            _check_drafter(self.drafter, self.target)
+        tokens = {"bos_token_id": self.bos_token_id, "pad_token_id": self.pad_token_id}
+        tokens |= {f"eos_token_ids[{index}]": token for index, token in enumerate(self.eos_token_ids)}
+        for name, token in tokens.items():
+            if token is not None:
+                _check_number(name, token, self.target.vocab_size - 1, least=0)
+        for name, entry in self.files.items():
+            _check_number(f"size of {name!r:.99}", entry.size, 1 << 62)
+            hexadecimal = re.fullmatch("[0-9a-f]{64}", entry.sha256)
+            _require(hexadecimal is not None, f"sha256 of {name!r:.99} is {entry.sha256!r:.99}")
+
+
+class InvalidFieldError(ValueError):
+    """A field of a manifest that no bundle can have."""
 
 
 def _manifest(data: dict[str, Any]) -> Manifest:
-    target = dict(data["target"])
-    target["layers"] = tuple(Layer(**layer) for layer in target["layers"])
-    drafter = data["drafter"]
-    return Manifest(
-        **{
-            **data,
-            "target": Target(**target),
-            "drafter": None if drafter is None else DrafterModel(**drafter),
-            "eos_token_ids": tuple(int(token) for token in data["eos_token_ids"]),
-            "quantization": Quantization(**data["quantization"]),
-            "sources": {role: Source(**source) for role, source in data["sources"].items()},
-            "files": {name: FileEntry(**entry) for name, entry in data["files"].items()},
-        }
-    )
-
-
-def _check(manifest: Manifest) -> None:
-    """Everything an engine computes an address or a size from."""
-    target = manifest.target
-    sizes: dict[str, Any] = {
-        "vocab_size": target.vocab_size,
-        "hidden_size": target.hidden_size,
-        "context_length": target.context_length,
-        "sliding_window": target.sliding_window,
-        "query_heads": target.query_heads,
+    target, drafter = data["target"], data["drafter"]
+    layers = tuple(_section(Layer, layer) for layer in target["layers"])
+    if drafter is not None:
+        drafter = _section(DrafterModel, {name: drafter[name] for name in drafter if name not in _OBSOLETE})
+    for name, version in data["tools"].items():
+        _require(isinstance(version, str), f"the version of {name!r:.99} is {version!r:.99}")
+    sections = {
+        "target": _section(Target, {**target, "layers": layers}),
+        "drafter": drafter,
+        "eos_token_ids": tuple(data["eos_token_ids"]),
+        "quantization": _section(Quantization, data["quantization"]),
+        "sources": {role: _section(Source, source) for role, source in data["sources"].items()},
+        "files": {name: _section(FileEntry, entry) for name, entry in data["files"].items()},
     }
-    if not target.layers:
-        raise BundleCorruptError("bundle.json lists no layers: export the bundle again")
+    return _section(Manifest, {**data, **sections})
+
+
+def _section(kind: type[Section], data: Mapping[str, Any]) -> Section:
+    """A dataclass from the JSON object of its fields, those of a plain type checked."""
+    made = kind(**data)
+    for name, hint in get_type_hints(kind).items():
+        value = getattr(made, name)
+        if get_origin(hint) is Literal:
+            fits = value in get_args(hint)
+        else:
+            # elements of tuples and dicts are checked where they are made
+            fits = get_origin(hint) in (tuple, dict) or (isinstance(value, hint) and not isinstance(value, bool))
+        _require(fits, f"{name} is {value!r:.99}")
+    return made
+
+
+def _check_target(target: Target) -> None:
+    for name in ("vocab_size", "hidden_size", "query_heads"):
+        _check_number(name, getattr(target, name))
+    _check_number("context_length", target.context_length, MOST_TOKENS)
+    _check_number("sliding_window", target.sliding_window, target.context_length)
+    _require(bool(target.layers), "there are no layers")
     for index, layer in enumerate(target.layers):
-        sizes[f"layer {index} kv_heads"] = layer.kv_heads
-        sizes[f"layer {index} head_dim"] = layer.head_dim
-        source = layer.kv_source
-        well_formed = (
-            layer.kind in get_args(AttentionKind)
-            and isinstance(source, int)
-            and 0 <= source <= index
-            and target.layers[source].kv_source == source
-            and target.layers[source].kind == layer.kind
-            and (target.layers[source].kv_heads, target.layers[source].head_dim) == (layer.kv_heads, layer.head_dim)
+        _check_number(f"kv_heads of layer {index}", layer.kv_heads)
+        _check_number(f"head_dim of layer {index}", layer.head_dim)
+        _require(0 <= layer.kv_source <= index, f"layer {index} reads the cache of layer {layer.kv_source}")
+        owner = target.layers[layer.kv_source]
+        same = (owner.kind, owner.kv_heads, owner.head_dim) == (layer.kind, layer.kv_heads, layer.head_dim)
+        _require(
+            same and owner.kv_source == layer.kv_source, f"layer {index} cannot read layer {layer.kv_source}'s cache"
         )
-        if not well_formed:
-            raise BundleCorruptError(f"bundle.json: layer {index} is inconsistent: export the bundle again")
-    for name, entry in manifest.files.items():
-        sizes[f"size of {name}"] = entry.size
-    if manifest.drafter is not None:
-        sizes["drafter candidates"] = manifest.drafter.candidates
-        for kind, layer_index in (("full", manifest.drafter.full_layer), ("sliding", manifest.drafter.sliding_layer)):
-            if [layer_index] != [layer for layer in target.kv_layers() if target.layers[layer].kind == kind][-1:]:
-                raise BundleCorruptError(f"bundle.json: the drafter's {kind} layer is not the target's last one")
-    for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise BundleCorruptError(f"bundle.json: {name} is {value!r}, not a positive number")
+
+
+def _check_drafter(drafter: DrafterModel, target: Target) -> None:
+    _check_number("candidates", drafter.candidates, target.vocab_size)
+    _check_number("num_assistant_tokens", drafter.num_assistant_tokens)
+    for kind, layer in (("full", drafter.full_layer), ("sliding", drafter.sliding_layer)):
+        owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
+        _require([layer] == owners[-1:], f"the drafter's {kind} layer is not the last with a cache of its own")
+
+
+def _check_number(name: str, value: Any, most: int = MOST_SIZE, least: int = 1) -> None:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    _require(number and least <= value <= most, f"{name} is {value!r:.99}, not a whole number from {least} to {most}")
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise InvalidFieldError(reason)

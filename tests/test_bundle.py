@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
-from ondevice.manifest import FileEntry, Layer, Manifest, Quantization, Source, Target
+from ondevice.manifest import DrafterModel, FileEntry, Layer, Manifest, Quantization, Source, Target
 
 PAYLOAD = b"weights" * 100
 
@@ -95,9 +95,43 @@ def test_a_flipped_bit_shows_when_hashes_are_verified(bundle: Path) -> None:
 @pytest.mark.parametrize("name", ["../outside.bin", "/etc/hostname", "..\\outside.bin"])
 def test_a_path_that_leaves_the_directory(name: str, bundle: Path) -> None:
     (bundle.parent / "outside.bin").write_bytes(b"x")
-    edit(bundle, lambda data: data["files"].update({name: {"size": 1, "sha256": ""}}))
+    edit(bundle, lambda data: data["files"].update({name: {"size": 1, "sha256": "0" * 64}}))
     with pytest.raises(BundleCorruptError, match="outside the bundle"):
         Bundle.open(bundle)
+
+
+@pytest.mark.parametrize("name", ["target\0.onnx", "target\n.onnx", "\udc80", "circle", "x" * 5000])
+def test_a_name_that_is_none(name: str, bundle: Path) -> None:
+    (bundle / "circle").symlink_to(bundle / "circle")
+    edit(bundle, lambda data: data["files"].update({name: {"size": 1, "sha256": "0" * 64}}))
+    with pytest.raises(BundleCorruptError) as caught:
+        Bundle.open(bundle)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_edited_manifest_shows_when_hashes_are_verified(bundle: Path) -> None:
+    """What no engine can compare with the graphs; whoever edits it on purpose can go on using the bundle."""
+    edit(bundle, lambda data: data["target"].update(sliding_window=8))
+    Bundle.open(bundle)
+    with pytest.raises(BundleCorruptError, match=r"bundle\.json was altered"):
+        Bundle.open(bundle, verify_hashes=True)
+
+
+def test_a_manifest_that_is_only_laid_out_otherwise(bundle: Path) -> None:
+    edit(bundle, lambda data: None)
+    Bundle.open(bundle, verify_hashes=True)
+
+
+def test_what_older_exporters_wrote(bundle: Path) -> None:
+    """They hashed no manifest, and kept a schedule that nothing reads."""
+
+    def change(data: dict) -> None:
+        del data["sha256"]
+        data["drafter"] = {"graph": "d", "full_layer": 1, "sliding_layer": 0, "candidates": 8}
+        data["drafter"]["num_assistant_tokens_schedule"] = "heuristic"
+
+    edit(bundle, change)
+    assert Bundle.open(bundle, verify_hashes=True).manifest.drafter == DrafterModel("d", 1, 0, 8)
 
 
 def test_a_link_that_leaves_the_directory(bundle: Path) -> None:
@@ -136,7 +170,30 @@ MALFORMED = {
     "a drafter that reads a layer without a cache": lambda data: data.update(
         drafter={"graph": "d", "full_layer": 3, "sliding_layer": 0, "candidates": 8}
     ),
+    "a drafter that reads an earlier layer": lambda data: data.update(
+        target={
+            **data["target"],
+            "layers": [{"kind": "full", "kv_heads": 1, "head_dim": 32, "kv_source": n} for n in (0, 1)],
+        },
+        drafter={"graph": "d", "full_layer": 0, "sliding_layer": 0, "candidates": 8},
+    ),
     "files is a list": lambda data: data.update(files=[]),
+    "a file is a list": lambda data: data.update(files={"target.onnx": [1, "0" * 64]}),
+    "a size is true": lambda data: data["files"]["target.onnx"].update(size=True),
+    "a hash that is a number": lambda data: data["files"]["target.onnx"].update(sha256=5),
+    "a hash that is none": lambda data: data["files"]["target.onnx"].update(sha256="0" * 63),
+    "a borrower of another shape": lambda data: data["target"]["layers"][2].update(kv_heads=32, head_dim=1),
+    "a graph that is no name": lambda data: data["target"].update(graph=["target.onnx"]),
+    "a name that is a number": lambda data: data.update(name=3),
+    "a context beyond exact positions": lambda data: data["target"].update(context_length=1 << 31),
+    "a window beyond the context": lambda data: data["target"].update(sliding_window=1 << 30),
+    "an infinite eos token": lambda data: data.update(eos_token_ids=[float("inf")]),
+    "an eos token outside the vocabulary": lambda data: data.update(eos_token_ids=[1, 256]),
+    "a negative bos token": lambda data: data.update(bos_token_id=-1),
+    "a bos token that is a word": lambda data: data.update(bos_token_id="<bos>"),
+    "a pad token outside the vocabulary": lambda data: data.update(pad_token_id=1 << 40),
+    "a version that is a list": lambda data: data["tools"].update(numpy=[2, 0]),
+    "a source that is a word": lambda data: data["sources"].update(target="here"),
 }
 
 
@@ -148,7 +205,7 @@ def test_a_malformed_manifest(change: object, bundle: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b""])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"", b"[" * 200_000, b'{"schema": ' + b"9" * 5000])
 def test_a_manifest_that_is_no_json_object(content: bytes, bundle: Path) -> None:
     (bundle / MANIFEST).write_bytes(content)
     with pytest.raises(BundleError):

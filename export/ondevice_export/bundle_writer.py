@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ondevice.bundle import MANIFEST, sha256
 from ondevice.errors import UsageError
 from ondevice.manifest import FileEntry, Manifest
-
-MANIFEST = "bundle.json"
 
 
 class BundleWriter:
@@ -72,5 +70,4 @@ def _seal(path: Path) -> FileEntry:
     """Flush a file to the disk and take its digest."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileEntry(path.stat().st_size, digest)
+    return FileEntry(path.stat().st_size, sha256(path))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import starmap
 from pathlib import Path
 
 from ondevice.errors import OndeviceError, UsageError
+from ondevice.progress import Progress, counted, silent
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
 from ondevice_export.graph_files import count_weights, estimate_bytes, write_drafter, write_target
 from ondevice_export.manifest import make_manifest
@@ -18,9 +19,6 @@ from ondevice_export.models import DrafterModel, TargetModel, open_drafter, open
 from ondevice_export.options import ExportOptions
 from ondevice_export.source import Checkout, Note, default_name, locate, locate_drafter
 from ondevice_export.text_files import copy_text_files
-
-Progress = Callable[[int, int], None]
-"""Called with the weights written so far and their total."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ def export(
     quantize: str = "int4",
     head_bits: int = 8,
     revision: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     note: Note = _log.info,
 ) -> Path:
     """Export a Gemma 4 checkpoint, and its drafter, to a bundle directory.
@@ -45,7 +43,7 @@ def export(
         quantize: `int4`, `int8` or `none`.
         head_bits: 4 or 8.
         revision: of `source` on the hub.
-        progress: told how far it is.
+        progress: told how many weights of all are written.
         note: told, in one line each, what a user should know.
 
     Returns:
@@ -65,7 +63,7 @@ def export(
     with ExitStack() as stack:
         opened = stack.enter_context(open_target(target, note))
         opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
-        _write(opened, opened_drafter, place, options, progress=progress or (lambda _done, _total: None), note=note)
+        _write(opened, opened_drafter, place, options, progress=progress, note=note)
     return place
 
 
@@ -81,27 +79,15 @@ def _write(
     halves = [(target.shapes, options.target_widths)]
     if drafter is not None:
         halves.append((drafter.shapes, options.drafter_widths))
-    count = _Count(sum(count_weights(shapes) for shapes, _ in halves), progress)
+    advance = counted(progress, sum(count_weights(shapes) for shapes, _ in halves))
+    manifest = make_manifest(target, drafter, options)
     with _disk_errors(out), BundleWriter(out) as bundle:
         _check_space(out, sum(starmap(estimate_bytes, halves)))
-        table = write_target(bundle.directory, target, options, count.add)
+        table = write_target(bundle.directory, target, options, advance)
         if drafter is not None:
-            write_drafter(bundle.directory, drafter, table, options, count.add)
+            write_drafter(bundle.directory, drafter, table, options, advance)
         copy_text_files(target.checkout.directory, bundle.directory, note)
-        bundle.commit(make_manifest(target, drafter, options))
-
-
-class _Count:
-    """Adds up the weights of both graphs."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._total = total
-        self._progress = progress
-        self._done = 0
-
-    def add(self, weights: int) -> None:
-        self._done += weights
-        self._progress(self._done, self._total)
+        bundle.commit(manifest)
 
 
 def _refuse_overlap(out: Path, sources: list[Checkout]) -> None:

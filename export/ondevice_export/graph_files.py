@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
 
+from ondevice.progress import Advance
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.data_file import DataFile
 from ondevice_export.graph.block import Block
@@ -24,11 +25,9 @@ from ondevice_export.quantize import BLOCK
 from ondevice_export.tensor_names import Shapes
 
 
-def write_target(
-    directory: Path, target: TargetModel, options: ExportOptions, progress: Callable[[int], None]
-) -> StoredMatrix:
+def write_target(directory: Path, target: TargetModel, options: ExportOptions, advance: Advance) -> StoredMatrix:
     """Write `target.onnx` and its data; returns where the token table lies."""
-    with _graph(directory / TARGET_GRAPH, target.checkpoint, options.target_widths, progress) as (tape, weights):
+    with _graph(directory / TARGET_GRAPH, target.checkpoint, options.target_widths, advance) as (tape, weights):
         graph = TargetGraph(Block(tape, target.config, weights.at(target.prefix)))
         graph.build()
     return graph.table
@@ -39,10 +38,10 @@ def write_drafter(
     drafter: DrafterModel,
     table: StoredMatrix,
     options: ExportOptions,
-    progress: Callable[[int], None],
+    advance: Advance,
 ) -> None:
     """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
-    with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options.drafter_widths, progress) as (tape, weights):
+    with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options.drafter_widths, advance) as (tape, weights):
         DrafterGraph(tape, drafter.config, weights, drafter.checkpoint, table).build()
 
 
@@ -62,11 +61,9 @@ def estimate_bytes(shapes: Shapes, widths: Widths) -> int:
 
 
 @contextmanager
-def _graph(
-    path: Path, checkpoint: Checkpoint, widths: Widths, progress: Callable[[int], None]
-) -> Iterator[tuple[Tape, Weights]]:
+def _graph(path: Path, checkpoint: Checkpoint, widths: Widths, advance: Advance) -> Iterator[tuple[Tape, Weights]]:
     """A tape and weights to record with; the graph is saved when both are complete."""
     tape = Tape(path.stem)
-    with DataFile(path.with_name(f"{path.name}.data")) as file, MatrixWriter(progress) as writer:
+    with DataFile(path.with_name(f"{path.name}.data")) as file, MatrixWriter(advance) as writer:
         yield tape, Weights(tape, checkpoint, file, writer, widths=widths)
     ir.save(tape.model(tool_versions()["ondevice"]), path)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ondevice import manifest
+from ondevice.bundle import GENERATION_CONFIG
+from ondevice.errors import CheckpointError
 from ondevice.manifest import Layer, Manifest, Quantization, Source, Target
 from ondevice_export.config import TextConfig
 from ondevice_export.json_fields import read_json
@@ -16,7 +18,6 @@ from ondevice_export.models import DrafterModel, TargetModel
 from ondevice_export.options import ExportOptions
 from ondevice_export.quantize import BLOCK
 from ondevice_export.source import default_name
-from ondevice_export.text_files import GENERATION
 
 TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
 _TOOLS = ("ondevice", "onnx", "onnx-ir", "numpy", "numba")
@@ -34,14 +35,18 @@ def tool_versions() -> dict[str, str]:
 
 
 def make_manifest(target: TargetModel, drafter: DrafterModel | None, options: ExportOptions) -> Manifest:
-    """Everything but the list of files."""
+    """Everything but the list of files.
+
+    Raises:
+        CheckpointError: no bundle can hold such a model, for instance one with a token id outside its vocabulary.
+    """
     config = target.config
     generation = _generation(target.checkout.directory)
     token_ids = {**config.token_ids, **{name: generation[name] for name in config.token_ids if generation.get(name)}}
     sources = {"target": Source(target.checkout.id, target.checkout.revision)}
     if drafter is not None:
         sources["drafter"] = Source(drafter.checkout.id, drafter.checkout.revision)
-    return Manifest(
+    made = Manifest(
         family=target.family,
         name=default_name(target.checkout),
         target=_target(config),
@@ -53,6 +58,11 @@ def make_manifest(target: TargetModel, drafter: DrafterModel | None, options: Ex
         sources=sources,
         tools=tool_versions(),
     )
+    try:
+        made.check()
+    except manifest.InvalidFieldError as error:
+        raise CheckpointError(f"{target.checkout.directory}: {error}") from error
+    return made
 
 
 def _target(config: TextConfig) -> Target:
@@ -65,7 +75,7 @@ def _target(config: TextConfig) -> Target:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         context_length=config.context_length,
-        sliding_window=config.sliding_window,
+        sliding_window=min(config.sliding_window, config.context_length),
         query_heads=config.query_heads,
         layers=tuple(layers),
     )
@@ -77,16 +87,14 @@ def _drafter(target: TextConfig, drafter: DrafterModel) -> manifest.DrafterModel
     assert sliding is not None, "check_pair has seen both caches"
     model = manifest.DrafterModel(DRAFTER_GRAPH, full, sliding, drafter.config.candidates)
     generation = _generation(drafter.checkout.directory)
-    tokens, schedule = generation.get("num_assistant_tokens"), generation.get("num_assistant_tokens_schedule")
+    tokens = generation.get("num_assistant_tokens")
     if isinstance(tokens, int) and tokens > 0:
         model = dataclasses.replace(model, num_assistant_tokens=tokens)
-    if schedule in ("constant", "heuristic"):
-        model = dataclasses.replace(model, num_assistant_tokens_schedule=schedule)
     return model
 
 
 def _generation(directory: Path) -> dict[str, Any]:
-    path = directory / GENERATION
+    path = directory / GENERATION_CONFIG
     return read_json(path) if path.is_file() else {}
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import CheckpointError
+from ondevice.progress import Advance
 from ondevice_export.data_file import DataFile, Region
 from ondevice_export.quantize import BLOCK, quantize
 
@@ -41,8 +42,8 @@ class StoredMatrix:
 class MatrixWriter:
     """Writes matrices with a few threads; every matrix is complete once `finish` has returned."""
 
-    def __init__(self, progress: Callable[[int], None]) -> None:
-        self._progress = progress
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_WORKERS))
         self._pending: set[Future[int]] = set()
 
@@ -96,7 +97,7 @@ class MatrixWriter:
             done, _ = wait(self._pending, return_when=FIRST_EXCEPTION if limit == 0 else "FIRST_COMPLETED")
             self._pending -= done
             for future in done:
-                self._progress(future.result())
+                self._advance(future.result())
 
 
 def _reserve(file: DataFile, name: str, shape: tuple[int, int], bits: int, half_scales: bool) -> StoredMatrix:

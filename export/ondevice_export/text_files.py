@@ -5,24 +5,21 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
 from ondevice_export.json_fields import read_json
 from ondevice_export.source import Note
-
-TOKENIZER = "tokenizer.json"
-TEMPLATE = "chat_template.jinja"
-GENERATION = "generation_config.json"
 
 
 def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
     """Copy what there is; a bundle without a tokenizer still runs on token ids."""
-    for name in (TOKENIZER, GENERATION, TEMPLATE):
+    for name in (TOKENIZER, GENERATION_CONFIG, CHAT_TEMPLATE):
         if (source / name).is_file():
             shutil.copyfile(source / name, bundle / name)
     if not (bundle / TOKENIZER).exists():
         note(f"no {TOKENIZER} in the checkpoint: the bundle will take and return token ids only")
-    template = None if (bundle / TEMPLATE).exists() else _configured_template(source)
+    template = None if (bundle / CHAT_TEMPLATE).exists() else _configured_template(source)
     if template is not None:
-        (bundle / TEMPLATE).write_text(template, encoding="utf-8")
+        (bundle / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
 
 
 def _configured_template(source: Path) -> str | None:

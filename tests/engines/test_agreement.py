@@ -109,7 +109,7 @@ def test_a_borrower_s_heads_are_its_owner_s(reference_bundle: Path, tmp_path: Pa
     def change(manifest: dict[str, Any]) -> None:
         manifest["target"]["layers"][-1].update(kv_heads=128, head_dim=1)
 
-    with pytest.raises(BundleCorruptError, match="layer 9 is inconsistent"):
+    with pytest.raises(BundleCorruptError, match="layer 9 cannot read layer 4"):
         Bundle.open(changed(reference_bundle, tmp_path, change))
 
 

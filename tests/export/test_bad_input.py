@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ondevice.bundle import Bundle
 from ondevice.errors import CheckpointError, OndeviceError, PairMismatchError, UsageError
 from ondevice_export import data_file, export
 from tests.tiny_models import save_drafter, save_target
@@ -110,6 +111,24 @@ def test_overlapping_tensors(source: Path) -> None:
 def test_missing_tensor(source: Path) -> None:
     edit_tensors(source / "target" / "model.safetensors", lambda tensors: tensors.pop(NORM))
     refuse(source, CheckpointError, NORM, "missing")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_position_embeddings", 1 << 31), ("eos_token_id", [1, 1 << 20]), ("bos_token_id", 384)],
+)
+def test_what_no_bundle_can_hold(source: Path, field: str, value: object) -> None:
+    """It would be exported, and then not be loaded."""
+    (source / "target" / "generation_config.json").unlink(missing_ok=True)
+    edit_json(source / "target" / "config.json", lambda config: config.update({field: value}))
+    name = {"max_position_embeddings": "context_length", "eos_token_id": "eos_token_ids[1]"}.get(field, field)
+    refuse(source, CheckpointError, name, "not a whole number")
+
+
+def test_a_window_beyond_the_context_is_the_context(source: Path, tmp_path: Path) -> None:
+    edit_json(source / "target" / "config.json", lambda config: config.update(sliding_window=1 << 31))
+    target = Bundle.open(export(source / "target", tmp_path / "out")).manifest.target
+    assert target.sliding_window == target.context_length
 
 
 def test_misshapen_tensor(source: Path) -> None:
