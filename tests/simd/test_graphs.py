@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from ondevice.bundle import Bundle
 from ondevice.engines.simd.engine import SimdEngine
@@ -56,6 +56,25 @@ def add_to_a_norm(graph: onnx.GraphProto) -> None:
     tensor.CopyFrom(helper.make_tensor(name, 1, [tensor.dims[0] + 32], [1.0] * (tensor.dims[0] + 32)))
 
 
+def add_to_itself(graph: onnx.GraphProto) -> None:
+    """A layer whose input is its own output."""
+    last = [node for node in graph.node if node.op_type == "Mul" and node.input[1].endswith("layer_scalar")][-1]
+    added = next(node for node in graph.node if node.output[0] == last.input[0])
+    added.input[0] = last.output[0]
+
+
+def set_number(word: str, number: float) -> Change:
+    """Change the first number of a tensor that lies in the graph."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        tensor = next(tensor for tensor in graph.initializer if word in tensor.name and tensor.data_location == 0)
+        array = numpy_helper.to_array(tensor).copy()
+        array.reshape(-1)[0] = number
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+    return change
+
+
 def altered(source: Path, directory: Path, graph_name: str, change: Change) -> Bundle:
     """A copy of a bundle with one of its graphs changed, sizes and all."""
     copy = Path(shutil.copytree(source, directory / "altered"))
@@ -90,6 +109,11 @@ def altered(source: Path, directory: Path, graph_name: str, change: Change) -> B
         swap_inputs("RotaryEmbedding", 1, 2),
         swap_inputs("MatMulNBits", 1, 2),
         add_to_a_norm,
+        add_to_itself,
+        set_attribute("RMSNormalization", "epsilon", "small"),
+        set_number("layer_scalar", float("nan")),
+        set_number("norm.weight", float("inf")),
+        set_number("float32.", float("inf")),
     ],
 )
 def test_a_graph_that_computes_something_else_does_not_qualify(

@@ -97,10 +97,55 @@ def test_a_truncated_or_altered_file_is_an_error_and_never_a_crash(tmp_path: Pat
             assert isinstance(read_graph(broken, no_data), Graph)
 
 
+def chained(path: Path, *edges: tuple[str, str]) -> Path:
+    """A graph of nodes with one input and one output each."""
+    nodes = [helper.make_node("Identity", [source], [target]) for source, target in edges]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [], [])), path)
+    return path
+
+
+@pytest.mark.parametrize("edges", [[("x", "x")], [("y", "x"), ("x", "y")], [("x", "y"), ("a", "x")]])
+def test_nodes_that_cannot_run_in_their_order(tmp_path: Path, edges: list[tuple[str, str]]) -> None:
+    """Circles among them, in which a walk from outputs to inputs would never end."""
+    with pytest.raises(BundleCorruptError, match="before a node has written it"):
+        read_graph(chained(tmp_path / "g.onnx", *edges), no_data)
+    assert read_graph(chained(tmp_path / "g.onnx", ("a", "x"), ("x", "y"), ("x", "z")), no_data).producers.keys() == {
+        "x", "y", "z",
+    }  # fmt: skip
+
+
+def test_more_dimensions_than_numpy_has(tmp_path: Path) -> None:
+    with pytest.raises(BundleCorruptError, match="tensor 'w'"):
+        read_graph(save(tmp_path / "g.onnx", initializer=[external_tensor(0, 4, [1] * 65)]), lambda name: np.zeros(4))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BundleCorruptError, match="cannot be read"):
+        read_graph(tmp_path, no_data)
+
+
 @pytest.mark.parametrize("data", [b"\x80" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x0b", b"\x0d\x00", b"\x08"])
 def test_malformed_wire_data(data: bytes) -> None:
     with pytest.raises(MalformedError):
         Message(memoryview(data))
+
+
+def test_fields_that_nobody_reads_are_skipped() -> None:
+    """Of every wire type: a number, eight bytes, a string, four bytes; then a field that is read."""
+    message = Message(memoryview(b"\x08\x05" + b"\x11" + bytes(8) + b"\x1a\x02hi" + b"\x25" + bytes(4) + b"\x2a\x01x"))
+    assert message.integer(1) == 5
+    assert message.integer(2) == 0
+    assert message.string(3) == "hi"
+    assert message.floating(4) == 0.0
+    assert message.string(5) == "x"
+
+
+def test_a_float_that_is_none() -> None:
+    message = Message(memoryview(b"\x09" + b"\xff" * 8 + b"\x12\x01x"))
+    for number in (1, 2):
+        with pytest.raises(MalformedError, match=f"field {number} is not a float"):
+            message.floating(number)
+    assert message.floating(3) == 0.0
 
 
 def test_what_the_exporter_writes_reads_as_onnx_reads_it(tiny: Path) -> None:

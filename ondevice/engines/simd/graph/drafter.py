@@ -88,7 +88,7 @@ class _DrafterReader:
         clusters, best = match.reshaped(entries)
         search = match.node(clusters, "TopK", 2, axis=-1)
         scores = match.node(search.inputs[0], "Gemm", 2, transB=1)
-        weights = match.tensor(scores.inputs[1], np.float32, 2)
+        weights = match.floats(scores.inputs[1], 2)
         top = match.integers(search.inputs[1])[0]
         source = match.node(match.reshape(contract.CANDIDATES, -1), "Gather", 2, axis=0)
         ids = match.tensor(source.inputs[0], np.int64, 2)

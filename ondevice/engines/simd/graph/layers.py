@@ -207,7 +207,7 @@ class AttentionReader:
         require(match.integers(spread.inputs[1]) == (0, 2), f"{angles}: positions in an unknown form")
         cast = match.node(spread.inputs[0], "Cast", 1, to=1)
         self._expect_rows_of(cast.inputs[0], self._positions)
-        found = match.tensor(frequencies, np.float32, 1)
+        found = match.floats(frequencies, 1)
         require(len(found) * 2 == head_dim and head_dim % 32 == 0, f"{value}: a head of {head_dim}")
         return found, source
 

@@ -83,13 +83,19 @@ class Matcher:
     def has_tensor(self, value: str) -> bool:
         return value in self._graph.tensors
 
+    def floats(self, value: str, dimensions: int) -> Floats:
+        """A small float32 tensor without NaN and infinities, each of which would make all logits NaN."""
+        found: Floats = self.tensor(value, np.float32, dimensions)
+        require(bool(np.isfinite(found).all()), f"{value} holds numbers that are not finite")
+        return found
+
     def integers(self, value: str) -> tuple[int, ...]:
         return tuple(int(number) for number in self.tensor(value, np.int64, 1))
 
     def scalar(self, value: str) -> float:
-        """A number, alone or in a vector of one."""
+        """A finite number, alone or in a vector of one."""
         found = self._graph.tensors.get(value)
-        if found is None or found.dtype != np.float32 or found.size != 1:
+        if found is None or found.dtype != np.float32 or found.size != 1 or not np.isfinite(found).all():
             raise UnsupportedGraphError(f"{value} is not a single float32")
         return float(found.reshape(-1)[0])
 
@@ -121,8 +127,9 @@ class Matcher:
         node = self.node(value, "RMSNormalization", 2, axis=-1)
         eps = node.attributes.get("epsilon", 1e-5)
         self.eps = eps if self.eps is None else self.eps
-        require(eps == self.eps and 0 < eps < 1, f"{value}: norms with different epsilons")
-        return node.inputs[0], self.tensor(node.inputs[1], np.float32, 1)
+        sensible = isinstance(eps, float) and 0 < eps < 1
+        require(sensible and eps == self.eps, f"{value}: norms with different epsilons")
+        return node.inputs[0], self.floats(node.inputs[1], 1)
 
     def linear(self, value: str) -> tuple[str, Matrix]:
         """x @ matrix.T: its input and the matrix."""

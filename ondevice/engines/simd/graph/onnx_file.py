@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,11 @@ _EXTERNAL = 1
 _FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
 """onnx.AttributeProto.AttributeType"""
 
-MOST_BYTES = 1 << 28
-"""Of a graph file: weights lie beside it, so real ones have a few hundred kilobytes."""
+MOST_BYTES = 1 << 24
+"""Largest graph file that is read: weights lie beside it, so real ones have a few hundred kilobytes."""
+
+MOST_DIMENSIONS = 8
+"""Of a tensor: real ones have up to three, and numpy has a limit too."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,14 @@ def read_graph(path: Path, external: Callable[[str], Bytes]) -> Graph:
         return _graph(Message(memoryview(path.read_bytes())), external)
     except MalformedError as error:
         raise BundleCorruptError(f"{path} is not a well-formed ONNX file ({error}): export the bundle again") from error
+    except OSError as error:
+        raise BundleCorruptError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _graph(model: Message, external: Callable[[str], Bytes]) -> Graph:
     graph = model.message(7)
     nodes = tuple(_node(node) for node in graph.messages(1))
-    producers: dict[str, Node] = {}
-    for node in nodes:
-        for output in filter(None, node.outputs):
-            if output in producers:
-                raise MalformedError(f"two nodes write {output!r}")
-            producers[output] = node
+    producers = _producers(nodes)
     tensors: dict[str, NDArray[Any]] = {}
     for tensor in graph.messages(5):
         name = tensor.string(8)
@@ -93,6 +93,25 @@ def _graph(model: Message, external: Callable[[str], Bytes]) -> Graph:
     inputs, outputs = (dict(_value(value) for value in graph.messages(number)) for number in (11, 12))
     opsets = {opset.string(1): opset.integer(2) for opset in model.messages(8)}
     return Graph(nodes, inputs, outputs, tensors, opsets, producers)
+
+
+def _producers(nodes: Sequence[Node]) -> dict[str, Node]:
+    """The node that writes each value.
+
+    Nodes must stand in an order in which they can run, as ONNX demands: a reader that walks from a value to its
+    producer, and from there on, then always comes to an end.
+    """
+    written = {output for node in nodes for output in node.outputs}
+    producers: dict[str, Node] = {}
+    for node in nodes:
+        for value in filter(None, node.inputs):
+            if value in written and value not in producers:
+                raise MalformedError(f"{value!r} is read before a node has written it")
+        for output in filter(None, node.outputs):
+            if output in producers:
+                raise MalformedError(f"two nodes write {output!r}")
+            producers[output] = node
+    return producers
 
 
 def _value(message: Message) -> tuple[str, Shape]:
@@ -126,7 +145,7 @@ def _tensor(message: Message, name: str, external: Callable[[str], Bytes]) -> ND
     """A tensor as an array, over the mapped file where it lies outside."""
     shape = tuple(message.integers(1))
     dtype = _DTYPES.get(message.integer(2))
-    if dtype is None or any(size < 0 for size in shape):
+    if dtype is None or len(shape) > MOST_DIMENSIONS or any(size < 0 for size in shape):
         raise MalformedError(f"tensor {name!r} has an unknown type or shape")
     size = math.prod(shape) * np.dtype(dtype).itemsize
     data = _external_bytes(message, name, size, external) if message.integer(14) == _EXTERNAL else _inline(message)

@@ -38,15 +38,12 @@ class Message:
                 found.extend(_packed(value))
         return found
 
-    def floating(self, number: int) -> float | None:
-        """The last float of a field."""
-        values = self._fields.get(number, [])
-        if not values:
-            return None
-        value = values[-1]
-        if not isinstance(value, int):
-            raise MalformedError(f"field {number} is not a number")
-        return float(struct.unpack("<f", value.to_bytes(4, "little"))[0]) if value < 1 << 32 else None
+    def floating(self, number: int) -> float:
+        """The last float of a field, 0 where there is none."""
+        value = self._fields.get(number, [0])[-1]
+        if not isinstance(value, int) or value >= 1 << 32:
+            raise MalformedError(f"field {number} is not a float")
+        return float(struct.unpack("<f", value.to_bytes(4, "little"))[0])
 
     def bytes(self, number: int) -> list[memoryview]:
         """All byte strings of a field."""

@@ -59,6 +59,9 @@ class Sources:
             path = self._bundle.file(name)
             if path is None:
                 raise BundleCorruptError(f"a graph reads {name!r}, which the bundle does not list: export it again")
-            with path.open("rb") as file:
-                self._mapped[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            try:
+                with path.open("rb") as file:
+                    self._mapped[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # ValueError: it is empty, since its size was checked
+                raise BundleCorruptError(f"{path} cannot be mapped ({error}): export the bundle again") from error
         return np.frombuffer(self._mapped[name], np.uint8)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from ondevice import contract
 from ondevice.engines.agreement import check_target
 from ondevice.engines.simd.graph.layers import AttentionReader, Block, Cache, LayerReader
@@ -133,6 +131,4 @@ class _TargetReader:
         scaled, context_factor = match.times(match.reshape(split, -1, layers, size))
         source, projection = self._layers.linear(scaled, self._target.hidden_size, layers * size)
         require(source == embedded, f"{scaled}: a context of something else than the embeddings")
-        for factor_value in (context_factor, row_factor, factor):
-            require(bool(np.isfinite(factor_value)), f"{value}: a factor that is not finite")
         return PerLayerInputs(projection, norm, layers, table, context_factor, row_factor, factor)
