@@ -37,6 +37,9 @@ from typing import Literal
 AttentionKind = Literal["full", "sliding"]
 """Full attention sees every position, sliding attention the last `sliding_window`, the current one included."""
 
+OPSETS = {"": 24, "com.microsoft": 1}
+"""Versions of the operators, by domain; ONNX's own is empty."""
+
 TOKEN_IDS, POSITIONS, WANTED = "token_ids", "positions", "wanted"
 LOGITS, HIDDEN = "logits", "hidden"
 TOKEN_ID, POSITION, CANDIDATES, NEXT_HIDDEN = "token_id", "position", "candidates", "next_hidden"

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -17,7 +18,7 @@ from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.errors import BundleError
 from ondevice_export import export
 
-Change = Callable[[onnx.GraphProto], None]
+Change = Callable[[Any], None]
 
 
 def first(graph: onnx.GraphProto, op: str) -> onnx.NodeProto:
@@ -75,11 +76,15 @@ def set_number(word: str, number: float) -> Change:
     return change
 
 
-def altered(source: Path, directory: Path, graph_name: str, change: Change) -> Bundle:
-    """A copy of a bundle with one of its graphs changed, sizes and all."""
+def next_version(model: onnx.ModelProto) -> None:
+    next(opset for opset in model.opset_import if not opset.domain).version += 1
+
+
+def altered(source: Path, directory: Path, graph_name: str, change: Change, of: str = "graph") -> Bundle:
+    """A copy of a bundle with one of its graphs changed, sizes and all; `of` a `model`, that is what changes."""
     copy = Path(shutil.copytree(source, directory / "altered"))
     model = onnx.load(copy / graph_name, load_external_data=False)
-    change(model.graph)
+    change(model.graph if of == "graph" else model)
     onnx.save(model, copy / graph_name)
     manifest = json.loads((copy / "bundle.json").read_text("utf-8"))
     manifest["files"][graph_name]["size"] = (copy / graph_name).stat().st_size
@@ -95,11 +100,13 @@ def altered(source: Path, directory: Path, graph_name: str, change: Change) -> B
         set_attribute("MatMulNBits", "K", 1 << 40),
         set_attribute("MatMulNBits", "bits", 2),
         set_attribute("MatMulNBits", "weight_prepacked", 1),
+        set_attribute("MatMulNBits", "accuracy_level", 1),
         set_attribute("Attention", "scale", 0.5),
         set_attribute("Attention", "is_causal", 1),
         set_attribute("Attention", "q_num_heads", 1 << 20),
         set_attribute("RotaryEmbedding", "interleaved", 1),
         set_attribute("RMSNormalization", "epsilon", 0.5),
+        set_attribute("RMSNormalization", "stash_type", 10),
         set_attribute("Gelu", "approximate", "none"),
         set_attribute("GatherBlockQuantized", "gather_axis", 1),
         set_operator("Add", "Sub"),
@@ -122,6 +129,12 @@ def test_a_graph_that_computes_something_else_does_not_qualify(
     with pytest.raises(BundleError) as raised:
         SimdEngine(altered(tiny, tmp_path, graph, change), threads=1)
     assert "\n" not in str(raised.value)
+
+
+def test_operators_of_another_version_do_not_qualify(tiny: Path, tmp_path: Path) -> None:
+    """They may mean something else by the same name; onnxruntime knows what."""
+    with pytest.raises(UnsupportedGraphError, match=r"operators of ONNX 25, com\.microsoft 1\)"):
+        SimdEngine(altered(tiny, tmp_path, "target.onnx", next_version, of="model"), threads=1)
 
 
 def test_the_reason_is_one_line_that_names_the_way_out(tiny: Path, tmp_path: Path) -> None:

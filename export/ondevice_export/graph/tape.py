@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ondevice import contract
 from ondevice_export.data_file import Region
 
 CONTRIB = "com.microsoft"
-_OPSETS = {"": 24, CONTRIB: 1}
 _IR_VERSION = 11
 Dimension = int | str
 
@@ -99,7 +99,7 @@ class Tape:
             self._outputs,
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
-            opset_imports=_OPSETS,
+            opset_imports=dict(contract.OPSETS),
             name=self.name,
         )
         return ir.Model(graph, ir_version=_IR_VERSION, producer_name="ondevice", producer_version=producer_version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from ondevice.engines.simd.graph.onnx_file import Graph, Node
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 BLOCK = 32
+
+INT8_ACTIVATIONS = 4
+"""`accuracy_level` of a product whose activations may be quantised, as the kernels do."""
 
 
 def require(condition: bool, reason: str) -> None:
@@ -35,6 +39,7 @@ class Matcher:
     """
 
     def __init__(self, graph: Graph) -> None:
+        require(graph.opsets == contract.OPSETS, f"operators of {_versions(graph.opsets)}")
         self._graph = graph
         self.eps: float | None = None
 
@@ -68,20 +73,14 @@ class Matcher:
             raise UnsupportedGraphError(f"{node.outputs[0]}: {node.op} with {name} {value!r}")
         return value
 
-    def is_input(self, value: str, name: str) -> bool:
-        return value == name and name in self._graph.inputs
-
     def expect_input(self, value: str, name: str) -> None:
-        require(self.is_input(value, name), f"{value} where the input {name} belongs")
+        require(value == name and name in self._graph.inputs, f"{value} where the input {name} belongs")
 
     def tensor(self, value: str, dtype: type[np.generic], dimensions: int) -> NDArray[Any]:
         found = self._graph.tensors.get(value)
         if found is None or found.dtype != dtype or found.ndim != dimensions:
             raise UnsupportedGraphError(f"{value} is not a tensor of {dimensions} dimensions of {dtype.__name__}")
         return found
-
-    def has_tensor(self, value: str) -> bool:
-        return value in self._graph.tensors
 
     def floats(self, value: str, dimensions: int) -> Floats:
         """A small float32 tensor without NaN and infinities, each of which would make all logits NaN."""
@@ -135,7 +134,7 @@ class Matcher:
         """x @ matrix.T: its input and the matrix."""
         if self.op(value) in ("Gemm", "MatMul"):
             raise UnsupportedGraphError("its weights are not quantised")
-        node = self.node(value, "com.microsoft.MatMulNBits", 3, block_size=BLOCK)
+        node = self.node(value, "com.microsoft.MatMulNBits", 3, block_size=BLOCK, accuracy_level=INT8_ACTIVATIONS)
         bits, width, rows = (self.integer(node, name) for name in ("bits", "K", "N"))
         require(bits in (4, 8), f"{value}: weights of {bits} bits")
         codes = self.tensor(node.inputs[1], np.uint8, 3)
@@ -168,6 +167,10 @@ class Matcher:
         return self.node(value, "Gelu", 1, approximate="tanh").inputs[0]
 
 
+def _versions(opsets: Mapping[str, int]) -> str:
+    return ", ".join(f"{domain or 'ONNX'} {version}" for domain, version in sorted(opsets.items())) or "no version"
+
+
 _FLOAT = 1
 """onnx.TensorProto.DataType"""
 
@@ -175,8 +178,8 @@ _OUTPUT = {"TopK": 1}
 """Which output of a node is read, where it is not the first."""
 
 _READ_LATER = {
-    "RMSNormalization": {"epsilon", "stash_type"},
-    "com.microsoft.MatMulNBits": {"bits", "K", "N", "accuracy_level"},
+    "RMSNormalization": {"epsilon"},
+    "com.microsoft.MatMulNBits": {"bits", "K", "N"},
     "com.microsoft.GatherBlockQuantized": {"bits"},
     "RotaryEmbedding": {"num_heads"},
     "Attention": {"q_num_heads", "kv_num_heads"},

@@ -53,6 +53,7 @@ class Graph:
     outputs: dict[str, Shape]
     tensors: dict[str, NDArray[Any]]
     opsets: dict[str, int]
+    """Version of the operators of each domain; ONNX's own domain is empty."""
     producers: dict[str, Node] = field(default_factory=dict)
 
     @property
@@ -91,7 +92,7 @@ def _graph(model: Message, external: Callable[[str], Bytes]) -> Graph:
             raise MalformedError(f"two tensors are called {name!r}")
         tensors[name] = _tensor(tensor, name, external)
     inputs, outputs = (dict(_value(value) for value in graph.messages(number)) for number in (11, 12))
-    opsets = {opset.string(1): opset.integer(2) for opset in model.messages(8)}
+    opsets = {_domain(opset.string(1)): opset.integer(2) for opset in model.messages(8)}
     return Graph(nodes, inputs, outputs, tensors, opsets, producers)
 
 
@@ -122,10 +123,14 @@ def _value(message: Message) -> tuple[str, Shape]:
 
 
 def _node(message: Message) -> Node:
-    domain, op = message.string(7), message.string(4)
+    domain, op = _domain(message.string(7)), message.string(4)
     attributes = dict(_attribute(attribute) for attribute in message.messages(5))
-    name = op if domain in ("", "ai.onnx") else f"{domain}.{op}"
-    return Node(name, tuple(message.strings(1)), tuple(message.strings(2)), attributes)
+    return Node(f"{domain}.{op}" if domain else op, tuple(message.strings(1)), tuple(message.strings(2)), attributes)
+
+
+def _domain(name: str) -> str:
+    """ONNX's own operators have two names of their domain."""
+    return "" if name == "ai.onnx" else name
 
 
 def _attribute(message: Message) -> tuple[str, Any]:
