@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +17,15 @@ import pytest
 
 from ondevice.engines.simd.graph.model import Matrix
 from ondevice.engines.simd.pack import file as pack_file
+from ondevice.engines.simd.pack import layout as pack_layout
 from ondevice.engines.simd.pack.cache import ABANDONED_S, KEPT_S, pack_sizes
-from ondevice.engines.simd.pack.file import find_pack, open_pack
-from ondevice.engines.simd.pack.layout import PackLayout
+from ondevice.engines.simd.pack.file import find_pack, open_pack, was_truncated
+from ondevice.engines.simd.pack.layout import PAGE, PackLayout
 from ondevice.errors import BundleCorruptError
 from ondevice.progress import Advance
+
+ENVIRONMENT = dict(os.environ)
+"""With the cache directory that has compiled kernels in it."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +77,25 @@ def opened_days_ago(path: Path, days: float) -> Path:
     return path
 
 
+def replace(path: Path, content: bytes) -> None:
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Ends a test that waits for ever."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_a_pack_is_written_once_and_mapped_afterwards(cache: Path) -> None:
     made = open_pack(layout_of(), FakeSources(), 2)
     (path,) = cache.iterdir()
@@ -89,10 +116,122 @@ def test_another_content_or_layout_has_another_pack(cache: Path) -> None:
 def test_a_damaged_pack_is_made_anew(cache: Path, damage: bytes) -> None:
     made = np.array(open_pack(layout_of(), FakeSources(), 1))
     (path,) = cache.iterdir()
-    path.write_bytes(damage)
+    replace(path, damage)
     assert find_pack(layout_of(), "content").status == "damaged"
     np.testing.assert_array_equal(open_pack(layout_of(), FakeSources(), 1), made)
     assert find_pack(layout_of(), "content").status == "packed"
+
+
+def with_zeros(pack: bytes) -> bytes:
+    """A page that never reached the disk."""
+    return pack[: 2 * PAGE] + bytes(PAGE) + pack[3 * PAGE :]
+
+
+def with_a_flipped_bit(pack: bytes) -> bytes:
+    return pack[:-PAGE] + bytes([pack[-PAGE] ^ 64]) + pack[1 - PAGE :]
+
+
+def without_weights(pack: bytes) -> bytes:
+    return pack[:PAGE] + bytes(len(pack) - PAGE)
+
+
+def without_a_header(pack: bytes) -> bytes:
+    return bytes(PAGE) + pack[PAGE:]
+
+
+@pytest.mark.parametrize("damage", [with_zeros, with_a_flipped_bit, without_weights, without_a_header])
+def test_a_pack_with_other_content_is_made_anew(cache: Path, damage: Callable[[bytes], bytes]) -> None:
+    made = np.array(open_pack(layout_of(), FakeSources(), 1))
+    (path,) = cache.iterdir()
+    replace(path, damage(path.read_bytes()))
+    np.testing.assert_array_equal(open_pack(layout_of(), FakeSources(), 2), made)
+    np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 2), made)
+
+
+def test_of_a_large_pack_only_a_part_is_compared(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of(rows=512)
+    monkeypatch.setattr(pack_layout, "PIECES", 7)
+    monkeypatch.setattr(pack_layout, "MOST_CHECKED", layout.size // 3)
+    open_pack(layout, FakeSources(), 1)
+    found = np.array(open_pack(layout, Trusted(), 1))
+    found[PAGE] ^= 1
+    assert not layout.intact(found, 1)
+    found[PAGE] ^= 1
+    found[PAGE + (layout.size - PAGE) // 6] ^= 1  # in the second piece of seven
+    assert layout.intact(found, 1)
+
+
+def test_a_header_is_written_when_all_else_is_on_the_disk() -> None:
+    """So that a computer that goes out meanwhile leaves nothing that looks whole."""
+    layout = layout_of()
+    pack = np.zeros(layout.size, np.uint8)
+    seen: list[tuple[bool, bool]] = []
+    layout.write(pack, 1, flush=lambda: seen.append((bool(pack[:PAGE].any()), bool(pack[PAGE:].any()))))
+    assert seen == [(False, True)]
+    assert layout.fits(pack)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.usefixtures("in_time")
+def test_a_named_pipe_in_a_pack_s_place(cache: Path) -> None:
+    cache.mkdir()
+    path = find_pack(layout_of(), "content").path
+    assert path is not None
+    os.mkfifo(path)
+    open_pack(layout_of(), FakeSources(), 1)
+    assert path.is_file()
+    assert find_pack(layout_of(), "content").status == "packed"
+
+
+def test_a_directory_in_a_pack_s_place(cache: Path) -> None:
+    path = find_pack(layout_of(), "content").path
+    assert path is not None
+    path.mkdir(parents=True)
+    state = find_pack(layout_of(), "content")
+    assert (state.status, state.obstacle) == ("unwritable", f"{path} is a directory")
+    assert layout_of().fits(open_pack(layout_of(), Trusted(), 1))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows does not cut what is mapped")
+def test_a_pack_cannot_be_cut_by_mistake_and_it_is_seen(cache: Path) -> None:
+    open_pack(layout_of(), FakeSources(), 1)
+    pack = open_pack(layout_of(), Trusted(), 1)
+    (path,) = cache.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o400
+    assert not was_truncated(pack)
+    path.chmod(0o600)
+    os.truncate(path, PAGE)
+    assert was_truncated(pack)
+    assert not was_truncated(np.zeros(5, np.uint8))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows does not cut what is mapped")
+def test_a_forward_over_a_pack_that_was_cut_is_an_error(reference_bundle: Path, tmp_path: Path) -> None:
+    """In a process of its own, which a look at what is gone would end."""
+    code = """
+import os, sys
+from pathlib import Path
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import TokenTree
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.pack import file
+from ondevice.errors import BundleCorruptError
+
+file.SMALL, file.cache_directory = 0, lambda: Path(sys.argv[2])
+for _ in range(2):
+    engine = SimdEngine(Bundle.open(sys.argv[1]), threads=1)
+engine.forward(TokenTree.chain([1, 2, 3]), [2])
+(path,) = Path(sys.argv[2]).glob("*.pack")
+path.chmod(0o600)
+os.truncate(path, 4096)
+try:
+    engine.forward(TokenTree.chain([4]), [0])
+except BundleCorruptError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, str(reference_bundle), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert "cut short while they were in use" in ended.stdout
 
 
 def test_a_bundle_that_is_not_what_it_says_leaves_no_pack(cache: Path) -> None:
@@ -143,13 +282,30 @@ def test_a_disk_full_of_packs_that_nobody_opens(cache: Path, monkeypatch: pytest
     assert find_pack(layout_of(), "content").status == "packed"
 
 
-def test_a_disk_that_fills_up_meanwhile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_meanwhile(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*words: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pack_file.os, "truncate", fail)
     layout = layout_of()
     assert layout.fits(open_pack(layout, FakeSources(), 1))
+    assert list(cache.iterdir()) == []
+    assert "could not be written (No space left on device): the weights stay in memory" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no list of descriptors here")
+@pytest.mark.parametrize("call", ["truncate", "posix_fallocate", "fsync"])
+def test_a_failed_write_leaves_no_descriptor_open(cache: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pack_file.os, call, fail)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    for _ in range(3):
+        open_pack(layout_of(), FakeSources(), 1)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
     assert list(cache.iterdir()) == []
 
 
@@ -193,13 +349,34 @@ def test_progress_goes_from_nothing_to_all(cache: Path, monkeypatch: pytest.Monk
         assert not heard
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows keeps what is open")
+def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(cache: Path) -> None:
+    """Killed in the midst of it: nothing in its own process can tidy up."""
+    write = (
+        "import os, sys, tempfile; from ondevice.engines.simd.pack.cache import hold; "
+        f"handle, name = tempfile.mkstemp(prefix='{'e' * 40}', suffix='.part', dir=sys.argv[1]); hold(handle); "
+        "print(name, flush=True); sys.stdin.read()"
+    )
+    cache.mkdir()
+    command = [sys.executable, "-c", write, str(cache)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        part = Path(writer.stdout.readline().strip())
+        opened_days_ago(part, 0.5)
+        open_pack(layout_of(), FakeSources(), 1)
+        assert part.exists()
+        writer.kill()
+    open_pack(layout_of(rows=32), FakeSources(), 1)
+    assert not part.exists()
+
+
 def test_writing_a_pack_removes_those_that_nobody_opens(cache: Path) -> None:
     kept_days, abandoned_days = KEPT_S / 86400, ABANDONED_S / 86400
     unused = opened_days_ago(cache / f"{'a' * 40}.pack", kept_days + 0.1)
-    killed = opened_days_ago(cache / f"{'b' * 40}ab_12xyz.part", abandoned_days + 0.1)
+    killed = opened_days_ago(cache / f"{'b' * 40}ab_12xyz.part", 2 * abandoned_days)
     kept = {
         opened_days_ago(cache / f"{'c' * 40}.pack", kept_days - 0.1),
-        opened_days_ago(cache / f"{'d' * 40}ab_12xyz.part", abandoned_days - 0.1),
+        opened_days_ago(cache / f"{'d' * 40}ab_12xyz.part", 0.5 * abandoned_days),
         opened_days_ago(cache / "holiday.pack", 1000),
         opened_days_ago(cache / "download.part", 1000),
         opened_days_ago(cache / "compiled-0123456789abcdef", 1000),

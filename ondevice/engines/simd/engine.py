@@ -102,6 +102,7 @@ class SimdEngine(CommittedRows):
                 first = np.maximum(0, positions - self.target.sliding_window + 1)
             state.set_kind(kind, positions, first, positions + 1, cache.base)
         logits, hidden = self._output_rows(len(chosen))
+        self._program.check_pack()
         self._pool.run(self._program.target, state.slots)
         self._pending = count
         self._since_release += count

@@ -14,11 +14,12 @@ from ondevice.engines.simd.graph.drafter import read_drafter
 from ondevice.engines.simd.graph.model import DrafterModel, Layer, TargetModel
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.graph.target import read_target
-from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack
+from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.builder import scratch_bytes
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
 from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_plan
+from ondevice.errors import BundleCorruptError
 from ondevice.progress import Progress, silent
 
 SHARED_FROM = 4 << 20
@@ -44,6 +45,16 @@ class Program:
     """What the steps' addresses point into."""
     sources: Sources
     """Where the tables lie whose rows are read one by one."""
+    pack: NDArray[np.uint8]
+
+    def check_pack(self) -> None:
+        """Before every forward; it takes 0.7 us where the pack is a mapped file, none where it is in memory.
+
+        Raises:
+            BundleCorruptError: its file was cut short, and the forward would end the process.
+        """
+        if was_truncated(self.pack):
+            raise BundleCorruptError("the packed weights were cut short while they were in use: load the bundle again")
 
 
 def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress = silent) -> Program:
@@ -68,7 +79,7 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
     read.sources.release()
     return Program(
         steps, read.turns, width, drafter_steps, read.drafter_turns, shared, scratch_bytes(layers), buffers,
-        read.sources,
+        read.sources, pack,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,11 +17,17 @@ from pathlib import Path
 
 from ondevice.machine import cache_directory
 
+if sys.platform != "win32":
+    import fcntl
+
 KEPT_S = 14 * 86400
 """Since a pack was last opened."""
 
-ABANDONED_S = 86400
-"""Since the last byte of an unfinished pack: whoever wrote it was killed."""
+ABANDONED_S = 60
+"""Since the last byte of an unfinished pack that no process holds: its writer was killed."""
+
+SURELY_ABANDONED_S = 86400
+"""The same on a disk that knows no locks."""
 
 _PACK, _PART = re.compile(r"[0-9a-f]{40}\.pack"), re.compile(r"[0-9a-f]{40}\w+\.part")
 """Our own names: the directory may be one that holds other things too."""
@@ -43,11 +50,33 @@ def remove_unused() -> None:
     A process that has a removed pack mapped goes on with it; Windows refuses to remove such a one, which is as good.
     """
     now = time.time()
-    for names, age in ((_PACK, KEPT_S), (_PART, ABANDONED_S)):
-        for path, status in _files(names):
-            if now - status.st_mtime > age:
-                with suppress(OSError):
-                    path.unlink()
+    unused = [path for path, status in _files(_PACK) if now - status.st_mtime > KEPT_S]
+    unfinished = [path for path, status in _files(_PART) if _is_abandoned(path, now - status.st_mtime)]
+    for path in unused + unfinished:
+        with suppress(OSError):
+            path.unlink()
+
+
+def hold(handle: int) -> None:
+    """Mark an open file as being written, until it is closed or this process ends, however that happens."""
+    if sys.platform != "win32":  # Windows does not let others remove a file that is open
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_abandoned(path: Path, age: float) -> bool:
+    return age > SURELY_ABANDONED_S or (age > ABANDONED_S and not _is_held(path))
+
+
+def _is_held(path: Path) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, or nobody knows
+        return True
+    return False
 
 
 def _files(names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.graph.sources import Sources
-from ondevice.engines.simd.pack.cache import mark_used, remove_unused
+from ondevice.engines.simd.pack.cache import hold, mark_used, remove_unused
 from ondevice.engines.simd.pack.layout import PAGE, PackLayout
 from ondevice.machine import cache_directory
 from ondevice.progress import Advance, Progress, counted, silent
@@ -39,7 +39,7 @@ class PackState:
 
     size : bytes
     path : of the file; None where they are too few to keep one
-    pack : uint8[size], the file mapped, where it is there and whole
+    pack : uint8[size], the file mapped, where its size and first page are right
     """
 
     size: int
@@ -59,11 +59,11 @@ class PackState:
     @property
     def obstacle(self) -> str | None:
         """Why the file is not there and could not be written."""
-        return None if self.path is None or self.pack is not None else _obstacle(self.path.parent, self.size)
+        return None if self.path is None or self.pack is not None else _obstacle(self.path, self.size)
 
 
 def find_pack(layout: PackLayout, content: str) -> PackState:
-    """Look for the pack of a bundle.
+    """Look for the pack of a bundle, without reading it all.
 
     Args:
         layout: all matrices.
@@ -77,7 +77,7 @@ def find_pack(layout: PackLayout, content: str) -> PackState:
 
 
 def open_pack(layout: PackLayout, sources: Sources, threads: int, progress: Progress = silent) -> NDArray[np.uint8]:
-    """The pack of a bundle: from the cache directory, or made now and left there.
+    """The pack of a bundle: from the cache directory where its checksums are right, else made now and left there.
 
     Args:
         layout: all matrices.
@@ -89,24 +89,28 @@ def open_pack(layout: PackLayout, sources: Sources, threads: int, progress: Prog
         BundleCorruptError: the sources are not what the manifest says, and would leave a pack under another's name.
     """
     state = find_pack(layout, sources.content())
-    if state.path is None:
+    path = state.path
+    if path is None:
         return _in_memory(layout, threads)
     if state.pack is not None:
-        mark_used(state.path)
-        return state.pack
+        if layout.intact(state.pack, threads):
+            mark_used(path)
+            return state.pack
+        state = PackState(state.size, path)
     remove_unused()  # first of all: it may make the room that there was not
     size = layout.size / 1e9
     if obstacle := state.obstacle:
         _log.warning("packing %.1f GB of weights, at every start: %s", size, obstacle)
         return _in_memory(layout, threads, counted(progress, layout.size))
-    _log.warning("packing %.1f GB of weights for the simd engine, only this once: into %s", size, state.path)
+    _log.warning("packing %.1f GB of weights for the simd engine, only this once: into %s", size, path)
     advance = counted(progress, sources.size + layout.size)
     sources.verify(advance)
     try:
-        _write_file(state.path, layout, threads, advance)
-    except OSError:
-        return _in_memory(layout, threads, advance)  # a full disk: the engine works all the same
-    found = _mapped(state.path, layout)
+        _write_file(path, layout, threads, advance)
+    except OSError as error:  # a full disk: the engine works all the same
+        _log.warning("%s could not be written (%s): the weights stay in memory", path, error.strerror)
+        return _in_memory(layout, threads, advance)
+    found = _mapped(path, layout)
     return _in_memory(layout, threads) if found is None else found
 
 
@@ -119,15 +123,26 @@ def _in_memory(layout: PackLayout, threads: int, advance: Advance = lambda count
 
 def _mapped(path: Path, layout: PackLayout) -> NDArray[np.uint8] | None:
     try:
+        if not path.is_file():  # to open a named pipe would wait for its other end
+            return None
         pack = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError):
         return None
     return pack if layout.fits(pack) else None
 
 
-def _obstacle(directory: Path, size: int) -> str | None:
+def was_truncated(pack: NDArray[np.uint8]) -> bool:
+    """Whether the file of a mapped pack has become shorter: to read what it lost would end the process (SIGBUS)."""
+    mapping = getattr(pack, "_mmap", None)
+    return mapping is not None and mapping.size() < len(pack)
+
+
+def _obstacle(path: Path, size: int) -> str | None:
     """Why no file of that size could be written there; the directory need not exist yet."""
+    directory = path.parent
     try:
+        if path.is_dir():
+            return f"{path} is a directory"
         there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             return f"{directory} cannot be written"
@@ -142,13 +157,18 @@ def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance) 
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
     try:
-        os.truncate(handle, layout.size)
-        os.posix_fallocate(handle, 0, layout.size) if hasattr(os, "posix_fallocate") else None
-        os.close(handle)
-        pack = np.memmap(name, np.uint8, "r+")
-        layout.write(pack, threads, _flushing(pack, advance))
-        pack.flush()
-        del pack
+        with os.fdopen(handle, "r+b") as file:
+            hold(handle)
+            os.truncate(handle, layout.size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, layout.size)
+            pack = np.memmap(file, np.uint8, "r+")
+            layout.write(pack, threads, _flushing(pack, advance), pack.flush)
+            pack.flush()
+            del pack
+            os.fsync(handle)
+            if os.name == "posix":  # a pack that is cut short while it is mapped ends the process
+                os.fchmod(handle, 0o400)
         Path(name).replace(path)
     except BaseException:
         with suppress(OSError):
