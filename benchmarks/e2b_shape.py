@@ -20,10 +20,10 @@ import numpy.typing as npt
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import read_drafter, read_target
+from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import write_drafter, write_target
 from ondevice_export.manifest import make_manifest
-from ondevice_export.models import DrafterModel, TargetModel
-from ondevice_export.options import ExportOptions
+from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.source import Checkout
 from ondevice_export.tensor_names import drafter_shapes, target_shapes
 
@@ -124,18 +124,18 @@ def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
     return Checkout(directory, directory.name, None)
 
 
-def target_model(directory: Path) -> TargetModel:
+def target_model(directory: Path) -> TargetCheckpoint:
     """The target as the exporter sees it; its `config.json` goes below the directory."""
     checkout = _config(directory / "gemma-4-E2B-shape", TARGET)
     family, config = read_target(checkout.directory)
     shapes = target_shapes(config, "model.")
-    return TargetModel(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
+    return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
 
 
-def _drafter(checkout: Checkout) -> DrafterModel:
+def _drafter(checkout: Checkout) -> DrafterCheckpoint:
     config = read_drafter(checkout.directory)
     shapes = drafter_shapes(config)
-    return DrafterModel(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
+    return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
 
 
 def main() -> None:

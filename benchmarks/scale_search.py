@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ondevice.terminal.bench.footer import versions, versions_line
 from ondevice.terminal.bench.table import table
-from ondevice_export.models import TargetModel, open_target
+from ondevice_export.models import TargetCheckpoint, open_target
 from ondevice_export.quantize import BLOCK, dequantize, quantize
 from ondevice_export.source import locate
 
@@ -91,7 +91,7 @@ def _square(values: FloatArray) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
 
-def measure(target: TargetModel) -> dict[str, Errors]:
+def measure(target: TargetCheckpoint) -> dict[str, Errors]:
     """By kind of matrix, such as `q_proj`, and under `all` for the checkpoint as a whole."""
     kinds: dict[str, Errors] = {}
     for name, shape in target.shapes.items():
@@ -105,7 +105,7 @@ def measure(target: TargetModel) -> dict[str, Errors]:
     return {**kinds, "all": overall}
 
 
-def _chunks(target: TargetModel, name: str) -> Iterator[FloatArray]:
+def _chunks(target: TargetCheckpoint, name: str) -> Iterator[FloatArray]:
     rows, width = target.shapes[name]
     step = max(1, CHUNK // width)
     for first in range(0, rows, step):

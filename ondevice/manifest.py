@@ -60,7 +60,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class DrafterModel:
+class DrafterEntry:
     graph: str
     full_layer: int
     """The target layer whose cache the drafter's full-attention layer reads."""
@@ -97,7 +97,7 @@ class Manifest:
     family: str
     name: str
     target: Target
-    drafter: DrafterModel | None
+    drafter: DrafterEntry | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
@@ -178,7 +178,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     target, drafter = data["target"], data["drafter"]
     layers = tuple(_section(Layer, layer) for layer in target["layers"])
     if drafter is not None:
-        drafter = _section(DrafterModel, {name: drafter[name] for name in drafter if name not in _OBSOLETE})
+        drafter = _section(DrafterEntry, {name: drafter[name] for name in drafter if name not in _OBSOLETE})
     for name, version in data["tools"].items():
         _require(isinstance(version, str), f"the version of {name!r:.99} is {version!r:.99}")
     sections = {
@@ -223,7 +223,7 @@ def _check_target(target: Target) -> None:
         )
 
 
-def _check_drafter(drafter: DrafterModel, target: Target) -> None:
+def _check_drafter(drafter: DrafterEntry, target: Target) -> None:
     _check_number("candidates", drafter.candidates, target.vocab_size)
     _check_number("num_assistant_tokens", drafter.num_assistant_tokens)
     for kind, layer in (("full", drafter.full_layer), ("sliding", drafter.sliding_layer)):

@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
-from ondevice.manifest import DrafterModel, FileEntry, Layer, Manifest, Quantization, Source, Target
+from ondevice.manifest import DrafterEntry, FileEntry, Layer, Manifest, Quantization, Source, Target
 
 PAYLOAD = b"weights" * 100
 
@@ -131,7 +131,7 @@ def test_what_older_exporters_wrote(bundle: Path) -> None:
         data["drafter"]["num_assistant_tokens_schedule"] = "heuristic"
 
     edit(bundle, change)
-    assert Bundle.open(bundle, verify_hashes=True).manifest.drafter == DrafterModel("d", 1, 0, 8)
+    assert Bundle.open(bundle, verify_hashes=True).manifest.drafter == DrafterEntry("d", 1, 0, 8)
 
 
 def test_a_link_that_leaves_the_directory(bundle: Path) -> None:

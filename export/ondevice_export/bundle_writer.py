@@ -1,4 +1,4 @@
-"""A bundle directory that appears complete or not at all."""
+"""Writes a bundle directory beside its place and renames it, so that it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BundleWriter:
 
 
 def check_replaceable(out: Path) -> None:
-    """Only a bundle or an empty directory may give way.
+    """Check that `out` is free, an empty directory or a bundle, which alone are replaced.
 
     Raises:
         UsageError: `out` is something else.

@@ -73,12 +73,12 @@ class TextConfig:
 
     @property
     def first_shared_layer(self) -> int:
-        """Where the layers without KV of their own begin; the number of layers when there are none."""
+        """Index of the first layer without KV of its own; the number of layers where all have it."""
         owning = [index for index, layer in enumerate(self.layers) if layer.kv_source == index]
         return owning[-1] + 1 if owning else 0
 
     def last_kv_layer(self, kind: AttentionKind) -> int | None:
-        """The owner of the cache that upper layers and the drafter share (`store_full_length_kv`)."""
+        """Index of the layer whose cache upper layers and the drafter read (`store_full_length_kv`)."""
         found = [i for i, layer in enumerate(self.layers) if layer.kind == kind and layer.kv_source == i]
         return found[-1] if found else None
 

@@ -28,7 +28,7 @@ class Region:
 
 
 class DataFile:
-    """Writes `NAME.onnx.data`; `write` may be called from several threads."""
+    """A new file `NAME.onnx.data`; `write` may be called from several threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Checkpoint in, bundle out."""
+"""Exports a checkpoint, and its drafter, to a bundle."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from ondevice.errors import OndeviceError, UsageError
 from ondevice.progress import Progress, counted, silent
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
+from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import count_weights, estimate_bytes, write_drafter, write_target
 from ondevice_export.manifest import make_manifest
-from ondevice_export.models import DrafterModel, TargetModel, open_drafter, open_target
-from ondevice_export.options import ExportOptions
+from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from ondevice_export.source import Checkout, Note, default_name, locate, locate_drafter
 from ondevice_export.text_files import copy_text_files
 
@@ -68,8 +68,8 @@ def export(
 
 
 def _write(
-    target: TargetModel,
-    drafter: DrafterModel | None,
+    target: TargetCheckpoint,
+    drafter: DrafterCheckpoint | None,
     out: Path,
     options: ExportOptions,
     *,
@@ -108,7 +108,7 @@ def _check_space(out: Path, needed: int) -> None:
 
 @contextmanager
 def _disk_errors(out: Path) -> Iterator[None]:
-    """A full or failing disk is the user's to mend: one line, no traceback."""
+    """Turns a full or failing disk into one line for the user, who can mend it."""
     try:
         yield
     except OSError as error:

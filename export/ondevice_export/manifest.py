@@ -1,4 +1,4 @@
-"""`bundle.json` from the two configurations."""
+"""Makes the manifest of a bundle, `bundle.json`, from the configurations of target and drafter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ondevice.bundle import GENERATION_CONFIG
 from ondevice.errors import CheckpointError
 from ondevice.manifest import Layer, Manifest, Quantization, Source, Target
 from ondevice_export.config import TextConfig
+from ondevice_export.export_options import ExportOptions
 from ondevice_export.json_fields import read_json
-from ondevice_export.models import DrafterModel, TargetModel
-from ondevice_export.options import ExportOptions
+from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantize import BLOCK
 from ondevice_export.source import default_name
 
@@ -34,7 +34,7 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def make_manifest(target: TargetModel, drafter: DrafterModel | None, options: ExportOptions) -> Manifest:
+def make_manifest(target: TargetCheckpoint, drafter: DrafterCheckpoint | None, options: ExportOptions) -> Manifest:
     """Everything but the list of files.
 
     Raises:
@@ -81,11 +81,11 @@ def _target(config: TextConfig) -> Target:
     )
 
 
-def _drafter(target: TextConfig, drafter: DrafterModel) -> manifest.DrafterModel:
+def _drafter(target: TextConfig, drafter: DrafterCheckpoint) -> manifest.DrafterEntry:
     full, sliding = target.last_kv_layer("full"), target.last_kv_layer("sliding")
     assert full is not None, "check_pair has seen both caches"
     assert sliding is not None, "check_pair has seen both caches"
-    model = manifest.DrafterModel(DRAFTER_GRAPH, full, sliding, drafter.config.candidates)
+    model = manifest.DrafterEntry(DRAFTER_GRAPH, full, sliding, drafter.config.candidates)
     generation = _generation(drafter.checkout.directory)
     tokens = generation.get("num_assistant_tokens")
     if isinstance(tokens, int) and tokens > 0:

@@ -1,4 +1,4 @@
-"""Matrices on their way from a checkpoint to a data file: read in row chunks, quantised, written, never whole."""
+"""Quantises the matrices of a checkpoint into a data file, in chunks of rows: no matrix is ever whole in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StoredMatrix:
 
 
 class MatrixWriter:
-    """Writes matrices with a few threads; every matrix is complete once `finish` has returned."""
+    """Writes matrices with a few threads; all are complete when its `with` block ends."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance

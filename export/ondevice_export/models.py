@@ -14,7 +14,9 @@ from ondevice_export.tensor_names import Shapes, drafter_shapes, target_shapes, 
 
 
 @dataclass(frozen=True)
-class TargetModel:
+class TargetCheckpoint:
+    """A target's checkpoint, opened, with its configuration and the shapes of all tensors that an export reads."""
+
     checkout: Checkout
     checkpoint: Checkpoint
     family: str
@@ -24,7 +26,9 @@ class TargetModel:
 
 
 @dataclass(frozen=True)
-class DrafterModel:
+class DrafterCheckpoint:
+    """The same of a drafter."""
+
     checkout: Checkout
     checkpoint: Checkpoint
     config: DrafterConfig
@@ -32,7 +36,7 @@ class DrafterModel:
 
 
 @contextmanager
-def open_target(checkout: Checkout, note: Note) -> Iterator[TargetModel]:
+def open_target(checkout: Checkout, note: Note) -> Iterator[TargetCheckpoint]:
     """Open a target and check every tensor that will be read.
 
     Raises:
@@ -46,11 +50,11 @@ def open_target(checkout: Checkout, note: Note) -> Iterator[TargetModel]:
         skipped = unread(checkpoint.names, shapes, config, prefix)
         if skipped:
             note(f"skipping {len(skipped)} vision and audio tensors: a bundle holds the text model")
-        yield TargetModel(checkout, checkpoint, family, config, prefix, shapes)
+        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes)
 
 
 @contextmanager
-def open_drafter(checkout: Checkout, target: TargetModel) -> Iterator[DrafterModel]:
+def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[DrafterCheckpoint]:
     """Open a drafter, check that it belongs to the target, and every tensor that will be read.
 
     Raises:
@@ -63,4 +67,4 @@ def open_drafter(checkout: Checkout, target: TargetModel) -> Iterator[DrafterMod
         shapes = drafter_shapes(config)
         checkpoint.check(shapes)
         unread(checkpoint.names, shapes, config.text, "model.")
-        yield DrafterModel(checkout, checkpoint, config, shapes)
+        yield DrafterCheckpoint(checkout, checkpoint, config, shapes)

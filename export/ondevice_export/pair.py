@@ -1,4 +1,4 @@
-"""Does a drafter belong to a target?"""
+"""Checks that a drafter belongs to a target."""
 
 from __future__ import annotations
 

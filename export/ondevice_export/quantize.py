@@ -53,7 +53,7 @@ def dequantize(packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], b
 
 @compiled
 def _to_fp16(value: np.float32) -> np.float32:
-    """Round to the nearest value that fp16 holds. Compiled without fastmath: both tricks rest on rounding."""
+    """The nearest value that fp16 holds. Compiled without fastmath: both tricks rest on rounding."""
     limit = np.float32(65504.0)
     if abs(value) >= limit:
         return limit if value > 0 else -limit
@@ -76,7 +76,7 @@ def _peak(block: npt.NDArray[np.float32]) -> np.float32:
 
 @compiled
 def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float32) -> bool:
-    """Is every weight an int4 multiple of `scale`, up to a share `slack` of itself?"""
+    """Whether every weight is an int4 multiple of `scale`, up to a share `slack` of itself."""
     for i in range(BLOCK):
         code = np.float32(np.rint(block[i] / scale))
         miss = abs(block[i] - scale * code)

@@ -1,4 +1,4 @@
-"""How far a bundle is from the model it was made of, on real text."""
+"""Compares a bundle with the model it was made of, on real text."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 from ondevice import contract
 from ondevice.contract import AttentionKind
 from ondevice.errors import BundleCorruptError
-from ondevice.manifest import DrafterModel, Target
+from ondevice.manifest import DrafterEntry, Target
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor's dimensions; None for one that is known at run time only."""
@@ -48,7 +48,7 @@ def check_target(found: Interface, target: Target) -> None:
     _compare(target.graph, found, Interface(inputs, outputs))
 
 
-def check_drafter(found: Interface, drafter: DrafterModel, target: Target) -> None:
+def check_drafter(found: Interface, drafter: DrafterEntry, target: Target) -> None:
     """Compare a drafter graph with the manifest.
 
     Raises:

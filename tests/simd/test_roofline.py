@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ondevice.engines.simd import roofline
-from ondevice.engines.simd.kernels import gauge as kernels
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels import roofline as kernels
 from ondevice.engines.simd.roofline import Gauge, Roofline, readable_bytes
 
 

@@ -7,11 +7,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice_export.config import Rope
-from ondevice_export.graph.tape import Tape
+from ondevice_export.graph.graph_builder import GraphBuilder
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> npt.NDArray[np.float32]:
-    """[head_dim / 2], zero beyond the rotated share (`_compute_proportional_rope_parameters`)."""
+    """Angle per position of each pair of numbers, [head_dim / 2]; zero beyond the rotated share.
+
+    Source: `_compute_proportional_rope_parameters`.
+    """
     rotated = int(rope.rotated * head_dim // 2)
     exponents = np.arange(0, 2 * rotated, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = np.zeros(head_dim // 2, np.float32)
@@ -19,16 +22,16 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> npt.NDArray[np.float32]:
     return frequencies
 
 
-def cos_sin(tape: Tape, rope: Rope, head_dim: int, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Positions [T] -> cos and sin [1, T, head_dim / 2] (Gemma4TextRotaryEmbedding).
+def cos_sin(builder: GraphBuilder, rope: Rope, head_dim: int, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """cos and sin [1, T, head_dim / 2] of positions [T] (Gemma4TextRotaryEmbedding).
 
-    Computed from the positions: a table of the whole context would take 270 MB.
+    They are computed from the positions: a table of the whole context would take 270 MB.
     """
-    column = tape.op("Unsqueeze", tape.op("Cast", positions, to=ir.DataType.FLOAT), tape.integers(0, 2))
-    angles = tape.op("Mul", column, tape.constant(inverse_frequencies(rope, head_dim)))
-    return tape.op("Cos", angles), tape.op("Sin", angles)
+    column = builder.op("Unsqueeze", builder.op("Cast", positions, to=ir.DataType.FLOAT), builder.integers(0, 2))
+    angles = builder.op("Mul", column, builder.constant(inverse_frequencies(rope, head_dim)))
+    return builder.op("Cos", angles), builder.op("Sin", angles)
 
 
-def rotate(tape: Tape, x: ir.Value, turn: tuple[ir.Value, ir.Value], *, heads: int) -> ir.Value:
-    """`x * cos + rotate_half(x) * sin` on [1, T, heads * head_dim], turn = (cos, sin) (apply_rotary_pos_emb)."""
-    return tape.op("RotaryEmbedding", x, *turn, num_heads=heads, interleaved=0)
+def rotate(builder: GraphBuilder, x: ir.Value, angles: tuple[ir.Value, ir.Value], *, heads: int) -> ir.Value:
+    """`x * cos + rotate_half(x) * sin` on [1, T, heads * head_dim], angles = (cos, sin) (apply_rotary_pos_emb)."""
+    return builder.op("RotaryEmbedding", x, *angles, num_heads=heads, interleaved=0)

@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.data_file import DataFile
+from ondevice_export.export_options import Widths
+from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
-from ondevice_export.graph.tape import Tape
 from ondevice_export.matrices import MatrixWriter, RowReader, StoredMatrix
-from ondevice_export.options import Widths
 
 
 class Weights:
-    """Brings tensors of a checkpoint into a graph.
+    """Stores tensors of a checkpoint in the data file and adds them to a graph as initialisers.
 
     Attributes:
         widths: bits per weight.
@@ -25,7 +25,7 @@ class Weights:
 
     def __init__(
         self,
-        tape: Tape,
+        builder: GraphBuilder,
         checkpoint: Checkpoint,
         file: DataFile,
         writer: MatrixWriter,
@@ -34,7 +34,7 @@ class Weights:
         prefix: str = "",
     ) -> None:
         self.widths = widths
-        self._tape = tape
+        self._builder = builder
         self._checkpoint = checkpoint
         self._file = file
         self._writer = writer
@@ -43,7 +43,7 @@ class Weights:
     def at(self, prefix: str) -> Weights:
         """The same weights seen from below a prefix."""
         return Weights(
-            self._tape,
+            self._builder,
             self._checkpoint,
             self._file,
             self._writer,
@@ -58,14 +58,14 @@ class Weights:
     def array(self, name: str, values: npt.NDArray[Any]) -> ir.Value:
         """A small float32 or int64 array; under 1 KB it stays inside the graph."""
         if values.nbytes <= 1024:
-            return self._tape.inline(self._prefix + name, values)
+            return self._builder.inline(self._prefix + name, values)
         region = self._file.reserve(values.nbytes)
         self._file.write(region, 0, values)
-        return self._tape.external(self._prefix + name, region, ir.DataType.from_numpy(values.dtype), values.shape)
+        return self._builder.external(self._prefix + name, region, ir.DataType.from_numpy(values.dtype), values.shape)
 
     def linear(self, x: ir.Value, name: str) -> ir.Value:
         """Apply a linear layer: [T, width] -> [T, rows]."""
-        return linear(self._tape, x, self.matrix(name, self.widths.layers))
+        return linear(self._builder, x, self.matrix(name, self.widths.layers))
 
     def matrix(self, name: str, bits: int, *, half_scales: bool = False, rows: RowReader | None = None) -> StoredMatrix:
         """Store a matrix; `rows` replaces the plain reader where the rows come in another order."""

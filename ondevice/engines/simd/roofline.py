@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import machine
-from ondevice.engines.simd.kernels import gauge as kernels
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels import roofline as kernels
 
 COUNT = 1 << 20
 """Dot products in each chain: 25 milliseconds, so that waking the threads does not count."""

@@ -10,24 +10,23 @@ from ondevice.engines.simd.graph.layers import AttentionReader, Cache, LayerRead
 from ondevice.engines.simd.graph.matching import Matcher, require
 from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Layer, Matrix
 from ondevice.engines.simd.graph.onnx_file import Graph
-from ondevice.manifest import DrafterModel as Manifest
-from ondevice.manifest import Target
+from ondevice.manifest import DrafterEntry, Target
 
 
-def read_drafter(graph: Graph, target: Target, manifest: Manifest) -> DrafterModel:
+def read_drafter(graph: Graph, target: Target, entry: DrafterEntry) -> DrafterModel:
     """What the graph computes.
 
     Raises:
         UnsupportedGraphError: something in it is not what the exporter writes.
     """
-    return _DrafterReader(graph, target, manifest).read()
+    return _DrafterReader(graph, target, entry).read()
 
 
 class _DrafterReader:
-    def __init__(self, graph: Graph, target: Target, manifest: Manifest) -> None:
-        check_drafter(graph.interface, manifest, target)
+    def __init__(self, graph: Graph, target: Target, entry: DrafterEntry) -> None:
+        check_drafter(graph.interface, entry, target)
         self._target = target
-        self._manifest = manifest
+        self._entry = entry
         self._match = Matcher(graph)
 
     def read(self) -> DrafterModel:
@@ -61,7 +60,7 @@ class _DrafterReader:
         return DrafterModel(table, factor, pre_projection, tuple(layers), norm, head, post_projection, match.eps)
 
     def _caches(self) -> dict[tuple[str, str], Cache]:
-        indices = {"full": self._manifest.full_layer, "sliding": self._manifest.sliding_layer}
+        indices = {"full": self._entry.full_layer, "sliding": self._entry.sliding_layer}
         caches = {}
         for index in indices.values():
             layer = self._target.layers[index]
@@ -75,7 +74,7 @@ class _DrafterReader:
         require(shape == (-1,), f"logits of shape {shape}")
         if match.op(contract.CANDIDATES) == "Range":
             source, matrix = match.linear(scored)
-            whole = matrix.rows == self._target.vocab_size == self._manifest.candidates and matrix.width == width
+            whole = matrix.rows == self._target.vocab_size == self._entry.candidates and matrix.width == width
             require(source == hidden and whole, "a head of another size")
             return matrix
         return self._centroids(scored, hidden, width)
@@ -96,7 +95,7 @@ class _DrafterReader:
         require(scores.inputs[0] == hidden and weights.shape[1] == width, "centroids of another width")
         count, per_cluster = ids.shape
         fits = count == len(weights) == table.entries and table.width == per_cluster * width and 0 < top <= count
-        require(fits and top * per_cluster == self._manifest.candidates, "clusters of another size")
+        require(fits and top * per_cluster == self._entry.candidates, "clusters of another size")
         inside = ids.size and ids.min() >= 0 and ids.max() < self._target.vocab_size
         require(bool(inside), "clusters with tokens outside the vocabulary")
         return Centroids(weights, top, per_cluster, table, ids)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.graph.model import Matrix
-from ondevice.engines.simd.kernels.layout import pack_tile4, pack_tile8
+from ondevice.engines.simd.kernels.packing import pack_tile4, pack_tile8
 from ondevice.engines.simd.kernels.tile import BLOCK, TILE
 from ondevice.progress import Advance
 

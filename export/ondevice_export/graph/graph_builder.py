@@ -1,4 +1,4 @@
-"""A graph under construction: nodes are recorded in the order in which the formulas call them."""
+"""Builds an ONNX graph: inputs, initialisers, nodes in the order of the calls, outputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _IR_VERSION = 11
 Dimension = int | str
 
 
-class Tape:
-    """Records inputs, initialisers, nodes and outputs of one graph."""
+class GraphBuilder:
+    """One graph under construction; every method that adds a node returns the value that it makes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Tape:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of the nodes recorded inside."""
+        """Prefix the names of the nodes that are added inside."""
         self._scope.append(name)
         try:
             yield
@@ -51,13 +51,13 @@ class Tape:
         self._outputs.append(value)
 
     def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any) -> ir.Value:
-        """Record a node of one output."""
+        """Add a node with one output, which is returned."""
         return self.ops(op_type, *inputs, outputs=1, domain=domain, **attributes)[0]
 
     def ops(
         self, op_type: str, *inputs: ir.Value | None, outputs: int, domain: str = "", **attributes: Any
     ) -> Sequence[ir.Value]:
-        """Record a node of several outputs."""
+        """Add a node with several outputs."""
         label = "/".join([*self._scope, f"{op_type}_{len(self._nodes)}"])
         node = ir.node(op_type, inputs, attributes=attributes, domain=domain, num_outputs=outputs, name=label)
         for index, value in enumerate(node.outputs):
@@ -66,13 +66,13 @@ class Tape:
         return node.outputs
 
     def constant(self, array: npt.NDArray[Any]) -> ir.Value:
-        """A few numbers kept inside the graph; equal ones are one initialiser."""
+        """An initialiser of a few numbers inside the graph file; equal arrays share one."""
         values = "_".join(map(str, array.reshape(-1)[:4].tolist()))
         name = f"{array.dtype.name}.{'x'.join(map(str, array.shape))}.{values}.{zlib.crc32(array.tobytes()):08x}"
         return self.inline(name, array)
 
     def inline(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
-        """A small named initialiser kept inside the graph."""
+        """A small initialiser of that name inside the graph file."""
         return self._initializer(ir.Tensor(np.asarray(array, order="C"), name=name))
 
     def scalar(self, value: float) -> ir.Value:
@@ -83,13 +83,13 @@ class Tape:
         return self.constant(np.array(values, np.int64))
 
     def external(self, name: str, region: Region, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
-        """An initialiser that stays in a data file."""
+        """An initialiser whose numbers lie in a data file."""
         return self._initializer(
             ir.ExternalTensor(region.location, region.offset, region.nbytes, dtype, shape=ir.Shape(shape), name=name)
         )
 
     def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
-        """A 0 keeps the dimension in its place, a -1 is what remains."""
+        """Reshape to `shape`, where 0 keeps the dimension in its place and -1 is what remains."""
         return self.op("Reshape", value, self.integers(*shape))
 
     def model(self, producer_version: str) -> ir.Model:

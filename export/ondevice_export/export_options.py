@@ -1,4 +1,4 @@
-"""What an export can be told."""
+"""Options of an export, and the widths of weights that follow from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every component of a decoder is recorded with."""
+"""Builds one module of a decoder: the graph, the configuration, and the weights below a prefix."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ondevice_export.config import TextConfig
-from ondevice_export.graph.tape import Tape
+from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.weights import Weights
 
 
 @dataclass(frozen=True)
-class Block:
-    """A place in the model: the graph under construction, the configuration, and the weights below one prefix."""
+class ModuleBuilder:
+    """What a module such as `layers.3.self_attn` is built with; its weights are named relative to that prefix."""
 
-    tape: Tape
+    builder: GraphBuilder
     config: TextConfig
     weights: Weights
 
-    def at(self, prefix: str) -> Block:
-        """The block below a prefix."""
-        return Block(self.tape, self.config, self.weights.at(prefix))
+    def at(self, prefix: str) -> ModuleBuilder:
+        """A module inside this one."""
+        return ModuleBuilder(self.builder, self.config, self.weights.at(prefix))
 
     def linear(self, x: ir.Value, name: str) -> ir.Value:
         """`x @ weight.T`: [T, width] -> [T, rows]."""
@@ -33,4 +33,4 @@ class Block:
 
     def rms_norm(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         """`x * (mean(x**2) + eps)**-0.5 * weight` over the last axis (Gemma4RMSNorm)."""
-        return self.tape.op("RMSNormalization", x, weight, axis=-1, epsilon=self.config.norm_eps)
+        return self.builder.op("RMSNormalization", x, weight, axis=-1, epsilon=self.config.norm_eps)
