@@ -24,7 +24,7 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.steps import GATED, PROJECT
 from ondevice.engines.simd.kernels.tile import BLOCK, TILE
-from ondevice.engines.simd.roofline import Gauge
+from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.terminal.bench.table import table
 
 Shape = tuple[int, int, int]
@@ -41,16 +41,16 @@ def main() -> None:
     engine = SimdEngine(Bundle.open(arguments.bundle), arguments.threads)
     steps = by_shape(engine._program.target)
     taken = defaultdict(list)
-    with Gauge(arguments.threads) as gauge:
+    with RooflineMeasurement(arguments.threads) as measurement:
         for _ in range(arguments.rounds):
-            gauge.read()
+            measurement.read()
             for rows in arguments.rows:
                 engine.forward(TokenTree.chain([1] * rows), [rows - 1])  # numbers to work on
                 for shape, plan in steps.items():
                     started = time.perf_counter()
                     engine._pool.run(plan, engine._state.slots)
                     taken[rows, shape].append(time.perf_counter() - started)
-    limits = gauge.median()
+    limits = measurement.median()
     lines = []
     for (rows, (inputs, outputs, bits)), seconds in taken.items():
         plan, ms = steps[inputs, outputs, bits], 1e3 * median(seconds)

@@ -28,10 +28,10 @@ from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Outputs, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.graph.model import Layer, Matrix, TargetModel
+from ondevice.engines.simd.graph.model import DecoderLayer, Matrix, TargetModel
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.program import read_models
-from ondevice.engines.simd.roofline import Gauge, Roofline
+from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement
 from ondevice.terminal.bench.footer import versions, versions_line
 from ondevice.terminal.bench.table import table
 
@@ -79,16 +79,16 @@ class Work:
 
 def work_of(model: TargetModel) -> Work:
     """What the kernels must at least read and multiply; a weight is its code and a share of an fp16 scale."""
-    lower = [matrix for layer in model.layers[: model.seam] for matrix in _matrices(layer)]
+    lower = [matrix for layer in model.layers[: model.first_shared_layer] for matrix in _matrices(layer)]
     if model.per_layer is not None:
         lower.append(model.per_layer.projection)
-    upper = [matrix for layer in model.layers[model.seam :] for matrix in _matrices(layer)] + [model.head]
+    upper = [matrix for layer in model.layers[model.first_shared_layer :] for matrix in _matrices(layer)] + [model.head]
     counts = [sum(matrix.rows * matrix.width for matrix in part) for part in (lower, upper)]
     sizes = [sum(matrix.rows * matrix.width * (matrix.bits + 0.5) / 8 for matrix in part) for part in (lower, upper)]
     return Work(*counts, *sizes)
 
 
-def _matrices(layer: Layer) -> list[Matrix]:
+def _matrices(layer: DecoderLayer) -> list[Matrix]:
     attention, new, own = layer.attention, layer.attention.new, layer.per_layer
     found = [attention.query, attention.output, layer.gate, layer.up, layer.down]
     if new is not None:
@@ -113,8 +113,10 @@ def seconds(engine: Forwarder, rows: int, rng: np.random.Generator) -> float:
     return time.perf_counter() - started
 
 
-def compare(engines: Sequence[Forwarder], llama: LlamaBench | None, rounds: int, gauge: Gauge) -> Seconds:
-    """Measure all of them in every round, and read the gauge."""
+def compare(
+    engines: Sequence[Forwarder], llama: LlamaBench | None, rounds: int, measurement: RooflineMeasurement
+) -> Seconds:
+    """Measure all of them in every round, and the roofline beside them."""
     rng = np.random.default_rng(0)
     for engine in engines:
         engine.forward(TokenTree.chain(rng.integers(0, TOKENS, CONTEXT).tolist()), [0])
@@ -122,7 +124,7 @@ def compare(engines: Sequence[Forwarder], llama: LlamaBench | None, rounds: int,
     names = [engine.name for engine in engines] + ([] if llama is None else [llama.name])
     found: Seconds = {name: {rows: [] for rows in VERIFY + PREFILL} for name in names}
     for turn in range(rounds + 1):
-        gauge.read()
+        measurement.read()
         for rows in TIMES * VERIFY + PREFILL:
             for engine in engines:
                 taken = seconds(engine, rows, rng)
@@ -195,9 +197,9 @@ def main() -> None:
     arguments = _parse()
     bundle = Bundle.open(arguments.bundle)
     engines, llama, peers = _open(arguments, bundle)
-    with Gauge(arguments.threads) as gauge:
-        found = compare(engines, llama, arguments.rounds, gauge)
-    roofline = gauge.median()
+    with RooflineMeasurement(arguments.threads) as measurement:
+        found = compare(engines, llama, arguments.rounds, measurement)
+    roofline = measurement.median()
     work = work_of(read_models(bundle)[0])
     facts = {
         "bundle": bundle.manifest.name,

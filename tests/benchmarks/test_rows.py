@@ -60,10 +60,10 @@ class Readings:
 
 
 def test_who_is_asked_for_what():
-    engine, llama, gauge = Recorder(), StandIn(), Readings()
-    found = compare([engine], llama, 2, gauge)
+    engine, llama, measurement = Recorder(), StandIn(), Readings()
+    found = compare([engine], llama, 2, measurement)
     assert llama.asked == 2 * [(VERIFY, CONTEXT, TIMES, True), (PREFILL, CONTEXT, 1, False)]
-    assert gauge.count == 3
+    assert measurement.count == 3
     assert list(found) == ["simd", "llama.cpp"]
     for by in found.values():
         assert {rows: len(taken) for rows, taken in by.items()} == {

@@ -65,7 +65,7 @@ class SimdEngine(CommittedRows):
         self._caches = _make_caches(self.target, kv_cache)
         super().__init__(self._caches)
         self._slots = {layer: index for index, layer in enumerate(self.target.kv_layers())}
-        bits, turns = BITS[kv_cache], self._program.target_turns
+        bits, turns = BITS[kv_cache], self._program.target_frequencies
         self._state = ForwardState(len(self._slots), bits, turns, self._widest_head, threads)
         self._run_drafter = self._pool.run if self._program.drafter_shared else self._pool.run_alone
         self._draft_state = self._make_draft_state(bits, threads)
@@ -176,7 +176,7 @@ class SimdEngine(CommittedRows):
         self._drafts_after = self._length
 
     def _make_draft_state(self, bits: int, threads: int) -> ForwardState:
-        state = ForwardState(len(KINDS), bits, self._program.drafter_turns, self._widest_head, threads)
+        state = ForwardState(len(KINDS), bits, self._program.drafter_frequencies, self._widest_head, threads)
         plan = self._program.drafter
         if plan is not None:
             state.slots[slots.ALL] = 1

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ondevice.contract import AttentionKind
 from ondevice.engines.protocol import ROOT, TokenTree
-from ondevice.engines.simd.graph.model import Layer
+from ondevice.engines.simd.graph.model import DecoderLayer
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.attention import LINES, PADDING
 from ondevice.engines.simd.plan.builder import KIND_NUMBERS
@@ -19,7 +19,7 @@ from ondevice.engines.simd.unsupported import UnsupportedGraphError
 Frequencies = dict[AttentionKind, NDArray[np.float32]]
 
 
-def frequencies(layers: Sequence[Layer]) -> Frequencies:
+def frequencies(layers: Sequence[DecoderLayer]) -> Frequencies:
     """The rotary frequencies of each kind of attention."""
     found: Frequencies = {}
     for layer in layers:

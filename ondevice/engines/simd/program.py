@@ -11,7 +11,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.forward_state import Frequencies, frequencies
 from ondevice.engines.simd.graph.drafter import read_drafter
-from ondevice.engines.simd.graph.model import DrafterModel, Layer, TargetModel
+from ondevice.engines.simd.graph.model import DecoderLayer, DrafterModel, TargetModel
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.graph.target import read_target
 from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack, was_truncated
@@ -32,11 +32,11 @@ they gain (0.74 ms instead of 0.83, the next step 0.25 instead of 0.37), a small
 class Program:
     target: NDArray[np.int64]
     """The target's steps."""
-    target_turns: Frequencies
+    target_frequencies: Frequencies
     logits_width: int
     """Floats in a row of logits: the vocabulary, padded to whole tiles."""
     drafter: DrafterPlan | None
-    drafter_turns: Frequencies
+    drafter_frequencies: Frequencies
     drafter_shared: bool
     """Whether all threads run a draft step, or the calling one alone."""
     scratch_bytes: int
@@ -69,7 +69,7 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
     buffers, model, drafter = Buffers(), read.model, read.drafter
     caches = {layer: index for index, layer in enumerate(bundle.manifest.target.kv_layers())}
     steps = target_plan(model, read.packed, caches, pack, buffers, most_rows, threads)
-    layers: list[Layer] = list(model.layers)
+    layers: list[DecoderLayer] = list(model.layers)
     drafter_steps = None
     if drafter is not None and read.packed_drafter is not None:
         drafter_steps = drafter_plan(drafter, read.packed_drafter, pack, buffers)
@@ -78,8 +78,8 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
     shared = read.drafter_bytes >= SHARED_FROM
     read.sources.release()
     return Program(
-        steps, read.turns, width, drafter_steps, read.drafter_turns, shared, scratch_bytes(layers), buffers,
-        read.sources, pack,
+        steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies, shared, scratch_bytes(layers),
+        buffers, read.sources, pack,
     )  # fmt: skip
 
 
@@ -106,12 +106,12 @@ class _Read:
         target, drafter = bundle.manifest.target, bundle.manifest.drafter
         self.sources, self.layout = Sources(bundle), PackLayout()
         self.model = read_target(self.sources.graph(target.graph), target)
-        self.turns = frequencies(self.model.layers)
+        self.target_frequencies = frequencies(self.model.layers)
         self.packed: PackedTarget = pack_target(self.layout, self.model)
-        self.drafter_turns: Frequencies = {}
+        self.drafter_frequencies: Frequencies = {}
         if drafter is not None:
             self.drafter = read_drafter(self.sources.graph(drafter.graph), target, drafter)
-            self.drafter_turns = frequencies(self.drafter.layers)
+            self.drafter_frequencies = frequencies(self.drafter.layers)
             before = self.layout.size
             self.packed_drafter = pack_drafter(self.layout, self.drafter)
             self.drafter_bytes = self.layout.size - before

@@ -43,7 +43,7 @@ class Roofline:
         return max(bytes_read / self.bandwidth, operations / self.peak)
 
 
-class Gauge:
+class RooflineMeasurement:
     """Measures again and again, because a virtual machine's bandwidth drifts with its neighbours.
 
     Every thread has a core of its own: two that share one would measure half a machine.
@@ -56,7 +56,7 @@ class Gauge:
         self._out = np.zeros((threads, 16), np.int32)
         self._readings: list[Roofline] = []
 
-    def __enter__(self) -> Gauge:
+    def __enter__(self) -> RooflineMeasurement:
         for pool, processor in zip(self._pools, machine.core_processors(), strict=False):
             pool.submit(os.sched_setaffinity, 0, {processor}).result()
         self._time(self._fill)

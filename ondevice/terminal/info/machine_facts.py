@@ -47,11 +47,11 @@ def this_machine() -> dict[str, Any]:
 def _measured(threads: int) -> dict[str, Any]:
     """Compiles and runs two small kernels, so it also tells whether that works here."""
     from ondevice.engines.simd.kernels import instruction_set
-    from ondevice.engines.simd.roofline import Gauge
+    from ondevice.engines.simd.roofline import RooflineMeasurement
 
-    with Gauge(threads) as gauge:
-        gauge.read()
-    roofline = gauge.median()
+    with RooflineMeasurement(threads) as measurement:
+        measurement.read()
+    roofline = measurement.median()
     return dict(zip(MEASURED, (instruction_set.current().name, roofline.bandwidth, roofline.peak), strict=True))
 
 

@@ -1,1 +1,1 @@
-"""From ONNX files to typed layers: protobuf, tensors, and the matching of what the exporter emits."""
+"""Reads a bundle's ONNX graphs: protobuf, nodes and tensors, then layers, as `model` describes them."""

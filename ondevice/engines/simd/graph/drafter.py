@@ -1,4 +1,4 @@
-"""Recognising a drafter graph, one MTP step: see `ondevice.contract` for its inputs and outputs."""
+"""Reads a drafter graph, one MTP step; `ondevice.contract` lists its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import numpy as np
 
 from ondevice import contract
 from ondevice.engines.agreement import check_drafter
-from ondevice.engines.simd.graph.layers import AttentionReader, Cache, LayerReader
+from ondevice.engines.simd.graph.layers import AttentionReader, CacheOwner, LayerReader
 from ondevice.engines.simd.graph.matching import Matcher, require
-from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Layer, Matrix
+from ondevice.engines.simd.graph.model import Centroids, DecoderLayer, DrafterModel, Matrix
 from ondevice.engines.simd.graph.onnx_file import Graph
 from ondevice.manifest import DrafterEntry, Target
 
 
 def read_drafter(graph: Graph, target: Target, entry: DrafterEntry) -> DrafterModel:
-    """What the graph computes.
+    """The model that the graph computes.
+
+    Args:
+        graph: of the drafter.
+        target: the target whose caches it reads.
+        entry: what bundle.json says of it.
 
     Raises:
         UnsupportedGraphError: something in it is not what the exporter writes.
+        BundleCorruptError: it is not the model that bundle.json describes.
     """
     return _DrafterReader(graph, target, entry).read()
 
@@ -30,7 +36,7 @@ class _DrafterReader:
         self._match = Matcher(graph)
 
     def read(self) -> DrafterModel:
-        """From the outputs back to the token id."""
+        """Walk from the outputs to the token id."""
         match = self._match
         hidden, post_projection = match.linear(contract.NEXT_HIDDEN)
         width = post_projection.width
@@ -39,12 +45,12 @@ class _DrafterReader:
         attention = AttentionReader(layer_reader, width, self._caches(), positions=contract.POSITION)
         head = self._head(hidden, width)
         value, norm = layer_reader.norm(hidden)
-        layers: list[Layer] = []
+        layers: list[DecoderLayer] = []
         while match.op(value) == "Mul":
-            block = layer_reader.read(value, attention)
-            require(block.slices is None, "a drafter with per-layer embeddings")
-            layers.insert(0, block.layer)
-            value = block.source
+            matched = layer_reader.read(value, attention)
+            require(matched.slices is None, "a drafter with per-layer embeddings")
+            layers.insert(0, matched.layer)
+            value = matched.source
         joined, pre_projection = match.linear(value)
         require(pre_projection.rows == width and width % 32 == 0, f"{value}: {pre_projection.rows} rows")
         require(pre_projection.width == 2 * self._target.hidden_size, f"{value}: width {pre_projection.width}")
@@ -59,16 +65,17 @@ class _DrafterReader:
         assert match.eps is not None
         return DrafterModel(table, factor, pre_projection, tuple(layers), norm, head, post_projection, match.eps)
 
-    def _caches(self) -> dict[tuple[str, str], Cache]:
+    def _caches(self) -> dict[tuple[str, str], CacheOwner]:
         indices = {"full": self._entry.full_layer, "sliding": self._entry.sliding_layer}
         caches = {}
         for index in indices.values():
             layer = self._target.layers[index]
             names = contract.shared(layer.kind, "key"), contract.shared(layer.kind, "value")
-            caches[names] = Cache.of(self._target, index)
+            caches[names] = CacheOwner.of(self._target, index)
         return caches
 
     def _head(self, hidden: str, width: int) -> Centroids | Matrix:
+        """The head that scores `hidden` [1, width]: a matrix over the whole vocabulary, or centroids."""
         match = self._match
         scored, shape = match.reshaped(contract.LOGITS)
         require(shape == (-1,), f"logits of shape {shape}")
@@ -80,6 +87,7 @@ class _DrafterReader:
         return self._centroids(scored, hidden, width)
 
     def _centroids(self, scored: str, hidden: str, width: int) -> Centroids:
+        """The centroid head whose scores, before they are made flat, are `scored`."""
         match = self._match
         rows, column = match.node(scored, "MatMul", 2).inputs
         require(match.reshape(column, -1, 1) == hidden, "the head reads something else")

@@ -1,4 +1,4 @@
-"""Recognising what the target's and the drafter's layers have in common."""
+"""Reads decoder layers and their attention, which the target's graph and the drafter's have in common."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from ondevice import contract
 from ondevice.contract import AttentionKind
 from ondevice.engines.simd.graph.matching import Matcher, agree, require
-from ondevice.engines.simd.graph.model import Attention, Floats, Layer, Matrix, NewRows, PerLayer
+from ondevice.engines.simd.graph.model import Attention, DecoderLayer, Floats, Matrix, NewKeyValue, PerLayer
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.manifest import Target
 
 
 @dataclass(frozen=True)
-class Cache:
-    """Which layer's cache a pair of values is, and what it writes there; a drafter's caches are inputs."""
+class CacheOwner:
+    """The target's layer that a cache in a graph belongs to: keys and values [1, S, kv_heads * head_dim]."""
 
     kind: AttentionKind
     layer: int
@@ -25,25 +25,26 @@ class Cache:
     head_dim: int
 
     @classmethod
-    def of(cls, target: Target, index: int) -> Cache:
+    def of(cls, target: Target, index: int) -> CacheOwner:
         layer = target.layers[index]
         return cls(layer.kind, index, layer.kv_heads, layer.head_dim)
 
 
 @dataclass(frozen=True)
-class Block:
-    """A layer that has been read, and where it came from."""
+class MatchedLayer:
+    """A layer that was read from a graph, and the names of values that it is connected by."""
 
-    layer: Layer
+    layer: DecoderLayer
     source: str
+    """Its input."""
     entry: str
-    """The normed input of its attention."""
+    """The normed input of its attention, of which new keys and values are made too."""
     slices: str | None
-    """The per-layer embeddings it took its slice of."""
+    """The per-layer embeddings of all layers, of which it takes its slice."""
 
 
 class LayerReader:
-    """Reads a decoder layer backwards from its output."""
+    """Reads decoder layers of width `width`, each from its output to its input."""
 
     def __init__(self, matcher: Matcher, width: int) -> None:
         self.match = matcher
@@ -51,18 +52,19 @@ class LayerReader:
         self._width = width
 
     def linear(self, value: str, width: int, rows: int | None = None) -> tuple[str, Matrix]:
-        """A linear layer of known sizes."""
+        """The input and the matrix [rows, width] of a linear layer; None allows any number of rows."""
         source, matrix = self._match.linear(value)
         require(matrix.width == width and rows in (None, matrix.rows), f"{value}: {matrix.rows} x {matrix.width}")
         require(matrix.rows % 32 == 0, f"{value}: {matrix.rows} rows, no multiple of 32")
         return source, matrix
 
     def norm(self, value: str, width: int | None = None) -> tuple[str, Floats]:
+        """The input and the weight [width] of a norm; None means the width of the layers."""
         source, weight = self._match.norm(value)
         require(len(weight) == (width or self._width), f"{value}: a norm of {len(weight)}")
         return source, weight
 
-    def read(self, value: str, attention: AttentionReader) -> Block:
+    def read(self, value: str, attention: AttentionReader) -> MatchedLayer:
         """The layer whose output is `value`."""
         match = self._match
         hidden, scalar = match.times(value)
@@ -81,11 +83,13 @@ class LayerReader:
         entry, read = attention.read(output)
         source, input_norm = self.norm(entry)
         require(source == before, f"{middle}: attention does not read what it is added to")
-        layer = Layer(input_norm, read, post_attention_norm, pre_norm, gate, up, down, post_norm, per_layer, scalar)
-        return Block(layer, before, entry, slices)
+        layer = DecoderLayer(
+            input_norm, read, post_attention_norm, pre_norm, gate, up, down, post_norm, per_layer, scalar
+        )
+        return MatchedLayer(layer, before, entry, slices)
 
     def _mlp(self, value: str) -> tuple[str, Matrix, Matrix, Matrix]:
-        """down(gelu(gate(x)) * up(x))"""
+        """x, gate, up and down of down(gelu(gate(x)) * up(x))."""
         match = self._match
         product, down = match.linear(value)
         require(down.rows == self._width, f"{value}: {down.rows} rows")
@@ -97,7 +101,7 @@ class LayerReader:
         return source, gate, up, down
 
     def _is_per_layer(self, value: str) -> bool:
-        """Does an update come from a slice of the per-layer embeddings?"""
+        """Whether what is added to the hidden state is made of a slice of the per-layer embeddings."""
         match = self._match
         if match.op(value) != "RMSNormalization":
             return False
@@ -106,6 +110,7 @@ class LayerReader:
         return match.op(product) == "Mul" and match.op(match.node(product, "Mul", 2).inputs[1]) == "Gather"
 
     def _per_layer(self, hidden: str, update: str) -> tuple[PerLayer, str]:
+        """The per-layer embedding that adds `update` to `hidden`, and the slices that it reads."""
         match = self._match
         projected, norm = self.norm(update)
         product, projection = match.linear(projected)
@@ -119,23 +124,23 @@ class LayerReader:
 
 
 class AttentionReader:
-    """Reads attention backwards from the projection of its output."""
+    """Reads the attention of layers, from the projection of its output to its input."""
 
     def __init__(
         self,
         layers: LayerReader,
         width: int,
-        caches: Mapping[tuple[str, str], Cache],
+        caches: Mapping[tuple[str, str], CacheOwner],
         positions: str = contract.POSITIONS,
         wanted: bool = False,
     ) -> None:
         """
         Args:
-            layers: of the same graph.
+            layers: reader of the layers around it.
             width: of the hidden state.
-            caches: by the names of keys and values.
-            positions: the input with the rows' positions.
-            wanted: do these layers run on the wanted rows alone?
+            caches: owners by the names of the values with their keys and values.
+            positions: name of the input with the rows' positions.
+            wanted: whether these layers are computed for the wanted rows alone.
         """
         self._layers = layers
         self._match = layers.match
@@ -145,7 +150,7 @@ class AttentionReader:
         self._wanted = wanted
 
     def read(self, value: str) -> tuple[str, Attention]:
-        """What the layer's attention reads, and the attention."""
+        """The input of the attention whose output is `value`, and the attention."""
         match = self._match
         unfolded, output = match.linear(value)
         require(output.rows == self._width, f"{value}: {output.rows} rows")
@@ -176,12 +181,12 @@ class AttentionReader:
         shape_of = (cache.kind, heads, kv, head_dim)
         return source, Attention(*shape_of, frequencies, query, query_norm, output, None, cache.layer)
 
-    def read_new(self, key: str, value: str, entry: str, attention: Attention) -> NewRows:
-        """What a layer writes into its cache: `key` [1, T, width] and `value`, both made of `entry`."""
+    def read_new(self, key: str, value: str, entry: str, attention: Attention) -> NewKeyValue:
+        """How `key` and `value` [1, T, kv_heads * head_dim], which a layer adds to its cache, are made of `entry`."""
         heads, head_dim = attention.kv_heads, attention.head_dim
         frequencies, normed = self.rotation(key, heads, head_dim)
         same = np.array_equal(frequencies, attention.frequencies)
-        require(same, f"{key}: keys and queries turn at different frequencies")
+        require(same, f"{key}: keys and queries have different rotary frequencies")
         projected, key_norm = self.head_norm(normed, heads, head_dim)
         raw_value, value_norm = self.head_norm(value, heads, head_dim)
         source, key_matrix = self._layers.linear(projected, self._width, heads * head_dim)
@@ -192,10 +197,10 @@ class AttentionReader:
             require(value_matrix.bits == key_matrix.bits, f"{value}: keys and values of different bits")
         require(source == entry, f"{key}: keys of another layer's input")
         require(key_matrix.bits == attention.query.bits, f"{key}: keys and queries of different bits")
-        return NewRows(key_matrix, key_norm, value_matrix, value_norm)
+        return NewKeyValue(key_matrix, key_norm, value_matrix, value_norm)
 
     def rotation(self, value: str, heads: int, head_dim: int) -> tuple[Floats, str]:
-        """The rotary frequencies [head_dim / 2] and what is rotated."""
+        """The frequencies float32[head_dim / 2] of a rotary embedding, and its input."""
         match = self._match
         node = match.node(value, "RotaryEmbedding", 3, interleaved=0)
         require(node.attributes.get("num_heads") == heads, f"{value}: rotates {node.attributes.get('num_heads')} heads")
@@ -212,13 +217,14 @@ class AttentionReader:
         return found, source
 
     def head_norm(self, value: str, heads: int, head_dim: int) -> tuple[str, Floats]:
-        """The norm of each head: what is normed and the weight."""
+        """The input [T, heads * head_dim] of a norm over each head, and its weight [head_dim]."""
         match = self._match
         normed = match.reshape(value, 1, -1, heads * head_dim)
         split, weight = self._layers.norm(normed, head_dim)
         return match.reshape(split, 1, -1, heads, head_dim), weight
 
     def _unfold_query(self, value: str, kv: int, group: int, head_dim: int, split: bool) -> str:
+        """The queries [1, T, heads * head_dim] whose heads were folded into rows: [1, T * group, kv * head_dim]."""
         match = self._match
         query = match.reshape(value, 1, -1, kv * head_dim)
         if not split:
@@ -227,7 +233,7 @@ class AttentionReader:
         return match.reshape(query, -1, kv, group, head_dim)
 
     def _check_mask(self, value: str, mask: str, group: int) -> None:
-        """Each row of the mask `group` times."""
+        """`value` must be the input `mask` with each row `group` times."""
         match = self._match
         if group == 1:
             self._expect_rows_of(value, mask)
@@ -243,7 +249,7 @@ class AttentionReader:
         self._expect_rows_of(source, mask)
 
     def _expect_rows_of(self, value: str, name: str) -> None:
-        """`value` must be the input `name`, or of it the wanted rows."""
+        """`value` must be the input `name`, or its wanted rows."""
         if self._wanted:
             value = self._match.selected(value)
         self._match.expect_input(value, name)

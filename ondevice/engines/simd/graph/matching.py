@@ -1,4 +1,7 @@
-"""Recognising a graph from its outputs back: every step says what must stand there, or the graph does not qualify."""
+"""Recognises a graph by walking from its outputs to its inputs; every step says which node must stand there.
+
+A graph with anything else in it raises UnsupportedGraphError: no kernel runs on a guess.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,29 @@ from ondevice.engines.simd.graph.onnx_file import Graph, Node
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 BLOCK = 32
+"""Weights that share a scale."""
 
 INT8_ACTIVATIONS = 4
 """`accuracy_level` of a product whose activations may be quantised, as the kernels do."""
 
 
 def require(condition: bool, reason: str) -> None:
+    """Raise UnsupportedGraphError unless `condition` holds."""
     if not condition:
         raise UnsupportedGraphError(reason)
 
 
 def agree(condition: bool, what: str) -> None:
-    """Something that bundle.json says too, and that no engine may run where the two differ."""
+    """Raise BundleCorruptError unless the graph is what bundle.json says: then no engine may run it."""
     if not condition:
         raise disagreement(what)
 
 
 class Matcher:
-    """Reads values of one graph as what they are expected to be.
+    """Reads the values of one graph as what the exporter makes them.
 
     Attributes:
-        eps: of the RMS norms, which must all have the same.
+        eps: of the RMS norms, which must all have the same; None before the first was read.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -44,12 +49,12 @@ class Matcher:
         self.eps: float | None = None
 
     def op(self, value: str) -> str:
-        """The operator that makes a value, empty for inputs and tensors."""
+        """The operator that makes a value; empty for inputs and tensors."""
         node = self._graph.producers.get(value)
         return node.op if node else ""
 
     def node(self, value: str, op: str, inputs: int, **attributes: Any) -> Node:
-        """The node that makes a value: `op`, with so many inputs and these attributes, and no others."""
+        """The node that makes a value: operator `op` with `inputs` inputs, these attributes and no others."""
         node = self._graph.producers.get(value)
         if node is None or node.op != op:
             raise UnsupportedGraphError(f"{value or 'a value'} is made by {self.op(value) or 'nothing'}, not by {op}")
@@ -67,16 +72,18 @@ class Matcher:
         return node
 
     def integer(self, node: Node, name: str, least: int = 1) -> int:
-        """A whole number among a node's attributes."""
+        """An integer attribute of a node, at least `least`."""
         value = node.attributes.get(name)
         if not isinstance(value, int) or not least <= value < 1 << 31:
             raise UnsupportedGraphError(f"{node.outputs[0]}: {node.op} with {name} {value!r}")
         return value
 
     def expect_input(self, value: str, name: str) -> None:
+        """`value` must be the graph's input `name`."""
         require(value == name and name in self._graph.inputs, f"{value} where the input {name} belongs")
 
     def tensor(self, value: str, dtype: type[np.generic], dimensions: int) -> NDArray[Any]:
+        """A tensor of that dtype and number of dimensions."""
         found = self._graph.tensors.get(value)
         if found is None or found.dtype != dtype or found.ndim != dimensions:
             raise UnsupportedGraphError(f"{value} is not a tensor of {dimensions} dimensions of {dtype.__name__}")
@@ -89,6 +96,7 @@ class Matcher:
         return found
 
     def integers(self, value: str) -> tuple[int, ...]:
+        """A vector of int64: shapes and axes."""
         return tuple(int(number) for number in self.tensor(value, np.int64, 1))
 
     def scalar(self, value: str) -> float:
@@ -99,30 +107,30 @@ class Matcher:
         return float(found.reshape(-1)[0])
 
     def times(self, value: str) -> tuple[str, float]:
-        """x * constant: the value and the constant."""
+        """x and the constant of x * constant."""
         node = self.node(value, "Mul", 2)
         return node.inputs[0], self.scalar(node.inputs[1])
 
     def reshape(self, value: str, *shape: int) -> str:
-        """What is reshaped to `shape`."""
+        """The input of a Reshape to `shape`."""
         node = self.node(value, "Reshape", 2)
         found = self.integers(node.inputs[1])
         require(found == shape, f"{value} is reshaped to {found} instead of {shape}")
         return node.inputs[0]
 
     def reshaped(self, value: str) -> tuple[str, tuple[int, ...]]:
-        """What is reshaped, and to what."""
+        """The input and the shape of a Reshape."""
         node = self.node(value, "Reshape", 2)
         return node.inputs[0], self.integers(node.inputs[1])
 
     def selected(self, value: str) -> str:
-        """What the wanted rows are taken from."""
+        """The value of which `value` holds the wanted rows."""
         node = self.node(value, "Gather", 2, axis=0)
         self.expect_input(node.inputs[1], contract.WANTED)
         return node.inputs[0]
 
     def norm(self, value: str) -> tuple[str, Floats]:
-        """RMS norm over the last axis: its input and its weight."""
+        """The input and the weight of an RMS norm over the last axis."""
         node = self.node(value, "RMSNormalization", 2, axis=-1)
         eps = node.attributes.get("epsilon", 1e-5)
         self.eps = eps if self.eps is None else self.eps
@@ -131,7 +139,7 @@ class Matcher:
         return node.inputs[0], self.floats(node.inputs[1], 1)
 
     def linear(self, value: str) -> tuple[str, Matrix]:
-        """x @ matrix.T: its input and the matrix."""
+        """x and the quantised matrix of x @ matrix.T."""
         if self.op(value) in ("Gemm", "MatMul"):
             raise UnsupportedGraphError("its weights are not quantised")
         node = self.node(value, "com.microsoft.MatMulNBits", 3, block_size=BLOCK, accuracy_level=INT8_ACTIVATIONS)
@@ -146,7 +154,7 @@ class Matcher:
         return node.inputs[0], Matrix(codes, scales.reshape(rows, width // BLOCK), bits)
 
     def gathered(self, value: str) -> tuple[str, Table]:
-        """Rows of a quantised table: the ids and the table."""
+        """The ids and the quantised table of table[ids]."""
         half = self.op(value) == "Cast"
         if half:
             value = self.node(value, "Cast", 1, to=_FLOAT).inputs[0]
@@ -164,6 +172,7 @@ class Matcher:
         return node.inputs[1], Table(codes, scales, bits)
 
     def gelu(self, value: str) -> str:
+        """The input of a GELU in its tanh form."""
         return self.node(value, "Gelu", 1, approximate="tanh").inputs[0]
 
 
@@ -175,7 +184,7 @@ _FLOAT = 1
 """onnx.TensorProto.DataType"""
 
 _OUTPUT = {"TopK": 1}
-"""Which output of a node is read, where it is not the first."""
+"""Index of the output that is read, where it is not the first."""
 
 _READ_LATER = {
     "RMSNormalization": {"epsilon"},
@@ -184,4 +193,4 @@ _READ_LATER = {
     "RotaryEmbedding": {"num_heads"},
     "Attention": {"q_num_heads", "kv_num_heads"},
 }
-"""Attributes that `node` leaves to its caller."""
+"""Attributes that `node` allows and its caller checks."""

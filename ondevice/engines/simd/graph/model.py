@@ -1,4 +1,7 @@
-"""What a bundle's graphs compute, as the kernels see it: the weights of each part, all shapes checked."""
+"""The target and the drafter as dataclasses of layers, matrices and norms, read from ONNX graphs, all shapes checked.
+
+Names: H is the width of the hidden state, T the rows of a forward; weights are [rows, width], applied as x @ weight.T.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A quantised matrix [rows, width]: `com.microsoft.MatMulNBits`."""
+    """A quantised matrix [rows, width] in blocks of 32, as `com.microsoft.MatMulNBits` stores it."""
 
     codes: NDArray[np.uint8]
-    """[rows, width / 32, 4 * bits]"""
+    """uint8[rows, width / 32, 4 * bits], two codes in a byte where `bits` is 4"""
     scales: Floats
-    """[rows, width / 32]"""
+    """float32[rows, width / 32]; a weight is its scale times (code - 8), or (code - 128) of 8 bits."""
     bits: int
 
     @property
@@ -34,10 +37,10 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A quantised table [entries, width] whose rows are read one by one: `com.microsoft.GatherBlockQuantized`."""
+    """A quantised table [entries, width] read row by row, as `com.microsoft.GatherBlockQuantized` stores it."""
 
     codes: NDArray[np.uint8]
-    """[entries, width * bits / 8]"""
+    """uint8[entries, width * bits / 8]"""
     scales: NDArray[Any]
     """float32 or float16 [entries, width / 32]"""
     bits: int
@@ -53,45 +56,55 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
+    """Self-attention of a layer, without its input norm."""
+
     kind: AttentionKind
     query_heads: int
     kv_heads: int
     head_dim: int
     frequencies: Floats
-    """[head_dim / 2]: the rotation's angle per position."""
+    """Rotary frequencies, float32[head_dim / 2]: a pair of numbers is rotated by its frequency times the position."""
     query: Matrix
     query_norm: Floats
     output: Matrix
-    new: NewRows | None
-    """None where the layer reads another's cache."""
+    new: NewKeyValue | None
+    """How its keys and values are made; None where it reads another layer's cache."""
     source: int
-    """The layer whose cache it reads; in a drafter, of no meaning."""
+    """Index of the target's layer whose cache it reads."""
 
 
 @dataclass(frozen=True, eq=False)
-class NewRows:
-    """What a layer writes into its own cache."""
+class NewKeyValue:
+    """Projections and head norms of the keys and values that a layer writes into its own cache."""
 
     key: Matrix
     key_norm: Floats
     value: Matrix | None
-    """None where values are made of the key projection's output."""
+    """None where values are the key projection's output, normed."""
     value_norm: Floats
 
 
 @dataclass(frozen=True, eq=False)
 class PerLayer:
-    """A layer's own embedding: h += norm(projection(gelu(gate(h)) * slice))."""
+    """Per-layer embedding of one layer: h += norm(projection(gelu(gate(h)) * slice))."""
 
     index: int
-    """Which slice."""
+    """The layer's slice of `PerLayerInputs`."""
     gate: Matrix
     projection: Matrix
     norm: Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class DecoderLayer:
+    """One layer of the target or the drafter:
+
+    h += post_attention_norm(attention(input_norm(h)))
+    h += post_norm(down(gelu(gate(pre_norm(h))) * up(pre_norm(h))))
+    h += per_layer(h), where there is one
+    h *= scalar
+    """
+
     input_norm: Floats
     attention: Attention
     post_attention_norm: Floats
@@ -106,7 +119,10 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class PerLayerInputs:
-    """(norm(projection(embedded) * context_factor) + table(id) * row_factor) * factor, [T, layers, size]."""
+    """Per-layer embeddings of all layers, float32[T, layers, size]:
+
+    (norm(projection(embedded) * context_factor) + table[id] * row_factor) * factor
+    """
 
     projection: Matrix
     norm: Floats
@@ -123,42 +139,52 @@ class PerLayerInputs:
 
 @dataclass(frozen=True, eq=False)
 class TargetModel:
+    """The target: table[id] * embedding_factor, the layers, the norm, the head, the softcap."""
+
     table: Table
     embedding_factor: float
     per_layer: PerLayerInputs | None
-    layers: tuple[Layer, ...]
-    seam: int
-    """The first layer that runs on the wanted rows alone."""
+    layers: tuple[DecoderLayer, ...]
+    first_shared_layer: int
+    """Index of the first layer that reads another's cache: from there on only the wanted rows are computed."""
     norm: Floats
     head: Matrix
     cap: float | None
+    """Softcap: logits are cap * tanh(logits / cap)."""
     eps: float
 
     @property
     def width(self) -> int:
+        """H."""
         return self.table.width
 
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
-    """A head that scores the best clusters' tokens only; its rows lie in the order of clusters."""
+    """A drafter's head that scores only the tokens of the `top` clusters whose centroids score best."""
 
     weights: Floats
-    """[clusters, width]"""
+    """Centroids, float32[clusters, width]"""
     top: int
     per_cluster: int
     table: Table
-    """One row per token, [clusters * per_cluster, width]"""
+    """The head's rows cluster by cluster, [clusters, per_cluster * width]"""
     ids: NDArray[np.int64]
-    """[clusters, per_cluster]"""
+    """Their tokens, int64[clusters, per_cluster]"""
 
 
 @dataclass(frozen=True, eq=False)
 class DrafterModel:
+    """One step of the MTP drafter.
+
+    h = pre_projection(concat(table[id] * embedding_factor, hidden)), the layers over the target's caches, the norm;
+    the head scores the result, and post_projection makes the next step's `hidden` of it.
+    """
+
     table: Table
     embedding_factor: float
     pre_projection: Matrix
-    layers: tuple[Layer, ...]
+    layers: tuple[DecoderLayer, ...]
     norm: Floats
     head: Centroids | Matrix
     post_projection: Matrix

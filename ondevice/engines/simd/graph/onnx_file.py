@@ -1,4 +1,4 @@
-"""An ONNX file as nodes and tensors: the few fields an engine needs, read without the onnx package."""
+"""Reads an ONNX file into nodes and tensors, without the onnx package: the few fields that an engine needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Values are names; an empty one is an input left out."""
+    """A graph whose values are names; the empty name stands for an input that is left out."""
 
     nodes: tuple[Node, ...]
     inputs: dict[str, Shape]
@@ -134,7 +134,7 @@ def _domain(name: str) -> str:
 
 
 def _attribute(message: Message) -> tuple[str, Any]:
-    """A name and its value; one of a kind that no engine reads becomes None."""
+    """The name and value of an attribute; None for the value of a type that no engine reads."""
     kind = message.integer(20)
     readers: dict[int, Callable[[], Any]] = {
         _FLOAT: lambda: message.floating(2),
@@ -147,7 +147,7 @@ def _attribute(message: Message) -> tuple[str, Any]:
 
 
 def _tensor(message: Message, name: str, external: Callable[[str], Bytes]) -> NDArray[Any]:
-    """A tensor as an array, over the mapped file where it lies outside."""
+    """A tensor as an array: a view of the mapped data file where it lies there."""
     shape = tuple(message.integers(1))
     dtype = _DTYPES.get(message.integer(2))
     if dtype is None or len(shape) > MOST_DIMENSIONS or any(size < 0 for size in shape):
@@ -163,7 +163,7 @@ def _tensor(message: Message, name: str, external: Callable[[str], Bytes]) -> ND
 
 
 def _inline(message: Message) -> Bytes:
-    """A copy, because a field may begin at any address."""
+    """The bytes of a tensor inside the graph file, copied, because a field may begin at an odd address."""
     if message.integers(7):
         return np.array(message.integers(7), np.int64).view(np.uint8)
     found = message.bytes(9) or message.bytes(4)

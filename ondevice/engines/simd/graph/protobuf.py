@@ -1,4 +1,4 @@
-"""The protobuf wire format, as much of it as an ONNX file uses, read without trusting a length."""
+"""Reads the protobuf wire format, as far as ONNX files use it. No length in a file is trusted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types: the three lowest bits of a field's key."""
 
 
 class MalformedError(ValueError):
@@ -13,7 +14,7 @@ class MalformedError(ValueError):
 
 
 class Message:
-    """The fields of one message, by number, in the order of the file."""
+    """The fields of one message by number; a field's values are in the order of the file."""
 
     def __init__(self, data: memoryview) -> None:
         self._fields: dict[int, list[int | memoryview]] = {}
@@ -75,7 +76,7 @@ class Message:
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
-    """An unsigned number and where it ends."""
+    """The unsigned number that begins at `at`, in groups of 7 bits, and the offset behind it."""
     result = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -89,6 +90,7 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _value(data: memoryview, at: int, kind: int) -> tuple[int | memoryview, int]:
+    """The value of wire type `kind` that begins at `at`, and the offset behind it."""
     if kind == VARINT:
         return varint(data, at)
     if kind == BYTES:
@@ -104,6 +106,7 @@ def _value(data: memoryview, at: int, kind: int) -> tuple[int | memoryview, int]
 
 
 def _packed(data: memoryview) -> Iterator[int]:
+    """The int64 of a packed field."""
     at = 0
     while at < len(data):
         value, at = varint(data, at)
@@ -111,4 +114,5 @@ def _packed(data: memoryview) -> Iterator[int]:
 
 
 def _signed(value: int) -> int:
+    """The int64 of these 64 bits."""
     return value - 2**64 if value >= 2**63 else value

@@ -1,4 +1,4 @@
-"""The files of a bundle that its packed weights come from."""
+"""The graphs of a bundle and the data files beside them, mapped: where packed weights and tables come from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ondevice.progress import Advance
 
 
 class Sources:
-    """Graphs and the data files beside them, each mapped once."""
+    """Reads a bundle's graphs; every data file that they name is mapped once."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -26,15 +26,15 @@ class Sources:
 
     @property
     def size(self) -> int:
-        """Bytes of all that was read."""
+        """Bytes of all graphs and data files that were read."""
         return sum(self._bundle.manifest.files[name].size for name in self._names())
 
     def content(self) -> str:
-        """What identifies all that was read: the hashes that the manifest lists."""
+        """The sha256 of all files that were read, as the manifest lists them: the name of their content."""
         return " ".join(self._bundle.manifest.files[name].sha256 for name in self._names())
 
     def verify(self, advance: Advance) -> None:
-        """Compare what was read with those hashes, so that no bundle leaves a pack under another's name.
+        """Compare the files with those hashes: a pack's name is made of them.
 
         Raises:
             BundleCorruptError: they differ.
@@ -43,9 +43,9 @@ class Sources:
             self._bundle.verify(name, advance)
 
     def release(self) -> None:
-        """Let go of what was read of the data files; it stays in the system's cache and is mapped again where needed.
+        """Unmap the pages of the data files that were touched; they stay in the system's cache.
 
-        A row of a table maps 64 KiB around it: 2,000 tokens of a prompt would hold 350 MB of E2B's tables.
+        A row of a table maps 64 KiB around it: 2,000 tokens of a prompt would keep 350 MB of E2B's tables resident.
         """
         if hasattr(mmap.mmap, "madvise"):
             for mapping in self._mapped.values():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.graph.model import Floats, Layer, Table
+from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Table
 from ondevice.engines.simd.kernels import instruction_set, steps
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
 from ondevice.engines.simd.kernels.tile import BLOCK, RECORD, TILE
@@ -34,7 +34,7 @@ class PackedLayer:
     per_layer_projection: Packed | None
 
 
-def pack_layer(layout: PackLayout, layer: Layer) -> PackedLayer:
+def pack_layer(layout: PackLayout, layer: DecoderLayer) -> PackedLayer:
     attention, new, own = layer.attention, layer.attention.new, layer.per_layer
     heads = [attention.query]
     if new is not None:
@@ -179,7 +179,7 @@ class Workspace:
 
 def build_layer(
     builder: PlanBuilder,
-    layer: Layer,
+    layer: DecoderLayer,
     packed: PackedLayer,
     row_set: int,
     work: Workspace,
@@ -228,7 +228,7 @@ def build_layer(
 
 
 def _attention(
-    builder: PlanBuilder, layer: Layer, packed: PackedLayer, row_set: int, work: Workspace, cache: int
+    builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, row_set: int, work: Workspace, cache: int
 ) -> None:
     attention, new = layer.attention, layer.attention.new
     kind, slot = KIND_NUMBERS[attention.kind], 2 * cache
@@ -247,7 +247,7 @@ def _attention(
     builder.project(row_set, packed.output, work.inner, work.scratch)
 
 
-def widest(layers: Sequence[Layer], width: int) -> tuple[int, int]:
+def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:
     """The widest projection and the widest inner row of some layers."""
     outer, inner = width, width
     for layer in layers:
@@ -260,6 +260,6 @@ def widest(layers: Sequence[Layer], width: int) -> tuple[int, int]:
     return outer, inner
 
 
-def scratch_bytes(layers: Sequence[Layer]) -> int:
+def scratch_bytes(layers: Sequence[DecoderLayer]) -> int:
     """Working memory of a thread: `kernels.project.gated`'s tiles, or a head."""
     return max(SCRATCH_BYTES, *(4 * layer.attention.head_dim for layer in layers))

@@ -77,19 +77,19 @@ class _TargetPlan:
         slices = self._per_layer_inputs()
         first = model.layers[0]
         builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
-        self._layers(0, model.seam, slots.ALL, work, slices)
+        self._layers(0, model.first_shared_layer, slots.ALL, work, slices)
         chosen = Workspace(builder.rows(model.width), work.scratch, work.entry, work.inner)
         builder.select(work.hidden, chosen.hidden, model.width)
-        if model.seam < len(model.layers):
+        if model.first_shared_layer < len(model.layers):
             if slices is not None:
                 width = slices.layers * slices.size
                 kept = Slices(builder.rows(width), slices.layers, slices.size)
                 builder.select(slices.address, kept.address, width)
                 slices = kept
-            entry = model.layers[model.seam]
+            entry = model.layers[model.first_shared_layer]
             bits = entry.attention.query.bits
             builder.norm_quantize(slots.WANTED, chosen.hidden, entry.input_norm, work.entry, bits)
-            self._layers(model.seam, len(model.layers), slots.WANTED, chosen, slices)
+            self._layers(model.first_shared_layer, len(model.layers), slots.WANTED, chosen, slices)
         head = self._packed.head
         builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, work.entry, head.bits, slots.HIDDEN)
         builder.project(slots.WANTED, head, work.entry, out_slot=slots.LOGITS, cap=model.cap)
