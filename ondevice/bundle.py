@@ -1,4 +1,4 @@
-"""A bundle on disk: found, checked, and only then trusted."""
+"""Opens a bundle: finds its directory, checks the manifest and every file's place and size."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ MOST_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Bundle:
+    """An opened bundle: its directory and its manifest."""
+
     path: Path
     manifest: Manifest
 
@@ -53,6 +55,7 @@ class Bundle:
         return self.path / name if name in self.manifest.files else None
 
     def graph(self, name: str) -> Path:
+        """The path of a graph that the manifest names and must list."""
         if name not in self.manifest.files:
             raise BundleCorruptError(f"bundle.json names the graph {name} and does not list it: export it again")
         return self.path / name
@@ -86,7 +89,7 @@ class Bundle:
 
 
 def sha256(path: Path, advance: Advance = lambda count: None) -> str:
-    """Of a file, in hexadecimal. `advance` hears of every piece that was read."""
+    """The sha256 of a file in hexadecimal; `advance` hears of every piece that was read."""
     digest, piece = hashlib.sha256(), bytearray(PIECE)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):

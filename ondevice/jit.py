@@ -1,4 +1,4 @@
-"""How Python is compiled here, where the result is kept, and that whoever waits for it is told."""
+"""Compiles functions with numba, keeps the code in the cache directory, and says when something is compiled."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _log = logging.getLogger("ondevice")
 
 
 def kernel(function: AnyFunction) -> AnyFunction:
-    """Compile a module-level function on its first call and keep the result on disk.
+    """Compile a module-level function at its first call, without fastmath, and keep the code on disk.
 
-    No fastmath: a sum must come out the same whatever ran beside it, and masked logits are -inf. Closures do not cache.
+    A sum must come out the same whatever ran beside it, and masked logits are -inf. Code of closures is not kept.
     """
     return compiled(function, error_model="numpy")
 
 
 def compiled(function: AnyFunction, **options: Any) -> AnyFunction:
-    """`numba.njit` without the GIL, its code kept in the cache directory, or where NUMBA_CACHE_DIR says.
+    """`numba.njit` without the GIL, with the compiled code kept in the cache directory, or in NUMBA_CACHE_DIR.
 
-    Left alone, numba would write beside the source, else into the home, and refuse to compile where neither is
-    writable, as on a device whose disk is read-only. There it compiles anew in every process.
+    By itself numba writes beside the source, else into the home, and where neither can be written to, as on a device
+    whose disk is read-only, it refuses to compile. There this compiles anew in every process.
     """
     config: Any = numba.config
     chosen = config.CACHE_DIR
@@ -44,7 +44,7 @@ def compiled(function: AnyFunction, **options: Any) -> AnyFunction:
 
 
 class Announcer(event.Listener):
-    """Says so when the first of our functions is compiled; what is loaded from disk is not."""
+    """Logs one line when the first function of our packages is compiled, not when code is loaded from disk."""
 
     def __init__(self) -> None:
         self._said = False
@@ -55,10 +55,10 @@ class Announcer(event.Listener):
             return
         self._said = True
         if dispatcher.stats.cache_path is None:
-            once = f"as at every start, because {cache_directory()} cannot be written to: set ONDEVICE_CACHE"
+            when = f"at every start, because {cache_directory()} cannot be written to: set ONDEVICE_CACHE"
         else:
-            once = "only this once: it takes some seconds"
-        _log.warning("compiling kernels for this CPU, %s", once)
+            when = "first run only, about 15 s"
+        _log.warning("compiling kernels for this CPU (%s)", when)
 
     def on_end(self, event: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""`bundle.json`: what a bundle says of itself. The exporter writes it, the runtime trusts nothing else."""
+"""`bundle.json` as dataclasses, written by the exporter and checked field by field by the runtime."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer as the cache sees it."""
+    """The shape of a decoder layer's keys and values, and whose cache holds them."""
 
     kind: AttentionKind
     kv_heads: int
     head_dim: int
     kv_source: int
-    """The layer whose cache this one reads: its own index where it owns one."""
+    """Index of the layer whose cache this one reads: its own where it has one."""
 
     @property
     def kv_width(self) -> int:
-        """Floats in one cache row."""
+        """Numbers in a row of keys, or of values."""
         return self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class Target:
+    """The target: its graph's file, and the sizes that engines allocate memory by."""
+
     graph: str
     vocab_size: int
     hidden_size: int
@@ -61,39 +63,50 @@ class Target:
 
 @dataclass(frozen=True)
 class DrafterEntry:
+    """The drafter: its graph's file, and the caches of the target that it reads."""
+
     graph: str
     full_layer: int
-    """The target layer whose cache the drafter's full-attention layer reads."""
+    """Index of the target's layer whose cache the drafter's full-attention layers read."""
     sliding_layer: int
+    """The same of its sliding layers."""
     candidates: int
-    """Tokens scored per step: the centroid head's shortlist, or the whole vocabulary."""
+    """Tokens scored per step: those of the centroid head's clusters, or the whole vocabulary."""
     num_assistant_tokens: int = 6
     """Draft length that its authors recommend."""
 
 
 @dataclass(frozen=True)
 class Quantization:
+    """How weights were quantised, for readers: engines go by the graphs."""
+
     weights: str
     """int4, int8 or none (float32)."""
     block_size: int
     head_bits: int
-    """Width of the tied token table, head and embedding in one; 32 where `weights` is none."""
+    """Bits of the tied token table, head and embedding in one; 32 where `weights` is none."""
 
 
 @dataclass(frozen=True)
 class Source:
+    """The checkpoint that something was exported from."""
+
     id: str
     revision: str | None = None
 
 
 @dataclass(frozen=True)
 class FileEntry:
+    """Bytes and hash of a file of the bundle."""
+
     size: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """The whole of `bundle.json`."""
+
     family: str
     name: str
     target: Target

@@ -1,4 +1,4 @@
-"""Memory that a plan's addresses point into."""
+"""Allocates the memory that the addresses in a plan point into."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALIGN = 64
 
 
 class Buffers:
-    """Hands out aligned memory and keeps it for as long as it lives."""
+    """Allocates memory aligned to 64 bytes, which lives as long as this object."""
 
     def __init__(self) -> None:
         self._held: list[NDArray[Any]] = []
@@ -23,10 +23,11 @@ class Buffers:
         return int(room.ctypes.data) + -int(room.ctypes.data) % _ALIGN
 
     def floats(self, count: int) -> int:
+        """The address of `count` float32, zeros."""
         return self.bytes(4 * count)
 
     def constant(self, values: NDArray[Any]) -> int:
-        """The address of a copy of a small array."""
+        """The address of a copy of an array."""
         copy = np.ascontiguousarray(values)
         address = self.bytes(copy.nbytes)
         start = address - int(self._held[-1].ctypes.data)
@@ -34,7 +35,7 @@ class Buffers:
         return address
 
     def hold(self, values: NDArray[Any]) -> int:
-        """The address of an array itself, contiguous and kept alive."""
+        """The address of a contiguous array itself, which is kept alive."""
         if not values.flags.c_contiguous:
             raise ValueError("only a contiguous array has an address that means something")
         self._held.append(values)
@@ -42,5 +43,5 @@ class Buffers:
 
 
 def float_bits(value: float) -> int:
-    """The bits of a float32: how a plan holds numbers."""
+    """The bits of a float32 as an integer, as plans hold it."""
     return int(np.float32(value).view(np.int32))

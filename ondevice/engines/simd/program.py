@@ -1,4 +1,4 @@
-"""A bundle's graphs made ready to run: read, packed, planned."""
+"""Prepares a bundle for the simd engine: its graphs are read, their weights packed, their forwards planned."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ from ondevice.errors import BundleCorruptError
 from ondevice.progress import Progress, silent
 
 SHARED_FROM = 4 << 20
-"""Bytes of a drafter's packed weights from which all threads run its steps: forty meetings cost E2B's, 14 MB, less than
-they gain (0.74 ms instead of 0.83, the next step 0.25 instead of 0.37), a small one more (0.049 ms instead of 0.029).
+"""A drafter with at least so many packed bytes runs on all threads, a smaller one on one. Measured: E2B's (14 MB) takes
+0.74 ms shared and 0.83 alone, later steps of a round 0.25 and 0.37, although a step has 40 barriers; a small one takes
+0.049 ms shared and 0.029 alone.
 """
 
 
 @dataclass(frozen=True)
 class Program:
+    """What an engine runs: steps whose addresses point into the pack, the buffers and the mapped tables."""
+
     target: NDArray[np.int64]
-    """The target's steps."""
+    """The steps of a forward of the target, int64[steps, WIDTH]."""
     target_frequencies: Frequencies
+    """Rotary frequencies of the target's layers, by kind of attention."""
     logits_width: int
     """Floats in a row of logits: the vocabulary, padded to whole tiles."""
     drafter: DrafterPlan | None
     drafter_frequencies: Frequencies
     drafter_shared: bool
-    """Whether all threads run a draft step, or the calling one alone."""
+    """Whether all threads run a draft step together, or the calling thread alone."""
     scratch_bytes: int
-    """Working memory that each thread needs."""
+    """Working memory of a thread, in bytes."""
     buffers: Buffers
-    """What the steps' addresses point into."""
     sources: Sources
-    """Where the tables lie whose rows are read one by one."""
+    """The mapped data files, of whose tables single rows are read."""
     pack: NDArray[np.uint8]
 
     def check_pack(self) -> None:
@@ -84,19 +87,22 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
 
 
 def pack_state(bundle: Bundle) -> PackState:
-    """Where the packed weights of a bundle are, or would be; raises what `load_program` does, for what it can tell."""
+    """The pack of a bundle, or where it would be.
+
+    Raises what `load_program` does, as far as reading the graphs tells.
+    """
     read = _Read(bundle)
     return find_pack(read.layout, read.sources.content())
 
 
 def read_models(bundle: Bundle) -> tuple[TargetModel, DrafterModel | None]:
-    """What a bundle's graphs compute; raises what `load_program` does."""
+    """The target and the drafter of a bundle's graphs; raises what `load_program` does."""
     read = _Read(bundle)
     return read.model, read.drafter
 
 
 class _Read:
-    """The graphs of a bundle, all checked, and how their matrices are to be packed."""
+    """The models of a bundle, read and checked, and the layout of their pack."""
 
     drafter: DrafterModel | None = None
     packed_drafter: PackedDrafter | None = None

@@ -1,4 +1,4 @@
-"""What this machine could do: how fast all threads read memory, and how many dot-product operations they manage."""
+"""Measures the limits of this machine: memory bandwidth and 8-bit dot products per second, of all threads together."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels import roofline as kernels
 
 COUNT = 1 << 20
-"""Dot products in each chain: 25 milliseconds, so that waking the threads does not count."""
+"""Dot products in each chain of a reading: 25 ms, so that waking the threads does not count."""
 
 PASSES = 4
-"""Times that memory is read, to the same end."""
+"""Times that the memory is read in a reading, for the same reason."""
 
 BYTES, THREAD_BYTES = 1 << 28, 1 << 25
-"""What is read, and the least of it for each thread: beyond any cache."""
+"""Buffer sizes in bytes for the bandwidth measurement, in total and per thread at least: larger than any cache."""
 
 LEAST_BYTES = 1 << 26
-"""Beyond the caches of a board that has no memory to spare."""
+"""Smallest such buffer: larger than the caches of a board that has no memory to spare."""
 
 
 @dataclass(frozen=True)
 class Roofline:
     bandwidth: float
-    """Bytes read in a second."""
+    """Memory bandwidth, bytes per second."""
     peak: float
-    """8-bit multiplications and additions in a second."""
+    """8-bit multiplications and additions per second."""
 
     def seconds(self, bytes_read: float, operations: float) -> float:
-        """The least time that work can take."""
+        """The least time, in seconds, for so many bytes and operations."""
         return max(bytes_read / self.bandwidth, operations / self.peak)
 
 
 class RooflineMeasurement:
-    """Measures again and again, because a virtual machine's bandwidth drifts with its neighbours.
+    """Threads and a buffer for several readings: a virtual machine's bandwidth drifts with its neighbours.
 
-    Every thread has a core of its own: two that share one would measure half a machine.
+    Every thread is bound to a core of its own: two that share one would measure half a machine.
     """
 
     def __init__(self, threads: int) -> None:
@@ -68,13 +68,13 @@ class RooflineMeasurement:
             pool.shutdown()
 
     def read(self) -> None:
-        """Take the best of three readings."""
+        """Take three readings and keep the best."""
         found = [self._reading() for _ in range(3)]
         best = Roofline(max(one.bandwidth for one in found), max(one.peak for one in found))
         self._readings.append(best)
 
     def median(self) -> Roofline:
-        """Of all that was read."""
+        """The median of what was kept."""
         bandwidth = statistics.median(one.bandwidth for one in self._readings)
         return Roofline(bandwidth, statistics.median(one.peak for one in self._readings))
 
@@ -85,7 +85,7 @@ class RooflineMeasurement:
         return Roofline(threads * PASSES * self._share / reading, threads * COUNT * kernels.CHAINS * lanes * 8 / dots)
 
     def _fill(self, thread: int) -> None:
-        """Each its own part: the first to touch memory decides which socket it lies at."""
+        """Write a thread's part of the buffer: the first thread to touch memory decides at which socket it lies."""
         self._data[thread * self._share : (thread + 1) * self._share] = 1
 
     def _read(self, thread: int) -> None:
@@ -100,12 +100,12 @@ class RooflineMeasurement:
 
 
 def readable_bytes(threads: int, available: int) -> int:
-    """How much so many threads should read, where so much memory is to be had: a quarter of it at most."""
+    """Size of the buffer for so many threads, at most a quarter of the `available` bytes of memory."""
     return max(LEAST_BYTES, min(max(BYTES, threads * THREAD_BYTES), available // 4))
 
 
 def _large_pages(size: int) -> NDArray[np.uint8]:
-    """Memory as fast as a mapped file's: on 4 KiB pages, address translation costs a tenth."""
+    """Memory on large pages where the system has them: with 4 KiB pages, address translation costs a tenth."""
     room = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         room.madvise(mmap.MADV_HUGEPAGE)

@@ -1,1 +1,1 @@
-"""Weights in the layout of the kernels, and the file that keeps them between processes."""
+"""Packs: the weights of a bundle in the layout of the kernels, kept in a file between processes."""

@@ -1,8 +1,8 @@
-"""The cache directory: where packs lie, and for how long.
+"""Packs in the cache directory: opening one dates it, and before a new one is written, unused ones are removed.
 
-Nothing tells that a pack has had its day. A bundle that was exported again may have a copy elsewhere, a layout of
-another version belongs to another installation, and both may be in daily use. So what counts is use: opening a pack
-dates it, and writing a new one first removes those that nobody has opened for two weeks. At worst one is packed again.
+Nothing else tells that a pack is obsolete: a bundle that was exported again may have a copy elsewhere, a layout of
+another version belongs to another installation, and both may be in daily use. So one that was not opened for two weeks
+goes; at worst it is packed again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if sys.platform != "win32":
     import fcntl
 
 KEPT_S = 14 * 86400
-"""Since a pack was last opened."""
+"""Seconds since a pack was last opened after which it is removed."""
 
 ABANDONED_S = 60
-"""Since the last byte of an unfinished pack that no process holds: its writer was killed."""
+"""Seconds since the last byte of an unfinished pack that no process holds: its writer was killed."""
 
 SURELY_ABANDONED_S = 86400
 """The same on a disk that knows no locks."""
 
 _PACK, _PART = re.compile(r"[0-9a-f]{40}\.pack"), re.compile(r"[0-9a-f]{40}\w+\.part")
-"""Our own names: the directory may be one that holds other things too."""
+"""Names of packs, and of those that are being written. The directory may hold files of other programs."""
 
 
 def pack_sizes() -> list[int]:
@@ -39,15 +39,15 @@ def pack_sizes() -> list[int]:
 
 
 def mark_used(path: Path) -> None:
-    """Date a pack that was opened: the system does that for reads, if at all, for a backup's too."""
+    """Set the date of a pack that was opened. The system dates reads, if at all, those of a backup too."""
     with suppress(OSError):
         os.utime(path)
 
 
 def remove_unused() -> None:
-    """Remove what nobody has opened for long, and what was never finished.
+    """Remove packs that nobody has opened for long, and those that were never finished.
 
-    A process that has a removed pack mapped goes on with it; Windows refuses to remove such a one, which is as good.
+    A process that has a removed pack mapped goes on using it; Windows refuses to remove such a one, which is as good.
     """
     now = time.time()
     unused = [path for path, status in _files(_PACK) if now - status.st_mtime > KEPT_S]
@@ -65,6 +65,7 @@ def hold(handle: int) -> None:
 
 
 def _is_abandoned(path: Path, age: float) -> bool:
+    """Whether the writer of an unfinished pack, `age` seconds old, is gone."""
     return age > SURELY_ABANDONED_S or (age > ABANDONED_S and not _is_held(path))
 
 
@@ -80,7 +81,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _files(names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Those of the cache directory with such names. Another process may remove any at any time."""
+    """Files of the cache directory with such names. Another process may remove any of them at any time."""
     with suppress(OSError):
         for path in sorted(cache_directory().iterdir()):
             if names.fullmatch(path.name):

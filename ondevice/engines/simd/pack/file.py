@@ -1,4 +1,4 @@
-"""The pack of a bundle: written once into the cache directory, mapped afterwards."""
+"""The pack of a bundle: written into the cache directory at the first start, mapped at later ones."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from ondevice.machine import cache_directory
 from ondevice.progress import Advance, Progress, counted, silent
 
 SMALL = 1 << 26
-"""Bytes that are packed anew at every start, in a tenth of a second, rather than kept on disk."""
+"""Bytes up to which a pack is made anew at every start, in a tenth of a second, and not kept on disk."""
 
 FLUSHED = 1 << 26
-"""Bytes that may wait for the disk: what is left to the end would be a minute at 100 % on a memory card."""
+"""Bytes after which the disk is waited for: else a memory card would take a minute more when all seems done."""
 
 Status = Literal["packed", "missing", "damaged", "small", "unwritable"]
-"""Of a pack. One that is missing or damaged is written at the next start, a small or unwritable one made at every."""
+"""A missing or damaged pack is written at the next start; a small or unwritable one is made in memory at each."""
 
 _log = logging.getLogger("ondevice")
 
 
 @dataclass(frozen=True, eq=False)
 class PackState:
-    """Where the packed weights of a bundle are, or would be.
+    """The pack of a bundle on this machine, or where it would be.
 
     size : bytes
-    path : of the file; None where they are too few to keep one
+    path : of the file; None where the pack is too small to be kept
     pack : uint8[size], the file mapped, where its size and first page are right
     """
 
@@ -58,12 +58,12 @@ class PackState:
 
     @property
     def obstacle(self) -> str | None:
-        """Why the file is not there and could not be written."""
+        """Why the file does not exist and cannot be written; None where it can, or exists."""
         return None if self.path is None or self.pack is not None else _obstacle(self.path, self.size)
 
 
 def find_pack(layout: PackLayout, content: str) -> PackState:
-    """Look for the pack of a bundle, without reading it all.
+    """Look for the pack of a bundle, without reading more than its first page.
 
     Args:
         layout: all matrices.
@@ -102,7 +102,7 @@ def open_pack(layout: PackLayout, sources: Sources, threads: int, progress: Prog
     if obstacle := state.obstacle:
         _log.warning("packing %.1f GB of weights, at every start: %s", size, obstacle)
         return _in_memory(layout, threads, counted(progress, layout.size))
-    _log.warning("packing %.1f GB of weights for the simd engine, only this once: into %s", size, path)
+    _log.warning("packing %.1f GB of weights for the simd engine (first run only) into %s", size, path)
     advance = counted(progress, sources.size + layout.size)
     sources.verify(advance)
     try:
@@ -138,7 +138,7 @@ def was_truncated(pack: NDArray[np.uint8]) -> bool:
 
 
 def _obstacle(path: Path, size: int) -> str | None:
-    """Why no file of that size could be written there; the directory need not exist yet."""
+    """Why no file of `size` bytes can be written to `path`, whose directory need not exist yet; None where it can."""
     directory = path.parent
     try:
         if path.is_dir():
@@ -153,7 +153,7 @@ def _obstacle(path: Path, size: int) -> str | None:
 
 
 def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance) -> None:
-    """Write under another name and rename: two processes at once each leave a whole pack."""
+    """Write a pack under another name and rename it: of two processes at once each leaves a whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
     try:
@@ -177,7 +177,7 @@ def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance) 
 
 
 def _flushing(pack: np.memmap[Any, Any], advance: Advance) -> Advance:
-    """Like `advance`, which it keeps in step with the disk."""
+    """`advance` that also waits for the disk, now and then."""
     waiting = 0
 
     def flushed(count: int) -> None:

@@ -1,8 +1,8 @@
-"""Weights as the kernels want them: what a pack holds, and how it is filled.
+"""The layout of a pack: all matrices of a bundle in the form of the kernels, where each lies, and how they are written.
 
-One layout serves every instruction set. MatMulNBits' own, read in place, would need no copy: transposing sixteen rows
-in registers took 36 more instructions per 512 weights than the 24 of a single row's product, and float32 scales are
-a tenth more bytes.
+A matrix is tiles of 16 rows (see `kernels.tile`), then their fp16 scales; one layout serves every instruction set.
+Reading MatMulNBits' own layout in place would need no copy: but to transpose 16 rows in registers took 36 instructions
+per 512 weights more than the 24 of a single row's product, and float32 scales are a tenth more bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ondevice.engines.simd.kernels.tile import BLOCK, TILE
 from ondevice.progress import Advance
 
 VERSION = 2
-"""Of the layout: raised whenever the same bundle would be packed otherwise."""
+"""Version of the layout: raised whenever the same bundle would be packed otherwise."""
 
 PAGE = 4096
-"""What a pack and every matrix in it are aligned to."""
+"""Alignment in bytes of a pack and of every matrix in it."""
 
 PIECES = 256
 """Most parts of a pack with a checksum each."""
@@ -41,30 +41,34 @@ _DIGEST, _SUMS = 64, 128
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed matrix: bytes `weights` and fp16 `scales` of a pack, from these offsets on."""
+    """Where a matrix lies in a pack."""
 
     bits: int
     tiles: int
+    """Of 16 rows."""
     blocks: int
+    """Of 32 columns."""
     weights: int
+    """Offset of uint8[tiles, blocks, bits, 64]."""
     scales: int
+    """Offset of fp16[tiles, blocks, 16]."""
 
     @property
     def end(self) -> int:
-        """Where the next matrix may begin."""
+        """Offset of the next matrix."""
         return -(-(self.scales + self.tiles * self.blocks * TILE * 2) // PAGE) * PAGE
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """Sixteen rows of a matrix and where they go."""
+    """Sixteen rows of a matrix, from row `first` on."""
 
     matrix: Matrix
     first: int
 
 
 class PackLayout:
-    """Which matrices go where. Matrices are added first; then the pack is made or found, and addresses are known."""
+    """Assigns offsets to matrices: all are added first, then the pack is written, or found on disk and compared."""
 
     def __init__(self) -> None:
         self._end = PAGE
@@ -75,11 +79,11 @@ class PackLayout:
         return self._end
 
     def add(self, *matrices: Matrix) -> Packed:
-        """Matrices that share an input, their rows one after another."""
+        """Add matrices that are multiplied by the same input, as one matrix with all their rows."""
         return self._add([_Tile(matrix, first) for matrix in matrices for first in range(0, matrix.rows, TILE)])
 
     def add_gated(self, gate: Matrix, up: Matrix) -> Packed:
-        """32 rows of gate, 32 of up, and so on: what `kernels.project.gated` reads."""
+        """Add gate and up as one matrix, 32 rows of each in turn, as `kernels.project.gated` reads them."""
         tiles = [
             _Tile(matrix, first + half)
             for first in range(0, gate.rows, BLOCK)
@@ -133,6 +137,7 @@ class PackLayout:
         return np.array_equal(found, stored[: len(found)])
 
     def digest(self) -> bytes:
+        """A hash of all offsets and of the version."""
         described = [VERSION, *(packed for packed, _ in self._entries)]
         return hashlib.sha256(repr(described).encode()).digest()
 
