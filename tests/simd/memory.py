@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.kernels.heads import to_cache
 from ondevice.engines.simd.kernels.norm import quantize_row
-from ondevice.engines.simd.kernels.tile import RECORD, SHIFT
+from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, SHIFT
 from ondevice.engines.simd.kv_store import BITS, row_type
 from tests.simd.twins import Floats, Quantized
 
@@ -34,7 +34,7 @@ def numbers_of(cache: npt.NDArray[Any]) -> Floats:
 def records_of(x: Floats, zero: int) -> npt.NDArray[np.uint8]:
     """Rows quantised by the kernel."""
     rows, width = x.shape
-    records = np.zeros(rows * width // 32 * RECORD, np.uint8)
+    records = np.zeros(rows * width // 32 * ACTIVATION_BYTES, np.uint8)
     for row in range(rows):
         quantize_row(x[row].ctypes.data, records.ctypes.data, row, rows, width, zero)
     return records
@@ -42,13 +42,13 @@ def records_of(x: Floats, zero: int) -> npt.NDArray[np.uint8]:
 
 def read_records(records: npt.NDArray[np.uint8], rows: int) -> Quantized:
     """What the records of `rows` rows hold."""
-    blocks = len(records) // RECORD // rows
+    blocks = len(records) // ACTIVATION_BYTES // rows
     codes = np.zeros((rows, blocks, 32), np.int64)
     exponents = np.zeros((rows, blocks), np.int64)
     start = 0
     for first in range(0, rows, 8):
         members = min(8, rows - first)
-        group = records[start : start + members * blocks * RECORD].reshape(blocks, members, RECORD)
+        group = records[start : start + members * blocks * ACTIVATION_BYTES].reshape(blocks, members, ACTIVATION_BYTES)
         start += group.size
         codes[first : first + members] = group[:, :, :32].view(np.int8).swapaxes(0, 1)
         shift = np.ascontiguousarray(group[:, :, SHIFT:]).view(np.int32)[..., 0]  # the bits of 1.5 * 2**(23 + e)

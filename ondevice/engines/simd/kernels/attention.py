@@ -14,7 +14,7 @@ from ondevice.engines.simd.kernels.attention_tile import HEADS, WIDE, mix_tile, 
 from ondevice.engines.simd.kernels.functions import exp
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_f32, read_i64, write_f32
-from ondevice.engines.simd.kernels.quantize import quantize_block, record_address
+from ondevice.engines.simd.kernels.quantize import activation_address, quantize_block
 from ondevice.engines.simd.kernels.slots import (
     BASE,
     FIRST,
@@ -247,7 +247,7 @@ def write_rows(rows: Rows, heads: int, head_dim: int, lines: Lines, output: Outp
             for part in range(head_dim // 32):
                 mixed = lines.address + (i * HEADS + head) * lines.stride + 128 * part
                 block = output.block + head * (head_dim // 32) + part
-                to = record_address(output.records, rows.first + i, rows.state[rows.row_set], block, output.blocks)
+                to = activation_address(output.records, rows.first + i, rows.state[rows.row_set], block, output.blocks)
                 quantize_block(load(mixed), load(mixed + 64), output.zero, to)
 
 

@@ -1,4 +1,4 @@
-"""Four products of 8-bit numbers summed into each 32-bit lane, in the words of each instruction set. Always exact."""
+"""Dot products of four 8-bit numbers per 32-bit lane, with the instructions of each instruction set. All are exact."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ondevice.engines.simd.kernels.vector import I16, I32, call, constant
 
 
 def dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any, activations: Any) -> Any:
-    """total[i] + sum over j < 4 of weights[4i + j] * activations[4i + j].
+    """total[i] + sum over j < 4 of weights[4i + j] * activations[4i + j], as <n x i32>.
 
     Args:
-        isa: whose instructions; `isa.signed` says how bytes of `weights` beyond 127 are meant.
-        bits: 4 where `weights` are 0..15.
+        isa: the instruction set; `isa.signed` says whether bytes of `weights` are signed.
+        bits: 4 where `weights` are 0..15, else 8.
         total: <n x i32>.
-        weights, activations: <4n x i8>; activations are -127..127.
+        weights: <4n x i8>.
+        activations: <4n x i8>, -127..127.
     """
     if isa in (AVX512_VNNI, AVX_VNNI):
         width = 32 * isa.lanes
@@ -39,7 +40,7 @@ def dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any,
 
 
 def _avx2(builder: Any, bits: int, total: Any, weights: Any, activations: Any) -> Any:
-    """|w| * (a with w's sign): a pair sums to at most 2 * 128 * 127, which 16 bits hold."""
+    """|w| * (a with the sign of w), unsigned times signed; a pair sums to at most 2 * 128 * 127, which 16 bits hold."""
     if bits == 8:
         activations = call(builder, "llvm.x86.avx2.psign.b", weights.type, activations, weights)
         weights = call(builder, "llvm.abs.v32i8", weights.type, weights, ir.Constant(ir.IntType(1), 0))
@@ -49,7 +50,7 @@ def _avx2(builder: Any, bits: int, total: Any, weights: Any, activations: Any) -
 
 
 def _neon(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
-    """Products in 16 bits, added in pairs twice."""
+    """Products in 16 bits, whose pairs are added twice."""
     quarters = []
     for part in range(2):
         half = ir.Constant(ir.VectorType(I32, 8), list(range(8 * part, 8 * part + 8)))
@@ -62,7 +63,7 @@ def _neon(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
 
 
 def _generic(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
-    """Byte by byte in 32-bit lanes: what any CPU can do."""
+    """One byte of every lane after the other, in 32 bits: for any CPU."""
     wide = [builder.bitcast(value, total.type) for value in (weights, activations)]
     for byte in range(4):
         left, right = constant(24 - 8 * byte, total.type), constant(24, total.type)

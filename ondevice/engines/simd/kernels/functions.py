@@ -1,4 +1,4 @@
-"""exp, tanh and GELU on sixteen lanes, from nothing but additions, products and FMAs: the same bits on every CPU."""
+"""exp, tanh and GELU of 16 float32 lanes, made of additions, products and FMAs alone: the same bits on every CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GELU_INNER, _GELU_CUBE = _F(-2.0 * 0.7978845608028654), _F(-2.0 * 0.79788456080
 
 @kernel
 def exp(x: Any) -> Any:
-    """e**x within 2 units of the last place; x is clamped to -87..88 (Cephes' polynomial)."""
+    """e**x, within 2 units of the last place; x is clamped to -87..88 (Cephes' polynomial)."""
     x = maximum(minimum(x, full(_HIGHEST)), full(_LOWEST))
     n = round_even(x * full(_LOG2_E))
     r = fma(n, full(_LN2_LOW), fma(n, full(_LN2_HIGH), x))
@@ -35,12 +35,12 @@ def exp(x: Any) -> Any:
 
 @kernel
 def tanh(x: Any) -> Any:
-    """1 - 2 / (e**2x + 1): an absolute error of about 1e-7, which is what a softcap needs."""
+    """tanh(x) = 1 - 2 / (e**2x + 1), with an absolute error of about 1e-7, as a softcap allows."""
     return full(_ONE) - full(_TWO) / (exp(x + x) + full(_ONE))
 
 
 @kernel
 def gelu(x: Any) -> Any:
-    """The tanh form: x / 2 * (1 + tanh(u)) = x / (1 + e**-2u), u = sqrt(2 / pi) * (x + 0.044715 x**3)."""
+    """GELU in its tanh form: x / 2 * (1 + tanh(u)) = x / (1 + e**-2u), u = sqrt(2 / pi) * (x + 0.044715 x**3)."""
     inner = fma(x * x, full(_GELU_CUBE), full(_GELU_INNER))
     return x / (full(_ONE) + exp(x * inner))

@@ -1,4 +1,4 @@
-"""Which dot-product instructions this CPU has."""
+"""Chooses the instruction set for 8-bit dot products by the features of the CPU."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from numba.core.registry import cpu_target
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """A way to sum four products of 8-bit numbers into each 32-bit lane."""
+    """Vector instructions that sum four products of 8-bit numbers into each 32-bit lane."""
 
     name: str
     lanes: int
     """32-bit lanes of a vector."""
     signed: bool
-    """Weights of 8 bits must be signed; else they must not be. Weights of 4 bits, 0..15, are both."""
+    """Whether its weights are signed bytes, else unsigned ones. Weights of 4 bits, 0..15, are both."""
 
     @property
     def int8_zero(self) -> int:
-        """The code of a zero weight in the form that the instruction takes."""
+        """The code of a zero weight of 8 bits, as the instruction takes it."""
         return 0 if self.signed else 128
 
 
@@ -32,7 +32,7 @@ GENERIC = InstructionSet("generic", 4, signed=True)
 
 
 def of_features(triple: str, features: str) -> InstructionSet:
-    """The best set that a target has. `features` as LLVM writes them: `+avx2,-avx512f,...`."""
+    """The fastest set of a target; `features` as LLVM writes them: `+avx2,-avx512f,...`."""
     present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     if triple.startswith(("aarch64", "arm64")):
         return NEON_DOTPROD if "dotprod" in present else NEON
@@ -44,15 +44,16 @@ def of_features(triple: str, features: str) -> InstructionSet:
 
 
 def has_half(triple: str, features: str) -> bool:
-    """Can the target convert fp16 to fp32 in one instruction?"""
+    """Whether the target converts fp16 to fp32 in one instruction."""
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
 def target() -> tuple[str, str]:
-    """The triple and features that numba compiles for: this CPU's, unless NUMBA_CPU_FEATURES says otherwise."""
+    """LLVM's triple and features that numba compiles for: this CPU's, unless NUMBA_CPU_FEATURES says otherwise."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return triple, features
 
 
 def current() -> InstructionSet:
+    """The set that kernels are compiled for."""
     return of_features(*target())

@@ -1,7 +1,8 @@
-"""How every kernel is compiled, in one place."""
+"""Compiles kernels, and makes intrinsics: functions that kernels call and for which LLVM code is emitted."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,12 @@ from numba import extending
 
 from ondevice.jit import compiled
 
+LITERAL = object()
+"""In the signature of an intrinsic: an integer that is known when a kernel is compiled, and an int for the emitter."""
+
 
 def _sources() -> str:
-    """A hash of this package's kernels."""
+    """A hash of the sources of all kernels."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -25,10 +29,10 @@ STAMP = _sources()
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile on first call, without the GIL, kept on disk across processes.
+    """Compile a function at its first call, without the GIL and without fastmath, and keep the code on disk.
 
-    No fastmath: a sum must have one order, whatever rows run beside it. Numba considers a cached function fresh as long
-    as its own file is; a kernel inlines others, so every one is tied to the sources of all.
+    A sum must have one order, whatever rows run beside it. Numba takes code from the disk while the function's own file
+    is unchanged; but a kernel contains those that it calls, so the stamp of its file becomes that of all sources.
     """
     dispatcher: Any = compiled(function, error_model="numpy")
     cache = getattr(dispatcher._cache, "_cache_file", None)
@@ -38,8 +42,39 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """What a kernel can call and LLVM code is emitted for: numba's, without types that describe the emitting function.
-
-    Constants arrive as literals where that is possible.
-    """
+    """numba's decorator of the same name; integers that are known when a kernel is compiled arrive as literals."""
     return extending.intrinsic(prefer_literal=True)(function)
+
+
+def emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make an intrinsic of a function that emits LLVM code.
+
+    Args:
+        result: the numba type of the result; `types.void` for none.
+        arguments: numba types of the arguments, to which numba converts what a kernel passes; LITERAL for an integer
+            that must be known when the kernel is compiled.
+
+    The decorated function gets an llvmlite builder and a value per argument, and returns the result's value:
+
+        @emits(types.float32, types.int64)
+        def read_f32(builder, address):
+            return builder.load(builder.inttoptr(address, POINTER), typ=F32, align=4)
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @functools.wraps(emit)
+        def typed(typing: Any, *given: Any) -> Any:
+            kinds = [own if wanted is LITERAL else wanted for own, wanted in zip(given, arguments, strict=True)]
+
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                pairs = zip(kinds, arguments, values, strict=True)
+                made = emit(
+                    builder, *(own.literal_value if wanted is LITERAL else value for own, wanted, value in pairs)
+                )
+                return context.get_dummy_value() if made is None else made
+
+            return result(*kinds), generate
+
+        return intrinsic(typed)
+
+    return decorate

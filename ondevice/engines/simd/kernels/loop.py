@@ -1,4 +1,4 @@
-"""The loop that every emitted kernel has: sums kept in registers."""
+"""The loop of the emitted kernels, whose sums stay in registers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ Vectors = list[Any]
 
 
 def accumulate(builder: Any, count: Any, sums: Vectors, step: Callable[[Any, Vectors], Vectors]) -> Vectors:
-    """`sums` after `count` steps, at least one, kept in registers; code goes on behind the loop.
+    """Emit a loop and return the values that `sums` have after it.
 
-    step : from an index, 0 .. count - 1, and the sums before it to those after it
+    Args:
+        builder: at the end of a basic block; afterwards at the end of the one behind the loop.
+        count: i64, how often the loop runs, at least once.
+        sums: values before the loop.
+        step: emits the body; from the index, 0..count - 1, and the sums before it to the sums after it.
     """
     before, loop, after = builder.block, builder.append_basic_block("step"), builder.append_basic_block("done")
     builder.branch(loop)

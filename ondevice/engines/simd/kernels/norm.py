@@ -1,4 +1,7 @@
-"""The steps between projections: residual, RMS norm, quantisation, row by row."""
+"""RMS norms, residual additions and quantisation of single rows of float32, whose width is a multiple of 32.
+
+All rows are addresses.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_f32
-from ondevice.engines.simd.kernels.quantize import quantize_block, record_address
+from ondevice.engines.simd.kernels.quantize import activation_address, quantize_block
 from ondevice.engines.simd.kernels.vector import fma, full, load, store, sum_lanes
 
 _ONE = np.float32(1.0)
@@ -16,7 +19,7 @@ _ONE = np.float32(1.0)
 
 @kernel
 def inverse_rms(x: int, width: int, eps: float) -> Any:
-    """(mean(x**2) + eps)**-0.5 of `width` floats at an address; four sums that are added pairwise."""
+    """(mean(x**2) + eps)**-0.5 of x float32[width], in four sums that are added pairwise."""
     a = full(np.float32(0.0))
     b, c, d = a, a, a
     i = 0
@@ -34,7 +37,7 @@ def inverse_rms(x: int, width: int, eps: float) -> Any:
 
 @kernel
 def add_normed(h: int, x: int, weight: int, scalar: int, width: int, eps: float) -> None:
-    """h = (h + x * inverse_rms(x) * weight) * scalar, scalar an address or 0."""
+    """h = (h + x * inverse_rms(x) * weight) * scalar, all float32[width]; `scalar` is an address, or 0 for 1."""
     scale = full(inverse_rms(x, width, eps))
     factor = full(read_f32(scalar) if scalar else _ONE)
     for i in range(0, 4 * width, 64):
@@ -43,30 +46,30 @@ def add_normed(h: int, x: int, weight: int, scalar: int, width: int, eps: float)
 
 @kernel
 def norm(x: int, weight: int, out: int, width: int, eps: float) -> None:
-    """out = x * inverse_rms(x) * weight; `out` may be `x`."""
+    """out = x * inverse_rms(x) * weight, all float32[width]; `out` may be `x`."""
     scale = full(inverse_rms(x, width, eps))
     for i in range(0, 4 * width, 64):
         store(out + i, (load(x + i) * scale) * load(weight + i))
 
 
 @kernel
-def quantize_row(x: int, records: int, row: int, rows: int, width: int, zero: int) -> None:
-    """Quantise `width` floats at `x` into row `row` of `rows`."""
+def quantize_row(x: int, activations: int, row: int, rows: int, width: int, zero: int) -> None:
+    """Quantise x float32[width] into row `row` of the activations of `rows` rows; `zero` as in `quantize_block`."""
     blocks = width // 32
     for block in range(blocks):
         at = x + 128 * block
-        quantize_block(load(at), load(at + 64), zero, record_address(records, row, rows, block, blocks))
+        quantize_block(load(at), load(at + 64), zero, activation_address(activations, row, rows, block, blocks))
 
 
 @kernel
 def norm_quantize_row(
-    x: int, weight: int, records: int, row: int, rows: int, width: int, zero: int, eps: float
+    x: int, weight: int, activations: int, row: int, rows: int, width: int, zero: int, eps: float
 ) -> None:
-    """Quantise x * inverse_rms(x) * weight."""
+    """`quantize_row` of x * inverse_rms(x) * weight."""
     scale = full(inverse_rms(x, width, eps))
     blocks = width // 32
     for block in range(blocks):
         i = 128 * block
         low = (load(x + i) * scale) * load(weight + i)
         high = (load(x + i + 64) * scale) * load(weight + i + 64)
-        quantize_block(low, high, zero, record_address(records, row, rows, block, blocks))
+        quantize_block(low, high, zero, activation_address(activations, row, rows, block, blocks))

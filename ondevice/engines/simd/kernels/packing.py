@@ -1,4 +1,4 @@
-"""From MatMulNBits' layout to tiles: see `tile`."""
+"""Rearranges 16 rows of a matrix from the layout of MatMulNBits into a tile; `tile` describes it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ondevice.engines.simd.kernels.tile import TILE
 
 @kernel
 def pack_tile4(codes: np.ndarray, first: int, out: np.ndarray) -> None:
-    """codes uint8[rows, blocks, 16], two weights in a byte, from row `first` -> out uint8[blocks, 4, 64].
+    """Pack rows first..first + 15 of int4 codes uint8[rows, blocks, 16] into out uint8[blocks, 4, 64].
 
-    Rows beyond the last are zero weights.
+    Rows beyond the last become zero weights.
     """
     rows, blocks = codes.shape[0], codes.shape[1]
     for row in range(TILE):
@@ -30,7 +30,10 @@ def pack_tile4(codes: np.ndarray, first: int, out: np.ndarray) -> None:
 
 @kernel
 def pack_tile8(codes: np.ndarray, first: int, out: np.ndarray) -> None:
-    """codes uint8[rows, blocks, 32] from row `first` -> out uint8[blocks, 8, 64]; rows beyond the last are zero."""
+    """Pack rows first..first + 15 of int8 codes uint8[rows, blocks, 32] into out uint8[blocks, 8, 64].
+
+    Rows beyond the last become zero weights.
+    """
     rows, blocks = codes.shape[0], codes.shape[1]
     for row in range(TILE):
         for block in range(blocks):

@@ -6,8 +6,8 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.functions import gelu, tanh
 from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.quantize import quantize_block, record_address
-from ondevice.engines.simd.kernels.tile import MOST_ROWS, RECORD, TILE, tile_product
+from ondevice.engines.simd.kernels.quantize import activation_address, quantize_block
+from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, MOST_ROWS, TILE, tile_product
 from ondevice.engines.simd.kernels.vector import full, load, store
 
 SCRATCH_BYTES = MOST_ROWS * 4 * TILE * 4
@@ -87,7 +87,9 @@ def project(
         for first in range(0, rows, MOST_ROWS):
             members = min(MOST_ROWS, rows - first)
             at = out + first * stride + tile * 4 * TILE
-            product(bits, tile, members, weights, scales, records + first * blocks * RECORD, blocks, at, stride)
+            product(
+                bits, tile, members, weights, scales, records + first * blocks * ACTIVATION_BYTES, blocks, at, stride
+            )
             if cap > 0:
                 softcap(at, stride, members, cap)
 
@@ -132,7 +134,7 @@ def gated(
     for unit in range(start, stop):
         for first in range(0, rows, MOST_ROWS):
             members = min(MOST_ROWS, rows - first)
-            group = records + first * blocks * RECORD
+            group = records + first * blocks * ACTIVATION_BYTES
             for i in range(tiles):
                 at = scratch + i * 4 * TILE
                 product(bits, tiles * unit + i, members, weights, scales, group, blocks, at, stride)
@@ -140,4 +142,4 @@ def gated(
                 gate = scratch + row * stride
                 up = factor + (first + row) * factor_stride + unit * 128 if factor else gate + 128
                 low, high = gelu(load(gate)) * load(up), gelu(load(gate + 64)) * load(up + 64)
-                quantize_block(low, high, zero, record_address(out, first + row, rows, unit, units))
+                quantize_block(low, high, zero, activation_address(out, first + row, rows, unit, units))

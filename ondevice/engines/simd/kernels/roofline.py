@@ -1,4 +1,4 @@
-"""What a machine's limits are measured with: reading memory, and dot products alone."""
+"""Kernels that measure the limits of a machine: one reads memory, one does nothing but dot products."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numba import types
 
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels.dot import dot4
-from ondevice.engines.simd.kernels.jit import intrinsic, kernel
+from ondevice.engines.simd.kernels.jit import emits, kernel
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
-from ondevice.engines.simd.kernels.vector import I8, I32, POINTER, constant, full, load, sum_lanes
+from ondevice.engines.simd.kernels.vector import I8, I32, constant, full, load, pointer_to, sum_lanes
 
 CHAINS = 12
 """Independent sums: more than any CPU has dot products in flight."""
@@ -20,7 +20,7 @@ CHAINS = 12
 
 @kernel
 def read(data: int, size: int) -> Any:
-    """Read `size` bytes, a multiple of 256, at an address."""
+    """The sum of float32[size / 4] at an address, for the time that reading takes; `size` is a multiple of 256."""
     a = full(np.float32(0.0))
     b, c, d = a, a, a
     for at in range(data, data + size, 256):
@@ -30,25 +30,24 @@ def read(data: int, size: int) -> Any:
 
 @kernel
 def dots(count: int, out: int) -> None:
-    """`count` dot products in each chain; `out` is the address of a vector: what is multiplied, then the sum."""
+    """`count` dot products in each of CHAINS sums.
+
+    out : address of a vector of this CPU, in bytes what is multiplied with itself, afterwards the int32 sums
+    """
     _dot_chains(count, out)
 
 
-@intrinsic
-def _dot_chains(typing: Any, count: Any, out: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        isa = instruction_set.current()
-        kind = ir.VectorType(I32, isa.lanes)
-        pointer = builder.inttoptr(args[1], POINTER)
-        codes = builder.load(pointer, typ=ir.VectorType(I8, 4 * isa.lanes), align=4)
+@emits(types.void, types.int64, types.int64)
+def _dot_chains(builder: Any, count: Any, out: Any) -> None:
+    isa = instruction_set.current()
+    kind = ir.VectorType(I32, isa.lanes)
+    pointer = pointer_to(builder, out)
+    codes = builder.load(pointer, typ=ir.VectorType(I8, 4 * isa.lanes), align=4)
 
-        def step(index: Any, sums: Vectors) -> Vectors:
-            return [dot4(builder, isa, 4, total, codes, codes) for total in sums]
+    def step(index: Any, sums: Vectors) -> Vectors:
+        return [dot4(builder, isa, 4, total, codes, codes) for total in sums]
 
-        total, *others = accumulate(builder, args[0], [constant(0, kind)] * CHAINS, step)
-        for new in others:
-            total = builder.add(total, new)
-        builder.store(total, pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    total, *others = accumulate(builder, count, [constant(0, kind)] * CHAINS, step)
+    for new in others:
+        total = builder.add(total, new)
+    builder.store(total, pointer, align=4)

@@ -1,7 +1,7 @@
-"""Sixteen float32 lanes as a numba type, so that kernels in plain Python become the same arithmetic on every CPU.
+"""A numba type of 16 float32 lanes with its loads, stores and arithmetic, for kernels written in Python.
 
-LLVM splits a vector of 16 into what the CPU has. No lane ever depends on that split: results are bit-identical.
-Addresses are int64.
+LLVM splits a vector of 16 into those that the CPU has. No lane depends on that split, so every CPU computes the same
+bits. Addresses are int64. The first functions below are for emitters of LLVM code, the intrinsics are for kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import models, overload, register_model
 
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.jit import intrinsic
+from ondevice.engines.simd.kernels.jit import emits
 
 LANES = 16
 
@@ -26,6 +26,8 @@ VF32, VI32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class Floats16Type(types.Type):
+    """The type of a vector of 16 float32."""
+
     def __init__(self) -> None:
         super().__init__(name="float32x16")
 
@@ -40,7 +42,7 @@ class _Model(models.PrimitiveModel):
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
-    """`lanes` copies of a scalar."""
+    """A vector of `lanes` copies of a scalar."""
     kind = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
     zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
@@ -48,12 +50,12 @@ def splat(builder: Any, value: Any, lanes: int) -> Any:
 
 
 def constant(value: float, kind: Any) -> Any:
-    """A vector constant of equal lanes."""
+    """A constant of vector type `kind` with equal lanes."""
     return ir.Constant(kind, [value] * kind.count)
 
 
 def call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    """Call an LLVM intrinsic."""
+    """Call LLVM's intrinsic `name` with a result of type `result`."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
     function = get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
     return builder.call(function, args)
@@ -65,12 +67,12 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def read(builder: Any, pointer: Any, kind: Any, offset: int = 0, align: int = 4) -> Any:
-    """Load from `offset` bytes behind a pointer."""
+    """Load a value of type `kind` from `offset` bytes behind a pointer."""
     return builder.load(builder.gep(pointer, [I64(offset)], source_etype=I8), typ=kind, align=align)
 
 
 def widen_half(builder: Any, bits: Any) -> Any:
-    """fp16 bits, a vector of i16, to float32."""
+    """float32 <n x float> of fp16 bits <n x i16>."""
     lanes = bits.type.count
     kind = ir.VectorType(F32, lanes)
     if instruction_set.has_half(*instruction_set.target()):
@@ -84,7 +86,7 @@ def widen_half(builder: Any, bits: Any) -> Any:
 
 
 def narrow_half(builder: Any, value: Any) -> Any:
-    """float32 to fp16 bits, a vector of i16, rounded to nearest even."""
+    """fp16 bits <n x i16> of float32 <n x float>, rounded to nearest even, overflow to infinity."""
     lanes = value.type.count
     bits = ir.VectorType(I16, lanes)
     if instruction_set.has_half(*instruction_set.target()):
@@ -107,180 +109,118 @@ def narrow_half(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.or_(half, sign), bits)
 
 
-def _pointer(builder: Any, address: Any) -> Any:
+def pointer_to(builder: Any, address: Any) -> Any:
+    """The pointer of an address."""
     return builder.inttoptr(address, POINTER)
 
 
-@intrinsic
-def load(typing: Any, address: Any) -> Any:
-    """Sixteen floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_pointer(builder, args[0]), typ=VF32, align=4)
-
-    return floats16(types.int64), generate
+@emits(floats16, types.int64)
+def load(builder: Any, address: Any) -> Any:
+    """Load 16 float32."""
+    return builder.load(pointer_to(builder, address), typ=VF32, align=4)
 
 
-@intrinsic
-def store(typing: Any, address: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], _pointer(builder, args[0]), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, floats16), generate
+@emits(types.void, types.int64, floats16)
+def store(builder: Any, address: Any, value: Any) -> None:
+    """Store 16 float32."""
+    builder.store(value, pointer_to(builder, address), align=4)
 
 
-@intrinsic
-def load_half(typing: Any, address: Any) -> Any:
-    """Sixteen fp16 numbers, as floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(I16, LANES), align=2)
-        return widen_half(builder, bits)
-
-    return floats16(types.int64), generate
+@emits(floats16, types.int64)
+def load_half(builder: Any, address: Any) -> Any:
+    """Load 16 fp16 numbers as float32."""
+    bits = builder.load(pointer_to(builder, address), typ=ir.VectorType(I16, LANES), align=2)
+    return widen_half(builder, bits)
 
 
-@intrinsic
-def store_half(typing: Any, address: Any, value: Any) -> Any:
-    """Round sixteen floats to fp16, ties to even, overflow to infinity, and store them."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(narrow_half(builder, args[1]), _pointer(builder, args[0]), align=2)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, floats16), generate
+@emits(types.void, types.int64, floats16)
+def store_half(builder: Any, address: Any, value: Any) -> None:
+    """Round 16 float32 to fp16, ties to even, overflow to infinity, and store them."""
+    builder.store(narrow_half(builder, value), pointer_to(builder, address), align=2)
 
 
-@intrinsic
-def load_int8(typing: Any, address: Any) -> Any:
-    """Sixteen codes of 8 bits, 0..255, as floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        codes = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(I8, LANES), align=1)
-        return builder.uitofp(codes, VF32)
-
-    return floats16(types.int64), generate
+@emits(floats16, types.int64)
+def load_int8(builder: Any, address: Any) -> Any:
+    """Load 16 codes of 8 bits, 0..255, as float32."""
+    codes = builder.load(pointer_to(builder, address), typ=ir.VectorType(I8, LANES), align=1)
+    return builder.uitofp(codes, VF32)
 
 
-@intrinsic
-def load_int4(typing: Any, address: Any) -> Any:
-    """Sixteen codes of 4 bits, low nibbles first, as floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pairs = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(I8, LANES // 2), align=1)
-        low = builder.and_(pairs, constant(15, pairs.type))
-        high = builder.lshr(pairs, constant(4, pairs.type))
-        order = [lane // 2 + (LANES // 2 if lane % 2 else 0) for lane in range(LANES)]
-        codes = builder.shuffle_vector(low, high, ir.Constant(VI32, order))
-        return builder.uitofp(codes, VF32)
-
-    return floats16(types.int64), generate
+@emits(floats16, types.int64)
+def load_int4(builder: Any, address: Any) -> Any:
+    """Load 16 codes of 4 bits, the low nibble of a byte first, as float32."""
+    pairs = builder.load(pointer_to(builder, address), typ=ir.VectorType(I8, LANES // 2), align=1)
+    low = builder.and_(pairs, constant(15, pairs.type))
+    high = builder.lshr(pairs, constant(4, pairs.type))
+    order = [lane // 2 + (LANES // 2 if lane % 2 else 0) for lane in range(LANES)]
+    codes = builder.shuffle_vector(low, high, ir.Constant(VI32, order))
+    return builder.uitofp(codes, VF32)
 
 
-@intrinsic
-def store_rounded_int8(typing: Any, address: Any, value: Any) -> Any:
-    """Store whole numbers, -128..127, as int8."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = builder.fptosi(args[1], VI32)
-        builder.store(builder.trunc(wide, ir.VectorType(I8, LANES)), _pointer(builder, args[0]), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, floats16), generate
+@emits(types.void, types.int64, floats16)
+def store_rounded_int8(builder: Any, address: Any, value: Any) -> None:
+    """Store 16 whole numbers, -128..127, as int8."""
+    wide = builder.fptosi(value, VI32)
+    builder.store(builder.trunc(wide, ir.VectorType(I8, LANES)), pointer_to(builder, address), align=1)
 
 
-@intrinsic
-def full(typing: Any, value: Any) -> Any:
+@emits(floats16, types.float32)
+def full(builder: Any, value: Any) -> Any:
     """Sixteen copies of a number."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return splat(builder, args[0], LANES)
-
-    return floats16(types.float32), generate
+    return splat(builder, value, LANES)
 
 
-@intrinsic
-def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+@emits(floats16, floats16, floats16, floats16)
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return fused(builder, *args)
-
-    return floats16(floats16, floats16, floats16), generate
+    return fused(builder, a, b, c)
 
 
-@intrinsic
-def round_even(typing: Any, value: Any) -> Any:
-    """To the nearest whole number, ties to even, for magnitudes below 2**22.
+@emits(floats16, floats16)
+def round_even(builder: Any, value: Any) -> Any:
+    """The nearest whole numbers, ties to even, of magnitudes below 2**22.
 
     Adding and subtracting 1.5 * 2**23 is exact everywhere; the rounding instruction is missing on the oldest CPUs.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        shift = constant(12582912.0, VF32)
-        return builder.fsub(builder.fadd(args[0], shift), shift)
-
-    return floats16(floats16), generate
+    shift = constant(12582912.0, VF32)
+    return builder.fsub(builder.fadd(value, shift), shift)
 
 
-@intrinsic
-def power_of_two(typing: Any, exponent: Any) -> Any:
+@emits(floats16, floats16)
+def power_of_two(builder: Any, exponent: Any) -> Any:
     """2**x for whole x in -126..127."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        biased = builder.add(builder.fptosi(args[0], VI32), constant(127, VI32))
-        return builder.bitcast(builder.shl(biased, constant(23, VI32)), VF32)
-
-    return floats16(floats16), generate
+    biased = builder.add(builder.fptosi(exponent, VI32), constant(127, VI32))
+    return builder.bitcast(builder.shl(biased, constant(23, VI32)), VF32)
 
 
-@intrinsic
-def magnitude(typing: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return call(builder, "llvm.fabs.v16f32", VF32, args[0])
-
-    return floats16(floats16), generate
+@emits(floats16, floats16)
+def magnitude(builder: Any, value: Any) -> Any:
+    """|x|."""
+    return call(builder, "llvm.fabs.v16f32", VF32, value)
 
 
-@intrinsic
-def maximum(typing: Any, a: Any, b: Any) -> Any:
-    """The larger of each pair: one instruction, unlike the maximum of IEEE 754."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _larger(builder, *args)
-
-    return floats16(floats16, floats16), generate
+@emits(floats16, floats16, floats16)
+def maximum(builder: Any, a: Any, b: Any) -> Any:
+    """The larger of each pair, a where one is NaN: one instruction, unlike the maximum of IEEE 754."""
+    return _larger(builder, a, b)
 
 
-@intrinsic
-def minimum(typing: Any, a: Any, b: Any) -> Any:
-    """The smaller of each pair."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", args[1], args[0]), args[1], args[0])
-
-    return floats16(floats16, floats16), generate
+@emits(floats16, floats16, floats16)
+def minimum(builder: Any, a: Any, b: Any) -> Any:
+    """The smaller of each pair, a where one is NaN."""
+    return builder.select(builder.fcmp_ordered("<", b, a), b, a)
 
 
-@intrinsic
-def sum_lanes(typing: Any, value: Any) -> Any:
-    """The sum of the lanes, pairwise: lane i and i + 8, then i + 4, i + 2, i + 1."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _fold(builder, args[0], builder.fadd)
-
-    return types.float32(floats16), generate
+@emits(types.float32, floats16)
+def sum_lanes(builder: Any, value: Any) -> Any:
+    """The sum of the lanes, pairwise: lanes i and i + 8, then i and i + 4, i + 2, i + 1."""
+    return _fold(builder, value, builder.fadd)
 
 
-@intrinsic
-def max_lanes(typing: Any, value: Any) -> Any:
+@emits(types.float32, floats16)
+def max_lanes(builder: Any, value: Any) -> Any:
     """The largest lane."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _fold(builder, args[0], lambda a, b: _larger(builder, a, b))
-
-    return types.float32(floats16), generate
+    return _fold(builder, value, lambda a, b: _larger(builder, a, b))
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -288,6 +228,7 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _fold(builder: Any, value: Any, combine: Any) -> Any:
+    """Combine the upper half of the lanes with the lower one until a single lane is left."""
     width = LANES
     while width > 1:
         width //= 2
@@ -296,27 +237,28 @@ def _fold(builder: Any, value: Any, combine: Any) -> Any:
     return builder.extract_element(value, I32(0))
 
 
-@intrinsic
-def _add(typing: Any, a: Any, b: Any) -> Any:
-    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fadd(*args)
+@emits(floats16, floats16, floats16)
+def _add(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b)
 
 
-@intrinsic
-def _subtract(typing: Any, a: Any, b: Any) -> Any:
-    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fsub(*args)
+@emits(floats16, floats16, floats16)
+def _subtract(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fsub(a, b)
 
 
-@intrinsic
-def _multiply(typing: Any, a: Any, b: Any) -> Any:
-    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fmul(*args)
+@emits(floats16, floats16, floats16)
+def _multiply(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fmul(a, b)
 
 
-@intrinsic
-def _divide(typing: Any, a: Any, b: Any) -> Any:
-    return floats16(floats16, floats16), lambda context, builder, signature, args: builder.fdiv(*args)
+@emits(floats16, floats16, floats16)
+def _divide(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fdiv(a, b)
 
 
 def _both(a: Any, b: Any) -> bool:
+    """Whether both operands of an operator are vectors."""
     return isinstance(a, Floats16Type) and isinstance(b, Floats16Type)
 
 

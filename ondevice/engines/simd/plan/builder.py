@@ -15,7 +15,7 @@ from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Table
 from ondevice.engines.simd.kernels import instruction_set, steps
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
-from ondevice.engines.simd.kernels.tile import BLOCK, RECORD, TILE
+from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, BLOCK, TILE
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 
 KIND_NUMBERS = {"full": 0, "sliding": 1}
@@ -82,7 +82,7 @@ class PlanBuilder:
 
     def records(self, width: int) -> int:
         """Room for quantised rows."""
-        return self.buffers.bytes(self.most_rows * width // BLOCK * RECORD)
+        return self.buffers.bytes(self.most_rows * width // BLOCK * ACTIVATION_BYTES)
 
     def rows(self, width: int) -> int:
         """Room for float32 rows."""
