@@ -5,6 +5,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from packages import PACKAGES
 from safetensors import safe_open
 
 LAYOUT = (
@@ -47,11 +48,16 @@ balanced k-means of the target's embedding.
 
 ## Data and licence
 
-Python source of the standard library (CPython {python}), which the Python Software Foundation License permits; the
-weights are given under the same licence. Modules outside test packages count twice; generated tables are left out.
-About {chat_percent} % of the tokens are chats made from functions with docstrings. Modules whose path hashes into the
-held-out {held_out_percent} % were never trained on. The tokenizer is a byte-level BPE of {vocabulary} tokens, trained
-on the same text.
+Python source: the standard library (CPython {python}, Python Software Foundation License), which an epoch holds
+{library_repeats} times, its test packages {test_repeats} times, and these packages from the Python package index, all
+under permissive licences, at most {package_mb} MB of each:
+
+{packages}
+
+About {chat_percent} % of the tokens are conversations made from that source: functions to write, complete and explain,
+some after a thought, literals as JSON and back, calls of functions as tools. Modules whose path hashes into the
+held-out {held_out_percent} % were never trained on, nor were copies of them that a package carries. The tokenizer is a
+byte-level BPE of {vocabulary} tokens, trained on the same text; line breaks and digits are tokens of their own.
 
 ## Training
 
@@ -89,8 +95,6 @@ Asked "{question}" in the chat template, it answers:
 
 A test and demo model. It writes text that looks like Python and is not to be relied on for anything; it knows no other
 language and no facts. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
-End a prompt without a line break: the tokenizer joins one with the indentation that follows, so a bare one says that
-none does.
 """
 
 
@@ -117,6 +121,7 @@ def write_card(directory: Path) -> None:
         error=figures["one_query_error"],
         question=figures["question"],
         answer="\n".join(f"> {line}".rstrip() for line in figures["answer"].split("\n")),
+        packages=table(["package", "version", "licence"], [[p.name, p.version, p.licence] for p in PACKAGES]),
         samples="\n\n".join(f"```python\n{sample}\n```" for sample in figures["samples"]),
         **figures["corpus"],
     )
@@ -146,10 +151,10 @@ def parameters(checkpoint: Path) -> int:
 def training_table(training: dict[str, dict[str, Any]]) -> str:
     """What each model was trained on, how long and where."""
     rows = [
-        [name, f"{run['tokens'] / 1e6:.1f} M", f"{run['minutes']:.0f}", f"{run['loss']:.3f}", run["hardware"]]
+        [name, f"{run['tokens'] / 1e6:.1f} M", f"{run['core_hours']:.1f}", f"{run['loss']:.3f}", run["hardware"]]
         for name, run in training.items()
     ]
-    return table(["", "tokens seen", "minutes", "final training loss", "hardware"], rows)
+    return table(["", "tokens seen", "core hours", "final training loss", "hardware"], rows)
 
 
 def acceptance_table(greedy: dict[str, Any], sampled: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizer import BOS, EOS, PAD, TURN_END
+from tokenizer import BOS, EOS, PAD, TOOL_RESPONSE_START, TURN_END
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, GenerationConfig, PreTrainedModel
 
 DRAFT_TOKENS = 6
@@ -19,7 +19,7 @@ def save_target(model: Gemma4ForCausalLM, directory: Path) -> None:
         top_k=64,
         pad_token_id=PAD,
         bos_token_id=BOS,
-        eos_token_id=[EOS, TURN_END],
+        eos_token_id=[EOS, TURN_END, TOOL_RESPONSE_START],
     )
     save(model, directory)
 
@@ -32,7 +32,7 @@ def save_drafter(model: Gemma4AssistantForCausalLM, directory: Path) -> None:
         num_assistant_tokens_schedule="constant",
         pad_token_id=PAD,
         bos_token_id=BOS,
-        eos_token_id=[EOS, TURN_END],
+        eos_token_id=[EOS, TURN_END, TOOL_RESPONSE_START],
     )
     save(model, directory)
 

@@ -1,4 +1,4 @@
-"""Training text: Python source of the interpreter's standard library, and chat pairs made from its functions."""
+"""Training text: Python source of the running interpreter's standard library and of packages."""
 
 import ast
 import hashlib
@@ -6,53 +6,94 @@ import io
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from packages import Package, find_wheel, source_files
+
 HELD_OUT_PERCENT = 3
-LARGEST_FILE = 320_000  # bytes; what lies above is generated tables
+SMALLEST_FILE, LARGEST_FILE = 200, 320_000  # bytes; what lies above is generated tables
+PACKAGE_BYTES = 8_000_000  # of one package at most, so that none sets the tone
+COPIED_SHARE = 0.3  # of a module's longer lines; more than that in held-out modules, and it is a copy of one
+LONGER_LINE = 20  # characters: shorter lines are everywhere
 TABLES = ("encodings/", "lib2to3/tests/data", "pydoc_data/", "site-packages/", "idlelib/idle_test/htest")
 
 
 @dataclass(frozen=True)
 class Module:
-    """One source file of the standard library."""
+    """One source file of the standard library or of a package."""
 
-    path: str  # relative to the library's root, with forward slashes
+    path: str  # relative to the library's or the wheel's root, with forward slashes
     text: str
+    package: str = ""  # empty for the standard library
 
     @property
     def held_out(self) -> bool:
         """Whether the module is kept from training: a stable hash of its path, about 3 %."""
-        return int(hashlib.sha256(self.path.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
+        return path_hash(self.path) % 100 < HELD_OUT_PERCENT
 
     @property
     def is_test(self) -> bool:
-        """Whether the module belongs to a test package (trained on once; the others twice)."""
+        """Whether the module belongs to a test package."""
         return any(part.startswith("test") or part.endswith("tests") for part in self.path.split("/")[:-1])
 
 
-@dataclass(frozen=True)
-class Chat:
-    """One question and its answer, both plain text."""
-
-    question: str
-    answer: str
+def path_hash(path: str) -> int:
+    """A hash of a path that is the same everywhere."""
+    return int(hashlib.sha256(path.encode()).hexdigest(), 16)
 
 
-def read_modules() -> list[Module]:
+def read_library() -> list[Module]:
     """All usable modules of the running interpreter's standard library, sorted by path."""
     root = Path(sysconfig.get_paths()["stdlib"])
+    files = ((file.relative_to(root).as_posix(), file) for file in sorted(root.rglob("*.py")))
+    sources = ((path, file.read_bytes()) for path, file in files if not path.startswith(TABLES))
+    return list(usable(sources))
+
+
+def read_packages(packages: Iterable[Package], wheels: Path) -> list[Module]:
+    """Usable modules of downloaded packages, at most PACKAGE_BYTES of each, chosen by the hash of their paths."""
     modules = []
-    for file in sorted(root.rglob("*.py")):
-        path = file.relative_to(root).as_posix()
-        if path.startswith(TABLES) or not 200 < file.stat().st_size < LARGEST_FILE:
-            continue
-        text = decode(file.read_bytes())
-        if text is not None and parse(text) is not None:
-            modules.append(Module(path, text))
+    for package in packages:
+        wheel = find_wheel(package, wheels)
+        if wheel is None:
+            raise FileNotFoundError(f"{wheels} has no wheel of {package.name} {package.version}")
+        room = PACKAGE_BYTES
+        for module in sorted(usable(source_files(wheel), package.name), key=lambda module: path_hash(module.path)):
+            room -= len(module.text)
+            if room >= 0:
+                modules.append(module)
     return modules
+
+
+def usable(sources: Iterable[tuple[str, bytes]], package: str = "") -> Iterator[Module]:
+    """Modules of a sensible size that decode and parse."""
+    for path, data in sources:
+        if SMALLEST_FILE < len(data) < LARGEST_FILE:
+            text = decode(data)
+            if text is not None and parse(text) is not None:
+                yield Module(path, text, package)
+
+
+def without_copies(modules: Iterable[Module], held_out: Iterable[Module]) -> list[Module]:
+    """Modules that are neither copies of each other nor of a held-out one, such as a backport in a package."""
+    secret = {line for module in held_out for line in longer_lines(module.text)}
+    seen: set[str] = set()
+    kept = []
+    for module in modules:
+        lines = longer_lines(module.text)
+        copied = sum(line in secret for line in lines) > COPIED_SHARE * len(lines)
+        if not copied and module.text not in seen:
+            kept.append(module)
+        seen.add(module.text)
+    return kept
+
+
+def longer_lines(text: str) -> list[str]:
+    """Lines that are long enough to tell where they come from."""
+    stripped = (line.strip() for line in text.split("\n"))
+    return [line for line in stripped if len(line) >= LONGER_LINE]
 
 
 def decode(data: bytes) -> str | None:
@@ -72,31 +113,3 @@ def parse(text: str) -> ast.Module | None:
             return ast.parse(text)
         except (SyntaxError, ValueError, RecursionError):
             return None
-
-
-def chats(module: Module) -> Iterator[Chat]:
-    """Pairs made from the functions of a module that have a docstring: write it, or complete it."""
-    tree = parse(module.text)
-    if tree is None:
-        return
-    lines = module.text.split("\n")
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef) or node.end_lineno is None or len(node.body) < 2:
-            continue
-        summary = (ast.get_docstring(node) or "").split("\n")[0].strip()
-        code = dedent(lines[node.lineno - 1 : node.end_lineno], node.col_offset)
-        if not summary or not 3 <= len(code) <= 60:
-            continue
-        yield Chat(f"Write a Python function `{node.name}({ast.unparse(node.args)})`: {summary}", fence(code))
-        docstring_end = (node.body[0].end_lineno or node.lineno) - node.lineno + 1
-        yield Chat(f"Complete this function:\n{fence(code[:docstring_end])}", fence(code))
-
-
-def dedent(lines: list[str], columns: int) -> list[str]:
-    """Lines without the function's own indentation."""
-    return [line[columns:] if line[:columns].isspace() or not columns else line for line in lines]
-
-
-def fence(code: list[str]) -> str:
-    """A Markdown code block."""
-    return "```python\n" + "\n".join(code) + "\n```"

@@ -1,17 +1,26 @@
 """Token streams on disk, cut into blocks whose order depends on a seed and an index alone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from corpus import Chat, Module, chats, read_modules
-from tokenizer import BOS, EOS, TURN_END, TURN_START, train_tokenizer
+from chats import Chat, Template, chats
+from corpus import Module, read_library, read_packages, without_copies
+from packages import PACKAGES, download
+from tokenizer import EOS, train_tokenizer
 from tokenizers import Tokenizer
 
-CHAT_SHARE = 0.08
+CHAT_SHARE = 0.08  # of the training tokens
+LIBRARY_REPEATS, LIBRARY_TEST_REPEATS = 3, 2  # how often an epoch holds the standard library; packages count once
+CHATS_PER_MODULE = 8  # at most, so that no table or list of functions sets the tone
+ENCODED_TOGETHER = 1000  # texts, whose encodings take far more memory than their ids
+CHAT_MODULES = 500  # whose conversations are made at a time, until there are enough
+TOKENIZER_STRIDE = 4  # the tokenizer sees every fourth package module, and all of the library
+T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16]
 
 
@@ -42,49 +51,86 @@ class Blocks:
         return rows_tensor[:, :-1].contiguous(), rows_tensor[:, 1:].contiguous()
 
 
-def module_ids(tokenizer: Tokenizer, module: Module) -> list[int]:
-    """`<bos> source <eos>`."""
-    return [*tokenizer.encode(module.text).ids, EOS]
+def source_ids(tokenizer: Tokenizer, modules: Sequence[Module]) -> list[Tokens]:
+    """`<bos> source <eos>` of every module; what looks like a special token in a source is text."""
+    tokenizer.encode_special_tokens = True
+    return documents(tokenizer, [module.text for module in modules], begin=True)
+
+
+def chat_ids(tokenizer: Tokenizer, conversations: Iterable[Chat]) -> list[Tokens]:
+    """Rendered conversations, `<bos>` to `<eos>`; they are free of special tokens but for the template's."""
+    tokenizer.encode_special_tokens = False
+    template = Template()
+    return documents(tokenizer, [template.render(chat) for chat in conversations], begin=False)
+
+
+def documents(tokenizer: Tokenizer, texts: Sequence[str], *, begin: bool) -> list[Tokens]:
+    """Token ids of every text, with `<eos>` behind and, where it is to `begin`, `<bos>` in front."""
+    encoded = []
+    for start in range(0, len(texts), ENCODED_TOGETHER):
+        batch = tokenizer.encode_batch_fast(list(texts[start : start + ENCODED_TOGETHER]), add_special_tokens=begin)
+        encoded += [np.array([*encoding.ids, EOS], dtype=np.uint16) for encoding in batch]
+    return encoded
 
 
 def prompt_ids(tokenizer: Tokenizer, chat: Chat) -> list[int]:
-    """The chat template's rendering of a question, up to where the model answers."""
-    question = tokenizer.encode(f"user\n{chat.question}", add_special_tokens=False).ids
-    return [BOS, TURN_START, *question, TURN_END, *plain(tokenizer, "\n"), TURN_START, *plain(tokenizer, "model\n")]
-
-
-def chat_ids(tokenizer: Tokenizer, chat: Chat) -> list[int]:
-    """A whole conversation of one question and one answer."""
-    answer = plain(tokenizer, chat.answer)
-    return [*prompt_ids(tokenizer, chat), *answer, TURN_END, *plain(tokenizer, "\n"), EOS]
-
-
-def plain(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of `text` without `<bos>`."""
-    return tokenizer.encode(text, add_special_tokens=False).ids
+    """A conversation up to where the model answers."""
+    tokenizer.encode_special_tokens = False
+    return tokenizer.encode(Template().render(chat, prompt=True), add_special_tokens=False).ids
 
 
 def prepare(work: Path) -> None:
-    """Train the tokenizer and write `tokenizer.json`, `train.npy` and `held_out.npy` to `work`; nothing if there."""
+    """Download the packages, train the tokenizer and write the token streams to `work`; nothing if all is there.
+
+    `train.npy` is sources and conversations, `held_out.npy` the held-out modules of the standard library.
+    """
     if (work / "held_out.npy").exists():
         return
-    modules = read_modules()
-    kept = [module for module in modules if not module.held_out]
-    tokenizer = train_tokenizer(module.text for module in kept)
-    tokenizer.encode_special_tokens = True  # a "<bos>" inside a source file is text
+    wheels = work / "wheels"
+    wheels.mkdir(exist_ok=True)
+    download(PACKAGES, wheels)
+    library, packages = read_library(), read_packages(PACKAGES, wheels)
+    held_out = [module for module in [*library, *packages] if module.held_out]
+    kept = without_copies([module for module in [*library, *packages] if not module.held_out], held_out)
+    shown = [module for module in kept if not module.package]
+    shown += [module for module in kept if module.package][::TOKENIZER_STRIDE]
+    tokenizer = train_tokenizer(module.text for module in shown)
     tokenizer.save(str(work / "tokenizer.json"))
-    np.save(work / "train.npy", stream(tokenizer, kept, np.random.default_rng(0), repeat=2))
-    held_out = [module for module in modules if module.held_out]
-    np.save(work / "held_out.npy", stream(tokenizer, held_out, np.random.default_rng(1), repeat=1))
+    np.save(work / "train.npy", training_stream(tokenizer, kept))
+    unseen = [module for module in held_out if not module.package]
+    np.save(work / "held_out.npy", np.concatenate(shuffled(source_ids(tokenizer, unseen), np.random.default_rng(1))))
 
 
-def stream(tokenizer: Tokenizer, modules: Iterable[Module], random: np.random.Generator, repeat: int) -> Tokens:
-    """All documents in random order: modules (those outside test packages `repeat` times) and chats: uint16[N]."""
-    sources, conversations = [], []
-    for module in modules:
-        sources += [module_ids(tokenizer, module)] * (1 if module.is_test else repeat)
-        conversations += [chat_ids(tokenizer, chat) for chat in chats(module)]
-    wanted = CHAT_SHARE / (1 - CHAT_SHARE) * sum(map(len, sources)) / sum(map(len, conversations))
-    documents = sources + [chat for chat in conversations if random.random() < wanted]
-    order = random.permutation(len(documents))
-    return np.concatenate([np.array(documents[i], dtype=np.uint16) for i in order])
+def training_stream(tokenizer: Tokenizer, modules: list[Module]) -> Tokens:
+    """All documents of an epoch in random order: sources, and conversations up to their share: uint16[N]."""
+    random = np.random.default_rng(0)
+    sources: list[Tokens] = []
+    some = shuffled(modules, random)
+    for module, ids in zip(modules, source_ids(tokenizer, modules), strict=True):
+        sources += [ids] * repeats(module)
+    wanted = CHAT_SHARE / (1 - CHAT_SHARE) * sum(map(len, sources))
+    rendered: list[Tokens] = []
+    for start in range(0, len(modules), CHAT_MODULES):
+        if wanted > 0:
+            conversations = chosen_chats(some[start : start + CHAT_MODULES], random)
+            rendered += chat_ids(tokenizer, conversations)
+            wanted -= sum(map(len, rendered[-len(conversations) :]))
+    return np.concatenate(shuffled([*sources, *rendered], random))
+
+
+def chosen_chats(modules: Iterable[Module], random: np.random.Generator) -> list[Chat]:
+    """A few conversations of every module."""
+    found = (list(chats(module)) for module in modules)
+    return [chat for all_of_one in found for chat in shuffled(all_of_one, random)[:CHATS_PER_MODULE]]
+
+
+def repeats(module: Module) -> int:
+    """How often an epoch holds a module."""
+    if module.package:
+        return 1
+    return LIBRARY_TEST_REPEATS if module.is_test else LIBRARY_REPEATS
+
+
+def shuffled(documents: list[T], random: np.random.Generator) -> list[T]:
+    """The documents in random order."""
+    return [documents[place] for place in random.permutation(len(documents))]

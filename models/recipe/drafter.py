@@ -17,11 +17,12 @@ from clusters import balanced_clusters
 from dataset import Blocks
 from run import Run
 from schedule import Budget
-from target import LONG, PATTERN, calm, softcapped, trained_target
+from target import PATTERN, calm, softcapped, trained_target
 from tokenizer import BOS, EOS, PAD, VOCABULARY
 from torch import Tensor
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
 
+LONG = 2048  # block length
 STEPS = 5  # draft steps unrolled in training
 STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
 HARD_SHARE, CENTROID_SHARE = 0.2, 0.3  # weights of the hard label and of the centroid loss beside the soft loss
@@ -30,7 +31,7 @@ SharedKV = dict[str, tuple[Tensor, Tensor]]
 
 
 def drafter_config(target: Gemma4TextConfig) -> Gemma4AssistantConfig:
-    """Four layers without K or V, and a head of 64 clusters of 64 tokens of which eight are scored."""
+    """Four layers without K or V, and a head of 64 clusters of 96 tokens of which eight are scored."""
     text = Gemma4TextConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,

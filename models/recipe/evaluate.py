@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from attention import causal_masks
+from chats import question
 from checkpoint import DRAFT_TOKENS
-from corpus import Chat
 from dataset import Blocks, Tokens, prompt_ids
 from drafter import Lesson, ahead, draft_states, lesson, round_masks
 from owntext import continue_rows
@@ -57,7 +57,7 @@ def evaluate(pair: Pair, held_out: Tokens) -> dict[str, object]:
         "one_query_error": one_query_error(pair, prompts),
         "samples": [sample(pair, start) for start in STARTS],
         "question": QUESTION,
-        "answer": written(pair, prompt_ids(pair.tokenizer, Chat(QUESTION, ""))),
+        "answer": written(pair, prompt_ids(pair.tokenizer, question(QUESTION))),
     }
 
 

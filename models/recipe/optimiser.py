@@ -1,6 +1,7 @@
 """Muon for the matrices inside the layers, AdamW for tables and norms."""
 
 import torch
+from muon import Muon
 from torch import nn
 
 MATRIX_RATE, OTHER_RATE = 5e-3, 3e-3  # peak learning rates
@@ -12,14 +13,13 @@ def optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
     for name, weight in model.named_parameters():
         group = norms if weight.ndim < 2 else tables if "embed" in name else matrices
         group.append(weight)
-    muon = torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.AdamW(
         [{"params": tables, "weight_decay": 0.01}, {"params": norms, "weight_decay": 0.0}],
         lr=OTHER_RATE,
         betas=(0.9, 0.95),
         fused=True,
     )
-    return [muon, adam]
+    return [Muon(matrices, lr=MATRIX_RATE, weight_decay=0.05, momentum=0.95), adam]
 
 
 def apply(stack: list[torch.optim.Optimizer], factor: float) -> None:

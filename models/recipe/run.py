@@ -1,29 +1,37 @@
-"""A resumable training run: weights, optimisers and what has been spent, saved every two minutes."""
+"""A resumable training run: weights, optimisers and what has been spent, saved every two minutes of computing."""
 
+import time
 from abc import ABC, abstractmethod
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 import workers
 from optimiser import apply, optimisers
-from schedule import Budget, warmup_stable_decay
+from schedule import Budget
 from torch import nn
 from tqdm import tqdm
 
-SAVE_SECONDS = 120
+SAVE_SECONDS = 120  # of CPU time
+LOG_STEPS = 20
 
 
-def finished(file: Path, budget: Budget) -> bool:
-    """Whether the run saved in `file` has spent all of `budget`."""
+def spent_budget(file: Path, tokens: int) -> Budget:
+    """The budget of the run saved in `file`, which may use `tokens`, unless it was told to finish before."""
     if not file.exists():
-        return False
-    state = torch.load(file, map_location="cpu", weights_only=True)
-    return Budget(budget.tokens, budget.minutes, **state["budget"]).progress >= 1
+        return Budget(tokens)
+    saved = Budget(**torch.load(file, map_location="cpu", weights_only=True)["budget"])
+    if not saved.finishing:
+        saved.tokens = tokens
+    return saved
 
 
 class Run(ABC):
-    """The loop that target and drafter share; a subclass says what one step computes."""
+    """The loop that target and drafter share; a subclass says what one step computes.
+
+    A file with the ending `.finish` beside the saved state makes the run's decay begin: see `Budget.finish`.
+    """
 
     step_tokens: int  # tokens of one update
 
@@ -44,24 +52,24 @@ class Run(ABC):
     def train(self) -> None:
         """Train until the budget is spent."""
         self.model.train()
-        self.budget.start()
-        bar = tqdm(
-            total=100,
-            desc=self.file.stem,
-            bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}",
-            disable=workers.rank() > 0,
-        )
-        saved = self.budget.spent_seconds
+        bar = tqdm(total=100, desc=self.file.stem, disable=None if workers.rank() == 0 else True)
+        clock = time.process_time()
+        saved = self.budget.core_seconds
         while self.budget.progress < 1:
             self.losses.append(self.update())
-            self.budget.spend(self.step_tokens)
+            now = time.process_time()
+            self.budget.spend(self.step_tokens, workers.total(now - clock))
+            clock = now
             bar.n = round(100 * self.budget.progress, 2)
             bar.set_postfix(tokens=f"{self.budget.spent_tokens / 1e6:.2f}M", loss=f"{np.mean(self.losses[-20:]):.3f}")
-            due = self.budget.spent_seconds - saved > SAVE_SECONDS or self.budget.progress >= 1
-            if due and workers.rank() == 0:
-                self.save()
-            if due:
-                saved = self.budget.spent_seconds
+            if self.step % LOG_STEPS == 0 and workers.rank() == 0:
+                self.log()
+            if self.budget.core_seconds - saved > SAVE_SECONDS * workers.count() or self.budget.progress >= 1:
+                if workers.total(self.file.with_suffix(".finish").exists()):
+                    self.budget.finish()
+                saved = self.budget.core_seconds
+                if workers.rank() == 0:
+                    self.save()
         bar.close()
 
     def update(self) -> float:
@@ -69,9 +77,19 @@ class Run(ABC):
         loss = workers.total(self.accumulate())
         workers.share(self.model)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        apply(self.optimisers, warmup_stable_decay(self.budget.progress))
+        apply(self.optimisers, self.budget.rate)
         self.step += 1
         return loss
+
+    def log(self) -> None:
+        """Append a line to the file ending in `.log`: time of day, tokens, loss, rate, tokens per CPU second."""
+        loss = np.mean(self.losses[-LOG_STEPS:])
+        speed = self.budget.spent_tokens / self.budget.core_seconds
+        with self.file.with_suffix(".log").open("a") as log:
+            log.write(
+                f"{time.strftime('%m-%d %H:%M:%S')} step {self.step} tokens {self.budget.spent_tokens} "
+                f"of {self.budget.tokens} loss {loss:.4f} rate {self.budget.rate:.3f} tokens/core-s {speed:.0f}\n"
+            )
 
     def save(self) -> None:
         """Write the whole state, replacing the file only when complete."""
@@ -80,18 +98,17 @@ class Run(ABC):
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "step": self.step,
             "losses": self.losses,
-            "budget": self.budget.spent(),
+            "budget": asdict(self.budget),
         }
         temporary = self.file.with_suffix(".tmp")
         torch.save(state, temporary)
         temporary.replace(self.file)
 
     def load(self) -> None:
-        """Continue from the saved state; the budget's limits stay those of this run."""
+        """Continue from the saved state; `spent_budget` has read the budget."""
         device = next(self.model.parameters()).device
         state = torch.load(self.file, map_location=device, weights_only=True)
         self.model.load_state_dict(state["model"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.step, self.losses = state["step"], state["losses"]
-        self.budget = Budget(self.budget.tokens, self.budget.minutes, **state["budget"])

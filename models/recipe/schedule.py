@@ -1,47 +1,43 @@
-"""How far a training run has come, and what learning rate belongs there."""
+"""How far a training run has come, in tokens, and what learning rate belongs there."""
 
 import math
-import time
 from dataclasses import dataclass
 
-import workers
+WARM_UP = 1_000_000  # tokens
+DECAY = 0.25  # share of the run over which the learning rate falls
 
 
 @dataclass
 class Budget:
-    """A run ends when its tokens or its minutes are spent, whichever comes first."""
+    """A run ends when its tokens are spent.
+
+    How much will be computed need not be known when it begins: the rate stays flat until the last quarter, and
+    `finish` makes that quarter begin here and now.
+    """
 
     tokens: int
-    minutes: float
     spent_tokens: int = 0
-    spent_seconds: float = 0.0
-    clock: float = 0.0  # when time was last counted
+    core_seconds: float = 0.0  # CPU time of all processes together: a run that is stopped, or waits its turn, has none
+    finishing: bool = False
 
-    def start(self) -> None:
-        """Count time from now on."""
-        self.clock = time.monotonic()
-
-    def spend(self, tokens: int) -> None:
-        """Count the tokens of one step and the time since the last one."""
-        now = time.monotonic()
+    def spend(self, tokens: int, core_seconds: float) -> None:
+        """Count one step."""
         self.spent_tokens += tokens
-        self.spent_seconds += workers.total(now - self.clock) / workers.count()  # all processes agree on the progress
-        self.clock = now
+        self.core_seconds += core_seconds
 
-    def spent(self) -> dict[str, float]:
-        """What a resumed run has to know."""
-        return {"spent_tokens": self.spent_tokens, "spent_seconds": self.spent_seconds}
+    def finish(self) -> None:
+        """Let the decay begin at once, unless it has."""
+        if not self.finishing and self.progress < 1 - DECAY:
+            self.tokens = math.ceil(self.spent_tokens / (1 - DECAY))
+        self.finishing = True
 
     @property
     def progress(self) -> float:
         """From 0 to 1."""
-        return min(1.0, max(self.spent_tokens / self.tokens, self.spent_seconds / 60 / self.minutes))
+        return min(1.0, self.spent_tokens / self.tokens)
 
-
-def warmup_stable_decay(progress: float, warmup: float = 0.01, decay: float = 0.3) -> float:
-    """Factor on the peak learning rate: linear up, flat, then 1 - sqrt to zero over the last `decay` of the run."""
-    if progress < warmup:
-        return max(progress, 0.001) / warmup
-    if progress < 1 - decay:
-        return 1.0
-    return 1 - math.sqrt((progress - (1 - decay)) / decay)
+    @property
+    def rate(self) -> float:
+        """Factor on the peak learning rate: linear up, flat, then 1 - sqrt to zero."""
+        warm = min(1.0, (self.spent_tokens + 1) / min(WARM_UP, 0.1 * self.tokens))
+        return warm * (1 - math.sqrt(max(0.0, self.progress - (1 - DECAY)) / DECAY))

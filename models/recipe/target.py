@@ -5,19 +5,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import workers
-from attention import causal_masks
 from dataset import Blocks
+from forward import Places, head_gradients, hidden_states, places
 from run import Run
 from schedule import Budget
-from tokenizer import BOS, EOS, PAD, VOCABULARY
+from tokenizer import BOS, CONTEXT, EOS, PAD, VOCABULARY
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 PATTERN = ["sliding_attention"] * 4 + ["full_attention"]
-SHORT, LONG = 512, 2048  # block lengths: the first is trained on up to LONG_FROM of the run
-LONG_FROM = 0.87
-ROWS = 2048  # tokens of one forward; more fall out of a laptop's cache
+SHORT = 1024  # block length up to LONG_FROM of the run, CONTEXT after it
+LONG_FROM = 0.9
+ROWS = 2048  # tokens of one forward, or a block's length if that is more
 
 
 def target_config() -> Gemma4TextConfig:
@@ -35,7 +34,7 @@ def target_config() -> Gemma4TextConfig:
         head_dim=64,
         global_head_dim=128,
         sliding_window=256,
-        max_position_embeddings=LONG,
+        max_position_embeddings=CONTEXT,
         vocab_size_per_layer_input=VOCABULARY,
         hidden_size_per_layer_input=32,
         final_logit_softcapping=30.0,
@@ -68,40 +67,39 @@ def softcapped(logits: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(logits.float() / cap)
 
 
-def next_token_loss(model: Gemma4ForCausalLM, ids: Tensor, labels: Tensor, masks: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of the soft-capped logits; ids, labels : int64[B, T]."""
-    hidden = model.model(input_ids=ids, attention_mask=masks, use_cache=False).last_hidden_state
-    logits = softcapped(model.lm_head(hidden), model.config.final_logit_softcapping)
-    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
 class TargetRun(Run):
-    """Next-token training on the corpus, the last part of it with long blocks."""
+    """Next-token training on the corpus, the last part of it with blocks of the whole context."""
 
-    step_tokens = 8192
+    step_tokens = 16384
 
     def __init__(self, work: Path, device: torch.device, budget: Budget) -> None:
-        model = new_target().to(device)
-        model.set_attn_implementation("chunked")
-        super().__init__(model, work / "target.pt", budget)
+        super().__init__(new_target().to(device), work / "target.pt", budget)
         self.device = device
-        stream = np.load(work / "train.npy")
-        self.blocks = {length: Blocks(stream, length) for length in (SHORT, LONG)}
-        self.masks = {n: causal_masks(n, model.config.sliding_window, device) for n in (SHORT, LONG)}
-        self.loss = torch.compile(next_token_loss, dynamic=False)
+        stream = np.load(work / "train.npy", mmap_mode="r")
+        self.blocks = {length: Blocks(stream, length) for length in (SHORT, CONTEXT)}
+        self.places: dict[int, Places] = {}
+        self.forward = torch.compile(hidden_states, dynamic=False)
+        self.head = torch.compile(head_gradients, dynamic=False)
 
     def accumulate(self) -> float:
         """Gradients of one step, a cache-sized forward at a time."""
-        length = SHORT if self.budget.progress < LONG_FROM else LONG
-        parts = self.step_tokens // ROWS
-        total = 0.0
-        for part in range(workers.rank(), parts, workers.count()):
-            ids, labels = self.blocks[length].batch(self.step * parts + part, ROWS // length)
-            with torch.autocast(self.device.type, torch.bfloat16):
-                loss = self.loss(self.model, ids.to(self.device), labels.to(self.device), self.masks[length])
-            (loss / parts).backward()
-            total += loss.item() / parts
-        return total
+        length = SHORT if self.budget.progress < LONG_FROM else CONTEXT
+        if length not in self.places:
+            self.places[length] = places(self.model, length)
+        rows = max(1, ROWS // length)
+        parts = self.step_tokens // (rows * length)
+        return sum(self.part(length, rows, parts, part) for part in range(workers.rank(), parts, workers.count()))
+
+    def part(self, length: int, rows: int, parts: int, part: int) -> float:
+        """Add the gradients of one forward; returns its share of the mean loss."""
+        ids, labels = (x.to(self.device) for x in self.blocks[length].batch(self.step * parts + part, rows))
+        hidden = self.forward(self.model, ids, self.places[length])
+        head = self.model.lm_head.weight
+        flat = hidden.detach().flatten(0, 1)
+        loss, to_hidden, to_head = self.head(flat, head, labels.flatten(), self.model.config.final_logit_softcapping)
+        hidden.backward((to_hidden / parts).view_as(hidden))
+        head.grad.add_(to_head, alpha=1 / parts)  # the embedding's gradient is there: they are one table
+        return loss.item() / parts
 
 
 def trained_target(work: Path) -> Gemma4ForCausalLM:

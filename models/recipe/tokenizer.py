@@ -1,28 +1,26 @@
-"""The tokenizer: byte-level BPE of 4096 tokens with Gemma's special tokens and chat template."""
+"""The tokenizer: byte-level BPE of 6144 tokens with Gemma's special tokens and chat template."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from chats import TEMPLATE_FILE
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-VOCABULARY = 4096
-SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
-PAD, EOS, BOS, UNK, TURN_START, TURN_END = range(len(SPECIALS))
+VOCABULARY = 6144
+CONTEXT = 8192
+SPECIALS = [
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"),
+    *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+    *('<|"|>', "<|think|>", "<|channel>", "<channel|>"),
+]
+PAD, EOS, BOS, UNK, TURN_START, TURN_END = range(6)
+TOOL_RESPONSE_START = SPECIALS.index("<|tool_response>")
 
-# A line break takes the indentation after it along; words take one leading space; digits stand in groups of three.
-SPLIT = r"\n[\n ]*| {2,}(?=\S)|'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+|\p{N}{1,3}| ?_+| ?[^\s\p{L}\p{N}_]+|\s+"
-
-CHAT_TEMPLATE = """\
-{{ bos_token }}
-{%- for message in messages %}
-{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-{{- '<|turn>' + role + '\\n' + (message['content'] | trim) + '<turn|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|turn>model\\n' }}
-{%- endif %}
-"""
+# A line break is a token of its own, whatever follows it, so that a prompt may end in one; indentation is another.
+# Digits are single. Words take one leading space or their underscores along. On the standard library, 6144 tokens:
+# 3.01 bytes per token; 3.13 when a word also takes a bracket or a dot, but then "obj." is no place to end a prompt.
+SPLIT = r"\n| {2,}| ?_*\p{L}+|\p{N}| ?_+| ?[^\s\p{L}\p{N}_]+|\s"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
@@ -60,9 +58,9 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         eos_token="<eos>",
         bos_token="<bos>",
         unk_token="<unk>",
-        model_max_length=2048,
+        model_max_length=CONTEXT,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=TEMPLATE_FILE.read_text(),
     )
     wrapped.save_pretrained(directory)

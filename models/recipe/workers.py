@@ -5,11 +5,14 @@ processes meet once per step.
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+PATIENCE = timedelta(days=30)  # a run may be stopped (SIGSTOP) for long while it waits for a neighbour
 
 
 def launch(work: Callable[..., None], count: int, meeting: Path, *arguments: object) -> None:
@@ -24,7 +27,8 @@ def launch(work: Callable[..., None], count: int, meeting: Path, *arguments: obj
 def enter(rank: int, count: int, meeting: Path, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
     """The life of one process."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(meeting), count), rank=rank, world_size=count)
+    store = dist.FileStore(str(meeting), count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     work(*arguments)
     dist.destroy_process_group()
 

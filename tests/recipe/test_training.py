@@ -1,0 +1,155 @@
+"""Forward, optimiser and schedule against transformers and torch, and a run that is stopped and resumed."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import target
+import torch
+from attention import BAND, causal_masks
+from dataset import Blocks
+from forward import head_gradients, hidden_states, places
+from muon import Muon
+from run import Run, spent_budget
+from schedule import DECAY, Budget
+from tokenizer import VOCABULARY
+from torch import nn
+from torch.nn import functional
+from transformers import Gemma4ForCausalLM
+
+LENGTH = 512  # twice the window
+
+
+@pytest.fixture(scope="module")
+def model() -> Gemma4ForCausalLM:
+    return target.new_target()
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return torch.randint(16, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def test_the_lean_forward_is_the_models(model: Gemma4ForCausalLM, ids: torch.Tensor) -> None:
+    masks = causal_masks(LENGTH, model.config.sliding_window, torch.device("cpu"))
+    with torch.no_grad():
+        wanted = model.model(input_ids=ids, attention_mask=masks, use_cache=False).last_hidden_state
+        reference = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        lean = hidden_states(model, ids, places(model, LENGTH))
+    torch.testing.assert_close(wanted, reference, atol=1e-4, rtol=1e-4)
+    assert (lean - wanted).abs().mean() < 0.01 * wanted.abs().mean()  # bfloat16 products
+
+
+def test_the_heads_gradients_are_autograds(model: Gemma4ForCausalLM) -> None:
+    hidden = torch.randn(1024, model.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    labels = torch.randint(0, VOCABULARY, (1024,), generator=torch.Generator().manual_seed(3))
+    head = model.lm_head.weight.detach().clone().requires_grad_()
+    rows = hidden.clone().requires_grad_()
+    wanted = functional.cross_entropy(target.softcapped(rows @ head.T, 30.0), labels)
+    wanted.backward()
+    loss, to_hidden, to_head = head_gradients(hidden, head.detach(), labels, 30.0)
+    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-3, atol=1e-3)
+    for found, gradient in ((to_hidden, rows.grad), (to_head, head.grad)):
+        assert gradient is not None
+        assert (found - gradient).norm() < 0.02 * gradient.norm()
+
+
+def test_a_band_is_as_wide_as_the_window() -> None:
+    window = 2 * BAND
+    mask = places(target.new_target(), 2 * BAND).mask
+    assert mask.shape == (2, BAND, 256 + BAND)
+    assert (mask[0] == 0).sum(dim=-1).tolist() == list(range(1, BAND + 1))
+    assert (mask[1] == 0).sum(dim=-1).tolist() == list(range(BAND + 1, window + 1))
+
+
+def test_muon_is_torchs() -> None:
+    torch.manual_seed(0)
+    own = [nn.Parameter(torch.randn(shape)) for shape in ((32, 64), (64, 32), (32, 64), (48, 48))]
+    torchs = [nn.Parameter(weight.detach().clone()) for weight in own]
+    options: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.05, "momentum": 0.95}
+    pair = Muon(own, **options), torch.optim.Muon(torchs, **options, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for weight, other in zip(own, torchs, strict=True):
+            weight.grad = torch.randn_like(weight)
+            other.grad = weight.grad.clone()
+        for optimiser in pair:
+            optimiser.step()
+    for weight, other in zip(own, torchs, strict=True):
+        torch.testing.assert_close(weight, other, atol=2e-3, rtol=0)  # bfloat16; the rate is 0.01
+
+
+def test_the_rate_rises_stays_and_falls() -> None:
+    budget = Budget(100_000_000)
+    rates = []
+    for tokens in (500_000, 49_500_000, 25_000_000, 20_000_000, 5_000_000):
+        budget.spend(tokens, 1.0)
+        rates.append(budget.rate)
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 1 - 0.8**0.5, 0.0], abs=1e-3)
+    assert budget.progress == 1
+
+
+def test_finishing_begins_the_decay_at_once() -> None:
+    budget = Budget(100_000_000, spent_tokens=30_000_000)
+    budget.finish()
+    assert budget.tokens == pytest.approx(30_000_000 / (1 - DECAY), abs=1)
+    assert budget.rate == pytest.approx(1.0, abs=0.01)
+    budget.spend(5_000_000, 1.0)
+    total = budget.tokens
+    budget.finish()
+    assert budget.tokens == total
+    assert 0 < budget.rate < 0.5
+
+
+class TinyRun(Run):
+    """Learns a constant."""
+
+    step_tokens = 10
+
+    def __init__(self, file: Path, budget: Budget) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Linear(4, 4)), file, budget)
+
+    def accumulate(self) -> float:
+        inputs = torch.from_numpy(np.random.default_rng(self.step).normal(size=(8, 4)).astype(np.float32))
+        loss = (self.model(inputs) - 1).square().mean()
+        loss.backward()
+        return loss.item()
+
+
+def test_a_resumed_run_is_the_run_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("run.SAVE_SECONDS", -1)  # after every step
+    whole = TinyRun(tmp_path / "whole.pt", Budget(400))
+    whole.train()
+    broken = TinyRun(tmp_path / "broken.pt", Budget(400))
+    broken.update()
+    broken.budget.spend(broken.step_tokens, 0.0)
+    broken.save()
+    resumed = TinyRun(tmp_path / "broken.pt", spent_budget(tmp_path / "broken.pt", 400))
+    resumed.train()
+    for weight, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(weight, other)
+    assert spent_budget(tmp_path / "broken.pt", 400).progress == 1
+
+
+def test_a_finish_file_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("run.SAVE_SECONDS", -1)
+    (tmp_path / "run.finish").touch()
+    run = TinyRun(tmp_path / "run.pt", Budget(1_000_000, spent_tokens=300))
+    run.train()
+    assert run.budget.spent_tokens == pytest.approx(310 / (1 - DECAY), abs=10)
+    assert spent_budget(tmp_path / "run.pt", 1_000_000).progress == 1  # though more would be allowed
+
+
+def test_time_is_that_of_the_processor(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path / "run.pt", Budget(200))
+    before = sum(os.times()[:2])
+    run.train()
+    assert 0 < run.budget.core_seconds <= sum(os.times()[:2]) - before + 0.02
+
+
+def test_batches_of_one_epoch_share_no_block() -> None:
+    blocks = Blocks(np.arange(6000, dtype=np.uint16), 50)
+    starts = [blocks.block(index)[0] for index in range(100)]
+    assert len(set(starts)) == 100
