@@ -3,11 +3,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 BUNDLE := bundles/reference
 
-.PHONY: help demo test lint fix bench clean
+.PHONY: help demo test fuzz lint fix bench clean
 
 help:
 	@echo "make demo    export the reference pair and generate from it with draft/verify"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
+	@echo "make fuzz    damaged bundles, checkpoints and options for a minute (SECONDS=60): clean errors or nothing changes"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   tokens per round, acceptance and speed of every drafter on the reference pair"
 
@@ -20,7 +21,7 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable export/optimum
 	@touch $@ $(VENV)/.run
 
 $(BUNDLE)/bundle.json: $(VENV)/.run $(wildcard models/reference/*/*) $(wildcard export/ondevice_export/*.py export/ondevice_export/*/*.py)
@@ -31,6 +32,11 @@ demo: $(BUNDLE)/bundle.json
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+SECONDS ?= 60
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -46,8 +46,10 @@ def write_gguf(path: Path, head_bits: int) -> None:
     writer.add_tensor_info("rope_freqs.weight", turning.shape, turning.dtype, turning.nbytes)
     for name, shape in model.shapes.items():
         kind = kinds[name]
-        own = names.get_name(name.removesuffix(".weight")) + ".weight"
-        writer.add_tensor_info(own, shape, np.dtype(np.float32), _bytes(shape, kind), kind)
+        own = names.get_name(name.removesuffix(".weight"))
+        if own is None:
+            raise SystemExit(f"{name}: gguf has no name for this tensor")
+        writer.add_tensor_info(f"{own}.weight", shape, np.dtype(np.float32), _bytes(shape, kind), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

@@ -18,9 +18,10 @@ import numpy as np
 
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
-from ondevice.engines.protocol import KVCacheType, TokenTree
+from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
+from ondevice.engines.simd.cache_rows import row_type
 from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
-from ondevice.engines.simd.kv_store import row_type
+from ondevice.engines.simd.session import SimdSession
 from ondevice.manifest import Target
 from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
 from ondevice.terminal.bench.table import table
@@ -42,57 +43,60 @@ def bytes_per_token(target: Target, kind: KVCacheType) -> tuple[int, int]:
     return sizes["full"], sizes["sliding"]
 
 
-def read(engine: SimdEngine, tokens: Sequence[int]) -> float:
+def forward(session: SimdSession, tokens: Sequence[int], wanted: Sequence[int]) -> Outputs:
+    return session.engine.forward([Rows(session, TokenTree.chain(tokens), wanted)])[0]
+
+
+def read(session: SimdSession, tokens: Sequence[int]) -> float:
     """Seconds to prefill an empty cache."""
-    engine.rewind(0)
+    session.rewind(0)
     started = time.perf_counter()
     while tokens:
-        part = tokens[: engine.max_rows()]
-        engine.forward(TokenTree.chain(part), [len(part) - 1])
-        engine.commit(range(len(part)))
+        part = tokens[: session.max_rows()]
+        forward(session, part, [len(part) - 1])
+        session.commit(range(len(part)))
         tokens = tokens[len(part) :]
     return time.perf_counter() - started
 
 
-def step(engine: SimdEngine, rows: int) -> float:
+def step(session: SimdSession, rows: int) -> float:
     """Seconds of a forward behind what is in the cache; nothing is kept."""
-    tree = TokenTree.chain(list(range(rows)))
-    engine.forward(tree, range(rows))  # wakes the threads: the other engine had the cores
+    forward(session, range(rows), range(rows))  # wakes the threads: the other engine had the cores
     started = time.perf_counter()
-    engine.forward(tree, range(rows))
+    forward(session, range(rows), range(rows))
     return time.perf_counter() - started
 
 
 def speed(bundle: Bundle, threads: int, context: int, rounds: int) -> str:
     """Markdown: memory and milliseconds by the cache's type."""
-    engines = {kind: SimdEngine(bundle, threads, kv_cache=kind) for kind in TYPES}
+    sessions = {kind: SimdEngine(bundle, threads, kv_cache=kind).open_session() for kind in TYPES}
     tokens = np.random.default_rng(0).integers(0, TOKENS, context).tolist()
-    for engine in engines.values():
-        read(engine, tokens[:MOST_ROWS])  # weights and kernels come into memory
-    prefill = {kind: read(engine, tokens) for kind, engine in engines.items()}
-    taken: dict[tuple[str, int], list[float]] = {(kind, rows): [] for kind in TYPES for rows in ROWS}
+    for session in sessions.values():
+        read(session, tokens[:MOST_ROWS])  # weights and kernels come into memory
+    prefill = {kind: read(session, tokens) for kind, session in sessions.items()}
+    taken: dict[tuple[KVCacheType, int], list[float]] = {(kind, rows): [] for kind in TYPES for rows in ROWS}
     for _ in range(rounds):
         for (kind, rows), seconds in taken.items():
-            seconds.append(step(engines[kind], rows))
+            seconds.append(step(sessions[kind], rows))
     titles = ["cache", "bytes per token, full layers", "sliding layers", "prefill tok/s"]
     titles += [f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS]
     lines = []
-    for kind, engine in engines.items():
+    for kind, session in sessions.items():
         sizes = map(str, bytes_per_token(bundle.manifest.target, kind))
         steps = (f"{1e3 * statistics.median(taken[kind, rows]):.1f}" for rows in ROWS)
         lines.append([kind, *sizes, f"{context / prefill[kind]:.0f}", *steps])
-        engine.close()
+        session.engine.close()
     return table(titles, lines, left={"cache"})
 
 
-def predictions(engine: SimdEngine, tokens: Sequence[int]) -> tuple[float, list[int]]:
+def predictions(session: SimdSession, tokens: Sequence[int]) -> tuple[float, list[int]]:
     """Summed loss in nats over all tokens but the first, and the likeliest token at each place."""
-    engine.rewind(0)
+    session.rewind(0)
     loss, best, start = 0.0, list[int](), 0
     while start < len(tokens) - 1:
-        count = min(engine.max_rows(), len(tokens) - 1 - start)
-        logits = engine.forward(TokenTree.chain(tokens[start : start + count]), range(count)).logits.astype(np.float64)
-        engine.commit(range(count))
+        count = min(session.max_rows(), len(tokens) - 1 - start)
+        logits = forward(session, tokens[start : start + count], range(count)).logits.astype(np.float64)
+        session.commit(range(count))
         following = tokens[start + 1 : start + count + 1]
         highest = logits.max(axis=1)
         totals = highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1))
@@ -108,13 +112,13 @@ def quality(bundle: Bundle, threads: int, texts: Sequence[str]) -> str:
     if path is None:
         raise SystemExit("this bundle has no tokenizer: leave --text out")
     tokenizer = Tokenizer.from_file(path, bundle.manifest.bos_token_id)
-    engines = {kind: SimdEngine(bundle, threads, kv_cache=kind) for kind in TYPES}
-    most = engines["fp16"].context_length
+    sessions = {kind: SimdEngine(bundle, threads, kv_cache=kind).open_session() for kind in TYPES}
+    most = sessions["fp16"].engine.context_length
     parts = [ids[i : i + most] for ids in map(tokenizer.encode, texts) for i in range(0, len(ids), most)]
     losses, best = dict.fromkeys(TYPES, 0.0), {kind: list[int]() for kind in TYPES}
     for part in parts:
-        for kind, engine in engines.items():
-            loss, likeliest = predictions(engine, part)
+        for kind, session in sessions.items():
+            loss, likeliest = predictions(session, part)
             losses[kind] += loss
             best[kind] += likeliest
     count = len(best["fp16"])

@@ -50,4 +50,5 @@ class LlamaBench:
         if found.returncode:
             last = (found.stderr.strip().splitlines() or ["it gives no reason"])[-1]
             raise SystemExit(f"{' '.join(command)} failed with exit code {found.returncode}: {last}")
-        return json.loads(found.stdout)
+        tests: list[dict[str, Any]] = json.loads(found.stdout)
+        return tests

@@ -13,16 +13,22 @@ import re
 import sysconfig
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.drafters.ngram import NgramDrafter
+from ondevice.drafters.protocol import DraftRequest
 from ondevice.drafters.suffix_automaton import SuffixAutomaton
+from ondevice.engines.protocol import Outputs
 
 WORD = re.compile(r"\w+|\s+|[^\w\s]")
-NO_HIDDEN = np.zeros((1, 0), np.float32)
+NO_SESSION: Any = None
+"""N-grams come from the text alone: their drafter asks nothing of the target's session,"""
+NO_OUTPUTS = Outputs(np.zeros((1, 0), np.float32), np.zeros((1, 0), np.float32))
+"""and nothing of what the target computed."""
 
 
 def texts(paths: list[Path]) -> list[list[int]]:
@@ -41,15 +47,15 @@ def guesses(text: list[int]) -> NDArray[np.float64]:
     """float64[n, 3]: raw confidence of the guess for each next word, calibrated confidence, whether it was right."""
     rows = []
     automaton, drafter = SuffixAutomaton(), NgramDrafter()
-    drafter.begin([])
+    drafter.begin([], NO_SESSION)
     for word in text:
         guess, raw = automaton.continuation(1)
         if len(guess):
-            draft = drafter.draft(1)
+            draft = drafter.draft(DraftRequest(1, 0.0))
             calibrated = float(draft.confidence[0]) if len(draft) else np.nan
             rows.append((float(raw[0]), calibrated, float(guess[0] == word)))
         automaton.extend([word])
-        drafter.observe([word], NO_HIDDEN)
+        drafter.observe([word], NO_OUTPUTS, [0])
     return np.array(rows).reshape(-1, 3)
 
 
@@ -72,13 +78,13 @@ def cost_table(text: list[int]) -> str:
     SuffixAutomaton().extend(text)
     per_token = (perf_counter() - started) / len(text)
     drafter = NgramDrafter()
-    drafter.begin(text)
+    drafter.begin(text, NO_SESSION)
     rounds = text[:2000]
     started = perf_counter()
     for word in rounds:
         drafter.forecast(16)
-        drafter.draft(16)
-        drafter.observe([word], NO_HIDDEN)
+        drafter.draft(DraftRequest(16, 0.0))
+        drafter.observe([word], NO_OUTPUTS, [0])
     per_round = (perf_counter() - started) / len(rounds)
     return (
         "| | |\n|---|---:|\n"

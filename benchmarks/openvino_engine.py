@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import openvino as ov
@@ -17,25 +17,31 @@ from openvino.frontend.onnx import ConversionExtension
 
 from ondevice import contract
 from ondevice.bundle import Bundle
-from ondevice.contract import AttentionKind
-from ondevice.engines.committed import CommittedRows
-from ondevice.engines.kv_cache import KVCache
-from ondevice.engines.protocol import Outputs, TokenTree, attention_mask
+from ondevice.engines.kv_cache import KINDS, Views, make_caches
+from ondevice.engines.protocol import DraftStep, Floats, Outputs, Rows
+from ondevice.engines.sequence import CachedSequence
+from ondevice.engines.session_file import Origin
+from ondevice.engines.token_tree import TokenTree, attention_mask
+from ondevice.errors import UsageError
+from ondevice.manifest import Target
 
 VERSION = ov.__version__.split("-")[0]
 MOST_ROWS = 512
 """Of one forward. In chunks of 256, which `ort` has, a prefill takes as long."""
 
-KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
+PARTS: tuple[Literal["key", "value"], ...] = ("key", "value")
+VIEWS = Views(align=256, step=64, least=128)
+"""Those of `ort`."""
 
 
-class OpenVinoEngine(CommittedRows):
-    """`Engine` without a drafter. The precision is OpenVINO's own choice, told by `precision`."""
+class OpenVinoEngine:
+    """The part of `Engine` that is timed, without a drafter. The precision is OpenVINO's own choice: `precision`."""
 
     name = "openvino"
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         self._target = bundle.manifest.target
+        self._origin = Origin(bundle.content, self.name, "fp32")
         core = ov.Core()
         core.add_extension(ConversionExtension("TensorScatter", _tensor_scatter))
         model = core.read_model(os.fspath(bundle.graph(self._target.graph)))
@@ -44,41 +50,63 @@ class OpenVinoEngine(CommittedRows):
         compiled = core.compile_model(model, "CPU", options)
         self.precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         self._request = compiled.create_infer_request()
-        self._caches = {kind: self._cache(kind) for kind in KINDS}
-        super().__init__(self._caches)
+
+    def open_session(self) -> OpenVinoSession:
+        return OpenVinoSession(self._target, self._request, self._origin)
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        """See `Engine.forward`; of one session, in arrays of OpenVINO's own that hold until the next forward."""
+        [rows] = batch
+        assert isinstance(rows.session, OpenVinoSession)
+        return [Outputs(*rows.session.run(rows.tree, rows.wanted), len(rows.tree))]
+
+
+class OpenVinoSession(CachedSequence):
+    """See `Session`."""
+
+    def __init__(self, target: Target, request: ov.InferRequest, origin: Origin) -> None:
+        super().__init__(
+            make_caches(
+                target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), MOST_ROWS, dict.fromkeys(KINDS, VIEWS)
+            ),
+            origin,
+        )
+        self._target = target
+        self._request = request
 
     def max_rows(self) -> int:
         return MOST_ROWS
 
-    def forward(self, rows: TokenTree, wanted: Sequence[int]) -> Outputs:
-        """See `Engine.forward`. The arrays are OpenVINO's own and hold until the next forward."""
+    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+        raise UsageError("drafts are not measured here")
+
+    def run(self, tree: TokenTree, wanted: Sequence[int]) -> tuple[Floats, Floats]:
+        """Logits and hidden states of the wanted rows; the KV of all of them is left pending."""
+        count, length = len(tree), self.length
         inputs: dict[str, Any] = {
-            contract.TOKEN_IDS: rows.tokens,
-            contract.POSITIONS: self._length + rows.depths(),
+            contract.TOKEN_IDS: tree.tokens,
+            contract.POSITIONS: length + tree.depths(),
             contract.WANTED: np.asarray(wanted, np.int64),
         }
-        count = len(rows.tokens)
         written = []
         for kind, cache in self._caches.items():
-            start, stop = cache.reserve(self._length, count)
+            start, stop = cache.reserve(length, count)
             window = self._target.sliding_window if kind == "sliding" else None
-            first = self._length - start
-            inputs[contract.mask(kind)] = attention_mask(rows, self._length, (start, stop), window)
+            first = length - start
+            inputs[contract.mask(kind)] = attention_mask(tree, length, (start, stop), window)
             inputs[contract.write_index(kind)] = np.array([first], np.int64)
             for layer in cache.layers:
-                for part, view in zip(("key", "value"), cache.view(layer, start, stop), strict=True):
+                for part, view in zip(PARTS, cache.view(layer, start, stop), strict=True):
                     inputs[contract.past(layer, part)] = view[None]
                     written.append((contract.present(layer, part), view, slice(first, first + count)))
         found = self._request.infer(inputs, share_inputs=True, share_outputs=True)
         for name, view, new in written:
             view[new] = found[name][0, new]
-        self._pending = count
-        return Outputs(found[contract.LOGITS], found[contract.HIDDEN])
+        self._pending = tree
+        return found[contract.LOGITS], found[contract.HIDDEN]
 
-    def _cache(self, kind: AttentionKind) -> KVCache:
-        layers = self._target.layers
-        widths = {index: layers[index].kv_width for index in self._target.kv_layers() if layers[index].kind == kind}
-        return KVCache(widths, MOST_ROWS, self._target.sliding_window if kind == "sliding" else None)
+    def _sibling(self) -> OpenVinoSession:
+        return OpenVinoSession(self._target, self._request, self._origin)
 
 
 def _tensor_scatter(node: Any) -> Any:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from ondevice import machine
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import TokenTree
+from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.steps import GATED, PROJECT
+from ondevice.engines.simd.kernels.step_layouts import Gated, Project, from_row
 from ondevice.engines.simd.kernels.tile import BLOCK, TILE
 from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.terminal.bench.table import table
@@ -39,13 +39,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     engine = SimdEngine(Bundle.open(arguments.bundle), arguments.threads)
+    session = engine.open_session()
     steps = by_shape(engine._program.target)
     taken = defaultdict(list)
     with RooflineMeasurement(arguments.threads) as measurement:
         for _ in range(arguments.rounds):
             measurement.read()
             for rows in arguments.rows:
-                engine.forward(TokenTree.chain([1] * rows), [rows - 1])  # numbers to work on
+                engine.forward([Rows(session, TokenTree.chain([1] * rows), [rows - 1])])  # numbers to work on
                 for shape, plan in steps.items():
                     started = time.perf_counter()
                     engine._pool.run(plan, engine._state.slots)
@@ -66,12 +67,11 @@ def main() -> None:
 def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
     """The projections of the layers that run on all rows, by the shape of their matrices."""
     found = defaultdict(list)
-    for step in plan:
-        kind, row_set, bits, blocks, units = (int(step[place]) for place in (0, 1, 2, 6, 7))
-        if kind in (PROJECT, GATED) and row_set == slots.ALL:
-            # a unit of `gated` is two tiles of gate, and two of up where these are in the matrix
-            tiles = 1 if kind == PROJECT else 2 if step[10] else 4
-            found[blocks * BLOCK, units * tiles * TILE, bits].append(step)
+    for row in plan:
+        step = from_row(row)
+        if isinstance(step, Project | Gated) and step.row_set == slots.ALL:
+            tiles = step.tiles() if isinstance(step, Gated) else step.tiles
+            found[step.blocks * BLOCK, tiles * TILE, step.bits].append(row)
     return {shape: np.array(steps) for shape, steps in found.items()}
 
 

@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks.llama_bench import LlamaBench
 from ondevice import machine
 from ondevice.bundle import Bundle
-from ondevice.engines.ort import OrtEngine
-from ondevice.engines.protocol import Outputs, TokenTree
+from ondevice.engines.ort.engine import OrtEngine
+from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.graph.model import DecoderLayer, Matrix, TargetModel
 from ondevice.engines.simd.kernels import instruction_set
@@ -53,13 +53,9 @@ class Forwarder(Protocol):
 
     name: str
 
-    def forward(self, rows: TokenTree, wanted: Sequence[int]) -> Outputs: ...
+    def open_session(self) -> Session: ...
 
-    def commit(self, path: Sequence[int]) -> None: ...
-
-    def rewind(self, length: int) -> int: ...
-
-    def max_rows(self) -> int: ...
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]: ...
 
 
 @dataclass(frozen=True)
@@ -96,21 +92,25 @@ def _matrices(layer: DecoderLayer) -> list[Matrix]:
     return found if own is None else [*found, own.gate, own.projection]
 
 
-def seconds(engine: Forwarder, rows: int, rng: np.random.Generator) -> float:
-    """One forward of `rows` rows after the context, in as many chunks as the engine takes; nothing is kept."""
+def seconds(engine: Forwarder, session: Session, rows: int, rng: np.random.Generator) -> float:
+    """One forward of `rows` rows after the context, in as many chunks as the session takes; nothing is kept."""
     tokens = rng.integers(0, TOKENS, rows).tolist()
-    engine.rewind(CONTEXT)
-    engine.forward(TokenTree.chain(tokens[:1]), [0])  # the other engine's threads go on spinning for a while
+    session.rewind(CONTEXT)
+    _forward(engine, session, tokens[:1], [0])  # the other engine's threads go on spinning for a while
     started = time.perf_counter()
     if rows in PREFILL:
         while tokens:
-            part = tokens[: engine.max_rows()]
+            part = tokens[: session.max_rows()]
             tokens = tokens[len(part) :]
-            engine.forward(TokenTree.chain(part), [len(part) - 1])
-            engine.commit(range(len(part)))
+            _forward(engine, session, part, [len(part) - 1])
+            session.commit(range(len(part)))
     else:
-        engine.forward(TokenTree.chain(tokens), range(rows))
+        _forward(engine, session, tokens, range(rows))
     return time.perf_counter() - started
+
+
+def _forward(engine: Forwarder, session: Session, tokens: Sequence[int], wanted: Sequence[int]) -> None:
+    engine.forward([Rows(session, TokenTree.chain(tokens), wanted)])
 
 
 def compare(
@@ -118,16 +118,17 @@ def compare(
 ) -> Seconds:
     """Measure all of them in every round, and the roofline beside them."""
     rng = np.random.default_rng(0)
-    for engine in engines:
-        engine.forward(TokenTree.chain(rng.integers(0, TOKENS, CONTEXT).tolist()), [0])
-        engine.commit(range(CONTEXT))
+    sessions = [engine.open_session() for engine in engines]
+    for engine, session in zip(engines, sessions, strict=True):
+        _forward(engine, session, rng.integers(0, TOKENS, CONTEXT).tolist(), [0])
+        session.commit(range(CONTEXT))
     names = [engine.name for engine in engines] + ([] if llama is None else [llama.name])
     found: Seconds = {name: {rows: [] for rows in VERIFY + PREFILL} for name in names}
     for turn in range(rounds + 1):
         measurement.read()
         for rows in TIMES * VERIFY + PREFILL:
-            for engine in engines:
-                taken = seconds(engine, rows, rng)
+            for engine, session in zip(engines, sessions, strict=True):
+                taken = seconds(engine, session, rows, rng)
                 if turn:  # the first is a warm-up; llama-bench has its own
                     found[engine.name][rows].append(taken)
         if turn and llama is not None:

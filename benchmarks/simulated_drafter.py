@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ondevice.drafters.acceptance import PositionAcceptance
 from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import Engine, Floats
+from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.engines.protocol import Engine, Outputs, Session
 
 Luck = NDArray[np.bool_]
 
@@ -31,43 +31,46 @@ class SimulatedDrafter:
     def __init__(self, engine: Engine, continuation: Sequence[int]) -> None:
         self._continuation = np.asarray(continuation, np.int64)
         self._vocab_size = engine.target.vocab_size
-        self._paid = MtpDrafter(engine) if engine.has_drafter else None
+        sizes = engine.target.hidden_size, engine.target.vocab_size
+        self._paid = MtpDrafter(*sizes) if engine.has_drafter else None
         self._acceptance = PositionAcceptance()
         self._place = 0
         self._drafted: list[int] = []
         self.luck: Luck = np.ones(len(self._continuation), np.bool_)
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._place = 0
         self._drafted = []
         if self._paid is not None:
-            self._paid.begin(prompt_ids)
+            self._paid.begin(prompt_ids, session)
 
     def forget(self) -> None:
-        self.begin([])
+        self._drafted = []
+        if self._paid is not None:
+            self._paid.forget()
 
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(self._acceptance.survival(k), self.name)
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(self._acceptance.survival(nodes), self.name)
 
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
-        count = int((self._acceptance.survival(k) >= floor).sum())
+    def draft(self, request: DraftRequest) -> Draft:
+        count = int((self._acceptance.survival(request.nodes) >= request.floor).sum())
         if self._paid is not None:
             # A real one has to draft a token to see that it is not worth submitting.
-            self._paid.draft(min(count + 1, k))
+            self._paid.draft(DraftRequest(min(count + 1, request.nodes)))
         ahead = slice(self._place, self._place + count)
         right = self._continuation[ahead]
         tokens = np.where(self.luck[ahead], right, (right + 1) % self._vocab_size)
         self._drafted = tokens.tolist()
         return Draft.chain(self._drafted, self._acceptance.conditional(len(tokens)).tolist(), self.name)
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         judged = [drafted == taken for drafted, taken in zip(self._drafted, emitted, strict=False)]
         accepted = judged.index(False) if False in judged else len(judged)
         self._acceptance.observe(min(len(judged), accepted + 1), accepted)
         self._place += len(emitted)
         self._drafted = []
         if self._paid is not None:
-            self._paid.observe(emitted, hidden)
+            self._paid.observe(emitted, outputs, path)
 
 
 def make_luck(count: int, acceptance: float, repeat: int, repeats: int) -> Luck:

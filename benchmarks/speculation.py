@@ -10,10 +10,11 @@ from time import perf_counter
 from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.loop import Limits, generate
+from ondevice.decoding.loop import run as driven
 from ondevice.decoding.record import Stats
 from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.decoding.schedule import MOST, AutoSchedule, ConstantSchedule, Schedule
-from ondevice.engines.protocol import Engine, TokenTree
+from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 
 PLAIN, AUTO, FIRST_AUTO = "plain", "auto", "auto, first"
 
@@ -79,9 +80,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Bench:
-    """An engine, a prompt and what plain greedy decoding makes of it."""
+    """An engine with a sequence on it, a prompt and what plain greedy decoding makes of it."""
 
     engine: Engine
+    session: Session
     prompt_ids: tuple[int, ...]
     continuation: tuple[int, ...]
 
@@ -91,13 +93,14 @@ class Bench:
 
         Forwards of every number of rows are run once: what only the first of a kind pays for counts against none.
         """
-        run = _run(engine, prompt_ids, tokens + 1, Cell(PLAIN))
+        session = engine.open_session()
+        run = _run(engine, session, prompt_ids, tokens + 1, Cell(PLAIN))
         for rows in range(2, MOST + 2):
-            engine.forward(TokenTree.chain(run.token_ids[:1] * rows), range(rows))
-        return cls(engine, tuple(prompt_ids), run.token_ids)
+            engine.forward([Rows(session, TokenTree.chain(run.token_ids[:1] * rows), range(rows))])
+        return cls(engine, session, tuple(prompt_ids), run.token_ids)
 
     def run(self, cell: Cell) -> Run:
-        return _run(self.engine, self.prompt_ids, len(self.continuation), cell)
+        return _run(self.engine, self.session, self.prompt_ids, len(self.continuation), cell)
 
     def measure(
         self,
@@ -138,11 +141,12 @@ class Bench:
         cell.runs.append(self.run(cell))
 
 
-def _run(engine: Engine, prompt_ids: Sequence[int], tokens: int, cell: Cell) -> Run:
+def _run(engine: Engine, session: Session, prompt_ids: Sequence[int], tokens: int, cell: Cell) -> Run:
     """Generate greedily; stop tokens are tokens like others. The prompt stays in the cache for the next run."""
-    engine.rewind(min(engine.length, len(prompt_ids) - 1))
+    session.rewind(min(session.length, len(prompt_ids) - 1))
     sampler = Sampler(SamplingOptions(temperature=0.0))
-    rounds = generate(engine, prompt_ids, sampler, Limits(tokens), drafter=cell.drafter, schedule=cell.schedule)
+    loop = generate(session, prompt_ids, sampler, Limits(tokens), drafter=cell.drafter, schedule=cell.schedule)
+    rounds = driven(loop, lambda rows: engine.forward([rows])[0])
     stats, token_ids = Stats(), list(next(rounds).token_ids)
     started = perf_counter()
     for this in rounds:
@@ -163,16 +167,17 @@ def measure_draft_step(engine: Engine, prompt_ids: Sequence[int], count: int = 4
     """Time the two in turn; None where the bundle has no drafter."""
     if not engine.has_drafter:
         return None
-    engine.rewind(0)
-    outputs = engine.forward(TokenTree.chain(prompt_ids), [len(prompt_ids) - 1])
-    engine.commit(range(len(prompt_ids)))
+    session = engine.open_session()
+    (outputs,) = engine.forward([Rows(session, TokenTree.chain(prompt_ids), [len(prompt_ids) - 1])])
+    session.commit(range(len(prompt_ids)))
     hidden, token = outputs.hidden[0].copy(), int(outputs.logits[0].argmax())
     rows, steps = [], []
     for _ in range(count):
         started = perf_counter()
-        engine.forward(TokenTree.chain([token]), [0])
+        engine.forward([Rows(session, TokenTree.chain([token]), [0])])
         forwarded = perf_counter()
-        engine.draft_step(token, hidden)
+        session.draft_step(token, hidden)
         rows.append(forwarded - started)
         steps.append(perf_counter() - forwarded)
+    session.close()
     return DraftStepCost(median(steps), median(rows))

@@ -1,10 +1,14 @@
 """Gemma 4 on CPUs, offline, with multi-token drafts that never change the output.
 
-import ondevice
+    import ondevice
 
-with ondevice.load("bundles/reference") as model:
-    for step in model.stream("def fibonacci(n):", max_new_tokens=64):
-        print(step.text, end="")
+    with ondevice.load("bundles/reference") as model:
+        for step in model.stream("def fibonacci(n):", max_new_tokens=64):
+            print(step.text, end="")
+
+`load` opens a bundle and returns a `Model`. `Model.stream` returns a `Generation`, which yields a `Step` per round;
+`Model.generate` returns a `Reply`. Their keywords are the fields of `GenerationOptions`. Every error is an
+`OndeviceError`. An application's own way of drafting is a `Drafter`.
 """
 
 from __future__ import annotations
@@ -13,30 +17,101 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ondevice.errors import OndeviceError
-
-if TYPE_CHECKING:
-    from ondevice.decoding.record import Reply, Stats, Step
-    from ondevice.model import Model, load
+from ondevice.errors import (
+    BundleCorruptError,
+    BundleError,
+    BundleNotFoundError,
+    CheckpointError,
+    ContextOverflowError,
+    MissingDependencyError,
+    OndeviceError,
+    PairMismatchError,
+    PromptError,
+    SessionFileError,
+    UnsupportedBundleError,
+    UsageError,
+)
 
 __version__ = "0.1.0"
 
 # ONNX Runtime's packages send telemetry from 1.29 on, unless they find this when they are imported (PR 27379).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = ["Model", "OndeviceError", "Reply", "Stats", "Step", "__version__", "load"]
+__all__ = [
+    "BundleCorruptError",
+    "BundleError",
+    "BundleNotFoundError",
+    "CheckpointError",
+    "ContextOverflowError",
+    "Draft",
+    "DraftRequest",
+    "Drafter",
+    "EngineName",
+    "FinishReason",
+    "Forecast",
+    "Generation",
+    "GenerationKeywords",
+    "GenerationOptions",
+    "KVCacheType",
+    "LogitsProcessor",
+    "Message",
+    "MissingDependencyError",
+    "Model",
+    "OndeviceError",
+    "Outputs",
+    "PairMismatchError",
+    "Progress",
+    "Prompt",
+    "PromptError",
+    "Reply",
+    "SamplingOptions",
+    "ScheduleName",
+    "Session",
+    "SessionFileError",
+    "Stats",
+    "Step",
+    "UnsupportedBundleError",
+    "UsageError",
+    "__version__",
+    "load",
+]
 
-_HOMES = {
-    "Model": "ondevice.model",
-    "load": "ondevice.model",
-    "Reply": "ondevice.decoding.record",
-    "Stats": "ondevice.decoding.record",
-    "Step": "ondevice.decoding.record",
-}
+if TYPE_CHECKING:
+    from ondevice.decoding.record import FinishReason, Reply, Stats, Step
+    from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
+    from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+    from ondevice.engines.choice import EngineName
+    from ondevice.engines.protocol import KVCacheType, Outputs, Session
+    from ondevice.generation import Generation
+    from ondevice.model import Model, load
+    from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
+    from ondevice.progress import Progress
+    from ondevice.text.chat_template import Message
+    from ondevice.text.prompt import Prompt
+else:
+    # Imported when they are first needed: `ondevice --help` needs neither numpy nor numba. A type checker must not see
+    # this `__getattr__`, or it would believe in every attribute.
+    _HOMES = {
+        "decoding.record": ("FinishReason", "Reply", "Stats", "Step"),
+        "decoding.sampling": ("LogitsProcessor", "SamplingOptions"),
+        "drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
+        "engines.choice": ("EngineName",),
+        "engines.protocol": ("KVCacheType", "Outputs", "Session"),
+        "generation": ("Generation",),
+        "model": ("Model", "load"),
+        "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
+        "progress": ("Progress",),
+        "text.chat_template": ("Message",),
+        "text.prompt": ("Prompt",),
+    }
+    _HOME_OF = {name: f"ondevice.{module}" for module, names in _HOMES.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'ondevice' has no attribute {name!r}")
+        return getattr(import_module(_HOME_OF[name]), name)
 
 
-def __getattr__(name: str) -> Any:
-    """Import numpy, onnxruntime and numba when they are first needed: `ondevice --help` needs none of them."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ondevice' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+def __dir__() -> list[str]:
+    """What `dir`, `help` and completion show: the public names, whether or not they were imported yet."""
+    return __all__

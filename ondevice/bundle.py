@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ondevice.errors import BundleCorruptError, BundleNotFoundError
+from ondevice.machine import expanded, home
 from ondevice.manifest import Manifest
 from ondevice.progress import Advance, Progress, counted, silent
 
@@ -49,6 +51,12 @@ class Bundle:
         if verify_hashes:
             bundle._check_hashes(on_hash)
         return bundle
+
+    @property
+    def content(self) -> str:
+        """Identifies graphs, weights and texts: the sha256 of all names and hashes that the manifest lists."""
+        listed = sorted((name, entry.sha256) for name, entry in self.manifest.files.items())
+        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
     def file(self, name: str) -> Path | None:
         """The path of a file that the manifest lists, else None."""
@@ -127,11 +135,13 @@ def _lies_in(root: Path, file: Path) -> bool:
 
 def model_home() -> Path:
     """Where bundles are looked up by name: `$ONDEVICE_HOME`, else `~/.ondevice`."""
-    return Path(os.environ.get("ONDEVICE_HOME") or Path.home() / ".ondevice")
+    if chosen := os.environ.get("ONDEVICE_HOME"):
+        return expanded(chosen)
+    return home() / ".ondevice"
 
 
 def _locate(location: str | Path) -> Path:
-    path = Path(location).expanduser()
+    path = expanded(location)
     if (path / MANIFEST).is_file():
         return path
     if path.exists():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from os import PathLike, fspath
 from pathlib import Path
 
 
 class OndeviceError(Exception):
     """Root of the tree: catch this to catch every mistake that ondevice can name."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class UsageError(OndeviceError, ValueError):
@@ -20,9 +24,16 @@ class PromptError(OndeviceError, ValueError):
 class ContextOverflowError(PromptError):
     """A prompt that leaves no room for a single new token."""
 
-    def __init__(self, prompt_tokens: int, context_length: int) -> None:
+    def __init__(self, prompt_tokens: int, context_length: int, *, counted: bool = True) -> None:
+        """
+        Args:
+            prompt_tokens: as many tokens has the prompt, or at least as many where they were not counted.
+            context_length: what there is room for.
+            counted: whether they were.
+        """
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and the context holds {context_length}: "
+            f"the prompt has {'' if counted else 'at least '}{prompt_tokens} tokens and the context holds "
+            f"{context_length}: "
             f"shorten the prompt by at least {prompt_tokens - context_length + 1} tokens"
         )
         self.prompt_tokens = prompt_tokens
@@ -39,10 +50,6 @@ class BundleNotFoundError(BundleError, FileNotFoundError):
     def __init__(self, path: Path | str, reason: str = "no bundle.json there") -> None:
         super().__init__(f"no bundle at {path}: {reason}. Make one with `ondevice export SOURCE --out DIR`")
         self.path = path
-
-    def __str__(self) -> str:
-        # FileNotFoundError formats (errno, strerror) pairs; ours has a single ready message.
-        return str(self.args[0])
 
 
 class BundleCorruptError(BundleError):
@@ -61,9 +68,40 @@ class PairMismatchError(CheckpointError):
     """A drafter that does not belong to its target."""
 
 
-class MissingDependencyError(OndeviceError, ImportError):
-    """An optional package that this command needs is not installed."""
+class SessionFileError(OndeviceError):
+    """A file of a saved sequence that is damaged, or belongs to another bundle, engine or version."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs {package}: pip install 'ondevice[{extra}]'")
+    def __init__(self, path: str | PathLike[str], reason: str) -> None:
+        super().__init__(f"{fspath(path)} cannot be loaded: {reason}")
+        self.path = path
+
+
+class MissingDependencyError(OndeviceError, ImportError):
+    """A package that this needs, and that not every installation has.
+
+    Attributes:
+        package: its import name.
+    """
+
+    def __init__(self, package: str, extra: str | None = None, *, what: str = "this", instead: str = "") -> None:
+        """
+        Args:
+            extra: of ondevice-runtime that brings it; None where it is installed by its own name.
+            what: needs it.
+            instead: what else could be done.
+        """
+        name = package if extra is None else f"'ondevice-runtime[{extra}]'"
+        super().__init__(f"{what} needs {package}: pip install {name}" + (f", or {instead}" if instead else ""))
         self.package = package
+
+
+def one_line(text: str) -> str:
+    """A text with a space for each line break and control character: names of files and what a bundle says may hold
+    any, and a terminal obeys some of them.
+    """
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def reason(error: BaseException) -> str:
+    """What another library's error says, short and in one line, for a message of our own."""
+    return one_line((str(error).strip() or type(error).__name__).splitlines()[0])[:200]

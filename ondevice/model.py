@@ -4,61 +4,78 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Generator
+from contextlib import closing
+from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 from ondevice import machine
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.decoding import loop
-from ondevice.decoding.costs import Costs
 from ondevice.decoding.processors import SuppressTokens
 from ondevice.decoding.record import FinishReason, Reply, Round, Stats, Step
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.schedule import Schedule, make_schedule
-from ondevice.drafters.fallback import Fallback
-from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.ngram import NgramDrafter
-from ondevice.drafters.protocol import Drafter
+from ondevice.decoding.runner import Drafting, Runner, Task
+from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.drafters import registry
 from ondevice.engines.choice import EngineName, open_engine
+from ondevice.engines.process import Process
 from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
-from ondevice.options import GenerationDefaults, GenerationOptions
+from ondevice.generation import Cancellation, Generation
+from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
 from ondevice.progress import Progress, silent
-from ondevice.step_stream import StepStream
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
 from ondevice.text.tokenizer import Tokenizer
 
+MAX_SEQUENCES = 4
+"""Generations of a model at the same time, where nobody says how many."""
+
+CACHE_BYTES = 1 << 29
+"""Of finished sequences, where nobody says how many: eight chats of 4,096 tokens at Gemma 4 E2B's shape."""
+
+MOST_THREADS = 256
+"""More would only wait for one another, where there are not as many processors."""
+
 _log = logging.getLogger("ondevice")
 
 
 class Model:
-    """One bundle, one engine, one sequence's cache. Generations of one model come one after another.
+    """One bundle, one engine, and the sequences that it generates, side by side up to `max_sequences`.
 
-    What was learnt about the machine's costs and the drafters' luck stays from one generation to the next, and so does
-    the cache: a prompt that begins like the last sequence is not computed again.
+    Several threads may use a model at once. What was learnt about the machine's costs and the drafters' luck stays from
+    one generation to the next, and so do finished sequences: a prompt that begins like one is not computed again.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, threads: int, load_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        threads: int,
+        load_s: float = 0.0,
+        *,
+        max_sequences: int = MAX_SEQUENCES,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
         self.manifest = bundle.manifest
         self.engine = engine
         self.threads = threads
         self.load_s = load_s
+        self.context_length = engine.context_length
         self.last_stats = Stats()
+        """Of the generation that began last."""
         self.tokenizer, self._template = _text_side(bundle)
-        self._defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG))
+        self._defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self._defaults.eos_token_ids)
-        self._drafters: dict[str, Drafter] = {}
-        self._schedules: dict[tuple[str, int | None], Schedule] = {}
-        self._costs = Costs()
-        self._cached: list[int] = []
-        self._cancelled = threading.Event()
-        self._busy = threading.Lock()
-        self._closed = False
+        self._runner = Runner(engine, max_sequences, cache_bytes)
+        self._lock = threading.Lock()
+        self._process = Process()
+        self._generations: list[weakref.ref[Generation]] = []
 
     def __enter__(self) -> Model:
         return self
@@ -68,16 +85,13 @@ class Model:
     ) -> None:
         self.close()
 
-    @property
-    def context_length(self) -> int:
-        return self.engine.context_length
-
     def close(self) -> None:
-        """Give the engine's memory back. A closed model generates nothing more; a running generation is cancelled, and
-        the memory comes back when that has ended.
+        """Give the engine's memory back. A closed model generates nothing more; running generations are cancelled, and
+        the memory comes back when the last one has ended.
         """
-        self._closed = True
-        self._close_engine()
+        if self._process.is_this_one:
+            self._runner.close()
+            self.cancel()
 
     def forget(self) -> None:
         """Drop every text seen so far, from the cache and from what drafters remember; what was learnt about this
@@ -87,61 +101,99 @@ class Model:
             UsageError: a generation is running, or the model is closed.
         """
         self._check_open()
-        if not self._busy.acquire(blocking=False):
-            raise UsageError("this model is generating: wait for it or cancel it before it can forget")
-        try:
-            self.engine.rewind(0)
-            self._cached = []
-            for drafter in self._drafters.values():
-                drafter.forget()
-        finally:
-            self._release()
+        self._runner.forget()
 
     def cancel(self) -> None:
-        """Stop the running generation within one forward, from any thread; it ends with finish_reason `cancelled`."""
-        self._cancelled.set()
+        """Stop all generations within one forward, those included that wait for their turn; from any thread. They end
+        with finish_reason `cancelled`.
+        """
+        for reference in self._generations if self._process.is_this_one else []:
+            if (generation := reference()) is not None:
+                generation.cancel()
 
-    def generate(self, prompt: Prompt, **options: Any) -> Reply:
+    def generate(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Reply:
         """The whole reply at once. Takes and raises what `stream` does."""
         text: list[str] = []
         token_ids: list[int] = []
         reason: FinishReason = "cancelled"
-        for step in self.stream(prompt, **options):
-            text.append(step.text)
-            token_ids += step.token_ids
-            reason = step.finish_reason or reason
-        return Reply("".join(text), tuple(token_ids), reason, self.last_stats)
+        with self.stream(prompt, **options) as generation:
+            for step in generation:
+                text.append(step.text)
+                token_ids += step.token_ids
+                reason = step.finish_reason or reason
+        return Reply("".join(text), tuple(token_ids), reason, generation.stats)
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Step]:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Generation:
         """Generate, a `Step` per round; the last one has a finish_reason.
+
+        Several may run at once, read by several threads or in turn by one: their rows share forwards. Beyond
+        `max_sequences` they wait, in the order in which their first steps are asked for.
 
         Args:
             prompt: text, token ids, or messages (`{"role": ..., "content": ...}`) for the bundle's chat template.
             options: the fields of `GenerationOptions`.
 
         Raises:
-            UsageError: an option that does not exist or fit, or a generation is running already.
+            UsageError: an option that does not exist or fit.
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
         """
-        self._check_open()
         chosen = GenerationOptions.of(options)
-        token_ids = self.encode(prompt)
+        prompt_ids = self.encode(prompt)
         suppressed = self._defaults.suppress_tokens
         own = [SuppressTokens(suppressed)] if suppressed else []
-        sampler = Sampler(chosen.sampling(self._defaults), [*own, *chosen.logits_processors])
+        sampler = Sampler(chosen.sampling(self._defaults), [*own, *(chosen.logits_processors or ())])
         text_stream = self._text_stream(chosen)
-        drafter = self._drafter(chosen.drafter)
-        schedule = None if drafter is None else self._schedule(chosen)
-        if not self._busy.acquire(blocking=False):
-            raise UsageError("this model is generating already: wait for it, cancel it, or load a second one")
-        self._cancelled.clear()
-        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, self._stopped, chosen.on_prefill)
-        rounds = self._rounds(token_ids, sampler, limits, drafter, schedule)
-        return StepStream(self._steps(rounds, text_stream), self._release)
+        drafting = self._drafting(chosen)
+        cancellation, runner = Cancellation(), self._runner
+
+        def cancelled() -> bool:
+            return cancellation.requested or runner.closed
+
+        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
+        stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name)
+        rounds = self._runner.rounds(Task(prompt_ids, sampler, limits, drafting, stats))
+        self.last_stats = stats
+        generation = Generation(_steps(rounds, text_stream, self._process), stats, cancellation, runner.batch.wake)
+        with self._lock:
+            alive = [reference for reference in self._generations if reference() is not None]
+            self._generations = [*alive, weakref.ref(generation)]
+        return generation
+
+    def save_prefix(self, prompt: Prompt, path: str | PathLike[str]) -> int:
+        """Read a prompt once and keep what was computed in a file: a system prompt on a small machine, say.
+
+        Messages are saved with the beginning of a reply after them; prompts that go on otherwise share all but that.
+
+        Returns:
+            How many tokens were saved.
+
+        Raises:
+            PromptError: as `stream` does.
+            OSError: the file cannot be written.
+        """
+        prompt_ids = self.encode(prompt)
+        limits = loop.Limits(1, cancelled=lambda: self._runner.closed)
+        greedy = Sampler(SamplingOptions(temperature=0.0))
+        self._runner.save_prefix(Task(prompt_ids, greedy, limits, Drafting(registry.NONE, "auto", None), Stats()), path)
+        return len(prompt_ids)
+
+    def load_prefix(self, path: str | PathLike[str]) -> int:
+        """Take what `save_prefix` wrote: prompts that begin like it are then computed from there on.
+
+        Returns:
+            How many tokens it has.
+
+        Raises:
+            OSError: the file cannot be read.
+            SessionFileError: it is damaged, or belongs to another bundle, engine, KV cache type or version.
+        """
+        self._check_open()
+        return self._runner.load_prefix(path)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked against vocabulary and context."""
-        token_ids = encode_prompt(prompt, self.tokenizer, self._template)
+        self._check_open()
+        token_ids = encode_prompt(prompt, self.tokenizer, self._template, self.context_length)
         vocab_size = self.manifest.target.vocab_size
         for token in token_ids:
             if not 0 <= token < vocab_size:
@@ -151,21 +203,9 @@ class Model:
         return token_ids
 
     def _check_open(self) -> None:
-        if self._closed:
+        self._process.check()
+        if self._runner.closed:
             raise UsageError("this model is closed: load it again")
-
-    def _stopped(self) -> bool:
-        return self._closed or self._cancelled.is_set()  # a generation that begins clears the latter
-
-    def _release(self) -> None:
-        self._busy.release()
-        if self._closed:
-            self._close_engine()
-
-    def _close_engine(self) -> None:
-        """Close it once, and not under a generation: a closed model stays busy."""
-        if self._busy.acquire(blocking=False):
-            self.engine.close()
 
     def _text_stream(self, chosen: GenerationOptions) -> TextStream | None:
         if self.tokenizer is not None:
@@ -174,78 +214,43 @@ class Model:
             raise UsageError("stop strings need a tokenizer, and this bundle has none")
         return None
 
-    def _drafter(self, name: str) -> Drafter | None:
-        if name == "none":
-            return None
-        if name == "mtp" and not self.engine.has_drafter:
-            raise UsageError("this bundle has no MTP drafter: use --drafter ngram, or export with --drafter SOURCE")
-        if name == "auto" and not self.engine.has_drafter:
-            name = "ngram"
-        if name not in self._drafters:
-            self._drafters[name] = self._make_drafter(name)
-        return self._drafters[name]
-
-    def _make_drafter(self, name: str) -> Drafter:
-        if name == "mtp":
-            return MtpDrafter(self.engine)
-        if name == "ngram":
-            return NgramDrafter()
-        return Fallback(MtpDrafter(self.engine), NgramDrafter(), self._costs.price)
-
-    def _schedule(self, chosen: GenerationOptions) -> Schedule:
-        """Kept for later generations with the same options: what it learnt holds for them too."""
+    def _drafting(self, chosen: GenerationOptions) -> Drafting:
+        if isinstance(chosen.drafter, str) and chosen.drafter != registry.NONE:
+            registry.entry(chosen.drafter, self.engine)
         name, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
         if count is None and name != "auto" and self.manifest.drafter is not None:
             count = self.manifest.drafter.num_assistant_tokens
-        if (name, count) not in self._schedules:
-            self._schedules[name, count] = make_schedule(name, count, self._costs)
-        return self._schedules[name, count]
+        return Drafting(chosen.drafter, name, count)
 
-    def _rounds(
-        self,
-        prompt_ids: list[int],
-        sampler: Sampler,
-        limits: loop.Limits,
-        drafter: Drafter | None,
-        schedule: Schedule | None,
-    ) -> Iterator[Round]:
-        """The loop over this model's cache, with the statistics kept."""
-        tokens = list(prompt_ids)
-        stats = self.last_stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name)
-        stats.drafter = drafter.name if drafter else "none"
-        self.engine.rewind(min(_shared(self._cached, prompt_ids), self.engine.length))
-        self._cached = []
-        try:
-            for this in loop.generate(self.engine, prompt_ids, sampler, limits, drafter=drafter, schedule=schedule):
-                tokens += this.token_ids
-                if not stats.new_tokens:
-                    stats.prefill_s, stats.new_tokens = this.seconds, len(this.token_ids)
-                elif this.rows:
-                    stats.add(this)
-                yield this
-        finally:
-            stats.peak_rss_bytes = machine.peak_rss_bytes()
-            # an interrupt may come between a commit and its round
-            self.engine.rewind(min(self.engine.length, len(tokens)))
-            self._cached = tokens[: self.engine.length]
 
-    def _steps(self, rounds: Iterator[Round], text_stream: TextStream | None) -> Iterator[Step]:
-        """Rounds as text, ended at a stop string."""
-        seen = 0
+def _steps(
+    rounds: Generator[Round, None, None], text_stream: TextStream | None, process: Process
+) -> Generator[Step, None, None]:
+    """Rounds as text, ended at a stop string.
+
+    A token whose text may be the beginning of a stop string waits with it, so that the ids of a reply do not depend on
+    how drafts divide it into rounds.
+    """
+    waiting: list[int] = []
+    given = 0
+    with closing(rounds):
         for this in rounds:
-            text, token_ids, reason = "", this.token_ids, this.finish_reason
+            waiting += this.token_ids
+            text, reason, final = "", this.finish_reason, given + len(waiting)
             if text_stream is not None:
-                text = text_stream.feed(token_ids)
-                if text_stream.stopped:
-                    reason = "stop"
-                elif reason:
+                text = text_stream.feed(this.token_ids)
+                if reason and not text_stream.stopped:
                     text += text_stream.finish()
                 if text_stream.stopped:
-                    token_ids = token_ids[: max(0, text_stream.kept_tokens - seen)]
-            seen += len(this.token_ids)
+                    reason = "stop"
+                if text_stream.stopped or not reason:
+                    final = text_stream.final_tokens
+            token_ids, waiting = tuple(waiting[: final - given]), waiting[final - given :]
+            given = final
             yield Step(text, token_ids, this.drafted, this.accepted, this.source, this.seconds, reason)
             if reason:
                 return
+            process.check()
 
 
 def load(
@@ -255,6 +260,8 @@ def load(
     threads: int | None = None,
     context_length: int | None = None,
     kv_cache: KVCacheType = "fp16",
+    max_sequences: int = MAX_SEQUENCES,
+    cache_bytes: int = CACHE_BYTES,
     verify_hashes: bool = False,
     on_pack: Progress = silent,
 ) -> Model:
@@ -266,6 +273,9 @@ def load(
         threads: compute threads; None takes the physical cores that this process may use.
         context_length: most tokens of a sequence; None takes the model's own.
         kv_cache: `int8` halves the memory of a long context, on the `simd` engine; `fp16` there is float32 on `ort`.
+        max_sequences: generations at the same time, 1 to 16; more wait for their turn.
+        cache_bytes: keys and values of finished sequences that are kept for prompts that begin like them; the newest
+            stays even where it alone is larger. 0 keeps none.
         verify_hashes: compare every file's sha256 first.
         on_pack: called while weights are packed for the `simd` engine, which happens once per bundle and takes seconds,
             with the bytes done and their number.
@@ -275,14 +285,27 @@ def load(
         UsageError: an engine, thread count, context or cache that does not exist.
     """
     started = perf_counter()
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads must be a whole number from 1 on, not {threads}")
+    if threads is not None:
+        _check_number("threads", threads, 1, max(MOST_THREADS, machine.processors()))
+    if context_length is not None:
+        _check_number("context_length", context_length, 2)
+    _check_number("max_sequences", max_sequences, 1)
+    _check_number("cache_bytes", cache_bytes, 0)
+    if not callable(on_pack):
+        raise UsageError(f"on_pack must be a function, not {on_pack!r:.99}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     count = threads or machine.default_threads()
     if count > (most := machine.processors()):
         _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
     running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, on_pack=on_pack)
-    return Model(opened, running, count, perf_counter() - started)
+    loaded = perf_counter() - started
+    return Model(opened, running, count, loaded, max_sequences=max_sequences, cache_bytes=cache_bytes)
+
+
+def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        upper = "on" if most is None else f"to {most}"
+        raise UsageError(f"{name} must be a whole number from {least} {upper}, not {value!r:.99}")
 
 
 def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplate | None]:
@@ -296,12 +319,3 @@ def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplate | None]:
     names = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
     special = {name: tokenizer.text_of(token) for name, token in names.items()}
     return tokenizer, None if template is None else ChatTemplate.from_file(template, special)
-
-
-def _shared(cached: Sequence[int], prompt_ids: Sequence[int]) -> int:
-    """Length of the common beginning; the prompt's last token is always computed, for its outputs."""
-    most = min(len(cached), len(prompt_ids) - 1)
-    for index in range(most):
-        if cached[index] != prompt_ids[index]:
-            return index
-    return most

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
-from ondevice.errors import BundleCorruptError, UsageError
+from ondevice.drafters import registry
+from ondevice.drafters.protocol import Drafter
+from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.progress import Progress, silent
 
-DrafterName = Literal["auto", "mtp", "ngram", "none"]
 ScheduleName = Literal["auto", "heuristic", "constant"]
 
 
@@ -29,24 +30,42 @@ class GenerationDefaults:
     suppress_tokens: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, path: Path | None) -> GenerationDefaults:
-        """Raises BundleCorruptError where the file is no JSON object."""
+    def read(cls, path: Path | None, vocab_size: int) -> GenerationDefaults:
+        """
+        Args:
+            path: the file; None where the bundle has none.
+            vocab_size: above every token id.
+
+        Raises:
+            BundleCorruptError: it is no JSON object, or a value makes no sense.
+        """
         if path is None:
             return cls()
         try:
-            config = dict(json.loads(path.read_text("utf-8")))
-        except (ValueError, TypeError) as error:
-            raise BundleCorruptError(f"{path} is not a JSON object ({error}): export the bundle again") from error
-        eos = config.get("eos_token_id")
+            return cls._of(dict(json.loads(path.read_text("utf-8"))), vocab_size)
+        except UsageError as error:
+            raise BundleCorruptError(f"{path}: {error}: export the bundle again") from error
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise BundleCorruptError(
+                f"{path} is not a JSON object ({reason(error)}): export the bundle again"
+            ) from error
+
+    @classmethod
+    def _of(cls, config: Mapping[str, Any], vocab_size: int) -> GenerationDefaults:
         sampled: dict[str, Any] = {}
         if config.get("do_sample"):
             sampled = {name: config[name] for name in ("top_k", "top_p", "min_p") if config.get(name) is not None}
-            sampled["temperature"] = config.get("temperature", 1.0)
+            sampled["temperature"] = 1.0 if config.get("temperature") is None else config["temperature"]
+        penalty = 1.0 if config.get("repetition_penalty") is None else config["repetition_penalty"]
+        checked = SamplingOptions(**{"temperature": 0.0, **sampled}, repetition_penalty=penalty)
         return cls(
-            **sampled,
-            repetition_penalty=config.get("repetition_penalty") or 1.0,
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-            suppress_tokens=tuple(config.get("suppress_tokens") or ()),
+            temperature=checked.temperature,
+            top_k=checked.top_k,
+            top_p=checked.top_p,
+            min_p=checked.min_p,
+            repetition_penalty=checked.repetition_penalty,
+            eos_token_ids=_token_ids(config, "eos_token_id", vocab_size),
+            suppress_tokens=_token_ids(config, "suppress_tokens", vocab_size),
         )
 
 
@@ -56,7 +75,8 @@ class GenerationOptions:
 
     temperature : 0 is greedy
     stop : strings that end the text; they are not part of it
-    drafter : `auto` takes the bundle's MTP drafter with n-grams as its fallback, or n-grams alone
+    drafter : a name of `ondevice.drafters.registry`, `none`, or a drafter of the application's own, which serves one
+        generation at a time
     num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, longest of `auto`; None
         takes what the drafter ships with, and for `auto` no limit but its own
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
@@ -71,12 +91,12 @@ class GenerationOptions:
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | tuple[str, ...] | None = None
-    drafter: DrafterName = "auto"
+    stop: str | Sequence[str] | None = None
+    drafter: str | Drafter = registry.AUTO
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: ScheduleName = "auto"
-    logits_processors: Sequence[LogitsProcessor] = ()
-    on_prefill: Progress = silent
+    logits_processors: Sequence[LogitsProcessor] | None = ()
+    on_prefill: Progress | None = silent
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> GenerationOptions:
@@ -91,9 +111,19 @@ class GenerationOptions:
         _whole("max_new_tokens", self.max_new_tokens)
         if self.num_assistant_tokens is not None:
             _whole("num_assistant_tokens", self.num_assistant_tokens)
-        _choice("drafter", self.drafter, get_args(DrafterName))
+        if self.stop is not None and not isinstance(self.stop, Iterable):
+            raise UsageError(f"stop must be a string or a list of strings, not {self.stop!r:.99}")
+        if isinstance(self.drafter, str) or not _has(
+            self.drafter, "name", "begin", "forget", "forecast", "draft", "observe"
+        ):
+            _choice("drafter", self.drafter, registry.names())
+        processors = self.logits_processors
+        if processors is not None and not (isinstance(processors, Sequence) and all(map(callable, processors))):
+            raise UsageError(f"logits_processors must be a list of functions, not {processors!r:.99}")
+        if self.on_prefill is not None and not callable(self.on_prefill):
+            raise UsageError(f"on_prefill must be a function, not {self.on_prefill!r:.99}")
         _choice("num_assistant_tokens_schedule", self.num_assistant_tokens_schedule, get_args(ScheduleName))
-        if self.drafter == "none" and self.num_assistant_tokens is not None:
+        if self.drafter == registry.NONE and self.num_assistant_tokens is not None:
             raise UsageError("num_assistant_tokens says nothing where the drafter is none: leave one of them out")
 
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
@@ -111,11 +141,43 @@ class GenerationOptions:
         )
 
 
+class GenerationKeywords(TypedDict, total=False):
+    """The fields of `GenerationOptions`, as keywords of `Model.stream` and `Model.generate`."""
+
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    drafter: str | Drafter
+    num_assistant_tokens: int | None
+    num_assistant_tokens_schedule: ScheduleName
+    logits_processors: Sequence[LogitsProcessor] | None
+    on_prefill: Progress | None
+
+
 def _whole(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} must be a whole number from 1 on, not {value!r}")
+        raise UsageError(f"{name} must be a whole number from 1 on, not {value!r:.99}")
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    if not isinstance(value, str) or value not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r:.99}")
+
+
+def _has(value: object, *names: str) -> bool:
+    return all(hasattr(value, name) for name in names)
+
+
+def _token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
+    """A token id, a list of them, or none."""
+    value = config.get(name)
+    found = [] if value is None else value if isinstance(value, list) else [value]
+    for token in found:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise UsageError(f"{name} must hold token ids from 0 to {vocab_size - 1}, not {token!r:.99}")
+    return tuple(found)

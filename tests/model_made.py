@@ -49,7 +49,13 @@ def write_bundle(directory: Path, *, tokenizer: bool = True, template: bool = Tr
 
 def load_toy(bundle: str | Path, *, context_length: int | None = None, **_: object) -> Model:
     """Stands in for `ondevice.load`."""
-    return Model(Bundle.open(bundle), ToyEngine(context_length or 400), threads=1, load_s=0.5)
+    return model_over(ToyEngine(context_length or 400), bundle)
+
+
+def model_over(engine: ToyEngine, bundle: str | Path, max_sequences: int = 4, cache_bytes: int = 1 << 30) -> Model:
+    return Model(
+        Bundle.open(bundle), engine, threads=1, load_s=0.5, max_sequences=max_sequences, cache_bytes=cache_bytes
+    )
 
 
 def _tokenizer() -> tokenizers.Tokenizer:

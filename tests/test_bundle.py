@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from ondevice.manifest import DrafterEntry, FileEntry, Layer, Manifest, Quantiza
 PAYLOAD = b"weights" * 100
 
 
-def manifest(**changes: object) -> Manifest:
+def manifest(**changes: Any) -> Manifest:
     layers = (Layer("sliding", 1, 32, 0), Layer("full", 1, 64, 1), Layer("sliding", 1, 32, 0), Layer("full", 1, 64, 1))
     made = Manifest(
         family="gemma4",
@@ -125,7 +126,7 @@ def test_a_manifest_that_is_only_laid_out_otherwise(bundle: Path) -> None:
 def test_what_older_exporters_wrote(bundle: Path) -> None:
     """They hashed no manifest, and kept a schedule that nothing reads."""
 
-    def change(data: dict) -> None:
+    def change(data: dict[str, Any]) -> None:
         del data["sha256"]
         data["drafter"] = {"graph": "d", "full_layer": 1, "sliding_layer": 0, "candidates": 8}
         data["drafter"]["num_assistant_tokens_schedule"] = "heuristic"
@@ -142,6 +143,18 @@ def test_a_link_that_leaves_the_directory(bundle: Path) -> None:
         Bundle.open(bundle)
 
 
+def test_the_content_is_that_of_all_files(bundle: Path) -> None:
+    before = Bundle.open(bundle).content
+    assert before == Bundle.open(bundle.rename(bundle.parent / "other")).content
+    moved = bundle.parent / "other"
+    (moved / "target.onnx").write_bytes(bytes([PAYLOAD[0] ^ 1]) + PAYLOAD[1:])
+    edit(moved, lambda data: data["files"]["target.onnx"].update(sha256=sha256(moved / "target.onnx")))
+    changed = Bundle.open(moved).content
+    (moved / "tokenizer.json").write_bytes(b"{}")
+    edit(moved, lambda data: data["files"].update({"tokenizer.json": {"size": 2, "sha256": "0" * 64}}))
+    assert len({before, changed, Bundle.open(moved).content}) == 3
+
+
 @pytest.mark.parametrize("schema", [0, 2, None, "1"])
 def test_an_unknown_schema(schema: object, bundle: Path) -> None:
     edit(bundle, lambda data: data.update(schema=schema))
@@ -149,7 +162,7 @@ def test_an_unknown_schema(schema: object, bundle: Path) -> None:
         Bundle.open(bundle)
 
 
-def drop(data: dict, *keys: str) -> None:
+def drop(data: dict[str, Any], *keys: str) -> None:
     for key in keys[:-1]:
         data = data[key]
     del data[keys[-1]]

@@ -28,9 +28,10 @@ def test_a_repeated_prompt_is_drafted_from_memory_unless_forgotten(model):
 
 
 def test_the_cache_is_computed_anew(model):
-    model.generate("abcde", max_new_tokens=1)
+    model.generate("abcdeabcde", max_new_tokens=1)
+    assert model.generate("abcdeabcde", max_new_tokens=1).stats.cached_tokens == 10
     model.forget()
-    assert model.engine.length == 0
+    assert model.generate("abcdeabcde", max_new_tokens=1).stats.cached_tokens == 0
 
 
 def test_a_running_generation_keeps_its_memory(model):

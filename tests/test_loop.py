@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ondevice.decoding.loop import Limits, generate
+from ondevice.decoding.loop import Limits, generate, run
 from ondevice.decoding.record import Round
 from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.decoding.schedule import ConstantSchedule
-from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import ROOT, Floats
+from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
+from ondevice.errors import UsageError
 from tests.toy_engine import VOCAB, ToyEngine, logits_after
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -29,17 +31,23 @@ class Guesser:
         self._rng = np.random.default_rng(5)
         self.tokens: list[int] = []
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        assert list(session.tokens) == list(prompt_ids)
         self.tokens = list(prompt_ids)
+        self.requests: list[DraftRequest] = []
 
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(np.full(k, self._luck, np.float32), self.name)
+    def forget(self) -> None:
+        """Nothing is remembered."""
 
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(np.full(nodes, self._luck, np.float32), self.name)
+
+    def draft(self, request: DraftRequest) -> Draft:
+        self.requests.append(request)
         paths: list[list[int]] = []
         tokens: list[int] = []
         parents: list[int] = []
-        for node in range(k):
+        for node in range(request.nodes):
             parent = int(self._rng.integers(ROOT, node)) if self._tree and node else node - 1
             path = [] if parent == ROOT else paths[parent]
             right = int(logits_after(self.tokens + path).argmax())
@@ -49,19 +57,25 @@ class Guesser:
             parents.append(parent)
         return Draft(np.array(tokens, np.int64), np.array(parents, np.int64), source=self.name)
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         """The toy engine's hidden state of a row is its logits."""
-        for token, row in zip(emitted, hidden, strict=True):
-            np.testing.assert_array_equal(row, logits_after(self.tokens))
+        for token, row in zip(emitted, path, strict=True):
+            np.testing.assert_array_equal(outputs.hidden[row], logits_after(self.tokens))
             self.tokens.append(token)
 
 
-def run(
-    options: SamplingOptions, limits: Limits, drafter: Guesser | None = None, k: int = 4, **engine: int
+def generated(
+    options: SamplingOptions, limits: Limits, drafter: Guesser | None = None, k: int = 4, **engine: Any
 ) -> tuple[list[int], list[Round]]:
     schedule = None if drafter is None else ConstantSchedule(k)
-    rounds = list(generate(ToyEngine(**engine), PROMPT, Sampler(options), limits, drafter=drafter, schedule=schedule))
+    session = ToyEngine(**engine).open_session()
+    loop = generate(session, PROMPT, Sampler(options), limits, drafter=drafter, schedule=schedule)
+    rounds = list(run(loop, alone(session.engine)))
     return [token for this in rounds for token in this.token_ids], rounds
+
+
+def alone(engine: ToyEngine) -> Callable[[Rows], Outputs]:
+    return lambda rows: engine.forward([rows])[0]
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -69,8 +83,8 @@ def run(
 @pytest.mark.parametrize("k", [1, 3, 7])
 @pytest.mark.parametrize("options", [GREEDY, SamplingOptions(0.8, top_k=5, seed=7)], ids=["greedy", "seeded"])
 def test_drafts_change_nothing(options: SamplingOptions, k: int, luck: float, tree: bool) -> None:
-    plain, _ = run(options, Limits(60))
-    drafted, rounds = run(options, Limits(60), Guesser(luck, tree), k)
+    plain, _ = generated(options, Limits(60))
+    drafted, rounds = generated(options, Limits(60), Guesser(luck, tree), k)
     assert drafted == plain
     assert len(drafted) == 60
     if luck == 1.0 and options is GREEDY and not tree:
@@ -79,16 +93,16 @@ def test_drafts_change_nothing(options: SamplingOptions, k: int, luck: float, tr
 
 @pytest.mark.parametrize("most", [1, 2, 5, 6, 7])
 def test_max_new_tokens_is_exact(most: int) -> None:
-    tokens, rounds = run(GREEDY, Limits(most), Guesser(1.0))
+    tokens, rounds = generated(GREEDY, Limits(most), Guesser(1.0))
     assert len(tokens) == most
     assert rounds[-1].finish_reason == "length"
 
 
 @pytest.mark.parametrize("stop_at", range(1, 12))
 def test_a_stop_token_inside_a_draft_ends_the_output_there(stop_at: int) -> None:
-    plain, _ = run(GREEDY, Limits(12))
+    plain, _ = generated(GREEDY, Limits(12))
     stop = frozenset({plain[stop_at]})
-    tokens, rounds = run(GREEDY, Limits(12, stop), Guesser(1.0))
+    tokens, rounds = generated(GREEDY, Limits(12, stop), Guesser(1.0))
     assert tokens == plain[: plain.index(plain[stop_at]) + 1]
     assert rounds[-1].finish_reason == "stop"
     assert all(this.accepted <= len(this.token_ids) for this in rounds)
@@ -96,20 +110,80 @@ def test_a_stop_token_inside_a_draft_ends_the_output_there(stop_at: int) -> None
 
 @pytest.mark.parametrize("luck", [0.0, 1.0])
 def test_a_full_context_ends_the_output(luck: float) -> None:
-    tokens, rounds = run(GREEDY, Limits(1000), Guesser(luck), context_length=20)
+    tokens, rounds = generated(GREEDY, Limits(1000), Guesser(luck), context_length=20)
     assert len(tokens) == 20 - len(PROMPT) + 1  # the last token needs no place of its own
     assert rounds[-1].finish_reason == "context"
 
 
 def test_a_prefill_in_chunks_changes_nothing() -> None:
-    assert run(GREEDY, Limits(20), chunk=2)[0] == run(GREEDY, Limits(20))[0]
+    assert generated(GREEDY, Limits(20), chunk=2)[0] == generated(GREEDY, Limits(20))[0]
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_cancelling_stops_within_one_forward(after: int) -> None:
     engine = ToyEngine(chunk=2)
     limits = Limits(50, cancelled=lambda: engine.forwards >= after)
-    rounds = list(generate(engine, PROMPT, Sampler(GREEDY), limits))
+    rounds = list(run(generate(engine.open_session(), PROMPT, Sampler(GREEDY), limits), alone(engine)))
     assert engine.forwards == after
     assert rounds[-1].finish_reason == "cancelled"
     assert rounds[-1].token_ids == ()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_driver_may_cut_a_prefill_short(cut: int) -> None:
+    engine = ToyEngine()
+
+    def forward(rows: Rows) -> Outputs:
+        tokens = rows.tree.tokens.tolist()
+        if len(rows.wanted) < len(tokens):
+            tokens = tokens[:cut]
+            rows = Rows(rows.session, TokenTree.chain(tokens), [len(tokens) - 1])
+        return engine.forward([rows])[0]
+
+    told: list[tuple[int, int]] = []
+    limits = Limits(20, on_prefill=lambda *progress: told.append(progress))
+    rounds = list(run(generate(engine.open_session(), PROMPT, Sampler(GREEDY), limits), forward))
+    assert [token for this in rounds for token in this.token_ids] == generated(GREEDY, Limits(20))[0]
+    assert told == [(min(done, 5), 5) for done in range(cut, 5 + cut, cut)]
+
+
+def test_a_loop_runs_nothing_itself() -> None:
+    """It says what it wants run, and goes on when it is told the outputs."""
+    engine = ToyEngine()
+    session = engine.open_session()
+    loop = generate(session, PROMPT, Sampler(GREEDY), Limits(3))
+    wanted = next(loop)
+    assert isinstance(wanted, Rows)
+    assert wanted.tree.tokens.tolist() == PROMPT
+    assert list(wanted.wanted) == [4]
+    assert engine.forwards == 0
+    first = loop.send(engine.forward([wanted])[0])
+    assert isinstance(first, Round)
+    assert first.rows == 5
+    assert isinstance(next(loop), Rows)
+    assert engine.forwards == 1
+
+
+def test_a_drafter_is_told_how_the_target_chooses() -> None:
+    drafter, options = Guesser(1.0), SamplingOptions(0.8, top_k=5, top_p=0.9, repetition_penalty=1.1, seed=7)
+    tokens, rounds = generated(options, Limits(30), drafter, 3)
+    positions = [sum(len(this.token_ids) for this in rounds[: index + 1]) for index in range(len(rounds) - 1)]
+    assert [request.position for request in drafter.requests] == positions[: len(drafter.requests)]
+    assert {request.sampling for request in drafter.requests} == {options}
+    assert len(tokens) == 30
+
+
+def test_a_tree_is_counted_by_its_depth() -> None:
+    _, rounds = generated(GREEDY, Limits(60), Guesser(0.7, tree=True), 7)
+    drafted = [this for this in rounds if this.drafted]
+    assert any(this.depth < this.drafted for this in drafted)
+    assert all(this.accepted <= this.depth <= this.drafted for this in drafted)
+
+
+def test_a_drafter_that_proposes_more_than_it_may_is_named() -> None:
+    class Chatterbox(Guesser):
+        def draft(self, request: DraftRequest) -> Draft:
+            return Draft.chain([1] * (request.nodes + 1))
+
+    with pytest.raises(UsageError, match="the drafter guesser proposed 5 tokens where 4 were asked for"):
+        generated(GREEDY, Limits(60), Chatterbox(1.0))

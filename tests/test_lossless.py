@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ondevice import Model, Reply
+from ondevice.options import ScheduleName
 
 SHORT = "def fibonacci(n):"
 LONG = (
@@ -23,7 +25,7 @@ DRAFTERS = ("mtp", "ngram", "auto")
 SCHEDULES = (*itertools.product(("constant", "heuristic"), (1, 4, 7)), ("auto", None))
 
 
-def plain(model: Model, prompt: str, **options: object) -> Reply:
+def plain(model: Model, prompt: str, **options: Any) -> Reply:
     return model.generate(prompt, drafter="none", **options)
 
 
@@ -46,7 +48,7 @@ def test_output_is_that_of_plain_decoding(
     prompt: str,
     temperature: float,
     drafter: str,
-    schedule: str,
+    schedule: ScheduleName,
     k: int | None,
 ) -> None:
     reply = reference_model.generate(
@@ -72,7 +74,7 @@ def test_drafting_saves_forwards(reference_model: Model) -> None:
 def test_a_penalty_sees_the_draft_path(reference_model: Model) -> None:
     changed = False
     for prompt in PROMPTS.values():
-        options = {"max_new_tokens": 48, "temperature": 0.0, "repetition_penalty": 1.3}
+        options: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.0, "repetition_penalty": 1.3}
         wanted = plain(reference_model, prompt, **options)
         changed |= wanted.token_ids != plain(reference_model, prompt, max_new_tokens=48, temperature=0.0).token_ids
         drafted = reference_model.generate(
@@ -91,7 +93,7 @@ def test_a_logits_processor_sees_the_draft_path(reference_model: Model) -> None:
         logits[context[-2]] = -np.inf
         return logits
 
-    options = {"max_new_tokens": 48, "temperature": 0.0, "logits_processors": [no_echo]}
+    options: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.0, "logits_processors": [no_echo]}
     wanted = plain(reference_model, SHORT, **options)
     assert contexts == list(range(contexts[0], contexts[0] + 48))
     assert all(a != b for a, b in zip(wanted.token_ids, wanted.token_ids[2:], strict=False))

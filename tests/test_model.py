@@ -6,17 +6,22 @@ import gc
 import json
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ondevice
 from ondevice import Model
 from ondevice.bundle import MANIFEST
+from ondevice.decoding.processors import SuppressTokens
 from ondevice.engines.choice import EngineName
+from ondevice.engines.protocol import Outputs, Rows
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.errors import BundleCorruptError, ContextOverflowError, PromptError, UsageError
+from ondevice.options import GenerationKeywords
 
 PROMPT = "def add(a, b):"
 
@@ -47,7 +52,7 @@ def test_steps_add_up_to_the_reply(reference_model: Model) -> None:
 
 
 def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> None:
-    options = {
+    options: dict[str, Any] = {
         "temperature": 0.0,
         "drafter": "mtp",
         "num_assistant_tokens": 7,
@@ -61,15 +66,49 @@ def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> N
 
 
 def test_a_known_beginning_is_not_computed_again(reference_model: Model) -> None:
+    reference_model.forget()
+    prompt = reference_model.encode(PROMPT)
     first = reference_model.generate(PROMPT, max_new_tokens=20, temperature=0.0)
-    continued = [*reference_model.encode(PROMPT), *first.token_ids, 300, 301]
-    cold_start = reference_model.engine.length
-    reference_model.engine.rewind(0)
-    cold = reference_model.generate(continued, max_new_tokens=20, temperature=0.0)
-    reference_model.generate(PROMPT, max_new_tokens=20, temperature=0.0)
-    assert reference_model.engine.length == cold_start
+    continued = [*prompt, *first.token_ids, 300, 301]
     warm = reference_model.generate(continued, max_new_tokens=20, temperature=0.0)
+    assert warm.stats.cached_tokens == len(prompt) + len(first.token_ids) - 1
+    reference_model.forget()
+    cold = reference_model.generate(continued, max_new_tokens=20, temperature=0.0)
+    assert cold.stats.cached_tokens == 0
     assert warm.token_ids == cold.token_ids
+
+
+def test_a_long_chat_without_its_thoughts_computes_new_tokens_only(
+    reference_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve turns with replies of 600 tokens, of which the next prompt has the last 40: a template drops thoughts."""
+    rng, rows, forward = np.random.default_rng(0), [], reference_model.engine.forward
+
+    def counting(batch: Sequence[Rows]) -> list[Outputs]:
+        rows.append(sum(len(each.tree) for each in batch))
+        return forward(batch)
+
+    monkeypatch.setattr(reference_model.engine, "forward", counting)
+    reference_model.forget()
+    prompt = rng.integers(300, 1000, 50).tolist()
+    endless: GenerationKeywords = {
+        "max_new_tokens": 600,
+        "temperature": 1.0,
+        "drafter": "none",
+        "logits_processors": [SuppressTokens(reference_model.manifest.eos_token_ids)],
+    }
+    for turn in range(12):
+        new = 40 + 30 if turn else len(prompt)
+        rows.clear()
+        options: GenerationKeywords = {**endless, "seed": turn}
+        reply = reference_model.generate(prompt, **options)
+        assert len(reply.token_ids) == 600
+        assert reply.stats.cached_tokens == len(prompt) - new
+        assert sum(rows) == new + 599
+        prompt = [*prompt, *reply.token_ids[-40:], *rng.integers(300, 1000, 30).tolist()]
+    warm = reference_model.generate(prompt, max_new_tokens=20, temperature=0.0)
+    reference_model.forget()
+    assert reference_model.generate(prompt, max_new_tokens=20, temperature=0.0).token_ids == warm.token_ids
 
 
 def test_a_prefill_tells_how_far_it_is(reference_model: Model) -> None:
@@ -89,13 +128,29 @@ def test_cancel_from_another_thread(reference_model: Model) -> None:
     assert reference_model.generate(PROMPT, max_new_tokens=3).finish_reason == "length"
 
 
-def test_one_generation_at_a_time(reference_model: Model) -> None:
-    stream = reference_model.stream(PROMPT)
-    with pytest.raises(UsageError, match="already"):
-        reference_model.stream(PROMPT)
-    del stream  # never started, and still the model is free again
-    next(reference_model.stream(PROMPT))
-    assert reference_model.generate(PROMPT, max_new_tokens=2).text is not None
+def test_generations_at_the_same_time(reference_model: Model) -> None:
+    """From several threads, drafted and plain, greedy and seeded: each says what it says alone."""
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 5, "drafter": "mtp"},
+        {"temperature": 0.0, "drafter": "none"},
+        {"temperature": 0.8, "seed": 7},
+    ]
+    prompts = [PROMPT, "class Stack:", "import os\nimport sys", "def is_prime(n):"]
+    jobs = list(zip(prompts, options, strict=True))
+    alone = [reference_model.generate(prompt, max_new_tokens=60, **each).token_ids for prompt, each in jobs]
+    together: dict[int, tuple[int, ...]] = {}
+
+    def work(number: int) -> None:
+        prompt, each = jobs[number]
+        together[number] = reference_model.generate(prompt, max_new_tokens=60, **each).token_ids
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[number] for number in range(4)] == alone
 
 
 def test_two_models_generate_side_by_side(reference_bundle: Path, reference_model: Model) -> None:
@@ -132,14 +187,14 @@ def test_two_models_generate_side_by_side(reference_bundle: Path, reference_mode
         ({"stop": ("",)}, "stop string"),
     ],
 )
-def test_options_that_make_no_sense(reference_model: Model, options: dict[str, object], words: str) -> None:
+def test_options_that_make_no_sense(reference_model: Model, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         reference_model.stream(PROMPT, **options)
     assert reference_model.generate(PROMPT, max_new_tokens=1).finish_reason == "length"
 
 
 @pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}], [2, 999_999], [-1], [2, "x"], 7, b"text"])
-def test_prompts_that_cannot_be_run(reference_model: Model, prompt: object) -> None:
+def test_prompts_that_cannot_be_run(reference_model: Model, prompt: Any) -> None:
     with pytest.raises(PromptError):
         reference_model.stream(prompt)
 
@@ -189,7 +244,8 @@ def test_a_bundle_without_a_tokenizer_takes_token_ids(reference_bundle: Path, tm
         reply = model.generate([2, 300, 301], max_new_tokens=5)
         assert len(reply.token_ids) == 5
         assert reply.text == ""
-        for prompt, options in (("text", {}), ([2], {"stop": "x"})):
+        asked: list[tuple[Any, GenerationKeywords]] = [("text", {}), ([2], {"stop": "x"})]
+        for prompt, options in asked:
             with pytest.raises((UsageError, PromptError), match="tokenizer"):
                 model.stream(prompt, **options)
 
@@ -256,10 +312,11 @@ def test_a_model_closed_while_it_generates_ends_that_first(reference_bundle: Pat
     with pytest.raises(UsageError, match="this model is closed"):
         model.forget()
     model.close()
-    assert not vars(model.engine)
+    with pytest.raises(UsageError, match="this engine is closed"):
+        model.engine.open_session()
 
 
 @pytest.mark.parametrize(("options", "words"), [({"engine": "gpu"}, "engine"), ({"threads": 0}, "threads")])
-def test_load_refuses_what_does_not_exist(reference_bundle: Path, options: dict[str, object], words: str) -> None:
+def test_load_refuses_what_does_not_exist(reference_bundle: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         ondevice.load(reference_bundle, **options)

@@ -1,51 +1,84 @@
 """What the wheel puts into other people's site-packages."""
 
+import email
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+import ondevice
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built here without a network: its build backend must be installed (it is with ondevice[test])."""
-    build = pytest.importorskip("hatchling.build")
-    directory = tmp_path_factory.mktemp("wheel")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        with zipfile.ZipFile(directory / build.build_wheel(str(directory))) as archive:
-            yield archive
+def archive(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        yield opened
 
 
-def test_top_level_names(wheel):
-    names = {name.split("/", maxsplit=1)[0] for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == {"ondevice", "ondevice_export", "optimum"}
+def test_top_level_names(archive):
+    names = {name.split("/", maxsplit=1)[0] for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == {"ondevice", "ondevice_export"}
 
 
-def test_optimum_stays_a_namespace(wheel):
-    """An `__init__.py` on this path would hide the optimum that is installed."""
-    files = [name for name in wheel.namelist() if name.startswith("optimum/")]
-    assert files
-    assert all(name.startswith("optimum/commands/register/") for name in files)
-    assert not any(name.endswith("__init__.py") for name in files)
+def test_metadata(archive):
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    told = email.message_from_bytes(archive.read(name))
+    assert (told["Name"], told["Version"]) == ("ondevice-runtime", ondevice.__version__)
+    assert told["Author"] == "The ondevice developers"
+    assert {url.partition(",")[0] for url in told.get_all("Project-URL", [])} == {
+        "Homepage",
+        "Source",
+        "Issues",
+        "Changelog",
+    }
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert told.get_payload() == (ROOT / "README.md").read_text("utf-8")
+    assert "Typing :: Typed" in told.get_all("Classifier", [])
 
 
-def test_the_command_is_installed(wheel):
-    [entry_points] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "ondevice = ondevice.terminal.main:main" in wheel.read(entry_points).decode()
+def environment(system, machine, python):
+    """As pip sees it."""
+    return {"sys_platform": system, "platform_machine": machine, "python_version": python, "extra": ""}
 
 
-def test_every_module_is_in_it(wheel):
-    names = set(wheel.namelist())
+@pytest.mark.parametrize(
+    ("where", "numba", "onnxruntime"),
+    [
+        (environment("linux", "x86_64", "3.11"), ">=0.66", True),
+        (environment("linux", "aarch64", "3.14"), ">=0.66", True),
+        (environment("win32", "AMD64", "3.13"), ">=0.66", True),
+        (environment("darwin", "arm64", "3.12"), ">=0.66", True),
+        (environment("darwin", "x86_64", "3.12"), ">=0.62", False),
+        (environment("linux", "x86_64", "3.15"), ">=0.66", False),
+    ],
+)
+def test_what_is_installed_where(archive, where, numba, onnxruntime):
+    requirements = pytest.importorskip("packaging.requirements")
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    lines = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
+    wanted = [each for each in map(requirements.Requirement, lines) if not each.marker or each.marker.evaluate(where)]
+    found = {each.name: str(each.specifier) for each in wanted}
+    assert len(found) == len(wanted)
+    assert found["numba"] == numba
+    assert ("onnxruntime" in found) == onnxruntime
+    assert set(found) - {"onnxruntime"} == {"numpy", "numba", "tokenizers", "jinja2", "tqdm"}
+
+
+def test_the_command_is_installed(archive):
+    [entry_points] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+    assert "ondevice = ondevice.terminal.main:main" in archive.read(entry_points).decode()
+
+
+def test_every_module_is_in_it(archive):
+    names = set(archive.namelist())
     for source in (ROOT, ROOT / "export"):
         for package in ("ondevice", "ondevice_export"):
             for file in (source / package).rglob("*.py"):
                 assert file.relative_to(source).as_posix() in names
+            assert f"{package}/py.typed" in names
 
 
-def test_no_generated_or_stray_files(wheel):
-    for name in wheel.namelist():
+def test_no_generated_or_stray_files(archive):
+    for name in archive.namelist():
         assert "__pycache__" not in name
         assert "/tests/" not in name

@@ -2,62 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from os import PathLike
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from ondevice.engines.protocol import DraftStep, Floats, Outputs, TokenTree
+from ondevice.contract import AttentionKind
+from ondevice.engines.kv_cache import KVCache, make_caches
+from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, Floats, Outputs, Rows
+from ondevice.engines.sequence import CachedSequence
+from ondevice.engines.session_file import Origin
 from ondevice.manifest import Layer, Target
 
 VOCAB = 11
+WINDOW = 16
 
 
-class ToyEngine:
-    name = "toy"
-    has_drafter = False
-    kv_cache = "none"
+class ToySession(CachedSequence):
+    """Its caches hold the tokens themselves, and its logits are made of what the caches hold."""
 
-    def __init__(self, context_length: int = 10_000, chunk: int = 64) -> None:
-        self.target = Target("none", VOCAB, VOCAB, context_length, 16, 1, (Layer("full", 1, 1, 0),))
-        self.context_length = context_length
-        self.forwards = 0
-        self._chunk = chunk
-        self._tokens: list[int] = []
-        self._pending: TokenTree | None = None
+    def __init__(self, engine: ToyEngine) -> None:
+        super().__init__(_caches(engine.target, engine.most_rows), Origin("toy", "toy", "none"))
+        self.engine = engine
 
-    @property
-    def length(self) -> int:
-        return len(self._tokens)
+    def _sibling(self) -> ToySession:
+        return self.engine.open_session()
 
     def max_rows(self) -> int:
-        return min(self._chunk, self.context_length - self.length)
-
-    def forward(self, rows: TokenTree, wanted: Sequence[int]) -> Outputs:
-        assert 0 < len(rows.tokens) <= self.max_rows()
-        self.forwards += 1
-        self._pending = rows
-        seen = rows.ancestors()
-        logits = [logits_after([*self._tokens, *rows.tokens[seen[row]].tolist()]) for row in wanted]
-        return Outputs(np.stack(logits), np.stack(logits))
-
-    def commit(self, path: Sequence[int]) -> None:
-        assert self._pending is not None
-        parent = -1
-        for row in path:
-            assert self._pending.parents[row] == parent
-            parent = row
-            self._tokens.append(int(self._pending.tokens[row]))
-        self._pending = None
-
-    def rewind(self, length: int) -> int:
-        self._tokens = self._tokens[:length]
-        return self.length
+        return min(self.engine.most_rows, self.engine.context_length - self.length)
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         raise AssertionError("the toy has no drafter")
 
+    def run(self, rows: Rows) -> tuple[Floats, Floats]:
+        tree, length = rows.tree, self.length
+        assert 0 < len(tree) <= self.max_rows()
+        self._pending = tree
+        for cache in self._caches.values():
+            cache.reserve(length, len(tree))
+            first = length - cache.base
+            for part in cache.parts(cache.layers[0]):
+                part[first : first + len(tree), 0] = tree.tokens
+        seen = tree.ancestors()
+        logits = [logits_after([*self.held(), *tree.tokens[seen[row]].tolist()]) for row in rows.wanted]
+        return np.stack(logits), np.stack(logits)
+
+    def held(self) -> list[int]:
+        """The committed tokens as the caches know them: all from the full one, the last ones as the sliding one has."""
+        full, sliding = self._caches["full"], self._caches["sliding"]
+        known = [int(token) for token in full.view(0, 0, self.length)[0][:, 0]]
+        first = max(0, self.length - WINDOW)
+        recent = [int(token) for token in sliding.view(1, first, self.length)[1][:, 0]]
+        return known[:first] + recent
+
+
+class ToyEngine:
+    """
+    Args:
+        chunk: rows of a forward.
+        before: called before every forward with its batch.
+    """
+
+    name = "toy"
+    has_drafter = False
+    kv_cache = "none"
+
+    def __init__(
+        self, context_length: int = 10_000, chunk: int = 64, before: Callable[[Sequence[Rows]], None] | None = None
+    ) -> None:
+        layers = (Layer("full", 1, 1, 0), Layer("sliding", 1, 1, 1))
+        self.target = Target("none", VOCAB, VOCAB, context_length, WINDOW, 1, layers)
+        self.context_length = context_length
+        self.most_rows = chunk
+        self.forwards = 0
+        self.batches: list[list[int]] = []
+        """Rows of every sequence in every forward."""
+        self._before = before
+        self._lock = threading.Lock()
+
+    def open_session(self) -> ToySession:
+        return ToySession(self)
+
+    def load_session(self, path: str | PathLike[str]) -> ToySession:
+        session = self.open_session()
+        session.load(path, VOCAB, self.context_length - 1)
+        return session
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        started = perf_counter()
+        with self._lock:
+            if self._before is not None:
+                self._before(batch)
+            sessions: list[Any] = [rows.session for rows in batch]
+            if not 0 < len(batch) <= MOST_SESSIONS or len(set(map(id, sessions))) < len(batch):
+                raise ValueError("a batch has 1 to 16 different sessions")
+            for session in sessions:
+                session.check_open()
+            total = sum(len(rows.tree) for rows in batch)
+            if total > self.most_rows:
+                raise ValueError(f"{total} rows do not fit: at most {self.most_rows}")
+            self.forwards += 1
+            self.batches.append([len(rows.tree) for rows in batch])
+            wanted = sum(len(rows.wanted) for rows in batch)
+            results: list[tuple[Floats, Floats]] = [
+                session.run(rows) for session, rows in zip(sessions, batch, strict=True)
+            ]
+            seconds = perf_counter() - started
+            return [Outputs(logits, hidden, total, wanted, seconds) for logits, hidden in results]
+
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _caches(target: Target, most_rows: int) -> dict[AttentionKind, KVCache]:
+    return make_caches(target, lambda layer: np.dtype((np.int64, (1,))), most_rows, {})
 
 
 def logits_after(tokens: Sequence[int]) -> Floats:

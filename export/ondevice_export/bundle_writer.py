@@ -12,26 +12,37 @@ from typing import Self
 from ondevice.bundle import MANIFEST, sha256
 from ondevice.errors import UsageError
 from ondevice.manifest import FileEntry, Manifest
+from ondevice_export.workspace import Workspace, clean, retired_name
 
 
 class BundleWriter:
-    """Collects files in a hidden sibling of `out`; `commit` renames it into place, anything else removes it."""
+    """Collects files in a hidden sibling of `out`; `commit` renames it into place, anything else removes it.
+
+    An export that is killed leaves the sibling behind; the next one beside it removes it.
+    """
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.directory = out.with_name(f".{out.name}.partial-{os.getpid()}")
-        self._retired = out.with_name(f".{out.name}.old-{os.getpid()}")
+        self._workspace: Workspace | None = None
 
     def __enter__(self) -> Self:
         check_replaceable(self.out)
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.directory.mkdir()
+        clean(self.out.parent)
+        self._workspace = Workspace(self.out)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)  # gone already where it was committed
+        if self._workspace is not None:
+            self._workspace.close()
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are collected."""
+        assert self._workspace is not None, "within the context only"
+        return self._workspace.directory
 
     def commit(self, manifest: Manifest) -> None:
         """Seal the files with `bundle.json` and put the directory in place of an older bundle."""
@@ -40,16 +51,17 @@ class BundleWriter:
         path.write_text(dataclasses.replace(manifest, files=files).to_json(), encoding="utf-8")
         _seal(path)
         check_replaceable(self.out)
+        retired = retired_name(self.directory)
         replaces = self.out.exists()
         if replaces:
-            self.out.rename(self._retired)
+            self.out.rename(retired)
         try:
             self.directory.rename(self.out)
         except BaseException:
             if replaces:
-                self._retired.rename(self.out)
+                retired.rename(self.out)
             raise
-        shutil.rmtree(self._retired, ignore_errors=True)
+        shutil.rmtree(retired, ignore_errors=True)
 
 
 def check_replaceable(out: Path) -> None:

@@ -133,6 +133,6 @@ def _indexed(directory: Path, index: Path) -> list[Path]:
     for name in sorted(set(weight_map.values())):
         # A shard lies beside its index: anything else could read files the user never named.
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names {name!r}, which is no safetensors file of this directory")
+            raise CheckpointError(f"{index} names {name!r:.99}, which is no safetensors file of this directory")
         paths.append(directory / name)
     return paths

@@ -1,4 +1,4 @@
-"""The export command, shared by `ondevice export` and `optimum-cli export ondevice`.
+"""The export command, shared by `ondevice export` and, in the distribution optimum-ondevice, `optimum-cli export`.
 
 Light to import: what an export needs is imported when one runs.
 """
@@ -6,25 +6,37 @@ Light to import: what an export needs is imported when one runs.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, model_home
 from ondevice.errors import MissingDependencyError, UsageError
+from ondevice.terminal.exit_codes import DIFFERENT
+from ondevice.terminal.interrupt import ending_by_exception
+from ondevice.terminal.progress_bar import ProgressBar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """What `ondevice export` takes."""
     parser.add_argument("source", metavar="SOURCE", help="a checkpoint: a hub id or a directory")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="the bundle's directory (default: its name under $ONDEVICE_HOME, or where that is not set under bundles)",
+    )
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All but where the checkpoint is and where the bundle goes, which `optimum-cli` names in its own way."""
     parser.add_argument(
         "--drafter",
         default="auto",
         metavar="auto|none|SOURCE",
         help="the MTP drafter; auto finds <id>-assistant, or drafter/ beside a directory (default: auto)",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the bundle's directory (default: bundles/<name>)")
     parser.add_argument(
         "--quantize", choices=("int4", "int8", "none"), default="int4", help="width of the weights (default: int4)"
     )
@@ -61,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise MissingDependencyError(error.name or "onnx_ir", "export") from error
 
     started = time.perf_counter()
-    with _Bar() as bar:
+    with ending_by_exception(), ProgressBar("export", unit="weight", unit_scale=True) as bar:
         bundle = export(
             args.source,
             args.out,
@@ -70,16 +82,29 @@ def run(args: argparse.Namespace) -> int:
             head_bits=args.head_bits,
             revision=args.revision,
             progress=bar.show,
-            note=bar.note,
+            note=lambda line: bar.say(f"note: {line}"),
         )
     size = sum(file.stat().st_size for file in bundle.iterdir())
     sys.stdout.write(f"{bundle}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s\n")
-    if args.verify:
-        _verify(args, bundle)
-    return 0
+    code = _verify(args, bundle) if args.verify else 0
+    sys.stdout.write(f"{_next_command(bundle)}\n")
+    return code
 
 
-def _verify(args: argparse.Namespace, bundle: Path) -> None:
+def _next_command(bundle: Path) -> str:
+    """What to type to try a bundle: as short as it can be named from here."""
+    name = str(bundle)
+    if bundle.parent == model_home().resolve():
+        name = bundle.name
+    elif bundle.is_relative_to(Path.cwd()):
+        name = str(bundle.relative_to(Path.cwd()))
+    if (bundle / CHAT_TEMPLATE).exists() and (bundle / TOKENIZER).exists():
+        return f"ondevice chat {shlex.quote(name)}"
+    prompt = '"Once upon a time"' if (bundle / TOKENIZER).exists() else "--ids 2"
+    return f"ondevice generate {shlex.quote(name)} {prompt}"
+
+
+def _verify(args: argparse.Namespace, bundle: Path) -> int:
     from ondevice_export.source import locate, locate_drafter
     from ondevice_export.verify import read_prompts, verify
 
@@ -87,28 +112,5 @@ def _verify(args: argparse.Namespace, bundle: Path) -> None:
     drafter = locate_drafter(args.drafter, target, lambda _line: None)
     prompts = read_prompts(bundle, args.verify_prompts)
     result = verify(bundle, target.directory, None if drafter is None else drafter.directory, prompts)
-    sys.stdout.write(f"\n{result.table()}\n")
-
-
-class _Bar:
-    """Progress in weights, on standard error and only on a terminal; notes go to standard error in any case."""
-
-    def __init__(self) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(unit="weight", unit_scale=True, desc="export", disable=None, leave=False, file=sys.stderr)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.close()
-
-    def show(self, done: int, total: int) -> None:
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
-
-    def note(self, line: str) -> None:
-        self._bar.write(f"note: {line}", file=sys.stderr)
+    sys.stdout.write(f"\n{result.table()}\n\n{result.verdict()}\n\n")
+    return 0 if result.passes else DIFFERENT

@@ -24,6 +24,9 @@ TARGETS = {
 }
 DRAFTERS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 
+MOST_LAYERS = 1000
+"""The largest Gemma 4 has 60."""
+
 _KINDS: dict[str, AttentionKind] = {"full_attention": "full", "sliding_attention": "sliding"}
 _ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -135,7 +138,7 @@ def read_drafter(directory: Path) -> DrafterConfig:
 
 def _architecture(data: Mapping[str, Any]) -> str:
     names = data.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else "none"
+    return str(names[0])[:99] if isinstance(names, list) and names else "none"
 
 
 def _text_config(outer: Fields, *, owns_kv: bool) -> TextConfig:
@@ -180,11 +183,11 @@ def _refuse_unsupported(outer: Fields, fields: Fields) -> None:
         raise CheckpointError(f"{outer.origin}: bidirectional attention is not supported, this is no language model")
     activation = fields.data.get("hidden_activation", "gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
-        raise CheckpointError(f"{outer.origin}: activation {activation!r} is not supported, only gelu_pytorch_tanh")
+        raise CheckpointError(f"{outer.origin}: activation {activation!r:.99} is not supported, only gelu_pytorch_tanh")
 
 
 def _layers(fields: Fields, *, owns_kv: bool) -> tuple[LayerConfig, ...]:
-    count = fields.integer("num_hidden_layers", 30)
+    count = fields.integer("num_hidden_layers", 30, maximum=MOST_LAYERS)
     kinds = _layer_kinds(fields, count)
     shared = fields.integer("num_kv_shared_layers", 0, minimum=0) if owns_kv else count
     first_shared = count - shared
@@ -213,7 +216,7 @@ def _layer_kinds(fields: Fields, count: int) -> list[AttentionKind]:
     names = fields.data.get("layer_types")
     if names is None:
         names = ["full_attention" if (index + 1) % 6 == 0 else "sliding_attention" for index in range(count)]
-    if not isinstance(names, list) or len(names) != count or any(name not in _KINDS for name in names):
+    if not isinstance(names, list) or len(names) != count or not all(name in list(_KINDS) for name in names):
         raise CheckpointError(f"{fields.origin}: layer_types does not name {count} full or sliding attention layers")
     kinds = [_KINDS[name] for name in names]
     kinds[-1] = "full"  # as Gemma4TextConfig does
@@ -247,8 +250,8 @@ def _attention_shape(fields: Fields, index: int, kind: AttentionKind, k_eq_v: bo
 def _layer_overrides(layers: Fields, index: int) -> Fields:
     """One layer's entry of `per_layer_config`, whose keys transformers pads with zeros: `04` of 35 layers."""
     for name in layers.data:
-        if not name.isdecimal():
-            raise CheckpointError(f"{layers.origin}: {name!r} is not the number of a layer")
+        if not name.isdecimal() or len(name) > 9:
+            raise CheckpointError(f"{layers.origin}: {name!r:.99} is not the number of a layer")
         if int(name) == index:
             return layers.mapping(name, {})
     return Fields({}, layers.origin)
@@ -258,10 +261,10 @@ def _rope(fields: Fields, name: str) -> Rope:
     own = fields.mapping("rope_parameters", _ROPE).mapping(name, _ROPE[name])
     rope_type = own.data.get("rope_type", "default")
     if rope_type not in ("default", "proportional"):
-        raise CheckpointError(f"{own.origin}: rope_type {rope_type!r} is not supported")
+        raise CheckpointError(f"{own.origin}: rope_type {rope_type!r:.99} is not supported")
     proportional = rope_type == "proportional"
     return Rope(
         theta=own.number("rope_theta", 10_000.0),
-        rotated=own.number("partial_rotary_factor", 1.0) if proportional else 1.0,
+        rotated=own.number("partial_rotary_factor", 1.0, maximum=1.0) if proportional else 1.0,
         factor=own.number("factor", 1.0) if proportional else 1.0,
     )

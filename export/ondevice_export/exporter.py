@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import starmap
 from pathlib import Path
 
-from ondevice.errors import OndeviceError, UsageError
+from ondevice.bundle import model_home
+from ondevice.errors import OndeviceError, UsageError, reason
+from ondevice.machine import expanded
 from ondevice.progress import Progress, counted, silent
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
 from ondevice_export.export_options import ExportOptions
@@ -38,7 +41,8 @@ def export(
 
     Args:
         source: a directory or a hub id.
-        out: where the bundle goes; `bundles/<name>` by default. An older bundle there is replaced at the very end.
+        out: where the bundle goes; by default the source's name under `$ONDEVICE_HOME` where that is set, else under
+            `bundles`. An older bundle there is replaced at the very end.
         drafter: `auto`, `none` or a source; see `ExportOptions` for this and the next three.
         quantize: `int4`, `int8` or `none`.
         head_bits: 4 or 8.
@@ -57,7 +61,7 @@ def export(
     options = ExportOptions(drafter=drafter, quantize=quantize, head_bits=head_bits, revision=revision)
     target = locate(str(source), options.revision)
     assistant = locate_drafter(options.drafter, target, note)
-    place = (Path("bundles") / default_name(target) if out is None else Path(out)).expanduser().resolve()
+    place = _place(default_name(target), out)
     _refuse_overlap(place, [target] if assistant is None else [target, assistant])
     check_replaceable(place)
     with ExitStack() as stack:
@@ -88,6 +92,20 @@ def _write(
             write_drafter(bundle.directory, drafter, table, options, advance)
         copy_text_files(target.checkout.directory, bundle.directory, note)
         bundle.commit(manifest)
+
+
+def _place(name: str, out: str | Path | None) -> Path:
+    """Raises UsageError where `out` can be no path: links in a circle, NUL."""
+    place = default_directory() / name if out is None else expanded(out)
+    try:
+        return place.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{place} cannot be written ({reason(error)}): choose another --out") from error
+
+
+def default_directory() -> Path:
+    """Where bundles go that are given no place: where they are looked up by name, if that was chosen."""
+    return model_home() if os.environ.get("ONDEVICE_HOME") else Path("bundles")
 
 
 def _refuse_overlap(out: Path, sources: list[Checkout]) -> None:

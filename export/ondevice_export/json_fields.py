@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import math
+import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ondevice.errors import CheckpointError
+from ondevice.errors import CheckpointError, reason
+
+MOST = (1 << 31) - 1
+"""Of anything that is counted in a model."""
+
+MOST_BYTES = 1 << 26
+"""Of a JSON file: the largest of real checkpoints have some megabytes."""
 
 
 class Fields:
@@ -18,16 +26,19 @@ class Fields:
         self.data = data
         self.origin = origin
 
-    def integer(self, name: str, default: int, minimum: int = 1) -> int:
+    def integer(self, name: str, default: int, minimum: int = 1, maximum: int = MOST) -> int:
         value = self.data.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected a whole number from {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise CheckpointError(
+                f"{self.origin}: {name} is {value!r:.99}, expected a whole number from {minimum} to {maximum}"
+            )
         return value
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float, maximum: float = sys.float_info.max) -> float:
         value = self.data.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:
+            upper = f" up to {maximum:g}" if maximum < sys.float_info.max else ""
+            raise CheckpointError(f"{self.origin}: {name} is {value!r:.99}, expected a positive number{upper}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -35,14 +46,14 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected true or false")
+            raise CheckpointError(f"{self.origin}: {name} is {value!r:.99}, expected true or false")
         return value
 
     def mapping(self, name: str, default: Mapping[str, Any]) -> Fields:
         value = self.data.get(name)
         value = default if value is None else value
         if not isinstance(value, Mapping):
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, expected an object")
+            raise CheckpointError(f"{self.origin}: {name} is {value!r:.99}, expected an object")
         return Fields(value, f"{self.origin}: {name}")
 
 
@@ -53,11 +64,20 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing or is no JSON object.
     """
     try:
+        check_regular(path)
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MB")
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: a checkpoint has a config.json and *.safetensors files") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {reason(error)}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return data
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError where a path is no plain file: to read a named pipe would wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ondevice import manifest
+from ondevice import __version__, manifest
 from ondevice.bundle import GENERATION_CONFIG
 from ondevice.errors import CheckpointError
 from ondevice.manifest import Layer, Manifest, Quantization, Source, Target
@@ -20,16 +20,16 @@ from ondevice_export.quantize import BLOCK
 from ondevice_export.source import default_name
 
 TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
-_TOOLS = ("ondevice", "onnx", "onnx-ir", "numpy", "numba")
+_TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
 
 
 def tool_versions() -> dict[str, str]:
     """Versions of what made a bundle."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "ondevice": __version__}
     for name in _TOOLS:
         try:
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        except metadata.PackageNotFoundError:  # a frozen application, which leaves metadata out
             versions[name] = "unknown"
     return versions
 
@@ -88,7 +88,7 @@ def _drafter(target: TextConfig, drafter: DrafterCheckpoint) -> manifest.Drafter
     model = manifest.DrafterEntry(DRAFTER_GRAPH, full, sliding, drafter.config.candidates)
     generation = _generation(drafter.checkout.directory)
     tokens = generation.get("num_assistant_tokens")
-    if isinstance(tokens, int) and tokens > 0:
+    if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
         model = dataclasses.replace(model, num_assistant_tokens=tokens)
     return model
 
@@ -101,7 +101,7 @@ def _generation(directory: Path) -> dict[str, Any]:
 def _several(value: Any) -> list[int]:
     """A token id, a list of them, or none."""
     values = value if isinstance(value, list) else [value]
-    return [one for one in values if isinstance(one, int)]
+    return [one for one in values if isinstance(one, int) and not isinstance(one, bool)]
 
 
 def _single(value: Any) -> int | None:

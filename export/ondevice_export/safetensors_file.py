@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.errors import CheckpointError
+from ondevice.errors import CheckpointError, reason
+from ondevice_export.json_fields import check_regular
 
 _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
-_MAX_HEADER = 100_000_000
-"""The format's own limit."""
+_MAX_HEADER = 1 << 24
+"""The format allows 100 MB, which may take gigabytes once parsed; Gemma 4 31B's has 150 kB."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ class SafetensorsFile:
         self.path = path
         self._lock = threading.Lock()
         try:
+            check_regular(path)
             self._file = path.open("rb", buffering=0)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # ValueError: a name with NUL, or no Unicode
+            raise CheckpointError(f"{path} cannot be opened: {reason(error)}") from error
         try:
             self.entries = self._read_header()
         except BaseException:
@@ -80,8 +82,8 @@ class SafetensorsFile:
             header = json.loads(self._read(8, length))
             if not isinstance(header, dict):
                 raise ValueError("no object")
-        except ValueError as error:
-            raise CheckpointError(f"{self.path} has a damaged safetensors header ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path} has a damaged safetensors header ({reason(error)})") from error
         header.pop("__metadata__", None)
         start = 8 + length
         entries = {name: self._entry(name, fields, start, size) for name, fields in header.items()}
@@ -101,8 +103,8 @@ class SafetensorsFile:
                 raise ValueError("not a size")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.path}: the header entry of {name} is malformed") from error
-        if dtype not in _ITEM_BYTES:
-            raise CheckpointError(f"{self.path}: {name} has unknown dtype {dtype!r}")
+        if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+            raise CheckpointError(f"{self.path}: {name} has unknown dtype {dtype!r:.99}")
         nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
         if end - begin != nbytes:
             raise CheckpointError(f"{self.path}: {name} is {dtype} {list(shape)} but spans {end - begin} bytes")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ondevice.errors import CheckpointError, MissingDependencyError
+from ondevice.machine import expanded
 
 Note = Callable[[str], None]
 
@@ -43,7 +44,7 @@ def locate(source: str, revision: str | None = None) -> Checkout:
     Raises:
         CheckpointError: there is no such directory or repository, or it cannot be reached.
     """
-    directory = Path(source).expanduser()
+    directory = expanded(source)
     if directory.is_dir():
         if revision is not None:
             raise CheckpointError(f"{source} is a directory: a revision belongs to a hub id")

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
+from ondevice.errors import CheckpointError
 from ondevice_export.json_fields import read_json
 from ondevice_export.source import Note
 
@@ -19,7 +20,10 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
         note(f"no {TOKENIZER} in the checkpoint: the bundle will take and return token ids only")
     template = None if (bundle / CHAT_TEMPLATE).exists() else _configured_template(source)
     if template is not None:
-        (bundle / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+        try:
+            (bundle / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"{source}: the chat template holds half a surrogate pair: it is damaged") from error
 
 
 def _configured_template(source: Path) -> str | None:
@@ -27,6 +31,6 @@ def _configured_template(source: Path) -> str | None:
     path = source / "tokenizer_config.json"
     template = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        found = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = found[0].get("template") if found else None
     return template if isinstance(template, str) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from itertools import accumulate
 from statistics import median_low
@@ -28,7 +29,9 @@ PRIOR_DRAFT = 0.05
 
 
 class Costs:
-    """Seconds of a target forward by its number of rows, and of a drafted token by its drafter.
+    """Seconds of a target forward by its number of rows, of all sequences in it, and of a drafted token by its drafter.
+
+    Shared by the generations of a model, which may run in several threads.
 
     A row count's cost is the median of its recent rounds, blended with a straight line through the single row's cost;
     the line alone stands in for row counts never run. Its slope is a weighted median too, so that no row count measured
@@ -36,6 +39,7 @@ class Costs:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._round = 0
         self._forwards: dict[int, _Recent] = {}
         self._drafts: dict[str, _Recent] = {}
@@ -44,42 +48,47 @@ class Costs:
     def observe(self, this: Round) -> None:
         """Learn from a decoding round.
 
-        A prefill, which has rows that nobody drafted, teaches nothing, nor does a round too short for the clock.
+        A forward in which a sequence was prefilling has rows that nobody wanted, and teaches nothing; nor does one too
+        short for the clock.
         """
-        seconds = this.seconds - this.draft_seconds
-        if this.rows != this.drafted + 1 or seconds <= 0:
+        forward = this.forward
+        if forward is None or forward.rows != forward.wanted or forward.seconds <= 0:
             return
-        self._round += 1
-        recent = self._forwards.setdefault(this.rows, _Recent())
-        if recent.add(seconds, self._round):
-            self._table = []
-        if this.drafted:
-            recent = self._drafts.setdefault(this.source, _Recent())
-            recent.add(this.draft_seconds / this.drafted, self._round)
-        for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
-            del self._forwards[rows]
-            self._table = []
+        with self._lock:
+            self._round += 1
+            recent = self._forwards.setdefault(forward.rows, _Recent())
+            if recent.add(forward.seconds, self._round):
+                self._table = []
+            if this.drafted:
+                recent = self._drafts.setdefault(this.source, _Recent())
+                recent.add(this.draft_seconds / this.drafted, self._round)
+            for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
+                del self._forwards[rows]
+                self._table = []
 
     @property
     def most_rows(self) -> int:
         """The largest recent forward; 0 before the first."""
-        return max(self._forwards, default=0)
+        with self._lock:
+            return max(self._forwards, default=0)
 
     def measurements(self, rows: int) -> int:
         """How many recent forwards of this many rows were timed."""
-        return len(self._forwards[rows]) if rows in self._forwards else 0
+        recent = self._forwards.get(rows)
+        return 0 if recent is None else len(recent)
 
-    def forwards(self, most: int) -> list[float]:
-        """Seconds of a forward of 1, 2, ..., `most` rows; never falling."""
-        if len(self._table) < most:
-            self._table = self._blended(most)
-        return self._table[:most]
+    def forwards(self, most: int, beside: int = 0) -> list[float]:
+        """Seconds of a forward of 1, 2, ..., `most` rows beside those of other sequences; never falling."""
+        most += beside
+        with self._lock:
+            if len(self._table) < most:
+                self._table = self._blended(most)
+            return self._table[beside:most]
 
     def draft(self, source: str) -> float:
         """Seconds per token drafted by `source`."""
-        if source in self._drafts:
-            return self._drafts[source].median
-        return PRIOR_DRAFT * self.forwards(1)[0]
+        recent = self._drafts.get(source)
+        return PRIOR_DRAFT * self.forwards(1)[0] if recent is None else recent.median
 
     def price(self, source: str) -> float:
         """Seconds per token drafted by `source`, as a share of a forward of one row."""

@@ -1,22 +1,27 @@
-"""The loop: prefill, then draft, forward, accept, commit, yield."""
+"""The loop: prefill, then draft, forward, accept, commit, yield. It asks for forwards and runs none itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
-from ondevice.decoding.record import FinishReason, Round
+from ondevice.decoding.record import FinishReason, ForwardCost, Round
 from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.schedule import Schedule
+from ondevice.decoding.schedule import Plan, Schedule
 from ondevice.decoding.verify import accept
-from ondevice.drafters.protocol import Draft, Drafter
-from ondevice.engines.protocol import Engine, Outputs, TokenTree
+from ondevice.drafters.protocol import Draft, Drafter, DraftRequest
+from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
+from ondevice.errors import UsageError
 from ondevice.progress import Progress, silent
 
 NO_DRAFT = Draft.empty()
+NO_PLAN = Plan(0)
+
+Loop = Generator[Rows | Round, Outputs | None, None]
+"""Yields a forward that it wants run, and takes its outputs, or a finished round."""
 
 
 @dataclass(frozen=True)
@@ -34,59 +39,80 @@ class Limits:
 
 
 def generate(
-    engine: Engine,
+    session: Session,
     prompt_ids: Sequence[int],
     sampler: Sampler,
     limits: Limits,
     *,
     drafter: Drafter | None = None,
     schedule: Schedule | None = None,
-) -> Iterator[Round]:
+) -> Loop:
     """Continue `prompt_ids`; the first round is the prefill with the first token.
 
-    The engine must hold a proper prefix of the prompt (`engine.length` tokens), or nothing. Whatever drafts, the
-    emitted tokens are those of plain decoding with the same sampler: see `decoding.verify`.
+    The session must hold a proper prefix of the prompt, or nothing. Whatever drafts, and whatever other sequences take
+    part in its forwards, the emitted tokens are those of plain decoding with the same sampler: see `decoding.verify`.
+
+    A driver runs the forwards (`run`, or a `Batch` for several sequences). It may cut a prefill's rows short: of
+    those, only the last one is wanted.
 
     Args:
         drafter, schedule: both, or neither for plain decoding.
     """
     started = perf_counter()
     tokens = list(prompt_ids)
-    outputs = _prefill(engine, tokens, limits)
-    if outputs is None:
-        yield Round((), rows=0, seconds=perf_counter() - started, finish_reason="cancelled")
-        return
+    outputs = None
+    while session.length < len(tokens):
+        if limits.cancelled():
+            yield Round((), rows=0, seconds=perf_counter() - started, finish_reason="cancelled")
+            return
+        chunk = tokens[session.length : session.length + session.max_rows()]
+        outputs = yield Rows(session, TokenTree.chain(chunk), [len(chunk) - 1])
+        session.commit(range(session.pending))
+        limits.on_prefill(session.length, len(tokens))
+    assert outputs is not None
+    session.snapshot()
     first = sampler.choose(outputs.logits[0], tokens)
     if drafter is not None:
-        drafter.begin(tokens)
-        drafter.observe([first], outputs.hidden)
+        drafter.begin(tokens, session)
+        drafter.observe([first], outputs, [0])
     tokens.append(first)
-    reason = _finished(tokens, len(prompt_ids), engine, limits)
+    reason = _finished(tokens, len(prompt_ids), session, limits)
     yield Round((first,), rows=len(prompt_ids), seconds=perf_counter() - started, finish_reason=reason)
     while reason is None:
         if limits.cancelled():
             yield Round((), rows=0, finish_reason="cancelled")
             return
         started = perf_counter()
-        room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), engine.max_rows())
-        draft, draft_seconds = _draft(drafter, schedule, room - 1)
-        outputs = engine.forward(_rows(tokens[-1], draft), range(len(draft) + 1))
+        new_tokens = len(tokens) - len(prompt_ids)
+        room = min(limits.max_new_tokens - new_tokens, session.max_rows())
+        beside = outputs.wanted - len(outputs.logits)  # as many as last time
+        draft, draft_seconds = NO_DRAFT, 0.0
+        if drafter is not None and schedule is not None:
+            plan = schedule.plan(drafter, room - 1, beside) if room > 1 else NO_PLAN
+            draft, draft_seconds = _draft(drafter, DraftRequest(plan.k, plan.floor, sampler.options, new_tokens))
+        asked = perf_counter()
+        outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))
+        assert outputs is not None
+        waited = perf_counter() - asked - outputs.seconds  # for other sequences
         verdict = accept(draft, outputs.logits, tokens, sampler)
         emitted = _up_to_stop(verdict.emitted, limits.stop_ids)
         path = verdict.path[: len(emitted)]
-        engine.commit(path)
+        session.commit(path)
         if drafter is not None:
-            drafter.observe(emitted, outputs.hidden[list(path)])
+            drafter.observe(emitted, outputs, path)
         tokens += emitted
-        reason = _finished(tokens, len(prompt_ids), engine, limits)
+        reason = _finished(tokens, len(prompt_ids), session, limits)
+        seconds = perf_counter() - started
         this = Round(
             token_ids=tuple(emitted),
             drafted=len(draft),
             accepted=min(verdict.accepted, len(emitted)),
+            depth=draft.depth,
             source=draft.source,
             rows=len(draft) + 1,
-            seconds=perf_counter() - started,
+            seconds=seconds,
             draft_seconds=draft_seconds,
+            forward=ForwardCost(outputs.rows, outputs.wanted, seconds - draft_seconds - waited),
             finish_reason=reason,
         )
         if schedule is not None:
@@ -94,34 +120,34 @@ def generate(
         yield this
 
 
-def _prefill(engine: Engine, tokens: Sequence[int], limits: Limits) -> Outputs | None:
-    """Run what the cache lacks of `tokens`, in chunks. Only the last token's outputs are wanted: layers that share KV
-    run on that row alone. None when cancelled."""
-    outputs = None
-    while engine.length < len(tokens):
-        if limits.cancelled():
-            return None
-        chunk = tokens[engine.length : engine.length + engine.max_rows()]
-        outputs = engine.forward(TokenTree.chain(chunk), [len(chunk) - 1])
-        engine.commit(range(len(chunk)))
-        limits.on_prefill(engine.length, len(tokens))
-    return outputs
+def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
+    """The driver: run the forwards that a loop asks for, and yield its rounds."""
+    item = next(loop, None)
+    while item is not None:
+        if isinstance(item, Round):
+            yield item
+            item = next(loop, None)
+        else:
+            item = loop.send(forward(item))
 
 
-def _draft(drafter: Drafter | None, schedule: Schedule | None, limit: int) -> tuple[Draft, float]:
+def _draft(drafter: Drafter, request: DraftRequest) -> tuple[Draft, float]:
     """The draft, and the seconds it took; not those of planning, which a round without a draft pays as well."""
-    if drafter is None or schedule is None or limit <= 0:
-        return NO_DRAFT, 0.0
-    plan = schedule.plan(drafter, limit)
-    if not plan.k:
+    if not request.nodes:
         return NO_DRAFT, 0.0
     started = perf_counter()
-    draft = drafter.draft(plan.k, plan.floor)
+    draft = drafter.draft(request)
+    if len(draft) > request.nodes:
+        raise UsageError(
+            f"the drafter {drafter.name} proposed {len(draft)} tokens where {request.nodes} were asked for"
+        )
     return draft, perf_counter() - started
 
 
-def _rows(newest: int, draft: Draft) -> TokenTree:
+def _tree(newest: int, draft: Draft) -> TokenTree:
     """The newest token, which has no KV yet, and the draft below it."""
+    if not len(draft):
+        return TokenTree.chain([newest])
     return TokenTree(
         np.concatenate([np.array([newest], np.int64), draft.tokens]),
         np.concatenate([np.array([-1], np.int64), draft.parents + 1]),
@@ -135,9 +161,9 @@ def _up_to_stop(emitted: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
     return list(emitted)
 
 
-def _finished(tokens: Sequence[int], prompt_tokens: int, engine: Engine, limits: Limits) -> FinishReason | None:
+def _finished(tokens: Sequence[int], prompt_tokens: int, session: Session, limits: Limits) -> FinishReason | None:
     if tokens[-1] in limits.stop_ids:
         return "stop"
     if len(tokens) - prompt_tokens >= limits.max_new_tokens:
         return "length"
-    return "context" if engine.max_rows() <= 0 else None
+    return "context" if session.max_rows() <= 0 else None

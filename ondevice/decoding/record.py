@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 """stop: a stop token or stop string; length: `max_new_tokens`; context: the context is full."""
+
+
+class ForwardCost(NamedTuple):
+    """What a draft of another length would have changed of a round: a forward over all sequences that took part.
+
+    rows, wanted : its rows, and those whose outputs were wanted: fewer where one of the sequences was prefilling
+    seconds : wall time, with the sequence's own work before and after it, which every round pays once; waiting for
+        other sequences and drafting are left out
+    """
+
+    rows: int
+    wanted: int
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Round:
     """One pass of the loop: the prefill with the first token, or draft, verify, accept.
 
+    drafted, depth : tokens proposed, and of these as many as could have been accepted: those of the longest path
+    rows : those of this sequence in the round's forwards
     seconds : wall time of the round, drafting included
     draft_seconds : its share spent on making the draft
+    forward : what the round cost but for its draft; None for a prefill
     """
 
     token_ids: tuple[int, ...]
     drafted: int = 0
     accepted: int = 0
+    depth: int = 0
     source: str = "none"
     rows: int = 1
     seconds: float = 0.0
     draft_seconds: float = 0.0
+    forward: ForwardCost | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -45,6 +63,8 @@ class Stats:
     """Sums over one generation. Times in seconds; `decode_s` leaves the prefill and the first token out."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, those whose KV was there already."""
     new_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -57,9 +77,16 @@ class Stats:
     peak_rss_bytes: int = 0
     rounds_without_draft: int = 0
     drafted_at: list[int] = field(default_factory=list)
-    """Rounds that drafted a token at position 1, 2, ..."""
+    """Rounds whose draft reached depth 1, 2, ...: of a chain, its first, second, ... token."""
     accepted_at: list[int] = field(default_factory=list)
-    """Of these, rounds in which the token at that position was taken."""
+    """Of these, rounds in which a token at that depth was taken."""
+
+    def count(self, this: Round) -> None:
+        """Take in the next round: the first is the prefill, one without rows a cancelled generation's last."""
+        if not self.new_tokens:
+            self.prefill_s, self.new_tokens = this.seconds, len(this.token_ids)
+        elif this.rows:
+            self.add(this)
 
     def add(self, this: Round) -> None:
         """Count one decoding round."""
@@ -69,12 +96,12 @@ class Stats:
         self.drafted += this.drafted
         self.accepted += this.accepted
         self.rounds_without_draft += this.drafted == 0
-        missing = this.drafted - len(self.drafted_at)
+        missing = this.depth - len(self.drafted_at)
         self.drafted_at += [0] * missing
         self.accepted_at += [0] * missing
-        for position in range(this.drafted):
-            self.drafted_at[position] += 1
-            self.accepted_at[position] += position < this.accepted
+        for depth in range(this.depth):
+            self.drafted_at[depth] += 1
+            self.accepted_at[depth] += depth < this.accepted
 
     @property
     def decode_tokens_per_s(self) -> float:

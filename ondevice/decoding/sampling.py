@@ -25,12 +25,19 @@ BLOCK = 512
 """Weights summed at a time in search of a draw: sums of a block are vectorised, a cumulative sum is not."""
 
 
+MOST_PENALTY = 1e6
+"""Beyond this, and below one over this, a logit of float32 could become infinite."""
+
+LEAST_TEMPERATURE = 1e-30
+"""Below, differences of logits become infinite, which is as good as large."""
+
+
 @dataclass(frozen=True)
 class SamplingOptions:
     """How to choose a token. The names and their meaning are those of transformers' `GenerationConfig`.
 
     temperature : 0 chooses the likeliest token, always
-    top_k, top_p, min_p : None keeps every token
+    top_k, top_p, min_p : None keeps every token, and so do 0, 1 and 0
     repetition_penalty : 1.0 changes nothing
     seed : None takes one from the operating system
 
@@ -47,19 +54,21 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            whole = name in ("top_k", "seed")
-            if value is not None and not isinstance(value, Integral if whole else Real):
-                raise UsageError(f"{name} must be a {'whole number' if whole else 'number'}, not {value!r}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            if value is not None:
+                object.__setattr__(self, name, _number(name, value, whole=name in ("top_k", "seed")))
+        if not self.temperature >= 0:
             raise UsageError(f"temperature must be 0 (always the likeliest token) or more, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k must be at least 1, not {self.top_k}; leave it out to keep every token")
+        if self.top_k is not None and self.top_k < 0:
+            raise UsageError(f"top_k must be at least 1, or 0 to keep every token, not {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UsageError(f"top_p must be over 0 and at most 1, not {self.top_p}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise UsageError(f"min_p must be between 0 and 1, not {self.min_p}")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise UsageError(f"repetition_penalty must be over 0, not {self.repetition_penalty}; 1 changes nothing")
+        if not 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
+            raise UsageError(
+                f"repetition_penalty must be over 0 and at most {MOST_PENALTY:.0f}, not {self.repetition_penalty}; "
+                "1 changes nothing"
+            )
         if self.seed is not None and self.seed < 0:
             raise UsageError(f"seed must be 0 or more, not {self.seed}")
 
@@ -88,7 +97,7 @@ class Sampler:
         self.rng = np.random.default_rng(options.seed)
         # Imported where they are needed: with numba, and `ondevice --help` needs the options above.
         self._top_k: TopK | None = None
-        if options.top_k is not None and not self.greedy:
+        if options.top_k and not self.greedy:
             from ondevice.decoding.top_k import TopK
 
             self._top_k = TopK(options.top_k)
@@ -134,8 +143,8 @@ class Sampler:
             taken = scores[seen]  # a token seen twice is written twice, with the same value
             scores[seen] = np.where(taken < 0, taken * np.float32(penalty), taken / np.float32(penalty))
         for processor in self.processors:
-            scores = processor(scores, context)
-        return np.ascontiguousarray(scores, np.float32)  # whatever a processor made of them
+            scores = _row(processor, processor(scores, context), len(scores))
+        return scores
 
     def _warped(self, scores: Floats) -> tuple[Ids | None, Probabilities]:
         """Temperature, top-k, top-p and min-p in turn.
@@ -163,7 +172,10 @@ class Sampler:
         weights = self._scratch[: len(scores)]
         np.copyto(weights, scores)
         weights -= peak
-        if self.options.temperature != 1.0:
+        if self.options.temperature < LEAST_TEMPERATURE:
+            with np.errstate(over="ignore"):
+                weights /= self.options.temperature
+        elif self.options.temperature != 1.0:
             weights /= self.options.temperature
         return np.exp(weights, out=weights)
 
@@ -185,6 +197,37 @@ def _crossing(weights: Probabilities, mass: float) -> tuple[int, float]:
     # Rounding can carry the mass up to the sum itself, past every index that has a weight.
     index = min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
     return index, mass - float(cumulative[index - 1]) if index else mass
+
+
+def _number(name: str, value: object, *, whole: bool) -> float:
+    """An option as Python's own int or float."""
+    kind = "whole number" if whole else "number"
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise UsageError(f"{name} must be a {kind}, not {value!r:.99}")
+    if isinstance(value, Integral) and whole:
+        return int(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UsageError(f"{name} must be a finite number, not {value!r:.99}")
+    return number
+
+
+def _row(processor: LogitsProcessor, scores: object, vocab_size: int) -> Floats:
+    """What a processor returned, as float32[V].
+
+    Raises:
+        UsageError: it is something else, such as the context: in transformers that comes first.
+    """
+    if isinstance(scores, np.ndarray) and scores.shape == (vocab_size,) and scores.dtype.kind == "f":
+        return np.ascontiguousarray(scores, np.float32)
+    found = f"{scores.dtype}{list(scores.shape)}" if isinstance(scores, np.ndarray) else type(scores).__name__
+    raise UsageError(
+        f"a logits processor returned {found} and not the row of {vocab_size} floats that it was given: "
+        "it is called with (logits, context), in this order"
+    )
 
 
 def _finite(peak: float) -> float:

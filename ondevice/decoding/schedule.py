@@ -32,11 +32,13 @@ class Plan:
 
 
 class Schedule(Protocol):
-    def plan(self, drafter: Drafter, limit: int) -> Plan:
+    def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         """The next round's plan, for a drafter that has observed everything so far.
 
         Args:
+            drafter: whom to ask what it expects.
             limit: tokens that may be drafted at most; 0 where there is room for one more token only.
+            beside: rows that other sequences will have in the same forward, as far as is known.
         """
         ...
 
@@ -51,7 +53,7 @@ class ConstantSchedule:
 
     num_assistant_tokens: int
 
-    def plan(self, drafter: Drafter, limit: int) -> Plan:
+    def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         return Plan(min(self.num_assistant_tokens, limit))
 
     def observe(self, this: Round) -> None:
@@ -67,7 +69,7 @@ class HeuristicSchedule:
 
     num_assistant_tokens: int
 
-    def plan(self, drafter: Drafter, limit: int) -> Plan:
+    def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         return Plan(min(self.num_assistant_tokens, limit, MOST))
 
     def observe(self, this: Round) -> None:
@@ -94,15 +96,15 @@ class AutoSchedule:
         self._probing = False
         self._since_plain = 0
 
-    def plan(self, drafter: Drafter, limit: int) -> Plan:
+    def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         # Into the unknown by doubling only: nobody knows yet what so many rows cost here.
-        limit = min(limit, self.most, 2 * self.costs.most_rows)
-        if limit < 1 or self._since_plain >= self._refresh():
+        limit = min(limit, self.most, 2 * self.costs.most_rows - beside)
+        if limit < 1 or self._since_plain >= self._refresh(beside):
             return Plan(0)
         forecast = drafter.forecast(limit)
         if not len(forecast.survival):
             return Plan(0)
-        plan = best_plan(forecast, self.costs, self._trust[forecast.source])
+        plan = best_plan(forecast, self.costs, self._trust[forecast.source], beside)
         self._probing = plan.k == 0
         if self._probing:
             if not self._probes.due():
@@ -123,23 +125,24 @@ class AutoSchedule:
             loss = (two + self.costs.draft(forecast.source)) / one - 1
             self._probes.observe(this.accepted - loss, loss)
 
-    def _refresh(self) -> int:
+    def _refresh(self, beside: int) -> int:
         """Rounds after which the cost of a single row is measured again: everything is compared with it."""
-        measurements = self.costs.measurements(1)
+        measurements = self.costs.measurements(1 + beside)
         return min(2 ** (measurements + 1), REFRESH) if measurements else 0
 
 
-def best_plan(forecast: Forecast, costs: Costs, trust: Trust) -> Plan:
+def best_plan(forecast: Forecast, costs: Costs, trust: Trust, beside: int = 0) -> Plan:
     """The k with the most expected tokens per second, and the survival below which one more row does not pay.
 
-    With a_j the chance that the target takes the first j tokens, C(b) the seconds of a forward of b rows, d those of a
-    drafted token: the largest (1 + a_1 + .. + a_k) / (C(k + 1) + k d), which is DSpark's rule for one request; a share
-    `trust.empty` of the rounds gives 1 / (C(1) + d) instead. All k are compared, for C may have jumps.
+    With a_j the chance that the target takes node j and all before it on its path, C(b) the seconds of a forward of b
+    rows beside those of other sequences, d those of a drafted token: the largest
+    (1 + a_1 + .. + a_k) / (C(k + 1) + k d), which is DSpark's rule for one request; a share `trust.empty` of the rounds
+    gives 1 / (C(1) + d) instead. All k are compared, for C may have jumps.
 
     The floor leaves the cost of drafting out: when a drafter knows how sure it is of a token, that is already spent.
     """
     survival = trust.discount(forecast.survival)
-    plain, *forwards = costs.forwards(len(survival) + 1)
+    plain, *forwards = costs.forwards(len(survival) + 1, beside)
     draft, empty = costs.draft(forecast.source), trust.empty
     tokens, best, best_rate = 1.0, 0, 1.0 / plain
     # In every round, for a handful of numbers: arrays would take several times as long.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ondevice.drafters.protocol import Draft, Drafter, Forecast
-from ondevice.engines.protocol import Floats
+from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+from ondevice.engines.protocol import Outputs, Session
 
 Price = Callable[[str], float]
 """What a token drafted by a source costs, in tokens of plain decoding."""
@@ -30,33 +30,33 @@ class Fallback:
         self._price = price
         self._chosen: Drafter | None = None
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._chosen = None
-        self.primary.begin(prompt_ids)
-        self.secondary.begin(prompt_ids)
+        self.primary.begin(prompt_ids, session)
+        self.secondary.begin(prompt_ids, session)
 
     def forget(self) -> None:
         self._chosen = None
         self.primary.forget()
         self.secondary.forget()
 
-    def forecast(self, k: int) -> Forecast:
-        first, second = self.primary.forecast(k), self.secondary.forecast(k)
+    def forecast(self, nodes: int) -> Forecast:
+        first, second = self.primary.forecast(nodes), self.secondary.forecast(nodes)
         better = not len(second.survival) or self._worth(first) > self._worth(second)
         self._chosen = self.primary if better else self.secondary
         return first if better else second
 
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
+    def draft(self, request: DraftRequest) -> Draft:
         """The draft of the child that this round's forecast chose; makes the forecast where nobody asked for it."""
         if self._chosen is None:
-            self.forecast(k)
+            self.forecast(request.nodes)
         assert self._chosen is not None
-        return self._chosen.draft(k, floor)
+        return self._chosen.draft(request)
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         self._chosen = None
-        self.primary.observe(emitted, hidden)
-        self.secondary.observe(emitted, hidden)
+        self.primary.observe(emitted, outputs, path)
+        self.secondary.observe(emitted, outputs, path)
 
     def _worth(self, forecast: Forecast) -> float:
         """Tokens that the best length is expected to gain, before what their verification costs."""

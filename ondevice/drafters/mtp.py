@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ondevice.drafters.acceptance import Calibration, PositionAcceptance
-from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import Engine, Floats
+from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.engines.protocol import Outputs, Session
 
 
 class MtpDrafter:
     """Drafts greedily from the hidden state of the last verified token.
 
-    Every step of a round attends to the same verified KV at the same position (`Engine.draft_step`), so a draft
+    Every step of a round attends to the same verified KV at the same position (`Session.draft_step`), so a draft
     depends on nothing but the verified tokens: after a rejection it equals the draft of a fresh prefill. Greedy, hence
     deterministic: the matching rule keeps it lossless under sampling too, where transformers' ratio test with the
     drafter's raw softmax does not (an argmax draft's true distribution is one-hot).
@@ -22,50 +22,60 @@ class MtpDrafter:
 
     name = "mtp"
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
+        """
+        Args:
+            hidden_size: of the target's hidden states.
+            vocab_size: above every token id.
+        """
+        self._vocab_size = vocab_size
+        self._session: Session | None = None
         self._acceptance = PositionAcceptance()
         self._calibration = Calibration()
         self._newest: int | None = None
-        self._hidden = np.zeros(engine.target.hidden_size, np.float32)
+        self._hidden = np.zeros(hidden_size, np.float32)
         self._raw: list[float] = []
         self._drafted: list[int] = []
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
-        self._newest = None
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        self._session, self._newest = session, None
         self._drafted, self._raw = [], []
 
     def forget(self) -> None:
-        self.begin([])
-
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(self._acceptance.survival(k), self.name)
-
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
+        self._session, self._newest = None, None
         self._drafted, self._raw = [], []
-        if self._newest is None:
+
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(self._acceptance.survival(nodes), self.name)
+
+    def draft(self, request: DraftRequest) -> Draft:
+        self._drafted, self._raw = [], []
+        if self._newest is None or self._session is None:
             return Draft.empty()
         token, hidden = self._newest, self._hidden
         confidence: list[float] = []
         survival = 1.0
-        for _ in range(k):
-            step = self._engine.draft_step(token, hidden)
+        for _ in range(request.nodes):
+            step = self._session.draft_step(token, hidden)
             best = int(step.logits.argmax())
+            proposed = int(step.candidates[best])
+            if not (np.isfinite(step.logits[best]) and 0 <= proposed < self._vocab_size):
+                break  # a damaged drafter may cost speed, never a reply
             raw = float(1.0 / np.exp(step.logits - step.logits[best]).sum())
             chance = self._calibration.probability(raw)
             survival *= chance
-            if survival < floor:
+            if survival < request.floor:
                 break
-            token, hidden = int(step.candidates[best]), step.hidden
+            token, hidden = proposed, step.hidden
             self._drafted.append(token)
             self._raw.append(raw)
             confidence.append(chance)
         return Draft.chain(self._drafted, confidence, self.name)
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         self._learn(emitted)
         self._newest = emitted[-1]
-        self._hidden = hidden[-1].copy()
+        self._hidden[:] = outputs.hidden[path[-1]]
         self._drafted, self._raw = [], []
 
     def _learn(self, emitted: Sequence[int]) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.drafters.acceptance import Calibration
-from ondevice.drafters.protocol import Draft, Forecast
+from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.drafters.suffix_automaton import SuffixAutomaton, warm_up
-from ondevice.engines.protocol import Floats
+from ondevice.engines.protocol import Outputs, Session
 
 SOURCE = "ngram"
 
@@ -56,7 +56,7 @@ class NgramDrafter:
         self._calibration = Calibration()
         self._guess: Guess | None = None
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         """Start a sequence. One that continues the last, as a chat's next turn does, is only appended to."""
         self._guess = None
         before = self._prompt + self._generated
@@ -78,15 +78,15 @@ class NgramDrafter:
         self._automaton = SuffixAutomaton()
         self._guess = None
 
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(np.array(list(accumulate(self._confidence(k), mul)), np.float32), SOURCE)
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(np.array(list(accumulate(self._confidence(nodes), mul)), np.float32), SOURCE)
 
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
-        confidence = self._confidence(k)
-        count = sum(survival >= floor for survival in accumulate(confidence, mul))
-        return Draft.chain(self._guessed(k).tokens[:count].tolist(), confidence[:count], SOURCE)
+    def draft(self, request: DraftRequest) -> Draft:
+        confidence = self._confidence(request.nodes)
+        count = sum(survival >= request.floor for survival in accumulate(confidence, mul))
+        return Draft.chain(self._guessed(request.nodes).tokens[:count].tolist(), confidence[:count], SOURCE)
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         guess = self._guessed(LEAST_GUESS)
         for token, raw, own in zip(guess.tokens.tolist(), guess.raw.tolist(), emitted, strict=False):
             self._calibration.observe(raw, token == own)

@@ -9,10 +9,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.protocol import ROOT, Floats
+from ondevice.decoding.sampling import SamplingOptions
+from ondevice.engines.protocol import Outputs, Session
+from ondevice.engines.token_tree import ROOT
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+GREEDY = SamplingOptions(temperature=0.0)
 
 
-def _no_floats() -> NDArray[np.float32]:
+def _no_floats() -> Floats:
     return np.zeros(0, np.float32)
 
 
@@ -28,14 +35,22 @@ class Draft:
     source : who drafted it
     """
 
-    tokens: NDArray[np.int64]
-    parents: NDArray[np.int64]
-    confidence: NDArray[np.float32] = field(default_factory=_no_floats)
-    probs: NDArray[np.float32] | None = None
+    tokens: Ids
+    parents: Ids
+    confidence: Floats = field(default_factory=_no_floats)
+    probs: Floats | None = None
     source: str = "none"
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Tokens on the longest path: as many as could be accepted."""
+        depths: list[int] = []
+        for parent in self.parents.tolist():  # a handful of numbers, in every round: arrays take four times as long
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return max(depths, default=0)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], confidence: Sequence[float] = (), source: str = "none") -> Draft:
@@ -51,47 +66,68 @@ class Draft:
 class Forecast:
     """What a drafter expects of its next draft, before it is paid for.
 
-    survival : float32[<=k], the chance that the target takes tokens 1..i; never rising. Shorter than k where the
-        drafter has no more to say.
+    survival : float32[<=nodes], the chance that the target takes node i with all before it on its path, in the order in
+        which the drafter would propose them; never rising, so the first k nodes are the best draft of k. Their sum is
+        the number of tokens expected, for a chain and for a tree. Shorter where the drafter has no more to say.
     source : who would draft it
     """
 
-    survival: NDArray[np.float32]
+    survival: Floats
     source: str
 
 
+@dataclass(frozen=True)
+class DraftRequest:
+    """What a round asks of a drafter.
+
+    nodes : tokens to propose at most
+    floor : a deterministic drafter stops before a node whose chance of being taken, with all before it, is under this
+    sampling : how the target will choose its tokens
+    position : index among the generated tokens of the first one that a draft proposes
+    """
+
+    nodes: int
+    floor: float = 0.0
+    sampling: SamplingOptions = GREEDY
+    position: int = 0
+
+
 class Drafter(Protocol):
+    """Proposes tokens for one generation at a time. What it learnt about acceptance stays from one to the next."""
+
     name: str
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
-        """A new sequence starts with these tokens. What was learnt about acceptance stays."""
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        """A generation starts; the prompt is committed.
+
+        Args:
+            prompt_ids: all tokens so far, but for the first new one: `observe` tells that next.
+            session: the target's sequence. Only committed tokens may be read, and nothing changed.
+        """
         ...
 
     def forget(self) -> None:
         """Draft from nothing that was said so far. What was learnt about acceptance stays."""
         ...
 
-    def forecast(self, k: int) -> Forecast:
-        """The chances of a draft of up to `k` tokens; costs next to nothing."""
+    def forecast(self, nodes: int) -> Forecast:
+        """The chances of a draft of up to `nodes` tokens; costs next to nothing."""
         ...
 
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
-        """Propose up to `k` tokens that follow everything observed so far.
-
-        A deterministic drafter stops before a token whose chance of being taken, with all before it, is under `floor`.
-        """
+    def draft(self, request: DraftRequest) -> Draft:
+        """Propose tokens that follow everything observed so far: at most `request.nodes`, or none."""
         ...
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         """The target's verdict of a round, whether or not this drafter drafted in it; first called after the prefill.
 
         Args:
             emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
-                KV in the engine yet.
-            hidden: float32[n, H], the target's hidden states from which it chose them; they hold until the next
-                forward.
+                KV in the session yet.
+            outputs: the target's; they hold until the session's next forward.
+            path: emitted[i] was chosen from row path[i] of the outputs.
         """
         ...
 
 
-__all__ = ["ROOT", "Draft", "Drafter", "Forecast"]
+__all__ = ["ROOT", "Draft", "DraftRequest", "Drafter", "Forecast"]

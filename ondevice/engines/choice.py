@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Engine, KVCacheType
-from ondevice.errors import UsageError
+from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from ondevice.engines.ort.engine import OrtEngine
     from ondevice.engines.simd.pack.file import PackState
 
 EngineName = Literal["auto", "simd", "ort"]
@@ -41,10 +42,11 @@ def open_engine(
         UsageError: no engine of that name, no such cache, or one that only `simd` has where `ort` would run.
         UnsupportedBundleError: `simd` was asked for by name and has no kernel for something in the graphs.
         BundleCorruptError: the graphs are not what they claim to be.
+        MissingDependencyError: `ort` would run, and onnxruntime is not installed.
     """
-    if name not in ENGINES:
+    if not isinstance(name, str) or name not in ENGINES:
         raise UsageError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
-    if kv_cache not in KV_CACHES:
+    if not isinstance(kv_cache, str) or kv_cache not in KV_CACHES:
         raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHES)}, not {kv_cache!r}")
     if name != "ort":
         from ondevice.engines.simd.engine import SimdEngine
@@ -60,12 +62,29 @@ def open_engine(
                     f"an int8 KV cache needs simd kernels, and there are none for this bundle "
                     f"({error.reason}): use --kv-cache fp16"
                 ) from error
+            _ort_engine(error.reason)
             _log.warning("no simd kernels for this bundle (%s): running it with onnxruntime", error.reason)
     if kv_cache == "int8":
         raise UsageError("the ort engine has no int8 KV cache: use --engine simd or --kv-cache fp16")
-    from ondevice.engines.ort import OrtEngine
+    return _ort_engine()(bundle, threads, context_length)
 
-    return OrtEngine(bundle, threads, context_length)
+
+def _ort_engine(reason: str | None = None) -> type[OrtEngine]:
+    """The engine's class; onnxruntime has no wheels for Intel Macs and the newest Python.
+
+    Args:
+        reason: why `simd` cannot run instead; None where `ort` was asked for by name.
+    """
+    try:
+        from ondevice.engines.ort.engine import OrtEngine
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise
+        what, instead = "the ort engine", "use --engine simd"
+        if reason is not None:
+            what, instead = f"this bundle ({reason})", "export it again with the defaults, which the simd engine runs"
+        raise MissingDependencyError("onnxruntime", what=what, instead=instead) from error
+    return OrtEngine
 
 
 @dataclass(frozen=True)
@@ -86,6 +105,7 @@ def preview(bundle: Bundle) -> Preview:
 
     Raises:
         BundleCorruptError: the graphs are not what they claim to be.
+        MissingDependencyError: it would be `ort`, and onnxruntime is not installed.
     """
     from ondevice.engines.simd.program import pack_state
     from ondevice.engines.simd.unsupported import UnsupportedGraphError
@@ -93,4 +113,5 @@ def preview(bundle: Bundle) -> Preview:
     try:
         return Preview("simd", pack=pack_state(bundle))
     except UnsupportedGraphError as error:
+        _ort_engine(error.reason)
         return Preview("ort", error.reason)

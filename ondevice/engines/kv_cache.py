@@ -1,24 +1,53 @@
-"""KV rows of all layers of one attention kind, written in place and seen through views that never copy."""
+"""Keys and values of one sequence, for the layers of one attention kind, in the order of positions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ALIGN = 256
-"""Views of a sliding cache start at a multiple of this. ONNX Runtime's GEMM sums keys in blocks of 128 or 256: shifted
-by anything else, a row would be rounded otherwise when it is verified than when it is decoded alone."""
+from ondevice.contract import AttentionKind
+from ondevice.manifest import Layer, Target
 
-STEP = 64
-"""Views grow in steps of this many rows, so that a graph is bound anew once in 64 tokens and softmax lanes line up."""
-
-SHORTEST = 128
-"""Under 128 keys the same GEMM picks another block size, and other roundings (measured at head size 512)."""
+KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 
 SLACK = 256
-"""Rows kept beyond the window: how far a rewind may go without a new prefill."""
+"""Rows kept beyond a window: how far a rewind may go without a snapshot."""
+
+MARGIN = 64
+"""Rows that a copy of a sliding cache holds beyond the window, so that it serves somewhat shorter sequences too: a
+chat's next prompt may part from the last one a few tokens before its end."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """Which positions an engine looks at together: from a multiple of `align` on, in steps of `step`, at least `least`.
+
+    An engine that addresses rows one by one has no need of it.
+    """
+
+    align: int = 1
+    step: int = 1
+    least: int = 0
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows of a cache for positions base..length - 1: arrays [2, length - base] (keys, values) by layer."""
+
+    base: int
+    length: int
+    rows: Mapping[int, NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.rows.values())
+
+    def copy(self) -> HeldRows:
+        return HeldRows(self.base, self.length, {layer: array.copy() for layer, array in self.rows.items()})
 
 
 class KVCache:
@@ -28,45 +57,69 @@ class KVCache:
     some slack in one linear buffer, and moves them to its front when it reaches the end: one copy of the window in
     `SLACK + max_rows` tokens, where a ring buffer would need two views per layer.
 
-    Buffers are float32[2, capacity, width] (keys, values) for every layer; row r holds position `base + r`.
+    Buffers are [2, capacity] rows (keys, values) for every layer; row r holds position `base + r`.
     """
 
-    def __init__(self, widths: dict[int, int], max_rows: int, history: int | None = None) -> None:
+    def __init__(
+        self, types: Mapping[int, np.dtype[Any]], max_rows: int, history: int | None = None, views: Views = Views()
+    ) -> None:
         """
         Args:
-            widths: layer index -> floats in a row (kv_heads * head_dim).
+            types: layer index -> dtype of a row of keys or of values.
             max_rows: most rows that one forward appends.
             history: positions before the newest that must stay visible; None keeps all.
+            views: what the engine reads together.
         """
         self.base = 0
         self._history = history
-        self._widths = widths
-        capacity = SHORTEST + 2 * max_rows
+        self._types = types
+        self._views = views
+        capacity = 2 * max_rows + views.least
         if history is not None:
-            capacity = _up(history + SLACK + max_rows, ALIGN) + 2 * ALIGN
-        self._buffers = {layer: np.zeros((2, capacity, width), np.float32) for layer, width in widths.items()}
-        self._capacity = capacity
+            capacity = _up(capacity + history + SLACK + views.step, views.align) + views.align
+        self.capacity = capacity
+        self._buffers = {layer: np.zeros((2, capacity), row) for layer, row in types.items()}
 
     @property
     def layers(self) -> list[int]:
-        return list(self._widths)
+        return list(self._types)
+
+    @property
+    def slides(self) -> bool:
+        """Whether rows are forgotten."""
+        return self._history is not None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def reserve(self, length: int, rows: int) -> tuple[int, int]:
         """Make room for `rows` rows after `length` committed ones; return the positions (start, stop) of the view.
 
-        The view holds all that a row at position `length` or later may see, the new rows, and padding.
+        The view holds all that a row at position `length` or later may see, the new rows, and padding. Buffers are
+        others when `capacity` has changed.
+
+        Raises:
+            ValueError: an interrupt has left the cache without rows of these positions.
         """
         start = self._first(length)
-        stop = start + max(SHORTEST, _up(length + rows - start, STEP))
-        if stop - self.base > self._capacity:
+        if start < self.base:
+            raise ValueError("rows were lost in an interrupt: rewind this session")
+        stop = start + max(self._views.least, _up(length + rows - start, self._views.step))
+        if stop - self.base > self.capacity:
             if self._history is None:
                 self._grow(stop)
             else:
                 self._slide(length)
         return start, stop
 
-    def view(self, layer: int, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Keys and values float32[stop - start, width] of these positions; writing to them writes to the cache."""
+    def parts(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values of a layer, [capacity] rows each."""
+        keys, values = self._buffers[layer]
+        return keys, values
+
+    def view(self, layer: int, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values [stop - start] of these positions; writing to them writes to the cache."""
         keys, values = self._buffers[layer][:, start - self.base : stop - self.base]
         return keys, values
 
@@ -83,26 +136,90 @@ class KVCache:
     def clear(self) -> None:
         self.base = 0
 
+    def held(self, length: int) -> HeldRows:
+        """The rows that a sequence of `length` tokens needs, and a margin: views, which the next forward may change."""
+        base = max(self.base, self._first(max(0, length - MARGIN)))
+        kept = slice(base - self.base, length - self.base)
+        return HeldRows(base, length, {layer: buffer[:, kept] for layer, buffer in self._buffers.items()})
+
+    def can_adopt(self, held: HeldRows, length: int) -> bool:
+        """Whether these rows are enough for a sequence of `length` tokens."""
+        return held.base <= self._first(length) and length <= held.length
+
+    def adopt(self, held: HeldRows) -> None:
+        """Hold a copy of these rows, and nothing else."""
+        count = held.length - held.base
+        if count > self.capacity:
+            self._allocate(count)
+        self.base = held.length  # so that an interrupt leaves nothing to rewind to
+        for layer, buffer in self._buffers.items():
+            buffer[:, :count] = held.rows[layer]
+        self.base = held.base
+
+    def blank(self, base: int, length: int) -> HeldRows:
+        """Zeros in the shape of `held` rows, to be read into from a file.
+
+        Raises:
+            ValueError: no sequence of `length` tokens has rows from `base` on.
+        """
+        if not self._first(max(0, length - MARGIN)) <= base <= self._first(length):
+            raise ValueError(f"rows from {base} on do not fit a sequence of {length} tokens")
+        return HeldRows(base, length, {layer: np.zeros((2, length - base), row) for layer, row in self._types.items()})
+
     def _first(self, length: int) -> int:
         """The position at which the view for a row at `length` starts."""
         if self._history is None:
             return 0
-        return max(0, length - self._history) // ALIGN * ALIGN
+        return max(0, length - self._history) // self._views.align * self._views.align
 
     def _grow(self, stop: int) -> None:
-        capacity, grown = max(2 * self._capacity, stop), {}
+        capacity, grown = max(2 * self.capacity, stop), {}
         for layer, old in self._buffers.items():
-            grown[layer] = np.zeros((2, capacity, self._widths[layer]), np.float32)
-            grown[layer][:, : old.shape[1]] = old
-        self._buffers, self._capacity = grown, capacity  # all at once, or nothing after an interrupt
+            grown[layer] = np.zeros((2, capacity), self._types[layer])
+            grown[layer][:, : self.capacity] = old
+        self._buffers, self.capacity = grown, capacity  # all at once, or nothing after an interrupt
+
+    def _allocate(self, capacity: int) -> None:
+        buffers = {layer: np.zeros((2, capacity), row) for layer, row in self._types.items()}
+        self._buffers, self.capacity = buffers, capacity
 
     def _slide(self, length: int) -> None:
-        base = self._first(max(0, length - SLACK))
+        base = max(self.base, self._first(max(0, length - SLACK)))
         kept = slice(base - self.base, length - self.base)
         self.base = length  # so that an interrupt leaves nothing to rewind to
         for buffer in self._buffers.values():
-            buffer[:, : length - base] = buffer[:, kept]
+            buffer[:, : length - base] = buffer[:, kept].copy()
         self.base = base
+
+
+def make_caches(
+    target: Target, row_type: Callable[[Layer], np.dtype[Any]], max_rows: int, views: Mapping[AttentionKind, Views]
+) -> dict[AttentionKind, KVCache]:
+    """The caches of one sequence.
+
+    Args:
+        target: whose layers own them.
+        row_type: the dtype of a row of a layer's keys, and of its values.
+        max_rows: most rows that one forward appends.
+        views: what the engine reads together, where that is more than single rows.
+    """
+    caches: dict[AttentionKind, KVCache] = {}
+    for kind in KINDS:
+        owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
+        types = {index: row_type(target.layers[index]) for index in owners}
+        # window - 1 rows are enough for the target; a drafter at position `length` sees two more: `first_drafted`
+        history = target.sliding_window + 1 if kind == "sliding" else None
+        caches[kind] = KVCache(types, max_rows, history, views.get(kind, Views()))
+    return caches
+
+
+def first_drafted(kind: AttentionKind, length: int, window: int) -> int:
+    """The first position that a drafter's layer sees behind `length` verified tokens.
+
+    The reference's window is inclusive here: the last `window + 1` of them. Source:
+    `create_bidirectional_sliding_window_mask` over the flipped cache, Gemma4AssistantForCausalLM.
+    """
+    return max(0, length - 1 - window) if kind == "sliding" else 0
 
 
 def _up(value: int, step: int) -> int:

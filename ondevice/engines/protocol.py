@@ -1,86 +1,56 @@
-"""What a drafting loop needs from an engine: run rows, keep some, drop the rest."""
+"""What a drafting loop needs from an engine: weights in one place, any number of sequences beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.engines.token_tree import ROOT, Ids, TokenTree
 from ondevice.manifest import Target
 
 Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 KVCacheType = Literal["fp16", "int8"]
 """What keys and values are held in: int8 takes half the memory, on the `simd` engine; `ort` has float32 for fp16."""
 
-ROOT = -1
-"""The parent of a row that follows the cache itself."""
+MOST_SESSIONS = 16
+"""Sequences of one forward. Beyond, the attention of each costs more than the weights that they share."""
 
 
 @dataclass(frozen=True)
-class TokenTree:
-    """The new rows of one forward. Each follows the cache (`ROOT`) or an earlier row.
+class Rows:
+    """The new rows of one sequence in a forward.
 
-    tokens : int64[T]
-    parents : int64[T], parents[i] < i
+    session : the sequence, whose committed tokens they follow
+    tree : the rows' tokens, and which row each follows
+    wanted : indices of the rows whose outputs are wanted, ascending
     """
 
-    tokens: Ids
-    parents: Ids
-
-    def __post_init__(self) -> None:
-        rows = np.arange(len(self.tokens))
-        if self.tokens.ndim != 1 or self.parents.shape != self.tokens.shape or not len(rows):
-            raise ValueError("a token tree needs one parent per token and at least one token")
-        if (self.parents >= rows).any() or (self.parents < ROOT).any():
-            raise ValueError("a row's parent must come before it")
-
-    @classmethod
-    def chain(cls, tokens: Sequence[int]) -> TokenTree:
-        """Rows that follow one another: the plain case."""
-        return cls(np.asarray(tokens, np.int64), np.arange(-1, len(tokens) - 1, dtype=np.int64))
-
-    @property
-    def is_chain(self) -> bool:
-        return bool((self.parents == np.arange(-1, len(self.tokens) - 1)).all())
-
-    def depths(self) -> Ids:
-        """int64[T]: 0 for rows that follow the cache."""
-        if self.is_chain:
-            return np.arange(len(self.tokens), dtype=np.int64)
-        depths = np.zeros(len(self.tokens), np.int64)
-        for row, parent in enumerate(self.parents):
-            if parent != ROOT:
-                depths[row] = depths[parent] + 1
-        return depths
-
-    def ancestors(self) -> Mask:
-        """bool[T, T]: row i sees row j, itself included."""
-        count = len(self.tokens)
-        if self.is_chain:
-            return np.tri(count, dtype=np.bool_)
-        seen = np.eye(count, dtype=np.bool_)
-        for row, parent in enumerate(self.parents):
-            if parent != ROOT:
-                seen[row] |= seen[parent]
-        return seen
+    session: Session
+    tree: TokenTree
+    wanted: Sequence[int]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the target says of the wanted rows.
+    """What the target says of the wanted rows of one sequence.
 
     logits : float32[R, V], after the softcap
     hidden : float32[R, H], after the final norm
+    rows, wanted : rows, and wanted rows, of the whole forward, those of other sequences included
+    seconds : wall time of the whole forward
     """
 
     logits: Floats
     hidden: Floats
+    rows: int = 1
+    wanted: int = 1
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,8 +62,78 @@ class DraftStep:
     hidden: Floats
 
 
+class Session(Protocol):
+    """One sequence: its committed tokens and their keys and values. Used by one thread at a time."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The committed tokens. Not to be written to."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """How many tokens are committed."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Rows of the session's last forward, where nothing was committed since."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for keys and values, snapshots included."""
+        ...
+
+    def max_rows(self) -> int:
+        """Rows that this sequence may have in the next forward; 0 where the context is full."""
+        ...
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these rows of the session's last forward, each the parent of the next; drop the others."""
+        ...
+
+    def rewind(self, length: int) -> int:
+        """Forget everything from position `length` on, and return how many tokens are left.
+
+        That is `length`, or where sliding layers no longer hold the rows that it needs, the longest shorter sequence
+        that a snapshot has them for, or 0.
+        """
+        ...
+
+    def snapshot(self) -> None:
+        """Remember what sliding layers hold now, so that a rewind to here will never have to compute it again."""
+        ...
+
+    def fork(self, length: int | None = None) -> Session:
+        """A new session with a copy of the first `length` tokens, or, as with `rewind`, of fewer; None copies all."""
+        ...
+
+    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+        """One MTP step over the committed tokens. The position is `length`, the newest token's, for a whole round.
+
+        The arrays of the answer are the session's own and hold until its next step, whose `hidden` may be one of them.
+        """
+        ...
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the committed tokens with their keys and values to a file, all of it or nothing.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Drop the memory; the session is of no use afterwards."""
+        ...
+
+
 class Engine(Protocol):
-    """Runs one target, and its drafter where the bundle has one, over one sequence's cache."""
+    """The weights of one target, and of its drafter where the bundle has one, and the threads that compute.
+
+    Several threads may call `forward`, and `draft_step` of different sessions, at once.
+    """
 
     name: str
     target: Target
@@ -101,59 +141,38 @@ class Engine(Protocol):
     kv_cache: str
     """What keys and values are held in."""
     context_length: int
+    most_rows: int
+    """Rows of one forward, all sequences together."""
 
-    @property
-    def length(self) -> int:
-        """Tokens whose KV is committed."""
+    def open_session(self) -> Session:
+        """A new, empty sequence."""
         ...
 
-    def forward(self, rows: TokenTree, wanted: Sequence[int]) -> Outputs:
-        """Run `rows` after the committed tokens and leave their KV pending.
+    def load_session(self, path: str | PathLike[str]) -> Session:
+        """The sequence that `Session.save` wrote.
 
-        At most `max_rows()` rows at a time. A forward replaces rows that an earlier one left pending, and may reuse the
-        arrays of its outputs.
+        Raises:
+            OSError: the file cannot be read.
+            SessionFileError: it is damaged, or belongs to another bundle, engine, KV cache type or version.
         """
         ...
 
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep these rows of the last forward, ascending and each the parent of the next; drop the others."""
-        ...
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        """Run new rows after the committed tokens of up to MOST_SESSIONS sessions and leave their KV pending.
 
-    def rewind(self, length: int) -> int:
-        """Forget everything from position `length` on; say how many tokens are left.
+        The weights are read once for all of them. A row's outputs depend on nothing beside it. A session's pending rows
+        are replaced, and its outputs hold until it takes part in a forward again.
 
-        That is `length`, or 0 where a sliding layer no longer holds the rows that a shorter sequence would need.
-        """
-        ...
-
-    def max_rows(self) -> int:
-        """Rows that the next forward may have; 0 where the context is full."""
-        ...
-
-    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
-        """One MTP step over the committed cache. The position is `length`, the newest token's, for a whole round.
-
-        The arrays of the answer may be reused by the next step, whose `hidden` may be one of them.
+        Raises:
+            ValueError: no or too many rows or sessions, or a session that is in the batch twice or not this engine's.
+            UsageError: a session that was closed.
         """
         ...
 
     def close(self) -> None: ...
 
 
-def attention_mask(tree: TokenTree, length: int, view: tuple[int, int], window: int | None) -> Mask:
-    """bool[T, stop - start]: which of the cache positions of a view (start, stop) each row sees.
-
-    Row j of the tree lies at cache position length + j, whatever its depth; positions from length + T on are padding.
-    With a window, a row at position p sees positions p - window + 1 .. p (Gemma4, `sliding_window_overlay`).
-    """
-    start, stop = view
-    depths = tree.depths()
-    count = len(depths)
-    seen = np.zeros((count, stop - start), np.bool_)
-    seen[:, : length - start] = True
-    seen[:, length - start : length - start + count] = tree.ancestors()
-    if window is not None:
-        own = np.arange(start, stop)
-        own[length - start : length - start + count] = length + depths
-        seen &= own[None, :] > (length + depths - window)[:, None]
-    return seen
+__all__ = [
+    "MOST_SESSIONS", "ROOT", "DraftStep", "Engine", "Floats", "Ids", "KVCacheType", "Outputs", "Rows", "Session",
+    "TokenTree",
+]  # fmt: skip

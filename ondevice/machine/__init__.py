@@ -2,6 +2,7 @@
 
 from ondevice.machine.cache import cache_directory
 from ondevice.machine.cores import core_processors, default_threads, physical_cores, processors
+from ondevice.machine.home import expanded, home
 from ondevice.machine.memory import available_bytes, peak_rss_bytes, reset_peak_rss
 from ondevice.machine.processor import os_name, processor_name
 
@@ -10,6 +11,8 @@ __all__ = [
     "cache_directory",
     "core_processors",
     "default_threads",
+    "expanded",
+    "home",
     "os_name",
     "peak_rss_bytes",
     "physical_cores",

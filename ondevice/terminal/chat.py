@@ -11,6 +11,7 @@ from ondevice.errors import UsageError
 from ondevice.terminal.conversation import Conversation
 from ondevice.terminal.loading import load_model
 from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options
+from ondevice.terminal.prompt_input import standard_input
 from ondevice.text.prompt_file import decode
 
 HELP = """\
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    standard_input()  # before a model is loaded for nothing
     with load_model(args) as model:
         conversation = Conversation(model, generation_options(args), args.system)
         if sys.stdin.isatty():
@@ -74,5 +76,5 @@ def _typed() -> Iterator[str]:
 
 def _piped() -> Iterator[str]:
     """One message per line."""
-    for line in sys.stdin.buffer:
+    for line in standard_input():
         yield decode(line, "standard input").strip()

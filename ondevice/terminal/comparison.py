@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.decoding.record import Reply
+from ondevice.drafters import registry
+
+if TYPE_CHECKING:
+    from ondevice.options import GenerationKeywords
 
 DRAFTING = ("drafter", "num_assistant_tokens", "num_assistant_tokens_schedule")
 
 
-def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+def plain_options(options: GenerationKeywords) -> GenerationKeywords:
     """The same generation without drafts."""
-    return {**{name: value for name, value in options.items() if name not in DRAFTING}, "drafter": "none"}
+    rest = {name: value for name, value in options.items() if name not in DRAFTING}
+    return cast("GenerationKeywords", {**rest, "drafter": registry.NONE})
 
 
 @dataclass(frozen=True)

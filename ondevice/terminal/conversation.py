@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ondevice.decoding.record import Reply
 from ondevice.errors import ContextOverflowError, PromptError
@@ -11,6 +11,7 @@ from ondevice.terminal.reply import stream_reply, summary
 
 if TYPE_CHECKING:
     from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
 
 NOTICES = {
     "cancelled": "(stopped)",
@@ -26,7 +27,7 @@ class Conversation:
         PromptError: the bundle has no chat template, or one that refuses a system message.
     """
 
-    def __init__(self, model: Model, options: dict[str, Any], system: str | None = None) -> None:
+    def __init__(self, model: Model, options: GenerationKeywords, system: str | None = None) -> None:
         self._model = model
         self._options = options
         self._beginning = [{"role": "system", "content": system}] if system else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ondevice.terminal import prompt_input
 from ondevice.terminal.comparison import Comparison, plain_options
@@ -16,6 +16,7 @@ from ondevice.terminal.reply import as_json, stream_reply, summary
 
 if TYPE_CHECKING:
     from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
     from ondevice.text.prompt import Prompt
 
 WARM_UP_TOKENS = 8
@@ -57,8 +58,9 @@ def run(args: argparse.Namespace) -> int:
     return DIFFERENT if comparison and not comparison.equal else 0
 
 
-def _warm_up(model: Model, prompt: Prompt, options: dict[str, Any]) -> None:
+def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:
     """What only the first generation pays for must not count against whichever run comes first."""
     for variant in (options, plain_options(options)):
-        model.generate(prompt, **{**variant, "max_new_tokens": WARM_UP_TOKENS})
+        shortened: GenerationKeywords = {**variant, "max_new_tokens": WARM_UP_TOKENS}
+        model.generate(prompt, **shortened)
     model.forget()

@@ -39,3 +39,25 @@ def cancel_on_interrupt(model: Cancellable) -> Iterator[Interrupt]:
         yield interrupt
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def ending_by_exception() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP raise SystemExit, so that what is half done is removed, as with Ctrl-C."""
+    signals = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)  # as shells report a program that the signal ended
+
+    # one that somebody ignores on purpose, as nohup does, stays ignored
+    taken = {each: old for each in signals if (old := signal.getsignal(each)) is signal.SIG_DFL}
+    for each in taken:
+        signal.signal(each, handle)
+    try:
+        yield
+    finally:
+        for each, old in taken.items():
+            signal.signal(each, old)

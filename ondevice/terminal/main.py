@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ondevice import __version__
-from ondevice.errors import OndeviceError
+from ondevice.errors import OndeviceError, one_line
 from ondevice.terminal.exit_codes import BROKEN_PIPE, INTERRUPTED, MISTAKE
 from ondevice.terminal.parser import Parser
 
@@ -112,11 +112,10 @@ def _overview() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     words = sys.argv[1:] if argv is None else list(argv)
+    _open_closed_streams()
     if not words:
         print(_overview().format_help(), end="", file=sys.stderr)
         return MISTAKE
-    if sys.stdout is None:  # closed (`>&-`)
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console that lacks a character must not end the reply
     try:
@@ -127,11 +126,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return BROKEN_PIPE
-    except (OndeviceError, OSError) as error:
+    except (OndeviceError, OSError, MemoryError) as error:
         if "--debug" in words:
             raise
-        print(f"ondevice: {error}", file=sys.stderr)
+        remedy = ": close other programs, or try a smaller --context-length" if isinstance(error, MemoryError) else ""
+        print(f"ondevice: {one_line(str(error) or 'there is not enough memory')}{remedy}", file=sys.stderr)
         return MISTAKE
+
+
+def _open_closed_streams() -> None:
+    """Let what is said to a closed stream (`>&-`, `2>&-`) go nowhere. Python would print errors on standard output, and
+    a file that is opened later would have the stream's number, for libraries to write their complaints into.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _drop_output() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+from ondevice.drafters import registry
+
+if TYPE_CHECKING:
+    from ondevice.options import GenerationKeywords
 
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
@@ -45,9 +50,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         help=r"end before this text; may be repeated; \n and \t are understood",
     )
     group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
-    group.add_argument(
-        "--drafter", choices=["auto", "mtp", "ngram", "none"], help="who proposes tokens (default: auto, all there are)"
-    )
+    group.add_argument("--drafter", choices=registry.names(), help="who proposes tokens (default: auto, all there are)")
     group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="tokens per draft")
     group.add_argument(
         "--num-assistant-tokens-schedule",
@@ -56,7 +59,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
     )
 
 
-def generation_options(args: argparse.Namespace) -> dict[str, Any]:
+def generation_options(args: argparse.Namespace) -> GenerationKeywords:
     """Keywords of `Model.stream`: those that were given."""
     names = (
         "max_new_tokens",
@@ -70,8 +73,10 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "num_assistant_tokens",
         "num_assistant_tokens_schedule",
     )
-    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    return {**given, "stop": tuple(args.stop)} if getattr(args, "stop", None) else given
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    if getattr(args, "stop", None):
+        given["stop"] = tuple(args.stop)
+    return cast("GenerationKeywords", given)
 
 
 def unescape(text: str) -> str:

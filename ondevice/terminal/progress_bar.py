@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -9,12 +10,17 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+LOG = logging.getLogger("ondevice")
+
 PATIENCE_S = 2.0
 """What takes less needs no bar."""
 
 
 class ProgressBar:
-    """A bar on standard error, only on a terminal, that goes away when all is done."""
+    """A bar on standard error, only on a terminal, that goes away when all is done.
+
+    Meanwhile, what is logged appears above it.
+    """
 
     def __init__(self, title: str, **options: Any) -> None:
         """
@@ -24,13 +30,16 @@ class ProgressBar:
         """
         self._options = {"desc": title, "delay": PATIENCE_S, "leave": False, "disable": None, **options}
         self._bar: tqdm[None] | None = None
+        self._handler = _Above(self)
 
     def __enter__(self) -> Self:
+        LOG.addHandler(self._handler)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        LOG.removeHandler(self._handler)
         self._close()
 
     def show(self, done: int, total: int) -> None:
@@ -43,10 +52,28 @@ class ProgressBar:
         if done == total:
             self._close()
 
+    def say(self, line: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._bar is None:
+            print(line, file=sys.stderr)
+        else:
+            self._bar.write(line, file=sys.stderr)
+
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class _Above(logging.Handler):
+    """Without a handler, Python prints warnings itself: into the bar's line."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        super().__init__(logging.WARNING)
+        self._bar = bar
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._bar.say(record.getMessage())
 
 
 def prompt_bar() -> ProgressBar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ondevice.errors import PromptError, UsageError
 from ondevice.text.prompt_file import decode, read_text
@@ -53,5 +53,12 @@ def _text(args: argparse.Namespace) -> str:
     if args.file is not None:
         return read_text(args.file)
     if args.prompt == "-":
-        return decode(sys.stdin.buffer.read(), "standard input")
+        return decode(standard_input().read(), "standard input")
     return str(args.prompt)
+
+
+def standard_input() -> BinaryIO:
+    """Raises PromptError where it is closed (`<&-`)."""
+    if sys.stdin is None:
+        raise PromptError("standard input is closed: give the text another way")
+    return sys.stdin.buffer

@@ -6,15 +6,18 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ondevice.decoding.record import FinishReason, Reply, Stats, Step
+from ondevice.progress import Progress
 from ondevice.terminal.interrupt import cancel_on_interrupt
 from ondevice.terminal.progress_bar import prompt_bar
 
 if TYPE_CHECKING:
     from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
     from ondevice.text.prompt import Prompt
 
 STATS_KEYS = (
     "prompt_tokens",
+    "cached_tokens",
     "new_tokens",
     "prefill_s",
     "decode_s",
@@ -28,24 +31,32 @@ STATS_KEYS = (
 )
 
 
-def stream_reply(model: Model, prompt: Prompt, options: dict[str, Any], *, show: bool = True) -> Reply:
+def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, *, show: bool = True) -> Reply:
     """Generate, writing to standard output as text comes. Ctrl-C ends it with the finish reason `cancelled`."""
     text: list[str] = []
     token_ids: list[int] = []
     reason: FinishReason | None = None
-    with cancel_on_interrupt(model) as interrupt, prompt_bar() as bar:
-        for step in model.stream(prompt, on_prefill=bar.show, **options):
+    with (
+        cancel_on_interrupt(model) as interrupt,
+        prompt_bar() as bar,
+        model.stream(prompt, **_with_progress(options, bar.show)) as generation,
+    ):
+        if interrupt.happened:
+            generation.cancel()  # it came before there was anything to cancel
+        for step in generation:
             if show:
                 _write(step, model.tokenizer is None, first=not token_ids)
             text.append(step.text)
             token_ids += step.token_ids
             reason = step.finish_reason
-            if interrupt.happened:
-                model.cancel()  # again: a generation that was only about to begin has forgotten the first call
     whole = "".join(text)
     if show and not whole.endswith("\n"):
         print(flush=True)
-    return Reply(whole, tuple(token_ids), reason or "cancelled", model.last_stats)
+    return Reply(whole, tuple(token_ids), reason or "cancelled", generation.stats)
+
+
+def _with_progress(options: GenerationKeywords, on_prefill: Progress) -> GenerationKeywords:
+    return {**options, "on_prefill": on_prefill}
 
 
 def _write(step: Step, as_ids: bool, *, first: bool) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, TemplateSyntaxError
 
-from ondevice.errors import BundleCorruptError, PromptError
+from ondevice.errors import BundleCorruptError, PromptError, reason
+from ondevice.text.template_sandbox import LimitedEnvironment
 
 Message = Mapping[str, Any]
 
@@ -29,11 +28,13 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._environment = _environment()
         try:
-            self._template = _compile(source)
-        except TemplateSyntaxError as error:
+            self._template = self._environment.compiled(source)
+        except Exception as error:  # not only its own: RecursionError, or Python's SyntaxError for what it is made into
+            where = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
             raise BundleCorruptError(
-                f"the chat template is not valid Jinja (line {error.lineno}: {error.message}): export the bundle again"
+                f"the chat template is not valid Jinja ({where}{reason(error)}): export the bundle again"
             ) from error
         self._special_tokens = dict(special_tokens or {})
 
@@ -65,9 +66,10 @@ class ChatTemplate:
         # None, not undefined: templates ask `tools is not none`.
         known = {"tools": None, "documents": None, **self._special_tokens, **variables}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **known)
-        except (TemplateError, TypeError) as error:
-            raise PromptError(f"the chat template refuses these messages: {error}") from error
+            with self._environment.limits():
+                return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **known)
+        except Exception as error:  # a template can make Python raise anything
+            raise PromptError(f"the chat template refuses these messages: {reason(error)}") from error
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -88,25 +90,11 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise PromptError(f"message {number} needs a string as its 'content', not {message.get('content')!r:.60}")
 
 
-def _compile(source: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(source)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes `<` and `&` for HTML; a model must see them as they are."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return environment
 
 
 def _refuse(message: str) -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import SupportsIndex, TypeGuard
 
-from ondevice.errors import PromptError
+from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.text.chat_template import ChatTemplate, Message, check_messages
 from ondevice.text.tokenizer import Tokenizer
 
@@ -20,15 +20,21 @@ OPENING, CLOSING = "\ue000", "\ue001"
 """Private-use characters around a control token that a user wrote, while the template is rendered."""
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> list[int]:
+def encode_prompt(
+    prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTemplate | None, most_tokens: int | None = None
+) -> list[int]:
     """Token ids of a text, of a list of messages, or of a list of token ids, which stays as it is.
 
     A plain text is the author's own: control tokens written in it count, as they do in a system message (`<|think|>`).
     In the messages of users and tools they are plain text, because a stranger must not be able to end a turn or begin
     one.
 
+    Args:
+        most_tokens: a text that surely has more is refused before it is encoded.
+
     Raises:
         PromptError: empty, of another type, or of a kind that this bundle cannot encode.
+        ContextOverflowError: more than `most_tokens`.
     """
     if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray):
         raise PromptError(
@@ -41,26 +47,45 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTem
     if tokenizer is None:
         raise PromptError("this bundle has no tokenizer.json: pass token ids (on the command line: --ids 2,5,7)")
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        _check_length(prompt, tokenizer, most_tokens)
+        return _some(tokenizer.encode(prompt), "tokenizer makes no token of this prompt")
     messages = [item for item in prompt if isinstance(item, Mapping)]
     if len(messages) < len(prompt):
         raise PromptError("a prompt list holds either messages with 'role' and 'content' or token ids, nothing else")
     if template is None:
         raise PromptError("this bundle has no chat_template.jinja: pass the prompt as plain text instead of messages")
     check_messages(messages)
-    return _encode_chat(messages, tokenizer, template)
+    return _some(
+        _encode_chat(messages, tokenizer, template, most_tokens), "chat template makes no text of these messages"
+    )
 
 
 def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
     return not isinstance(prompt, str) and all(isinstance(item, SupportsIndex) for item in prompt)
 
 
-def _encode_chat(messages: Sequence[Message], tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+def _some(ids: list[int], obstacle: str) -> list[int]:
+    if not ids:
+        raise PromptError(f"the prompt is empty: this bundle's {obstacle}")
+    return ids
+
+
+def _check_length(text: str, tokenizer: Tokenizer, most_tokens: int | None) -> None:
+    if most_tokens is not None and len(text) > most_tokens and tokenizer.fewest_tokens(text) > most_tokens:
+        raise ContextOverflowError(tokenizer.fewest_tokens(text), most_tokens, counted=False)
+
+
+def _encode_chat(
+    messages: Sequence[Message], tokenizer: Tokenizer, template: ChatTemplate, most_tokens: int | None
+) -> list[int]:
     specials = "|".join(map(re.escape, tokenizer.special_texts)) or "(?!)"
     control = re.compile(specials)
     if not any(control.search(message["content"]) for message in messages if message["role"] in STRANGERS):
-        return tokenizer.encode(template.render(messages), add_special_tokens=False)
+        text = template.render(messages)
+        _check_length(text, tokenizer, most_tokens)
+        return tokenizer.encode(text, add_special_tokens=False)
     text = template.render([_mark(message, control) for message in messages])
+    _check_length(text, tokenizer, most_tokens)
     # One group: every second piece is a marked control token, or None where the template tore its marks apart.
     pieces = re.split(f"{OPENING}({specials}){CLOSING}|[{OPENING}{CLOSING}]", text)
     ids: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from ondevice.errors import UsageError
@@ -28,11 +28,15 @@ class StopStrings:
         self.matched = False
 
     @property
-    def kept_tokens(self) -> int:
-        """Tokens that the kept text needs: those whose text lies wholly after the cut do not count."""
-        if not self.matched:
-            return len(self._ends)
-        return bisect_left(self._ends, self._given) + 1 if self._given else 0
+    def final_tokens(self) -> int:
+        """Tokens that belong to the reply for certain: whatever comes, their text is not part of a stop string.
+
+        After a match these are all that the kept text needs, one that reaches beyond the cut included. The number
+        depends on the tokens alone, not on how rounds divide them.
+        """
+        count = bisect_right(self._ends, self._given)
+        reached = self._ends[count - 1] if count else 0
+        return count + 1 if self.matched and reached < self._given else count
 
     def push(self, text: str) -> str:
         """The part of the text so far that is final now. After a match: nothing."""

@@ -22,9 +22,11 @@ class TextStream:
         return self._stops.matched
 
     @property
-    def kept_tokens(self) -> int:
-        """Of all tokens fed, how many the text needs: fewer than fed only after a stop string."""
-        return self._stops.kept_tokens
+    def final_tokens(self) -> int:
+        """Of all tokens fed, how many belong to the reply for certain: fewer than fed while a stop string may begin in
+        them, and after one was found.
+        """
+        return self._stops.final_tokens
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens make final. Tokens after a stop string are ignored."""

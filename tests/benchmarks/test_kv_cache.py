@@ -16,7 +16,7 @@ def test_bytes_are_those_of_the_caches(reference_bundle: Path) -> None:
     engine = SimdEngine(bundle, 1, kv_cache="int8")
     held = {
         kind: sum(part.nbytes // len(part) for layer in cache.layers for part in cache.parts(layer))
-        for kind, cache in engine._caches.items()
+        for kind, cache in engine.make_caches().items()
     }
     engine.close()
     assert bytes_per_token(bundle.manifest.target, "int8") == (held["full"], held["sliding"])

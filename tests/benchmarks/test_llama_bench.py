@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ def program(tmp_path):
 
 
 def test_what_is_asked_and_what_comes_back(program):
-    llama = LlamaBench(program, "model.gguf", threads=2)
+    llama = LlamaBench(program, Path("model.gguf"), threads=2)
     assert (llama.version, llama.model) == ("0c1e570", "gemma4 E2B Q4_0, 2.60 GB")
     assert llama.seconds([64, 512], 64, 1, every_logit=False) == {64: [0.066064], 512: [0.514064]}
     assert llama.seconds([1, 2], 0, 2, every_logit=True) == {
@@ -51,9 +52,9 @@ def test_what_is_asked_and_what_comes_back(program):
 
 def test_a_file_that_cannot_be_read(program):
     with pytest.raises(SystemExit, match=r"exit code 1: main: error: failed to load model 'broken\.gguf'"):
-        LlamaBench(program, "broken.gguf", threads=2)
+        LlamaBench(program, Path("broken.gguf"), threads=2)
 
 
 def test_a_program_that_is_not_there(tmp_path):
     with pytest.raises(SystemExit, match="No such file or directory: give the path of llama-bench"):
-        LlamaBench(tmp_path / "absent", "model.gguf", threads=2)
+        LlamaBench(tmp_path / "absent", Path("model.gguf"), threads=2)

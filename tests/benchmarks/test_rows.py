@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from benchmarks.rows import CONTEXT, PREFILL, TIMES, VERIFY, Work, compare, report
@@ -15,7 +17,7 @@ MACHINE = Roofline(bandwidth=1e9, peak=1e9)
 
 
 class Recorder:
-    """An engine that computes nothing and takes at most 48 rows."""
+    """An engine that computes nothing and takes at most 48 rows, and its one session."""
 
     name = "simd"
 
@@ -23,12 +25,17 @@ class Recorder:
         self.length = 0
         self.forwards = []
 
+    def open_session(self):
+        return self
+
     def max_rows(self):
         return 48
 
-    def forward(self, rows, wanted):
-        assert rows.is_chain
-        self.forwards.append((self.length, len(rows.tokens), list(wanted)))
+    def forward(self, batch):
+        [rows] = batch
+        assert rows.session is self
+        assert rows.tree.is_chain
+        self.forwards.append((self.length, len(rows.tree), list(rows.wanted)))
 
     def commit(self, path):
         self.length += len(path)
@@ -60,7 +67,9 @@ class Readings:
 
 
 def test_who_is_asked_for_what():
-    engine, llama, measurement = Recorder(), StandIn(), Readings()
+    engine = Recorder()
+    llama: Any = StandIn()
+    measurement: Any = Readings()
     found = compare([engine], llama, 2, measurement)
     assert llama.asked == 2 * [(VERIFY, CONTEXT, TIMES, True), (PREFILL, CONTEXT, 1, False)]
     assert measurement.count == 3
@@ -75,7 +84,8 @@ def test_who_is_asked_for_what():
 
 def test_a_verification_wants_every_row_and_a_prefill_the_last():
     engine = Recorder()
-    compare([engine], None, 0, Readings())
+    measurement: Any = Readings()
+    compare([engine], None, 0, measurement)
     context, *timed = engine.forwards
     assert context == (0, CONTEXT, [0])
     wake = (CONTEXT, 1, [0])

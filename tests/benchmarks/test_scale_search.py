@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -46,7 +48,7 @@ def test_a_grid_is_found_again():
 
 def test_kinds_sum_up(weights):
     wide = np.ones((3, 64), np.float32)
-    target = Target(
+    target: Any = Target(
         {
             "model.layers.0.self_attn.q_proj.weight": weights,
             "model.layers.1.self_attn.q_proj.weight": weights,

@@ -1,16 +1,28 @@
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
 from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
-from ondevice.decoding.loop import Limits, generate
+from ondevice.decoding.loop import Limits, generate, run
 from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.decoding.schedule import ConstantSchedule
 from ondevice.drafters.acceptance import PositionAcceptance
 from ondevice.engines.protocol import DraftStep
-from tests.toy_engine import VOCAB, ToyEngine
+from tests.drafters.rounds import NO_SESSION, draft, observe
+from tests.toy_engine import ToyEngine, ToySession
 
 PROMPT = (2, 3, 5)
 COUNT = 40
+
+
+class SessionWithDrafter(ToySession):
+    engine: EngineWithDrafter
+
+    def draft_step(self, token, hidden):
+        assert hidden.shape == (self.engine.target.hidden_size,)
+        self.engine.draft_steps += 1
+        return DraftStep(np.arange(3), np.zeros(3, np.float32), hidden)
 
 
 class EngineWithDrafter(ToyEngine):
@@ -20,16 +32,15 @@ class EngineWithDrafter(ToyEngine):
         super().__init__()
         self.draft_steps = 0
 
-    def draft_step(self, token, hidden):
-        assert hidden.shape == (self.target.hidden_size,)
-        self.draft_steps += 1
-        return DraftStep(np.arange(3), np.zeros(3, np.float32), hidden)
+    def open_session(self):
+        return SessionWithDrafter(self)
 
 
 def rounds_of(engine, drafter=None, k=3):
     schedule = ConstantSchedule(k) if drafter else None
     sampler = Sampler(SamplingOptions(temperature=0.0))
-    return list(generate(engine, PROMPT, sampler, Limits(COUNT), drafter=drafter, schedule=schedule))
+    loop = generate(engine.open_session(), PROMPT, sampler, Limits(COUNT), drafter=drafter, schedule=schedule)
+    return list(run(loop, lambda rows: engine.forward([rows])[0]))
 
 
 def tokens_of(rounds):
@@ -87,11 +98,11 @@ def test_its_forecast_is_what_verdicts_taught(continuation):
 
 def test_a_draft_ends_at_the_floor(continuation):
     drafter = drafter_of(continuation, [True] * COUNT)
-    drafter.begin(PROMPT)
-    drafter.observe(continuation[:1], np.zeros((1, VOCAB), np.float32))
+    drafter.begin(PROMPT, NO_SESSION)
+    observe(drafter, continuation[:1])
     third = float(drafter.forecast(5).survival[2])
-    assert drafter.draft(5, third).tokens.tolist() == continuation[1:4]
-    assert len(drafter.draft(5, 1.0)) == 0
+    assert draft(drafter, 5, third).tokens.tolist() == continuation[1:4]
+    assert len(draft(drafter, 5, 1.0)) == 0
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.45, 0.9])

@@ -105,7 +105,7 @@ def test_a_bundle_without_a_drafter_has_no_draft_step():
 @pytest.fixture
 def toy(monkeypatch):
     manifest = SimpleNamespace(name="toy", quantization=SimpleNamespace(weights="int4"))
-    monkeypatch.setattr(speculate.Bundle, "open", lambda path: SimpleNamespace(manifest=manifest))
+    monkeypatch.setattr("benchmarks.speculate.Bundle.open", lambda path: SimpleNamespace(manifest=manifest))
     monkeypatch.setattr(speculate, "open_engine", lambda name, bundle, threads: ToyEngine())
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ondevice.decoding.record import Round
+from ondevice.decoding.record import ForwardCost, Round
 from ondevice.decoding.schedule import Schedule
 from ondevice.drafters.acceptance import PositionAcceptance
-from ondevice.drafters.protocol import Draft, Drafter, Forecast
-from ondevice.engines.protocol import Floats
-
-NO_HIDDEN = np.zeros((1, 0), np.float32)
+from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+from ondevice.engines.protocol import Outputs, Session
+from tests.drafters.rounds import draft as drafted_by
+from tests.drafters.rounds import observe
 
 
 @dataclass
@@ -24,16 +24,16 @@ class DiceDrafter:
     acceptance: PositionAcceptance = field(default_factory=PositionAcceptance)
     drafted: int = 0
 
-    def begin(self, prompt_ids: Sequence[int]) -> None: ...
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None: ...
 
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(self.acceptance.survival(k), self.name)
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(self.acceptance.survival(nodes), self.name)
 
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
-        self.drafted = k
-        return Draft.chain([0] * k, source=self.name)
+    def draft(self, request: DraftRequest) -> Draft:
+        self.drafted = request.nodes
+        return Draft.chain([0] * request.nodes, source=self.name)
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         self.acceptance.observe(self.drafted, len(emitted) - 1 if self.drafted else 0)
         self.drafted = 0
 
@@ -43,15 +43,15 @@ class DiceDrafter:
 class Boaster(DiceDrafter):
     """Expects 0.9 of every token, whatever becomes of them."""
 
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(np.float32(0.9) ** np.arange(1, k + 1, dtype=np.float32), self.name)
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(np.float32(0.9) ** np.arange(1, nodes + 1, dtype=np.float32), self.name)
 
 
 class Pessimist(DiceDrafter):
     """Expects 0.15 of every token."""
 
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(np.float32(0.15) ** np.arange(1, k + 1, dtype=np.float32), self.name)
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(np.float32(0.15) ** np.arange(1, nodes + 1, dtype=np.float32), self.name)
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,24 @@ def simulate(
     done = []
     for index in range(rounds):
         plan = schedule.plan(drafter, limit)
-        draft = drafter.draft(plan.k, plan.floor) if plan.k else Draft.empty()
+        draft = drafted_by(drafter, plan.k, plan.floor) if plan.k else Draft.empty()
         drafted = len(draft)
         misses = np.flatnonzero(rng.random(drafted) >= world.chance(index, draft.source))
         accepted = int(misses[0]) if len(misses) else drafted
-        drafter.observe([0] * (accepted + 1), NO_HIDDEN)
+        observe(drafter, [0] * (accepted + 1))
         jitter = max(1 + world.noise * rng.standard_normal(), 0.5) * (10 if rng.random() < world.spikes else 1)
         draft_seconds = world.draft * drafted * jitter
+        seconds = world.forward(drafted + 1) * jitter
         this = Round(
             token_ids=(0,) * (accepted + 1),
             drafted=drafted,
             accepted=accepted,
             source=draft.source,
             rows=drafted + 1,
-            seconds=world.forward(drafted + 1) * jitter + draft_seconds,
+            depth=drafted,
+            seconds=seconds + draft_seconds,
             draft_seconds=draft_seconds,
+            forward=ForwardCost(drafted + 1, drafted + 1, seconds),
         )
         schedule.observe(this)
         done.append(this)

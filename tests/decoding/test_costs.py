@@ -1,17 +1,16 @@
+import threading
+
 import numpy as np
 import pytest
 
 from ondevice.decoding.costs import PRIOR_SLOPE, STALE, WINDOW, Costs
-from ondevice.decoding.record import Round
-
-
-def decoding(rows: int, seconds: float, draft_seconds: float = 0.0, source: str = "mtp") -> Round:
-    return Round((0,), drafted=rows - 1, source=source, rows=rows, seconds=seconds, draft_seconds=draft_seconds)
+from ondevice.decoding.record import ForwardCost, Round
+from tests.decoding.rounds import decoded
 
 
 def teach(costs: Costs, rows: int, *seconds: float) -> None:
     for value in seconds:
-        costs.observe(decoding(rows, value))
+        costs.observe(decoded(rows, value))
 
 
 def test_nothing_known_is_a_line_with_the_prior_slope() -> None:
@@ -26,15 +25,16 @@ def test_a_prefill_teaches_nothing() -> None:
     costs = Costs()
     for _ in range(3):
         costs.observe(Round((0,), rows=300, seconds=9.0))
+        costs.observe(Round((0,), forward=ForwardCost(301, 2, 9.0)))  # another sequence's
     assert costs.measurements(300) == 0
     assert costs.forwards(2)[0] == Costs().forwards(2)[0]
 
 
 def test_a_price_is_a_share_of_a_single_rows_forward() -> None:
     costs = Costs()
-    costs.observe(decoding(1, 0.02))
-    costs.observe(decoding(5, 0.028, draft_seconds=0.008))
-    assert costs.price("mtp") == pytest.approx(0.1)
+    costs.observe(decoded(1, 0.02))
+    costs.observe(decoded(5, 0.028, draft_seconds=0.008))
+    assert costs.price("dice") == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.5])
@@ -98,7 +98,37 @@ def test_a_row_count_not_run_for_long_is_forgotten() -> None:
 def test_drafting_is_timed_per_token_and_source() -> None:
     costs = Costs()
     for _ in range(3):
-        costs.observe(decoding(5, 1.4, draft_seconds=0.4, source="mtp"))
-        costs.observe(decoding(3, 1.0, draft_seconds=0.0, source="ngram"))
+        costs.observe(decoded(5, 1.4, draft_seconds=0.4, source="mtp"))
+        costs.observe(decoded(3, 1.0, draft_seconds=0.0, source="ngram"))
     assert costs.draft("mtp") == pytest.approx(0.1)
     assert costs.draft("ngram") == 0.0
+
+
+def test_rows_of_other_sequences_count() -> None:
+    costs = Costs()
+    for _ in range(WINDOW):
+        for rows in (1, 4, 8):
+            teach(costs, rows, 1.0 + 0.1 * (rows - 1))
+    np.testing.assert_allclose(costs.forwards(4, beside=3), [1.3, 1.4, 1.5, 1.6], rtol=0.02)
+    assert costs.forwards(8)[3:7] == costs.forwards(4, beside=3)
+
+
+def test_several_threads_may_teach_and_ask() -> None:
+    """As the generations of a model do: row counts come and go meanwhile."""
+    costs, failures = Costs(), []
+
+    def work(first: int) -> None:
+        try:
+            for index in range(3 * STALE):
+                teach(costs, first + index % 40, 1.0)
+                assert len(costs.forwards(index % 17 + 1, beside=index % 5)) == index % 17 + 1
+                assert costs.price("dice") >= 0.0
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 50, 100, 150)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

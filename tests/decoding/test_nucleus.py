@@ -14,7 +14,7 @@ def sorted_out(weights: np.ndarray, top_p: float) -> list[int]:
 
 def test_weights_that_differ_in_their_last_bit_are_told_apart() -> None:
     steps = np.random.default_rng(0).permutation(1000)
-    weights = 1.0 - steps * 2.0**-53
+    weights = (1.0 - steps * 2.0**-53).astype(np.float64)
     assert Nucleus(0.25).of(weights).tolist() == sorted(np.flatnonzero(steps < 250).tolist())
 
 

@@ -1,12 +1,16 @@
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import Sampler, SamplingOptions, draw
+from ondevice.decoding.sampling import LogitsProcessor, Sampler, SamplingOptions, draw
 from ondevice.errors import UsageError
 
 VOCAB = 300
 
-WARPERS = [
+WARPERS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.3},
     {"temperature": 1.7, "top_k": 1},
@@ -31,7 +35,7 @@ def transformers_distribution(options: SamplingOptions, logits: np.ndarray, cont
     import torch
     from transformers.generation import logits_process as hf
 
-    steps = [hf.RepetitionPenaltyLogitsProcessor(options.repetition_penalty)]
+    steps: list[hf.LogitsProcessor] = [hf.RepetitionPenaltyLogitsProcessor(options.repetition_penalty)]
     steps.append(hf.TemperatureLogitsWarper(options.temperature))
     if options.top_k is not None:
         steps.append(hf.TopKLogitsWarper(options.top_k))
@@ -46,7 +50,7 @@ def transformers_distribution(options: SamplingOptions, logits: np.ndarray, cont
 
 
 @pytest.mark.parametrize("chosen", WARPERS, ids=str)
-def test_distribution_equals_that_of_transformers(chosen: dict[str, float]) -> None:
+def test_distribution_equals_that_of_transformers(chosen: dict[str, Any]) -> None:
     options = SamplingOptions(**chosen)
     context = [3, 7, 7, 299, 0]
     for logits in rows(20):
@@ -116,7 +120,7 @@ def allow_few(logits: np.ndarray) -> np.ndarray:
     return np.where(np.arange(logits.shape[1]) % 1000 == 7, logits, np.float32(-np.inf))
 
 
-SHAPES = {
+SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "normal": lambda logits: logits,
     "peaked": peaked,
     "flat": lambda logits: logits / 1000,
@@ -131,7 +135,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("vocab_size", [8, 5000, 40_001])
 @pytest.mark.parametrize("chosen", [one for one in WARPERS if "repetition_penalty" not in one], ids=str)
-def test_every_shape_of_row_gives_what_sorting_it_gives(chosen: dict[str, float], vocab_size: int, shape: str) -> None:
+def test_every_shape_of_row_gives_what_sorting_it_gives(chosen: dict[str, Any], vocab_size: int, shape: str) -> None:
     options = SamplingOptions(**chosen)
     for logits in SHAPES[shape](rows(2, vocab_size)).astype(np.float32):
         expected = reference_distribution(options, logits)
@@ -143,7 +147,7 @@ def test_every_shape_of_row_gives_what_sorting_it_gives(chosen: dict[str, float]
 @pytest.mark.parametrize("vocab_size", [VOCAB, 5000])
 @pytest.mark.parametrize("chosen", WARPERS, ids=str)
 def test_sampling_takes_one_uniform_number_and_inverts_the_cumulative_sum(
-    chosen: dict[str, float], vocab_size: int
+    chosen: dict[str, Any], vocab_size: int
 ) -> None:
     sampler = Sampler(SamplingOptions(**chosen, seed=11))
     uniforms = np.random.default_rng(11)
@@ -190,14 +194,14 @@ def test_processors_see_penalised_logits_and_the_context() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"top_k": 1}, {"top_k": 2, "top_p": 0.9}], ids=str)
-def test_what_a_processor_returns_may_have_another_type(chosen: dict[str, float]) -> None:
+def test_what_a_processor_returns_may_have_another_type(chosen: dict[str, Any]) -> None:
     sampler = Sampler(SamplingOptions(**chosen), [lambda logits, _: np.array([0.1, 0.2, 0.3])[::-1]])
     assert sampler.distribution(np.zeros(3, np.float32), [])[0] > 0.5
 
 
 @pytest.mark.parametrize("chosen", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
 @pytest.mark.parametrize("row", [[-np.inf] * 4, [np.nan] * 4, [9, 8, np.nan, 7], [1, np.inf, 2, 3]], ids=str)
-def test_a_row_that_leaves_nothing_to_choose_is_an_error(chosen: dict[str, float], row: list[float]) -> None:
+def test_a_row_that_leaves_nothing_to_choose_is_an_error(chosen: dict[str, Any], row: list[float]) -> None:
     with pytest.raises(UsageError, match="no token can be chosen"):
         Sampler(SamplingOptions(**chosen)).choose(np.array(row, np.float32), [])
 
@@ -214,7 +218,7 @@ def test_evenly_spaced_uniforms_draw_every_index_as_often_as_its_weight_says(cou
 
     weights = np.exp(4 * rows(1, count)[0].astype(np.float64))
     weights[1::3] = 0.0
-    even = Even()
+    even: Any = Even()
     drawn = [draw(weights, even) for _ in range(20_000)]
     assert drawn == sorted(drawn)
     often = np.bincount(drawn, minlength=count)
@@ -227,7 +231,7 @@ CHI_SQUARE_19_DF = 43.8
 
 
 @pytest.mark.parametrize("chosen", [{}, {"top_k": 64, "top_p": 0.95}, {"top_p": 0.8}, {"min_p": 0.02}], ids=str)
-def test_tokens_are_drawn_as_often_as_the_distribution_says(chosen: dict[str, float]) -> None:
+def test_tokens_are_drawn_as_often_as_the_distribution_says(chosen: dict[str, Any]) -> None:
     logits = rows(1, 5000)[0]
     sampler = Sampler(SamplingOptions(**chosen, seed=3))
     expected = 4000 * sampler.distribution(logits, [])
@@ -248,12 +252,14 @@ def test_draw_never_returns_a_weight_of_zero() -> None:
             return 0.0
 
     weights = np.array([0.0, 0.1, 0.0, 0.2, 1e-300, 0.0])
-    assert draw(weights, Zero()) == 1
-    assert draw(weights, Nearly1()) == 3
+    zero: Any = Zero()
+    nearly1: Any = Nearly1()
+    assert draw(weights, zero) == 1
+    assert draw(weights, nearly1) == 3
     # sums of blocks and cumulative sums round differently, so that the end of a block can be overshot
     for trial in range(200):
         weights = np.append(np.random.default_rng(trial).random(1400), np.zeros(50))
-        assert draw(weights, Nearly1()) == 1399
+        assert draw(weights, nearly1) == 1399
 
 
 @pytest.mark.parametrize(
@@ -261,15 +267,71 @@ def test_draw_never_returns_a_weight_of_zero() -> None:
     [
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": 0}, "top_k"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": True}, "top_k"),
+        ({"top_k": 2.5}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"min_p": -0.1}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty"),
         ({"seed": -1}, "seed"),
+        ({"seed": 0.5}, "seed"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_one_clear_line(chosen: dict[str, float], message: str) -> None:
+def test_an_option_that_makes_no_sense_is_one_clear_line(chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message} must be .+") as raised:
         SamplingOptions(**chosen)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        lambda ids, scores: scores,  # in transformers' order
+        lambda logits, context: None,
+        lambda logits, context: logits.tolist(),
+        lambda logits, context: logits[:-1],
+        lambda logits, context: np.append(logits, np.float32(99)),
+        lambda logits, context: logits[None],
+        lambda logits, context: logits.argsort(),
+    ],
+)
+def test_what_a_processor_returns_must_be_the_row(processor: LogitsProcessor) -> None:
+    sampler = Sampler(SamplingOptions(temperature=0), [processor])
+    with pytest.raises(UsageError, match=r"a logits processor returned .+ it is called with \(logits, context\)"):
+        sampler.choose(np.zeros(3, np.float32), [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"temperature": Fraction(1, 2)}, {"temperature": np.float32(0.5), "top_k": np.int8(2)}]
+)
+def test_numbers_may_be_of_any_type(chosen: dict[str, Any]) -> None:
+    sampler, plain = (
+        Sampler(SamplingOptions(**chosen, seed=1)),
+        Sampler(SamplingOptions(0.5, chosen.get("top_k"), seed=1)),
+    )
+    assert sampler.choose(rows(1)[0], []) == plain.choose(rows(1)[0], [])
+
+
+def test_whole_numbers_may_be_of_any_size() -> None:
+    sampler = Sampler(SamplingOptions(top_k=10**400, seed=10**400))
+    assert 0 <= sampler.choose(rows(1)[0], []) < VOCAB
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [5e-324, 1e-31, 1e-5, 1e308])
+def test_extreme_temperatures(temperature: float) -> None:
+    probs = Sampler(SamplingOptions(temperature)).distribution(np.array([1, 5, 2], np.float32), [])
+    assert probs.sum() == pytest.approx(1)
+    assert probs[1] == pytest.approx(1 if temperature < 1 else 1 / 3)
+
+
+def test_a_top_k_of_0_keeps_every_token_as_in_transformers() -> None:
+    logits = rows(1)[0]
+    kept = Sampler(SamplingOptions(top_k=0)).distribution(logits, [])
+    np.testing.assert_array_equal(kept, Sampler(SamplingOptions()).distribution(logits, []))

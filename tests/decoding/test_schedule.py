@@ -17,16 +17,17 @@ from ondevice.decoding.schedule import (
 )
 from ondevice.decoding.trust import Trust
 from ondevice.drafters.fallback import Fallback
-from ondevice.drafters.protocol import Forecast
+from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.errors import UsageError
+from tests.decoding.rounds import decoded
 from tests.decoding.simulation import Boaster, DiceDrafter, Pessimist, World, simulate, speed
 
 SEEDS = range(4)
 ROUNDS = 800
 
 
-def decoded(drafted: int, accepted: int) -> Round:
-    return Round((0,) * (accepted + 1), drafted, accepted, "dice", drafted + 1, 1.0, 0.0)
+def chain(drafted: int, accepted: int) -> Round:
+    return decoded(drafted + 1, 1.0, accepted)
 
 
 def test_constant_drafts_as_many_as_fit() -> None:
@@ -38,7 +39,7 @@ def test_heuristic_adds_two_when_all_were_accepted_and_takes_one_when_not() -> N
     schedule = HeuristicSchedule(5)
     lengths = []
     for drafted, accepted in [(5, 5), (7, 6), (6, 0), (0, 0), (5, 5)]:
-        schedule.observe(decoded(drafted, accepted))
+        schedule.observe(chain(drafted, accepted))
         lengths.append(schedule.plan(DiceDrafter(), 99).k)
     assert lengths == [7, 6, 5, 5, 7]
 
@@ -46,10 +47,10 @@ def test_heuristic_adds_two_when_all_were_accepted_and_takes_one_when_not() -> N
 def test_heuristic_stays_between_one_and_the_most() -> None:
     schedule = HeuristicSchedule(2)
     for _ in range(5):
-        schedule.observe(decoded(2, 0))
+        schedule.observe(chain(2, 0))
     assert schedule.plan(DiceDrafter(), 99).k == 1
     for _ in range(30):
-        schedule.observe(decoded(2, 2))
+        schedule.observe(chain(2, 2))
     assert schedule.plan(DiceDrafter(), 99).k == MOST
 
 
@@ -73,7 +74,7 @@ def taught(forward: list[float], draft: float) -> Costs:
     costs = Costs()
     for _ in range(20):
         for extra, seconds in enumerate(forward):
-            costs.observe(Round((0,), extra, 0, "dice", extra + 1, seconds + draft * extra, draft * extra))
+            costs.observe(decoded(extra + 1, seconds + draft * extra, draft_seconds=draft * extra))
     return costs
 
 
@@ -97,7 +98,7 @@ class Untouchable(DiceDrafter):
         assert k > 0
         return Forecast(np.zeros(0, np.float32), self.name)
 
-    def draft(self, k: int, floor: float = 0.0) -> None:
+    def draft(self, request: DraftRequest) -> Draft:
         raise AssertionError("a drafter with nothing to say was called")
 
 
@@ -202,9 +203,18 @@ def test_auto_survives_a_slow_first_measurement() -> None:
 
     def simulate_slow_start() -> float:
         costs = Costs()
-        costs.observe(Round((0,), seconds=1.0))
-        costs.observe(Round((0,), seconds=4.0))
+        costs.observe(decoded(1, 1.0))
+        costs.observe(decoded(1, 4.0))
         world = World.linear(0.9, 0.3)
         return speed(simulate(AutoSchedule(costs), DiceDrafter(), world, 400), world)
 
     assert simulate_slow_start() > 0.93
+
+
+def test_rows_of_other_sequences_make_drafts_dearer() -> None:
+    """Rows are free up to four here: one sequence alone drafts three tokens, beside three others none."""
+    costs = taught([1.0, 1.0, 1.0, 1.0, 1.6, 2.2, 2.8, 3.4], 0.0)
+    forecast = Forecast(np.array([0.5, 0.4, 0.3, 0.2], np.float32), "dice")
+    assert best_plan(forecast, costs, Trust()).k == 3
+    assert best_plan(forecast, costs, Trust(), beside=2).k == 1
+    assert best_plan(forecast, costs, Trust(), beside=3).k == 0

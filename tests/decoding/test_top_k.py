@@ -23,7 +23,7 @@ def test_more_than_there_are_is_all() -> None:
 def test_forbidden_tokens_do_not_fill_up_the_set() -> None:
     scores = np.full(1000, -np.inf, np.float32)
     assert TopK(5).of(scores).tolist() == []
-    scores[[3, 500, 999]] = [np.finfo(np.float32).min, -2, -1]
+    scores[[3, 500, 999]] = [float(np.finfo(np.float32).min), -2, -1]
     assert TopK(5).of(scores).tolist() == [3, 500, 999]
     assert TopK(2).of(scores).tolist() == [500, 999]
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from ondevice.decoding.sampling import Sampler, SamplingOptions, draw
 from ondevice.decoding.verify import accept, accept_matching, accept_ratio
 from ondevice.drafters.protocol import Draft
+from ondevice.engines.protocol import Floats
 from tests.decoding.markov import MarkovTarget, plain, random_tree, speculative
 
 VOCAB = 4
@@ -49,7 +50,7 @@ def test_matching_takes_the_sibling_that_fits_and_skips_other_branches() -> None
 def test_the_context_of_a_choice_holds_the_draft_path() -> None:
     seen = []
 
-    def spy(logits: np.ndarray, context: list[int]) -> np.ndarray:
+    def spy(logits: Floats, context: Sequence[int]) -> Floats:
         seen.append(list(context))
         return logits
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ondevice.drafters.fallback import Fallback
-from ondevice.drafters.protocol import Draft, Forecast
-from ondevice.engines.protocol import Floats
+from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.engines.protocol import Outputs, Session
+from tests.drafters.rounds import NO_SESSION, draft, observe
 
 PRICES = {"mtp": 0.1, "ngram": 0.0}
-HIDDEN = np.zeros((1, 2), np.float32)
 
 
 class Scripted:
@@ -19,17 +19,20 @@ class Scripted:
         self.survival = np.array(survival, np.float32)
         self.calls: list[tuple[str, object]] = []
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self.calls.append(("begin", list(prompt_ids)))
 
-    def forecast(self, k: int) -> Forecast:
-        return Forecast(self.survival[:k], self.name)
+    def forget(self) -> None:
+        self.calls.append(("forget", None))
 
-    def draft(self, k: int, floor: float = 0.0) -> Draft:
-        self.calls.append(("draft", (k, floor)))
-        return Draft.chain([1] * min(k, len(self.survival)), source=self.name)
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(self.survival[:nodes], self.name)
 
-    def observe(self, emitted: Sequence[int], hidden: Floats) -> None:
+    def draft(self, request: DraftRequest) -> Draft:
+        self.calls.append(("draft", (request.nodes, request.floor)))
+        return Draft.chain([1] * min(request.nodes, len(self.survival)), source=self.name)
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         self.calls.append(("observe", list(emitted)))
 
 
@@ -50,7 +53,7 @@ def test_the_one_that_expects_more_after_its_price_drafts(
 ) -> None:
     both = Fallback(Scripted("mtp", *primary), Scripted("ngram", *secondary), PRICES.__getitem__)
     assert both.forecast(4).source == expected
-    assert both.draft(4).source == expected
+    assert draft(both, 4).source == expected
 
 
 def test_it_has_both_names() -> None:
@@ -61,25 +64,25 @@ def test_a_shorter_draft_keeps_to_the_forecast_it_was_planned_with() -> None:
     primary, secondary = Scripted("mtp", 0.9, 0.0), Scripted("ngram", 0.7, 0.65)
     both = Fallback(primary, secondary, PRICES.__getitem__)
     assert both.forecast(2).source == "ngram"
-    assert both.draft(1, 0.3).source == "ngram"
+    assert draft(both, 1, 0.3).source == "ngram"
     assert secondary.calls == [("draft", (1, 0.3))]
 
 
 def test_the_choice_is_made_anew_each_round_and_needs_no_forecast() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
     both = Fallback(primary, secondary, PRICES.__getitem__)
-    assert both.draft(1).source == "mtp"
-    both.observe([1], HIDDEN)
+    assert draft(both, 1).source == "mtp"
+    observe(both, [1])
     secondary.survival[0] = 1.0
-    assert both.draft(1).source == "ngram"
-    both.begin([1])
+    assert draft(both, 1).source == "ngram"
+    both.begin([1], NO_SESSION)
     secondary.survival[0] = 0.1
-    assert both.draft(1).source == "mtp"
+    assert draft(both, 1).source == "mtp"
 
 
 def test_both_hear_everything() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
     both = Fallback(primary, secondary, PRICES.__getitem__)
-    both.begin([1, 2])
-    both.observe([3], HIDDEN)
+    both.begin([1, 2], NO_SESSION)
+    observe(both, [3])
     assert primary.calls == secondary.calls == [("begin", [1, 2]), ("observe", [3])]

@@ -12,6 +12,6 @@ def test_it_keeps_no_telemetry(tmp_path: Path) -> None:
     """Its packages give the computer an id, in the home, before they send anything; none when CI is set."""
     unset = ("ORT_DISABLE_TELEMETRY", "CI", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    code = "import ondevice.engines.ort"
+    code = "import ondevice.engines.ort.engine"
     subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": str(tmp_path)}, check=True)
     assert not list(tmp_path.rglob("*onnxruntime*"))

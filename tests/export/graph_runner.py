@@ -108,7 +108,8 @@ class DrafterRunner:
             contract.mask("full"): seen,
             contract.mask("sliding"): window,
         }
-        for kind, layer in (("full", drafter.full_layer), ("sliding", drafter.sliding_layer)):
+        layers: dict[AttentionKind, int] = {"full": drafter.full_layer, "sliding": drafter.sliding_layer}
+        for kind, layer in layers.items():
             feeds[contract.shared(kind, "key")] = self.target.caches[contract.past(layer, "key")]
             feeds[contract.shared(kind, "value")] = self.target.caches[contract.past(layer, "value")]
         return Draft(*self.session.run([contract.CANDIDATES, contract.LOGITS, contract.NEXT_HIDDEN], feeds))

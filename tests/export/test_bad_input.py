@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,10 @@ def edit_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
+def rope(**change: Any) -> dict[str, Any]:
+    return {"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25, **change}}
+
+
 def refuse(source: Path, error: type[OndeviceError], *words: str, **options: Any) -> None:
     """Exporting fails with one line that has these words, and leaves nothing behind."""
     out = source.parent / "out"
@@ -87,11 +92,15 @@ def test_no_safetensors_file(source: Path, content: bytes) -> None:
     ("field", "value", "word"),
     [
         ("dtype", "F12", "F12"),
+        ("dtype", ["F32"], "unknown dtype"),
+        ("dtype", None, "unknown dtype"),
+        ("shape", [1] * 70 + [64], "config.json asks for [64]"),
         ("shape", [63], "spans"),
         ("shape", [-64], "malformed"),
         ("shape", "64", "malformed"),
         ("data_offsets", [0, 1 << 40], "spans"),
         ("data_offsets", [5], "malformed"),
+        ("data_offsets", {"a": 1}, "malformed"),
         ("data_offsets", [1 << 40, (1 << 40) + 256], "truncated"),
     ],
 )
@@ -109,7 +118,10 @@ def test_overlapping_tensors(source: Path) -> None:
 
 
 def test_missing_tensor(source: Path) -> None:
-    edit_tensors(source / "target" / "model.safetensors", lambda tensors: tensors.pop(NORM))
+    def without_norm(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        del tensors[NORM]
+
+    edit_tensors(source / "target" / "model.safetensors", without_norm)
     refuse(source, CheckpointError, NORM, "missing")
 
 
@@ -121,12 +133,12 @@ def test_what_no_bundle_can_hold(source: Path, field: str, value: object) -> Non
     """It would be exported, and then not be loaded."""
     (source / "target" / "generation_config.json").unlink(missing_ok=True)
     edit_json(source / "target" / "config.json", lambda config: config.update({field: value}))
-    name = {"max_position_embeddings": "context_length", "eos_token_id": "eos_token_ids[1]"}.get(field, field)
-    refuse(source, CheckpointError, name, "not a whole number")
+    name = {"eos_token_id": "eos_token_ids[1]"}.get(field, field)
+    refuse(source, CheckpointError, name, "a whole number")
 
 
 def test_a_window_beyond_the_context_is_the_context(source: Path, tmp_path: Path) -> None:
-    edit_json(source / "target" / "config.json", lambda config: config.update(sliding_window=1 << 31))
+    edit_json(source / "target" / "config.json", lambda config: config.update(sliding_window=1 << 30))
     target = Bundle.open(export(source / "target", tmp_path / "out")).manifest.target
     assert target.sliding_window == target.context_length
 
@@ -201,6 +213,19 @@ def test_shards_are_read_together(source: Path, tmp_path: Path) -> None:
         ({"layer_types": ["chunked_attention"] * 6}, "layer_types"),
         ({"tie_word_embeddings": False}, "tied"),
         ({"num_kv_shared_layers": 6}, "KV-shared"),
+        ({"layer_types": [["full_attention"]] * 6}, "layer_types"),
+        ({"layer_types": [{}] * 6}, "layer_types"),
+        ({"num_hidden_layers": 1 << 40, "layer_types": None}, "num_hidden_layers"),
+        ({"vocab_size": 10**400}, "config.json"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_parameters": rope(partial_rotary_factor=1.5)}, "partial_rotary_factor"),
+        ({"rope_parameters": rope(partial_rotary_factor=1 << 31)}, "partial_rotary_factor"),
+        ({"rope_parameters": rope(rope_type=["proportional"])}, "rope_type"),
+        ({"rope_parameters": rope(rope_theta=0)}, "rope_theta"),
+        ({"per_layer_config": {"9" * 5000: {}}}, "number of a layer"),
+        ({"architectures": [["Gemma4ForCausalLM"]]}, "architecture"),
     ],
 )
 def test_configuration(source: Path, change: dict[str, Any], word: str) -> None:
@@ -213,6 +238,52 @@ def test_configuration_missing_or_broken(source: Path) -> None:
     refuse(source, CheckpointError, "config.json")
     (source / "target" / "config.json").unlink()
     refuse(source, CheckpointError, "config.json", "missing")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "5", "\ufeff{}", '{"a": 1' + "0" * 5000 + "}"])
+def test_configuration_that_is_no_object(source: Path, content: str) -> None:
+    (source / "target" / "config.json").write_text(content, "utf-8")
+    refuse(source, CheckpointError, "config.json")
+
+
+def test_a_header_that_is_nested(source: Path) -> None:
+    text = b"[" * 100_000
+    (source / "target" / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    refuse(source, CheckpointError, "model.safetensors", "damaged safetensors header")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes in directories")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_named_pipe_is_not_waited_for(source: Path, name: str) -> None:
+    if name.endswith("index.json"):
+        (source / "target" / "model.safetensors").unlink()
+    (source / "target" / name).unlink(missing_ok=True)
+    os.mkfifo(source / "target" / name)
+    refuse(source, CheckpointError, str(source / "target"))
+
+
+@pytest.mark.parametrize("shard", ["a\0b.safetensors", "\ud800.safetensors", "absent.safetensors"])
+def test_a_shard_of_an_impossible_name(source: Path, shard: str) -> None:
+    (source / "target" / "model.safetensors").unlink()
+    index = {"weight_map": {NORM: shard}}
+    (source / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
+    refuse(source, CheckpointError, "safetensors")
+
+
+@pytest.mark.parametrize("template", ["\ud800", [{"name": ["default"], "template": "x"}, 5], 5, [{"name": "default"}]])
+def test_a_template_of_any_kind(source: Path, template: object) -> None:
+    (source / "target" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    if template == "\ud800":
+        refuse(source, CheckpointError, "surrogate")
+    else:
+        assert not (export(source / "target", source.parent / "out") / "chat_template.jinja").exists()
+
+
+@pytest.mark.parametrize("out", ["a\0b", "loop/bundle"])
+def test_out_that_can_be_no_path(source: Path, tmp_path: Path, out: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OndeviceError, match=r"cannot be written|could not be written"):
+        export(source / "target", tmp_path / out)
 
 
 def test_vocabularies_differ(source: Path) -> None:

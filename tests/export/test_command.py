@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+from ondevice.bundle import Bundle
 from ondevice.errors import MissingDependencyError, PromptError, UsageError
+from ondevice.manifest import Quantization
 from ondevice_export import command, export, original
-from ondevice_export.verify import verify
+from ondevice_export.verify import Verification, tolerance_of, verify
+from tests.conftest import REFERENCE
 from tests.export.conftest import Pair
 from tests.tiny_models import VOCAB
 
@@ -31,9 +38,74 @@ def test_export(e2b: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert command.run(parse(str(e2b.directory / "target"), "--out", str(tmp_path / "out"), "--head-bits", "4")) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(str(tmp_path / "out"))
-    assert printed.out.count("\n") == 1
+    assert printed.out.count("\n") == 2
     assert (tmp_path / "out" / "drafter.onnx").is_file()
     assert all(line.startswith("note: ") for line in printed.err.splitlines())  # no bar where there is no terminal
+
+
+def test_the_last_line_is_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As short as the bundle can be named, and it works."""
+    source = str(REFERENCE / "target")
+    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    places = {"": "reference", "b/x": "b/x", "a b": "'a b'", str(tmp_path.parent / "y"): str(tmp_path.parent / "y")}
+    for out, named in places.items():
+        assert command.run(parse(source, *(["--out", out] if out else []))) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last == f"ondevice chat {named}"
+        assert Bundle.open(shlex.split(last)[-1]).manifest.name == "reference"
+    assert (tmp_path / "home" / "reference" / "bundle.json").is_file()
+    shutil.rmtree(tmp_path.parent / "y")
+
+
+def test_without_a_home_bundles_lie_here(e2b: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONDEVICE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    made = export(e2b.directory / "target", drafter="none")
+    assert made.parent == tmp_path.resolve() / "bundles"
+
+
+def test_a_bundle_without_texts_runs_on_token_ids(
+    e2b: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.run(parse(str(e2b.directory / "target"), "--out", str(tmp_path / "out"))) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"ondevice generate {tmp_path / 'out'} --ids 2"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_verify_says_whether_the_bundle_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damaged: bool
+) -> None:
+    """One that lacks the attention of a layer does not."""
+    shutil.copytree(REFERENCE / "target", tmp_path / "target")
+    if damaged:
+        path = tmp_path / "target" / "model.safetensors"
+        tensors = load_file(path)
+        name = next(name for name in tensors if name.endswith("layers.3.self_attn.o_proj.weight"))
+        tensors[name] = tensors[name] * 0
+        save_file(tensors, path)
+        monkeypatch.setattr("ondevice_export.original.Original.__init__", original_of(REFERENCE / "target"))
+    words = parse(str(tmp_path / "target"), "--out", str(tmp_path / "out"), "--drafter", "none", "--verify")
+    assert command.run(words) == (1 if damaged else 0)
+    verdict = capsys.readouterr().out.splitlines()[-3]
+    assert verdict.startswith("THE BUNDLE FAILS: fewer than 85.0% of" if damaged else "The bundle passes")
+
+
+def original_of(target: Path) -> Any:
+    """Compare with this one instead."""
+    real = original.Original.__init__
+    return lambda self, _, drafter: real(self, target, drafter)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_what_is_not_finite_does_not_pass(quantize: str) -> None:
+    tolerance = tolerance_of(Quantization(quantize, 32, 32 if quantize == "none" else 8))
+    nan = float("nan")
+    result = Verification(tolerance, 1, 10, nan, 1.0, 30.0, nan, 0, None)
+    assert not result.passes
+    assert "perplexity" in result.verdict()
 
 
 def test_prompts_need_verify(e2b: Pair) -> None:
@@ -68,7 +140,7 @@ def test_nothing_to_verify_with(e2b: Pair) -> None:
 
 def test_verify_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(original, "find_spec", lambda name: None if name == "optimum" else object())
-    with pytest.raises(MissingDependencyError, match=r"optimum.*ondevice\[verify\]"):
+    with pytest.raises(MissingDependencyError, match=r"optimum.*ondevice-runtime\[verify\]"):
         original.check_installed()
 
 
@@ -77,18 +149,6 @@ def test_importing_the_package_is_light() -> None:
         "import sys, ondevice_export.command; print({'torch', 'transformers', 'onnx_ir', 'numba'} & set(sys.modules))"
     )
     assert _python("-c", code).stdout.strip() == "set()"
-
-
-@pytest.mark.skipif(not original.find_spec("optimum"), reason="optimum is not installed")
-def test_optimum_finds_the_command(e2b: Pair, tmp_path: Path) -> None:
-    run = ("-c", "from optimum.commands.optimum_cli import main; main()", "export", "ondevice")
-    done = _python(*run, str(e2b.directory / "target"), "--out", str(tmp_path / "out"), "--quantize", "int8")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "bundle.json").is_file()
-    failed = _python(*run, str(tmp_path / "absent"))
-    assert failed.returncode == 2
-    assert failed.stderr.startswith("ondevice: ")
-    assert "Traceback" not in failed.stderr
 
 
 def _python(*words: str) -> subprocess.CompletedProcess[str]:

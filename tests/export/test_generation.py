@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 
 import ondevice
 from ondevice import Model
-from ondevice.engines.protocol import TokenTree
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.options import ScheduleName
 from tests.export.conftest import Pair
 from tests.tiny_models import VOCAB, WINDOW
 
@@ -23,7 +25,8 @@ PROMPT = [2, *np.random.default_rng(3).integers(3, VOCAB, WINDOW - 4).tolist()]
 @pytest.fixture(scope="module")
 def loaded(pair: Pair) -> Iterator[tuple[Model, tuple[int, ...]]]:
     """The model, and transformers' greedy continuation."""
-    wanted = pair.target.generate(
+    target: Any = pair.target
+    wanted = target.generate(
         torch.tensor([PROMPT]), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
     )[0, len(PROMPT) :]
     with ondevice.load(pair.bundle, threads=2) as model:
@@ -33,7 +36,7 @@ def loaded(pair: Pair) -> Iterator[tuple[Model, tuple[int, ...]]]:
 @pytest.mark.parametrize(("schedule", "k"), list(itertools.product(("constant", "heuristic"), (1, 3, 6))))
 @pytest.mark.parametrize("drafter", ["mtp", "ngram", "auto"])
 def test_greedy_tokens_are_the_reference_s(
-    loaded: tuple[Model, tuple[int, ...]], drafter: str, schedule: str, k: int
+    loaded: tuple[Model, tuple[int, ...]], drafter: str, schedule: ScheduleName, k: int
 ) -> None:
     model, wanted = loaded
     reply = model.generate(
@@ -56,12 +59,13 @@ def test_plain_decoding_too(loaded: tuple[Model, tuple[int, ...]]) -> None:
 
 @pytest.mark.parametrize("length", [WINDOW - 5, WINDOW, 4 * WINDOW])
 def test_drafts_are_the_reference_s(loaded: tuple[Model, tuple[int, ...]], pair: Pair, length: int) -> None:
-    """Three steps of a round, from the engine's own cache; the newest token follows `length` verified ones."""
+    """Three steps of a round, from a session's own cache; the newest token follows `length` verified ones."""
     engine = loaded[0].engine
+    session = engine.open_session()
     ids = np.random.default_rng(length).integers(3, VOCAB, length + 1).tolist()
-    engine.rewind(0)
-    hidden = engine.forward(TokenTree.chain(ids[:-1]), [length - 1]).hidden[0].copy()
-    engine.commit(range(length))
+    outputs = engine.forward([Rows(session, TokenTree.chain(ids[:-1]), [length - 1])])[0]
+    hidden = outputs.hidden[0].copy()
+    session.commit(range(length))
     with torch.no_grad():
         target = pair.target(torch.tensor([ids[:-1]]), output_hidden_states=True, return_shared_kv_states=True)
         state = target.hidden_states[-1][:, -1:]
@@ -73,7 +77,7 @@ def test_drafts_are_the_reference_s(loaded: tuple[Model, tuple[int, ...]], pair:
                 position_ids=torch.tensor([[length]]),
                 shared_kv_states=target.shared_kv_states,
             )
-            step = engine.draft_step(token, hidden)
+            step = session.draft_step(token, hidden)
             np.testing.assert_allclose(step.logits, wanted.logits[0, 0].numpy()[step.candidates], rtol=0, atol=1e-4)
             np.testing.assert_allclose(step.hidden, wanted.last_hidden_state[0, 0].numpy(), rtol=0, atol=1e-4)
             token, hidden, state = int(wanted.logits.argmax()), step.hidden, wanted.last_hidden_state

@@ -1,9 +1,12 @@
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 
 from ondevice import machine
+from ondevice.bundle import Bundle
+from ondevice.errors import BundleNotFoundError, UsageError
 from ondevice.machine import cores, memory, processor
 from ondevice.machine.quota import processor_quota
 
@@ -166,3 +169,26 @@ def test_processor_name(tmp_path, cpuinfo, board, name):
         if text is not None:
             write(tmp_path / file, text)
     assert processor._linux(tmp_path / "cpuinfo", tmp_path / "model") == name
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    """As in a container that runs with some number as its user id. Where all may write, none is looked for either."""
+
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
+    for name in ("ONDEVICE_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA", "ONDEVICE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OSError, match=r"(?i)not a directory|cannot find"):
+        machine.cache_directory().mkdir(parents=True)
+    with pytest.raises(BundleNotFoundError, match="no such name"):
+        Bundle.open("nowhere")
+
+
+def test_a_path_that_is_none():
+    with pytest.raises(UsageError, match=r"a path is a string or a pathlib\.Path, not None"):
+        machine.expanded(None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="~nosuchuser/x: there is no home directory"):
+        machine.expanded("~nosuchuser/x")
+    assert machine.expanded("~") == Path.home()

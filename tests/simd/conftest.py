@@ -9,6 +9,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.session import SimdSession
 from ondevice_export import export
 from tests.tiny_models import save_drafter, save_target
 
@@ -43,3 +44,8 @@ def engine(bundle: Bundle) -> Iterator[SimdEngine]:
     made = SimdEngine(bundle, threads=1)
     yield made
     made.close()
+
+
+@pytest.fixture
+def session(engine: SimdEngine) -> SimdSession:
+    return engine.open_session()

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.engines.protocol import KVCacheType
+from ondevice.engines.simd.cache_rows import BITS, row_type
 from ondevice.engines.simd.kernels.heads import to_cache
 from ondevice.engines.simd.kernels.norm import quantize_row
 from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, SHIFT
-from ondevice.engines.simd.kv_store import BITS, row_type
 from tests.simd.twins import Floats, Quantized
 
 

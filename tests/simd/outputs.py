@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import KVCacheType, TokenTree
+from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import instruction_set
 
@@ -23,15 +23,16 @@ def digest(bundle: Bundle) -> str:
 
 def _answers(bundle: Bundle, kind: KVCacheType) -> bytes:
     engine = SimdEngine(bundle, threads=2, kv_cache=kind)
+    session = engine.open_session()
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, bundle.manifest.target.vocab_size, 60).tolist()
-    first = engine.forward(TokenTree.chain(prompt), [59])
+    first = engine.forward([Rows(session, TokenTree.chain(prompt), [59])])[0]
     parts = [first.logits.tobytes(), first.hidden.tobytes()]
-    engine.commit(range(60))
+    session.commit(range(60))
     tree = TokenTree(np.arange(12), np.array([-1, 0, 1, 2, 0, 4, 5, 1, -1, 8, 9, 10]))
-    second = engine.forward(tree, range(12))
+    second = engine.forward([Rows(session, tree, range(12))])[0]
     parts += [second.logits.tobytes(), second.hidden.tobytes()]
-    step = engine.draft_step(7, second.hidden[3])
+    step = session.draft_step(7, second.hidden[3])
     parts += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
     engine.close()
     return b"".join(parts)

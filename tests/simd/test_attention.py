@@ -9,16 +9,29 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
+from ondevice.engines.simd.attention_scratch import AttentionScratch
+from ondevice.engines.simd.cache_rows import BITS
 from ondevice.engines.simd.forward_state import ForwardState
 from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.attention import ROWS, Cache, Lines, Output, Queries, Rows, attend, mix, score
+from ondevice.engines.simd.kernels.attention import (
+    ROWS,
+    KVHead,
+    Output,
+    Queries,
+    RowGroup,
+    Scratch,
+    attend,
+    mix,
+    read_sequence,
+    score,
+)
 from ondevice.engines.simd.kernels.attention_tile import HEADS
-from ondevice.engines.simd.kv_store import BITS
+from ondevice.engines.simd.sequence_record import SequenceRecord
 from tests.simd import twins
 from tests.simd.memory import cache_of, numbers_of, read_records
 
 HEAD_DIM = 64
-FULL = 0
+SLIDING = 1
 
 pytestmark = pytest.mark.parametrize("kind", get_args(KVCacheType))
 
@@ -35,20 +48,21 @@ def run(
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
-    state = ForwardState(1, bits, {}, head_dim, 1)
-    state.set_tree(tree, length)
+    state, record, scratch = ForwardState(len(tree), {}, bits), SequenceRecord({}), AttentionScratch(head_dim, 1)
+    record.set_rows(tree, length)
     positions = length + tree.depths()
-    state.set_kind("full", positions, np.maximum(0, positions + 1 - window), positions + 1, 0)
-    state.reserve_lines(cache.shape[1])
+    state.set_rows(tree.tokens, positions, positions + 1, np.arange(len(tree)))
+    state.set_window(window)
+    scratch.reserve(cache.shape[1])
     keys, values = cache
     blocks = heads * head_dim // 32
     records = np.zeros(len(positions) * blocks * 40, np.uint8)
     for start in range(0, heads, HEADS):
         attend(
-            Rows(state.slots, FULL, slots.ALL, row, count),
+            RowGroup(state.slots, read_sequence(record.address, SLIDING), SLIDING, slots.ALL, row, count),
             Queries(query[:, start:].ctypes.data, query.strides[0], min(HEADS, heads - start), head_dim),
-            Cache(bits, keys.ctypes.data, values.ctypes.data, cache.strides[1]),
-            Lines(int(state.slots[slots.LINE_MEMORY]), int(state.slots[slots.LINE_STRIDE])),
+            KVHead(bits, keys.ctypes.data, values.ctypes.data, cache.strides[1]),
+            Scratch(scratch.address, scratch.stride),
             Output(records.ctypes.data, start * head_dim // 32, blocks, 8),
         )
     return read_records(records, len(positions))
@@ -122,8 +136,8 @@ def test_tiles_equal_their_twins(kind: KVCacheType, head_dim: int) -> None:
         expected, weights = twins.scores(query, keys["codes"]) * keys["scale"], scores * values["scale"]
         values = values["codes"]
     np.testing.assert_array_equal(scores, expected)
-    # a line holds what is mixed, then the weights
-    lines = np.concatenate([query, scores], axis=1)
-    at = lines.ctypes.data
-    mix(bits, at + 4 * head_dim, lines.strides[0], cache[1].ctypes.data, size, count, head_dim, at)
-    np.testing.assert_array_equal(lines[:, :head_dim], twins.mix(query, weights, values))
+    # a pair's memory holds what is mixed, then the weights
+    pairs = np.concatenate([query, scores], axis=1)
+    at = pairs.ctypes.data
+    mix(bits, at + 4 * head_dim, pairs.strides[0], cache[1].ctypes.data, size, count, head_dim, at)
+    np.testing.assert_array_equal(pairs[:, :head_dim], twins.mix(query, weights, values))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -14,9 +14,10 @@ import pytest
 
 from ondevice import Model
 from ondevice.bundle import Bundle
-from ondevice.engines.ort import OrtEngine
-from ondevice.engines.protocol import KVCacheType, TokenTree
+from ondevice.engines.ort.engine import OrtEngine
+from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.session import SimdSession
 from ondevice.errors import UsageError
 from tests.tiny_models import CONTEXT, VOCAB
 
@@ -43,15 +44,19 @@ def oracle(bundle: Bundle, tmp_path: Path) -> Iterator[OrtEngine]:
     engine.close()
 
 
-def logits_of(engine: SimdEngine | OrtEngine) -> np.ndarray:
+def forward(session: Any, tokens: list[int], wanted: Sequence[int]) -> Outputs:
+    return session.engine.forward([Rows(session, TokenTree.chain(tokens), wanted)])[0]
+
+
+def logits_of(session: Any) -> np.ndarray:
     """Of the prompt's second half, with the first half in the cache."""
-    engine.forward(TokenTree.chain(PROMPT[:50]), [49])
-    engine.commit(range(50))
-    return engine.forward(TokenTree.chain(PROMPT[50:]), range(50)).logits.copy()
+    forward(session, PROMPT[:50], [49])
+    session.commit(range(50))
+    return forward(session, PROMPT[50:], range(50)).logits.copy()
 
 
 def test_logits_are_as_close_to_the_oracle_as_int8_activations_allow(engine: SimdEngine, oracle: OrtEngine) -> None:
-    found, expected = logits_of(engine), logits_of(oracle)
+    found, expected = logits_of(engine.open_session()), logits_of(oracle.open_session())
     error = np.sqrt(((found - expected) ** 2).mean()) / np.sqrt((expected**2).mean())
     assert error < 0.08, "ONNX Runtime's own int8 activations are at 0.04"
     margin = np.sort(expected, axis=1)[:, -1] - np.sort(expected, axis=1)[:, -2]
@@ -64,7 +69,7 @@ def test_an_int8_cache_changes_little(bundle: Bundle) -> None:
     found = []
     for kind in get_args(KVCacheType):
         engine = SimdEngine(bundle, threads=1, kv_cache=kind)
-        found.append(logits_of(engine))
+        found.append(logits_of(engine.open_session()))
         engine.close()
     error = np.sqrt(((found[1] - found[0]) ** 2).mean()) / np.sqrt((found[0] ** 2).mean())
     assert 0 < error < 0.1, "what int8 activations add differs by 0.06 after any change of their input"
@@ -73,8 +78,8 @@ def test_an_int8_cache_changes_little(bundle: Bundle) -> None:
 def test_a_draft_step_is_close_too(engine: SimdEngine, oracle: OrtEngine) -> None:
     hidden = np.random.default_rng(1).standard_normal(engine.target.hidden_size).astype(np.float32)
     steps = []
-    for each in (engine, oracle):
-        each.forward(TokenTree.chain(PROMPT), [0])
+    for each in (engine.open_session(), oracle.open_session()):
+        forward(each, PROMPT, [0])
         each.commit(range(len(PROMPT)))
         steps.append(each.draft_step(5, hidden))
     ours, theirs = steps
@@ -92,7 +97,7 @@ def test_a_draft_step_is_close_too(engine: SimdEngine, oracle: OrtEngine) -> Non
 @pytest.mark.parametrize("k", [1, 5])
 def test_speculation_changes_nothing(bundle: Bundle, drafter: str, k: int) -> None:
     with Model(bundle, SimdEngine(bundle, threads=2), threads=2) as model:
-        options = {"max_new_tokens": 40, "temperature": 0.0}
+        options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.0}
         prompt = PROMPT[:30] * 3
         plain = model.generate(prompt, drafter="none", **options)
         model.forget()
@@ -102,33 +107,34 @@ def test_speculation_changes_nothing(bundle: Bundle, drafter: str, k: int) -> No
     assert drafted.token_ids == plain.token_ids
 
 
-def test_a_rewind_past_the_window_starts_over(engine: SimdEngine) -> None:
+def test_a_rewind_past_the_window_starts_over(session: SimdSession) -> None:
     for start in range(0, 200, 50):
-        engine.forward(TokenTree.chain(PROMPT[:50]), [0])
-        engine.commit(range(50))
-        assert engine.length == start + 50
-    assert engine.rewind(120) == 120
-    assert engine.rewind(0) == 0
+        forward(session, PROMPT[:50], [0])
+        session.commit(range(50))
+        assert session.length == start + 50
+    assert session.rewind(120) == 120
+    assert session.rewind(0) == 0
 
 
-def test_a_chunk_of_a_prompt_may_want_nothing(engine: SimdEngine) -> None:
-    expected = logits_of(engine)
-    engine.rewind(0)
-    outputs = engine.forward(TokenTree.chain(PROMPT[:50]), [])
+def test_a_chunk_of_a_prompt_may_want_nothing(session: SimdSession) -> None:
+    expected = logits_of(session)
+    session.rewind(0)
+    outputs = forward(session, PROMPT[:50], [])
     assert (outputs.logits.shape, outputs.hidden.shape) == ((0, VOCAB), (0, 64))
-    engine.commit(range(50))
-    found = engine.forward(TokenTree.chain(PROMPT[50:]), range(50)).logits
+    session.commit(range(50))
+    found = forward(session, PROMPT[50:], range(50)).logits
     np.testing.assert_array_equal(found, expected)
 
 
 def test_the_context_fills_up(bundle: Bundle) -> None:
     engine = SimdEngine(bundle, threads=1, context_length=20)
-    assert engine.max_rows() == 20
-    engine.forward(TokenTree.chain(PROMPT[:18]), [17])
-    engine.commit(range(18))
-    assert engine.max_rows() == 2
+    session = engine.open_session()
+    assert session.max_rows() == 20
+    forward(session, PROMPT[:18], [17])
+    session.commit(range(18))
+    assert session.max_rows() == 2
     with pytest.raises(ValueError, match="do not fit"):
-        engine.forward(TokenTree.chain([1, 2, 3]), [0])
+        forward(session, [1, 2, 3], [0])
     engine.close()
 
 
@@ -136,14 +142,14 @@ def test_the_context_fills_up(bundle: Bundle) -> None:
     ("tokens", "wanted"),
     [([VOCAB], [0]), ([-1], [0]), ([1], [1]), ([1], [-1]), ([1], [0] * 600)],
 )
-def test_nothing_out_of_range_reaches_a_kernel(engine: SimdEngine, tokens: list[int], wanted: list[int]) -> None:
+def test_nothing_out_of_range_reaches_a_kernel(session: SimdSession, tokens: list[int], wanted: list[int]) -> None:
     with pytest.raises(ValueError, match="must be"):
-        engine.forward(TokenTree.chain(tokens), wanted)
+        forward(session, tokens, wanted)
 
 
-def test_a_draft_of_an_unknown_token(engine: SimdEngine) -> None:
+def test_a_draft_of_an_unknown_token(session: SimdSession) -> None:
     with pytest.raises(ValueError, match="token ids"):
-        engine.draft_step(VOCAB, np.zeros(engine.target.hidden_size, np.float32))
+        session.draft_step(VOCAB, np.zeros(session.engine.target.hidden_size, np.float32))
 
 
 @pytest.mark.parametrize("context", [0, 1, CONTEXT + 1])

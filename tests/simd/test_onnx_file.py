@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ def no_data(name: str) -> Bytes:
     raise BundleCorruptError(f"no {name} here")
 
 
-def save(path: Path, **fields: object) -> Path:
+def save(path: Path, **fields: Any) -> Path:
     """A graph of one node around some tensors."""
     node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1, alpha=0.5, domain="com.microsoft", mode="fast")
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [2])], [], **fields)
@@ -29,7 +30,7 @@ def save(path: Path, **fields: object) -> Path:
 
 
 def external_tensor(offset: int, length: int, shape: list[int]) -> onnx.TensorProto:
-    tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=shape, data_location=1)
+    tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
     for key, value in (("location", "w.data"), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
     return tensor
@@ -116,7 +117,9 @@ def test_nodes_that_cannot_run_in_their_order(tmp_path: Path, edges: list[tuple[
 
 def test_more_dimensions_than_numpy_has(tmp_path: Path) -> None:
     with pytest.raises(BundleCorruptError, match="tensor 'w'"):
-        read_graph(save(tmp_path / "g.onnx", initializer=[external_tensor(0, 4, [1] * 65)]), lambda name: np.zeros(4))
+        read_graph(
+            save(tmp_path / "g.onnx", initializer=[external_tensor(0, 4, [1] * 65)]), lambda name: np.zeros(4, np.uint8)
+        )
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

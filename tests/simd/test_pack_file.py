@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from ondevice.engines.simd.graph.model import Matrix
+from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.pack import file as pack_file
 from ondevice.engines.simd.pack import layout as pack_layout
 from ondevice.engines.simd.pack.cache import ABANDONED_S, KEPT_S, pack_sizes
@@ -44,13 +46,17 @@ def layout_of(seed: int = 0, rows: int = 64) -> PackLayout:
     return layout
 
 
-class FakeSources:
-    """Stands in for `Sources`: `size` bytes that are in order."""
+class FakeSources(Sources):
+    """Without a bundle: `SIZE` bytes that are in order."""
 
-    size = 1000
+    SIZE = 1000
 
     def __init__(self, content: str = "content") -> None:
         self._content = content
+
+    @property
+    def size(self) -> int:
+        return self.SIZE
 
     def content(self) -> str:
         return self._content
@@ -212,7 +218,7 @@ def test_a_forward_over_a_pack_that_was_cut_is_an_error(reference_bundle: Path, 
 import os, sys
 from pathlib import Path
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import TokenTree
+from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.pack import file
 from ondevice.errors import BundleCorruptError
@@ -220,12 +226,13 @@ from ondevice.errors import BundleCorruptError
 file.SMALL, file.cache_directory = 0, lambda: Path(sys.argv[2])
 for _ in range(2):
     engine = SimdEngine(Bundle.open(sys.argv[1]), threads=1)
-engine.forward(TokenTree.chain([1, 2, 3]), [2])
+session = engine.open_session()
+engine.forward([Rows(session, TokenTree.chain([1, 2, 3]), [2])])
 (path,) = Path(sys.argv[2]).glob("*.pack")
 path.chmod(0o600)
 os.truncate(path, 4096)
 try:
-    engine.forward(TokenTree.chain([4]), [0])
+    engine.forward([Rows(session, TokenTree.chain([4]), [0])])
 except BundleCorruptError as error:
     print(error)
 """
@@ -257,7 +264,7 @@ def test_a_directory_that_denies_everything(
 ) -> None:
     """As one that another user owns; who runs the tests may be root, whom nothing is denied."""
     cache.mkdir()
-    monkeypatch.setattr(pack_file.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     layout = layout_of()
     assert layout.fits(open_pack(layout, Trusted(), 1))
     assert f"{cache} cannot be written" in caplog.text
@@ -265,7 +272,7 @@ def test_a_directory_that_denies_everything(
 
 
 def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=500))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=500))
     layout = layout_of()
     assert find_pack(layout, "content").obstacle == f"{cache} has room for 0.0 GB only"
     assert layout.fits(open_pack(layout, Trusted(), 1))
@@ -274,9 +281,7 @@ def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_disk_full_of_packs_that_nobody_opens(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unused = opened_days_ago(cache / f"{'a' * 40}.pack", 1000)
-    monkeypatch.setattr(
-        pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if unused.exists() else 1 << 40)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if unused.exists() else 1 << 40))
     made = open_pack(layout_of(), FakeSources(), 1)
     np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 1), made)
     assert find_pack(layout_of(), "content").status == "packed"
@@ -288,7 +293,7 @@ def test_a_disk_that_fills_up_meanwhile(
     def fail(*words: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pack_file.os, "truncate", fail)
+    monkeypatch.setattr(os, "truncate", fail)
     layout = layout_of()
     assert layout.fits(open_pack(layout, FakeSources(), 1))
     assert list(cache.iterdir()) == []
@@ -301,7 +306,7 @@ def test_a_failed_write_leaves_no_descriptor_open(cache: Path, monkeypatch: pyte
     def fail(*words: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pack_file.os, call, fail)
+    monkeypatch.setattr(os, call, fail)
     before = sorted(Path("/proc/self/fd").iterdir())
     for _ in range(3):
         open_pack(layout_of(), FakeSources(), 1)
@@ -325,7 +330,7 @@ def test_a_state_tells_where_a_pack_will_be_and_makes_nothing(cache: Path, monke
     open_pack(layout, FakeSources(), 1)
     after = find_pack(layout, "content")
     assert (after.status, after.path) == ("packed", before.path)
-    monkeypatch.setattr(pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     assert after.obstacle is None
     assert pack_sizes() == [layout.size]
     monkeypatch.setattr(pack_file, "SMALL", layout.size)
@@ -342,7 +347,7 @@ def test_progress_goes_from_nothing_to_all(cache: Path, monkeypatch: pytest.Monk
     ((total,), dones) = {total for _, total in heard}, [done for done, _ in heard]
     assert dones[0] == 0
     assert dones == sorted(dones)
-    assert dones[-1] == total == layout.size + (FakeSources.size if writable else 0)
+    assert dones[-1] == total == layout.size + (FakeSources.SIZE if writable else 0)
     heard.clear()
     if writable:
         open_pack(layout, Trusted(), 2, lambda done, total: heard.append((done, total)))

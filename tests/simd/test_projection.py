@@ -8,7 +8,15 @@ import pytest
 
 from ondevice.engines.simd.graph.model import Matrix
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.project import SCRATCH_BYTES, gated, project
+from ondevice.engines.simd.kernels.project import (
+    SCRATCH_BYTES,
+    Activations,
+    FloatRows,
+    PackedMatrix,
+    QuantizedRows,
+    gated,
+    project,
+)
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
@@ -31,14 +39,22 @@ def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
     return pack
 
 
+def matrix_of(pack: npt.NDArray[np.uint8], packed: Packed) -> PackedMatrix:
+    at = pack.ctypes.data
+    return PackedMatrix(packed.bits, at + packed.weights, at + packed.scales, packed.blocks)
+
+
 def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float = 0.0) -> twins.Floats:
     out = np.zeros((len(x), packed.tiles * 16), np.float32)
     records = records_of(x, zero(packed.bits))
-    weights, scales = pack.ctypes.data + packed.weights, pack.ctypes.data + packed.scales
     project(
-        packed.bits, 0, packed.tiles, len(x), weights, scales, records.ctypes.data, packed.blocks,
-        out.ctypes.data, out.strides[0], np.float32(cap),
-    )  # fmt: skip
+        matrix_of(pack, packed),
+        Activations(records.ctypes.data, len(x)),
+        FloatRows(out.ctypes.data, out.strides[0]),
+        np.float32(cap),
+        0,
+        packed.tiles,
+    )
     return out
 
 
@@ -105,11 +121,16 @@ def test_gelu_of_the_gate_times_up(rows: int, with_up: bool) -> None:
     pack = pack_of(layout)
     out = np.zeros(rows * inner // 32 * 40, np.uint8)
     scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+    records = records_of(x, 8)
     gated(
-        4, 0, inner // 32, inner // 32, rows, pack.ctypes.data + packed.weights, pack.ctypes.data + packed.scales,
-        records_of(x, 8).ctypes.data, packed.blocks, out.ctypes.data, 8,
-        0 if with_up else factor.ctypes.data, factor.strides[0], scratch.ctypes.data,
-    )  # fmt: skip
+        matrix_of(pack, packed),
+        Activations(records.ctypes.data, rows),
+        FloatRows(0 if with_up else factor.ctypes.data, factor.strides[0]),
+        QuantizedRows(out.ctypes.data, inner // 32, 8),
+        scratch.ctypes.data,
+        0,
+        inner // 32,
+    )
     other = expected(up, x) if with_up else factor
     product = twins.gelu(expected(gate, x).astype(np.float64)) * other
     found = read_records(out, rows)

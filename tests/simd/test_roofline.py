@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.engines.simd import roofline
+from ondevice import machine
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels import roofline as kernels
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement, readable_bytes
@@ -28,7 +28,7 @@ def test_a_quarter_of_the_memory_at_most(threads: int, available: int, size: int
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_reading(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(roofline.machine, "available_bytes", lambda: 0)
+    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
     with RooflineMeasurement(threads) as measuring:
         measuring.read()
         measuring.read()

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.steps import WIDTH
+from ondevice.engines.simd.kernels.step_layouts import WIDTH
 from ondevice.engines.simd.thread_pool import ThreadPool
+from tests.simd.forwards import run
 
 NOTHING = np.full((7, WIDTH), -1, np.int64)
 STATE = np.zeros(64, np.int64)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_meet_after_every_step(threads: int) -> None:
+def test_all_threads_arrive_after_every_step(threads: int) -> None:
     pool = ThreadPool(threads, 64)
     for _ in range(50):
         pool.run(NOTHING, STATE)
         pool.run(NOTHING[:2], STATE)
         pool.run_alone(NOTHING, STATE)
-    assert pool._together.meetings == threads * 50 * 9
+    assert pool._together.arrivals == threads * 50 * 9
     pool.close()
 
 
@@ -43,17 +43,16 @@ def test_an_interrupt_while_work_is_handed_out(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyboardInterrupt):
         pool.run(NOTHING, STATE)
     pool.run(NOTHING, STATE)
-    assert pool._together.meetings == 3 * 2 * 7
+    assert pool._together.arrivals == 3 * 2 * 7
     pool.close()
 
 
 def test_engines_side_by_side(bundles: dict[str, Bundle]) -> None:
-    tokens = TokenTree.chain(list(range(40)))
-
     def logits(_: int) -> np.ndarray:
         engine = SimdEngine(bundles["e2b"], threads=2)
+        session = engine.open_session()
         for _ in range(5):
-            outputs = engine.forward(tokens, range(40))
+            outputs = run(session, range(40), range(40))
         found = outputs.logits.copy()
         engine.close()
         return found

@@ -21,7 +21,8 @@ class Quantized:
 
     def values(self) -> Wide:
         """[rows, blocks * 32]"""
-        scaled = self.codes * np.exp2(self.exponents)[..., None]
+        scales: Wide = np.exp2(self.exponents)[..., None]
+        scaled: Wide = np.multiply(self.codes, scales)
         return scaled.reshape(len(self.codes), -1)
 
 

@@ -153,9 +153,9 @@ def interrupt_after(monkeypatch, forwards):
 
     real = ToyEngine.forward
 
-    def forward(self, rows, wanted):
+    def forward(self, batch):
         if self.forwards == forwards:
             os.kill(os.getpid(), signal.SIGINT)
-        return real(self, rows, wanted)
+        return real(self, batch)
 
     monkeypatch.setattr(ToyEngine, "forward", forward)

@@ -87,11 +87,12 @@ def test_a_failing_disk_is_one_line(run, bundle, monkeypatch):
 
 
 def test_a_console_that_lacks_a_character_shows_another(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
     monkeypatch.setattr("ondevice.machine.processor_name", lambda: "pröcessor")
     assert main(["info"]) == 0
     sys.stdout.flush()
-    assert b"pr?cessor" in sys.stdout.buffer.getvalue()
+    assert b"pr?cessor" in written.getvalue()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -107,7 +108,7 @@ def test_missing_packages_are_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "ondevice_export.command", None)
     code, _, err = run("export", "source")
     assert code == 2
-    assert "pip install 'ondevice[export]'" in err
+    assert "pip install 'ondevice-runtime[export]'" in err
 
 
 def test_a_reader_that_leaves_is_no_error():
@@ -128,6 +129,83 @@ def test_an_output_that_is_closed_takes_nothing(reference_bundle):
     ended = subprocess.run(words, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 0
     assert "2 tokens, " in ended.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="its shell cannot close a stream")
+@pytest.mark.parametrize("command", ["generate {} -", "chat {}"])
+def test_a_closed_standard_input_is_a_mistake(bundle, command):
+    words = f"exec '{sys.executable}' -m ondevice {command.format(bundle)} <&-"
+    ended = subprocess.run(words, shell=True, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "ondevice: standard input is closed: give the text another way\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="its shell cannot close a stream")
+def test_errors_do_not_go_to_standard_output_where_theirs_is_closed():
+    words = f"exec '{sys.executable}' -m ondevice info nowhere 2>&-"
+    ended = subprocess.run(words, shell=True, stdout=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="its shell cannot close a stream")
+def test_a_file_that_is_opened_later_does_not_take_the_place_of_a_closed_stream(tmp_path):
+    code = f"""
+import os
+from ondevice.terminal.main import main
+main(["info", "nowhere"])
+file = open({str(tmp_path / "file")!r}, "w")
+os._exit(file.fileno())
+"""
+    words = f"exec '{sys.executable}' -c '{code.replace(chr(39), chr(34))}' <&- >&- 2>&-"
+    assert subprocess.run(words, shell=True, check=False).returncode > 2
+
+
+@pytest.mark.parametrize(
+    "words", [["info", "~nosuchuser/b"], ["export", "~nosuchuser/b"], ["export", "x", "--out", "~nosuchuser/b"]]
+)
+def test_a_user_that_does_not_exist(run, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    code, out, err = run(*words, *(["--drafter", "none"] if words[0] == "export" else []))
+    assert (code, out) == (2, "")
+    assert "~nosuchuser/b: there is no home directory of this name" in err
+    assert err.count("\n") == 1
+
+
+def test_a_cache_of_a_user_that_does_not_exist(run, monkeypatch):
+    monkeypatch.setenv("ONDEVICE_CACHE", "~nosuchuser/cache")
+    code, out, err = run("info")
+    assert (code, out) == (2, "")
+    assert err.startswith("ondevice: ONDEVICE_CACHE is ~nosuchuser/cache: there is no home directory of this name")
+
+
+def test_too_little_memory_is_one_line(run, bundle, monkeypatch):
+    def fail(*words, **options):
+        raise MemoryError("Unable to allocate 3.00 TiB")
+
+    monkeypatch.setattr("ondevice.terminal.info.command.Bundle.open", fail)
+    code, out, err = run("info", bundle)
+    assert (code, out) == (2, "")
+    assert err == "ondevice: Unable to allocate 3.00 TiB: close other programs, or try a smaller --context-length\n"
+
+
+@pytest.mark.parametrize("words", [["generate", "x"], ["bench"]])
+def test_without_onnxruntime(reference_bundle, tmp_path, words):
+    """Its place is taken by a module that cannot be imported, as where it was never installed."""
+    (tmp_path / "onnxruntime.py").write_text('raise ModuleNotFoundError("No module", name="onnxruntime")')
+    command = [sys.executable, "-m", "ondevice", words[0], str(reference_bundle), *words[1:], "--engine", "ort"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root, f"{root}/export"])}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "ondevice: the ort engine needs onnxruntime: pip install onnxruntime, or use --engine simd\n"
+
+
+def test_an_error_with_line_breaks_and_control_characters_is_one_line(run):
+    code, _, err = run("info", "no\nwhere\x1b[31m")
+    assert code == 2
+    assert err.startswith("ondevice: no bundle at no where [31m: ")
+    assert err.count("\n") == 1
 
 
 def test_a_real_command_line_ends_with_the_exit_code():

@@ -28,6 +28,7 @@ def test_a_bar_shows_how_far_it_is_and_goes_away(monkeypatch):
     stderr = shown_on(monkeypatch, Terminal())
     with byte_bar("packing weights") as bar:
         bar.show(0, 4_000_000)
+        assert bar._bar is not None
         bar._bar.mininterval = 0
         bar.show(1_000_000, 4_000_000)
         assert "packing weights:  25%" in stderr.getvalue()
@@ -78,3 +79,24 @@ def test_hashing_shows_how_far_it_is(run, bundle, monkeypatch):
     stderr = shown_on(monkeypatch, Terminal())
     run("info", bundle, "--verify-hashes")
     assert "verifying" in stderr.getvalue()
+
+
+@pytest.mark.parametrize("say", [lambda bar: bar.say("a note"), lambda bar: progress_bar.LOG.warning("a note")])
+def test_a_line_appears_above_a_bar_and_not_in_it(monkeypatch, say):
+    stderr = shown_on(monkeypatch, Terminal())
+    with byte_bar("packing weights") as bar:
+        bar.show(0, 10)
+        say(bar)
+    text = stderr.getvalue()
+    before, after = text.split("a note")
+    assert before.endswith("\r")
+    assert after.startswith("\n")
+    assert progress_bar.LOG.handlers == []
+
+
+@pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()])
+def test_a_line_where_there_is_no_bar_is_a_line(monkeypatch, stderr):
+    with shown_on(monkeypatch, stderr), byte_bar("packing weights") as bar:
+        bar.say("a note")
+        progress_bar.LOG.warning("another")
+        assert stderr.getvalue() == "a note\nanother\n"

@@ -1,5 +1,6 @@
 import re
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -7,7 +8,7 @@ from ondevice.errors import BundleCorruptError, PromptError
 from ondevice.text.chat_template import ChatTemplate
 from tests.text.templates import GEMMA, THINKING
 
-CHAT = [
+CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": " <b>Hi</b> & 'bye' "},
     {"role": "assistant", "content": "<|channel>thought\nhm<channel|>Hello"},

@@ -1,9 +1,14 @@
+from typing import Any
+
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
-from ondevice.errors import PromptError
+from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import encode_prompt
+from ondevice.text.tokenizer import Tokenizer
 from tests.text.templates import GEMMA
 from tests.text.tokenizers_made import BOS, byte_level, gemma_like
 
@@ -25,7 +30,8 @@ def user(content):
 
 
 def test_token_ids_pass_through(tokenizer, template):
-    assert encode_prompt([2, np.int64(5)], tokenizer, template) == [2, 5]
+    ids: list[Any] = [2, np.int64(5)]
+    assert encode_prompt(ids, tokenizer, template) == [2, 5]
     assert encode_prompt((7,), None, None) == [7]
 
 
@@ -81,3 +87,26 @@ def test_what_the_bundle_lacks_is_named():
         encode_prompt("hi", None, None)
     with pytest.raises(PromptError, match="plain text"):
         encode_prompt(user("hi"), byte_level(), None)
+
+
+def test_a_template_that_renders_nothing(tokenizer):
+    with pytest.raises(PromptError, match="the prompt is empty: this bundle's chat template makes no text"):
+        encode_prompt(user("hi"), tokenizer, ChatTemplate("{# nothing #}"))
+
+
+def test_a_tokenizer_that_makes_no_tokens():
+    silent = Tokenizer(Backend(models.BPE({}, [])))
+    with pytest.raises(PromptError, match="the prompt is empty: this bundle's tokenizer makes no token"):
+        encode_prompt("hi", silent, None)
+
+
+@pytest.mark.parametrize("prompt", ["a" * 10**6, user("a" * 10**6), user("<eos>" * 10**6)])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer, template, prompt, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("it was encoded"))
+    with pytest.raises(ContextOverflowError, match=r"at least \d+ tokens and the context holds 100"):
+        encode_prompt(prompt, tokenizer, template, 100)
+
+
+@pytest.mark.parametrize("text", ["a" * 6300, "ab " * 300, "def spam"])
+def test_a_text_has_as_many_tokens_as_are_told_before_or_more(tokenizer, text):
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))

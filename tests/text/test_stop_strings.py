@@ -21,8 +21,8 @@ def naive(pieces: list[str], stops: list[str]) -> tuple[str, int]:
     )
     if kept is None:
         return text, len(pieces)
-    needed = next(count for count in range(len(pieces) + 1) if len("".join(pieces[:count])) >= kept)
-    return text[:kept], needed
+    within = max(count for count in range(len(pieces) + 1) if len("".join(pieces[:count])) <= kept)
+    return text[:kept], within + (len("".join(pieces[:within])) < kept)
 
 
 def test_random_streams_agree_with_the_naive_search():
@@ -32,21 +32,37 @@ def test_random_streams_agree_with_the_naive_search():
         stops = ["".join(rng.choices("ab", k=rng.randrange(1, 6))) for _ in range(rng.randrange(1, 4))]
         stream = StopStrings(stops)
         text = "".join(map(stream.push, pieces)) + stream.finish()
-        assert (text, stream.kept_tokens) == naive(pieces, stops), (pieces, stops)
+        assert (text, stream.final_tokens) == naive(pieces, stops), (pieces, stops)
+
+
+def test_tokens_are_final_one_after_the_other_and_never_given_back():
+    """Whatever was final before a stop string was found belongs to the reply."""
+    rng = random.Random(4)
+    for _ in range(2000):
+        pieces = ["".join(rng.choices("ab", k=rng.randrange(4))) for _ in range(rng.randrange(12))]
+        stops = ["".join(rng.choices("ab", k=rng.randrange(2, 6)))]
+        stream, seen, given = StopStrings(stops), [0], ""
+        for piece in pieces:
+            given += stream.push(piece)
+            seen.append(stream.final_tokens)
+            assert len("".join(pieces[: stream.final_tokens])) <= len(given) or stream.matched
+        given += stream.finish()
+        seen.append(stream.final_tokens)
+        assert seen == sorted(seen)
 
 
 def test_text_that_cannot_become_a_stop_string_is_given_at_once():
     stream = StopStrings("\n\n")
     assert [stream.push(piece) for piece in ["a", "b\n", "c", "\n", "\n", "d"]] == ["a", "b", "\nc", "", "", ""]
     assert stream.matched
-    assert stream.kept_tokens == 3
+    assert stream.final_tokens == 3
 
 
 def test_a_token_that_is_only_partly_kept_counts():
     stream = StopStrings(["XY"])
     assert stream.push("abX") == "ab"
     assert stream.push("Y") == ""
-    assert stream.kept_tokens == 1
+    assert stream.final_tokens == 1
 
 
 def test_the_end_gives_up_what_was_held():
@@ -77,7 +93,7 @@ def test_batches_change_nothing(make):
         many = TextStream(tokenizer, stops)
         cut = rng.randrange(30)
         assert many.feed(ids[:cut]) + many.feed(ids[cut:]) + many.finish() == text
-        assert (many.stopped, many.kept_tokens) == (one.stopped, one.kept_tokens)
+        assert (many.stopped, many.final_tokens) == (one.stopped, one.final_tokens)
         assert text == naive([tokenizer.decode(ids)], stops)[0] if stops else tokenizer.decode(ids)
 
 
@@ -87,4 +103,4 @@ def test_a_stop_string_inside_a_drafted_batch_cuts_the_rest_of_it():
     stream = TextStream(tokenizer, ["\n\n"])
     assert stream.feed(ids) + stream.finish() == "one two"
     assert stream.stopped
-    assert tokenizer.decode(ids[: stream.kept_tokens]) == "one two"
+    assert tokenizer.decode(ids[: stream.final_tokens]) == "one two"

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from ondevice.errors import BundleCorruptError, PromptError
@@ -64,3 +66,57 @@ def test_an_unreadable_file_is_one_clear_error(tmp_path, content):
     with pytest.raises(BundleCorruptError, match="export the bundle again") as caught:
         Tokenizer.from_file(path)
     assert "\n" not in str(caught.value)
+
+
+def altered(path, **parts):
+    """A tokenizer.json with other parts."""
+    data = json.loads(gemma_like()._backend.to_str())
+    path.write_text(json.dumps({**data, **parts}), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Precompiled", "precompiled_charsmap": "////////"},
+        {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+        {"type": "Precompiled", "precompiled_charsmap": 5},
+        {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "////////"}]},
+    ],
+)
+@pytest.mark.parametrize("name", ["Precompiled", r"\u0050recompiled"])
+def test_a_table_that_claims_too_much_memory_does_not_end_the_process(tmp_path, normalizer, name):
+    path = altered(tmp_path / "tokenizer.json", normalizer=normalizer)
+    path.write_text(path.read_text("utf-8").replace("Precompiled", name), "utf-8")
+    with pytest.raises(BundleCorruptError, match="is not a tokenizer") as caught:
+        Tokenizer.from_file(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "none", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ],
+)
+def test_a_panic_of_the_library_is_an_error(tmp_path, parts):
+    """Panics are no `Exception`, which nobody expects who guards against errors."""
+    tokenizer = Tokenizer.from_file(altered(tmp_path / "tokenizer.json", **parts), BOS)
+    with pytest.raises(BundleCorruptError, match="the tokenizer cannot encode this"):
+        tokenizer.encode("a" * 40 + "!")
+
+
+def test_a_panic_in_decoding_is_an_error(tmp_path):
+    decoder = {"type": "Strip", "content": "a", "start": 1 << 40, "stop": 1 << 40}
+    tokenizer = Tokenizer.from_file(altered(tmp_path / "tokenizer.json", decoder=decoder), BOS)
+    with pytest.raises(BundleCorruptError, match="the tokenizer cannot decode this"):
+        tokenizer.decode(tokenizer.encode("aab"))

@@ -1,4 +1,4 @@
-"""The part of a plan that changes from forward to forward."""
+"""The part of a forward that its plan leaves open: how many rows there are, what they see, where results go."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.contract import AttentionKind
-from ondevice.engines.protocol import ROOT, TokenTree
+from ondevice.engines.protocol import MOST_SESSIONS, Ids
+from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.graph.model import DecoderLayer
 from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.attention import LINES, PADDING
 from ondevice.engines.simd.plan.builder import KIND_NUMBERS
+from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
+
+_ALL_POSITIONS = 1 << 62
 
 Frequencies = dict[AttentionKind, NDArray[np.float32]]
 
 
 def frequencies(layers: Sequence[DecoderLayer]) -> Frequencies:
-    """The rotary frequencies of each kind of attention."""
+    """The rotary frequencies of each kind of attention, float32[head_dim / 2]."""
     found: Frequencies = {}
     for layer in layers:
         kind, own = layer.attention.kind, layer.attention.frequencies
@@ -30,90 +33,81 @@ def frequencies(layers: Sequence[DecoderLayer]) -> Frequencies:
 
 
 class ForwardState:
-    """The int64 slots that kernels read, and the arrays that they point to."""
+    """The int64 slots of a forward, and the arrays that they point to: see `kernels.slots`.
 
-    def __init__(self, caches: int, bits: int, turns: Frequencies, head_dim: int, threads: int) -> None:
+    The arrays have room for as many rows as a forward may have, because asking numpy for an address takes longer than
+    copying a few numbers.
+    """
+
+    def __init__(self, most_rows: int, rotary: Frequencies, cache_bits: int) -> None:
         """
         Args:
-            caches: pairs of slots for keys and values.
-            bits: of a number in them.
-            turns: rotary frequencies.
-            head_dim: the widest head's.
-            threads: that attend at the same time.
+            most_rows: of a forward.
+            rotary: frequencies.
+            cache_bits: of a number in the caches.
         """
-        self.slots = np.zeros(slots.CACHES + 2 * caches, np.int64)
-        self.slots[slots.CACHE_BITS] = bits
-        self._turns = turns
-        self._head_dim = head_dim
-        self._threads = threads
+        self.slots = np.zeros(slots.SLOTS, np.int64)
+        self.slots[slots.CACHE_BITS] = cache_bits
         self._held: dict[int, NDArray[Any]] = {}
+        self._tokens, self._stop, self._wanted = np.zeros((3, most_rows), np.int64)
+        self._addresses = np.zeros(MOST_SESSIONS, np.int64)
+        self.point(slots.TOKENS, self._tokens)
+        self.point(slots.WANTED_ROWS, self._wanted)
+        self.point(slots.STOP, self._stop)
+        self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
+        self.point(slots.SEQUENCES, self._addresses)
+        self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary.values()])
+        self._cosines, self._sines = np.zeros((2, most_rows, len(self._frequencies)), np.float32)
+        self._point_at_rotary(rotary)
 
     def point(self, slot: int, array: NDArray[Any]) -> None:
         """Put the address of an array into a slot."""
         assert array.flags.c_contiguous
-        address = array.ctypes.data  # an interrupt may come here, but not between the next two
         self._held[slot] = array
-        self.slots[slot] = address
+        self.slots[slot] = array.ctypes.data
 
-    def put(self, slot: int, values: NDArray[Any]) -> None:
-        """Copy numbers to where a slot points: asking numpy for an address takes longer than copying a few."""
-        room = self._held.get(slot)
-        if room is None or room.size < values.size:
-            room = np.empty(values.size, values.dtype)
-            self.point(slot, room)
-        room[: values.size] = values.reshape(-1)
-
-    def set_cache(self, index: int, parts: tuple[NDArray[Any], NDArray[Any]]) -> None:
-        for offset, part in enumerate(parts):
-            self.point(slots.CACHES + 2 * index + offset, part)
-
-    def set_tree(self, tree: TokenTree, length: int) -> None:
-        """Tokens, the committed length, and which row lies at which depth on the way to each."""
-        self.slots[slots.ALL] = len(tree.tokens)
-        self.slots[slots.LENGTH] = length
-        self.put(slots.TOKENS, tree.tokens.astype(np.int64, copy=False))
-        self.slots[slots.PATHS] = 0
-        if not tree.is_chain:
-            paths = _paths(tree)
-            self.point(slots.PATHS, paths)
-            self.slots[slots.PATH_WIDTH] = paths.shape[1]
-
-    def set_kind(
-        self, kind: AttentionKind, positions: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64],
-        base: int,
-    ) -> None:  # fmt: skip
-        """What rows see of one kind of cache, and how they are turned.
+    def set_rows(
+        self,
+        tokens: Ids,
+        positions: Ids,
+        stop: Ids,
+        wanted: Ids,
+    ) -> None:
+        """What rows there are and what they see.
 
         Args:
-            kind: full or sliding.
-            positions: int64[T]
-            first, stop: int64[T], the cache positions from first to stop - 1.
-            base: position of the cache's first row.
+            tokens, positions: int64[T]
+            stop: int64[T], the position behind the last one that a row sees.
+            wanted: int64[R], the rows whose outputs are wanted.
         """
-        slot = slots.KINDS + slots.KIND_SLOTS * KIND_NUMBERS[kind]
-        self.put(slot + slots.FIRST, first)
-        self.put(slot + slots.STOP, stop)
-        self.slots[slot + slots.BASE] = base
-        if kind in self._turns:
-            # the angle is a float32 product, as in the model's own code; its cosine is then exact to float32
-            angles = (positions.astype(np.float32)[:, None] * self._turns[kind]).astype(np.float64)
-            self.put(slot + slots.COSINES, np.cos(angles).astype(np.float32))
-            self.put(slot + slots.SINES, np.sin(angles).astype(np.float32))
+        count, chosen = len(tokens), len(wanted)
+        self.slots[slots.ALL], self.slots[slots.WANTED] = count, chosen
+        self._tokens[:count] = tokens
+        self._stop[:count] = stop
+        self._wanted[:chosen] = wanted
+        # the angle is a float32 product, as in the model's own code; its cosine is then exact to float32
+        angles = positions.astype(np.float32)[:, None] * self._frequencies
+        np.cos(angles, out=self._cosines[:count], dtype=np.float64)
+        np.sin(angles, out=self._sines[:count], dtype=np.float64)
 
-    def reserve_lines(self, keys: int) -> None:
-        """Working memory for attention over so many keys."""
-        stride = 4 * (self._head_dim + keys + PADDING)
-        if stride > self.slots[slots.LINE_STRIDE]:
-            self.point(slots.LINE_MEMORY, np.zeros(self._threads * LINES * stride, np.uint8))
-            self.slots[slots.LINE_STRIDE] = stride
+    def set_window(self, positions: int) -> None:
+        """How many positions a row sees in sliding attention."""
+        self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions
 
+    def set_sequences(self, records: Sequence[SequenceRecord], scratch: AttentionScratch) -> None:
+        """Whose rows these are, and the memory for their attention."""
+        for index, record in enumerate(records):
+            self._addresses[index] = record.address
+            scratch.reserve(record.most_keys)
+        self.slots[slots.SEQUENCE_COUNT] = len(records)
+        self.slots[slots.SCRATCH] = scratch.address
+        self.slots[slots.SCRATCH_STRIDE] = scratch.stride
 
-def _paths(tree: TokenTree) -> NDArray[np.int64]:
-    """int64[T, depths]: the row at each depth on the way to a row, itself included."""
-    depths = tree.depths()
-    paths = np.zeros((len(depths), int(depths.max()) + 1), np.int64)
-    for row, parent in enumerate(tree.parents):
-        if parent != ROOT:
-            paths[row] = paths[parent]
-        paths[row, depths[row]] = row
-    return paths
+    def _point_at_rotary(self, rotary: Frequencies) -> None:
+        """The kinds of attention share rows of cosines and of sines: one call of numpy computes them all."""
+        self.slots[slots.ROTARY_STRIDE] = self._cosines.strides[0]
+        for slot, table in ((slots.COSINES, self._cosines), (slots.SINES, self._sines)):
+            address = table.ctypes.data
+            for kind, values in rotary.items():
+                self.slots[slot + KIND_NUMBERS[kind]] = address
+                address += values.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,8 @@ SHARED_FROM = 4 << 20
 class Program:
     """What an engine runs: steps whose addresses point into the pack, the buffers and the mapped tables."""
 
+    caches: Mapping[int, int]
+    """Where a sequence's record has the cache of each target layer that owns one: its place among them."""
     target: NDArray[np.int64]
     """The steps of a forward of the target, int64[steps, WIDTH]."""
     target_frequencies: Frequencies
@@ -70,19 +73,19 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
     read = _Read(bundle)
     pack = open_pack(read.layout, read.sources, threads, on_pack)
     buffers, model, drafter = Buffers(), read.model, read.drafter
-    caches = {layer: index for index, layer in enumerate(bundle.manifest.target.kv_layers())}
+    caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}
     steps = target_plan(model, read.packed, caches, pack, buffers, most_rows, threads)
     layers: list[DecoderLayer] = list(model.layers)
     drafter_steps = None
     if drafter is not None and read.packed_drafter is not None:
-        drafter_steps = drafter_plan(drafter, read.packed_drafter, pack, buffers)
+        drafter_steps = drafter_plan(drafter, read.packed_drafter, caches, pack, buffers)
         layers += drafter.layers
     width = read.packed.head.tiles * 16
     shared = read.drafter_bytes >= SHARED_FROM
     read.sources.release()
     return Program(
-        steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies, shared, scratch_bytes(layers),
-        buffers, read.sources, pack,
+        caches, steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies, shared,
+        scratch_bytes(layers), buffers, read.sources, pack,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,17 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.barrier import linger
+from ondevice.engines.simd.kernels.barrier import spin_for_next
 from ondevice.engines.simd.kernels.forward import COUNTER_BYTES, run
 
 Plan = NDArray[np.int64]
 State = NDArray[np.int64]
 
 
-_TURN = threading.Lock()
-"""Held by a thread pool at work. Two pools on the same cores stall at their barriers: two small models together gave
-90 tokens/s each, taking turns 600.
-"""
+class _Turn:
+    """Held by a thread pool at work. Two pools on the same cores stall at their barriers: two small models together
+    gave 90 tokens/s each, taking turns 600.
+    """
+
+    lock = threading.Lock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """After a fork, whoever holds it may be a thread that is not here."""
+        cls.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Turn.renew)
 
 
 @dataclass(frozen=True)
@@ -47,8 +59,8 @@ class ThreadPool:
 
     def run(self, plan: Plan, state: State) -> None:
         """Run every step; all threads are through the last one when this returns, even by an interrupt."""
-        with _TURN if self.threads > 1 else nullcontext():
-            job = _Job(plan, state, self._together.meetings // self.threads)
+        with _Turn.lock if self.threads > 1 else nullcontext():
+            job = _Job(plan, state, self._together.arrivals // self.threads)
             try:
                 self._post(job)
             except BaseException:
@@ -58,8 +70,8 @@ class ThreadPool:
                 run(plan, state, 0, self.threads, self._together.address, job.before, self._scratch[0])
 
     def run_alone(self, plan: Plan, state: State) -> None:
-        """Run every step on the calling thread: those of a small drafter are shorter than a meeting."""
-        run(plan, state, 0, 1, self._alone.address, self._alone.meetings, self._scratch[0])
+        """Run every step on the calling thread: those of a small drafter are shorter than a barrier."""
+        run(plan, state, 0, 1, self._alone.address, self._alone.arrivals, self._scratch[0])
 
     def close(self) -> None:
         for queue in self._queues:
@@ -71,7 +83,7 @@ class ThreadPool:
             queue.put(job)
 
     def _work(self, number: int, queue: SimpleQueue[_Job | None]) -> None:
-        linger(self._together.address, -1)  # so that it is not compiled, or loaded, while tokens wait for it
+        spin_for_next(self._together.address, -1)  # so that it is not compiled, or loaded, while tokens wait for it
         done = 0
         while (job := queue.get()) is not None:
             if job.before >= done:
@@ -80,11 +92,11 @@ class ThreadPool:
                 )
                 done = job.before + len(job.plan)
                 # By then the caller is in a kernel too, so that the GIL that `get` needs is free.
-                linger(self._together.address, done * self.threads)
+                spin_for_next(self._together.address, done * self.threads)
 
 
 class _Counter:
-    """What threads meet on. It is never reset, so it says by itself how many steps there have been."""
+    """The counters of `kernels.forward.run`. Arrivals are never reset: they tell how many steps have been run."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._memory = np.zeros(COUNTER_BYTES // 8 + 8, np.int64)
@@ -93,6 +105,6 @@ class _Counter:
         self.address = address + 8 * self._first
 
     @property
-    def meetings(self) -> int:
-        """Threads that have come, while none is on its way."""
+    def arrivals(self) -> int:
+        """Number of arrivals; exact only while no thread runs."""
         return int(self._memory[self._first])

@@ -7,9 +7,10 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ondevice.bundle import CHAT_TEMPLATE
+from ondevice.drafters import registry
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.terminal.bench import plot
 from ondevice.terminal.bench.configuration import Configuration, combine, parse_drafters, parse_lengths
@@ -24,6 +25,7 @@ from ondevice.text.prompt_file import load_prompts
 
 if TYPE_CHECKING:
     from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
     from ondevice.text.prompt import Prompt
 
 
@@ -36,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, the likeliest token")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     group = parser.add_argument_group("configurations")
-    group.add_argument("--drafters", type=parse_drafters, metavar="LIST", help="of mtp,ngram,auto (default: all there)")
+    group.add_argument(
+        "--drafters", type=parse_drafters, metavar="LIST", help=f"of {','.join(registry.REGISTRY)} (default: all there)"
+    )
     group.add_argument(
         "--lengths",
         type=parse_lengths,
@@ -56,8 +60,12 @@ def run(args: argparse.Namespace) -> int:
         plot.check(args.plot)
     with load_model(args) as model:
         prompts, prompt_tokens = _fitting(model, args)
-        options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
-        drafters = args.drafters or (["mtp", "ngram", "auto"] if model.engine.has_drafter else ["ngram"])
+        options: GenerationKeywords = {
+            "max_new_tokens": args.max_new_tokens,
+            "temperature": args.temperature,
+            "seed": args.seed,
+        }
+        drafters = args.drafters or registry.offered(model.engine)
         results, interrupted = _measure(model, prompts, combine(drafters, args.lengths), options)
         if not results:
             return INTERRUPTED
@@ -92,7 +100,7 @@ def _fitting(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list
 
 
 def _measure(
-    model: Model, prompts: list[Prompt], configurations: list[Configuration], options: dict[str, Any]
+    model: Model, prompts: list[Prompt], configurations: list[Configuration], options: GenerationKeywords
 ) -> tuple[list[dict[Configuration, Run]], bool]:
     """Runs of all prompts, or of those that were finished before Ctrl-C."""
     from tqdm import tqdm

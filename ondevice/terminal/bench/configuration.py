@@ -5,9 +5,13 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-DRAFTERS = ("mtp", "ngram", "auto")
+from ondevice.drafters import registry
+
+if TYPE_CHECKING:
+    from ondevice.options import GenerationKeywords, ScheduleName
+
 SCHEDULES = ("heuristic", "auto")
 
 
@@ -18,12 +22,12 @@ class Configuration:
     drafter: str
     length: str
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> GenerationKeywords:
         """Keywords of `Model.stream`."""
         if self == PLAIN:
-            return {"drafter": "none"}
+            return {"drafter": registry.NONE}
         if self.length in SCHEDULES:
-            return {"drafter": self.drafter, "num_assistant_tokens_schedule": self.length}
+            return {"drafter": self.drafter, "num_assistant_tokens_schedule": cast("ScheduleName", self.length)}
         length = int(self.length)
         return {
             "drafter": self.drafter,
@@ -32,7 +36,7 @@ class Configuration:
         }
 
 
-PLAIN = Configuration("none", "0")
+PLAIN = Configuration(registry.NONE, "0")
 
 
 def combine(drafters: Iterable[str], lengths: Iterable[str]) -> list[Configuration]:
@@ -44,8 +48,8 @@ def combine(drafters: Iterable[str], lengths: Iterable[str]) -> list[Configurati
 def parse_drafters(words: str) -> list[str]:
     chosen = _split(words)
     for word in chosen:
-        if word not in DRAFTERS:
-            raise ArgumentTypeError(f"{word!r} is none of {', '.join(DRAFTERS)}")
+        if word not in registry.REGISTRY:
+            raise ArgumentTypeError(f"{word!r} is none of {', '.join(registry.REGISTRY)}")
     return chosen
 
 

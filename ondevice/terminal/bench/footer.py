@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ondevice import __version__, machine
 from ondevice.terminal.bench.row import Row
+from ondevice.terminal.versions import version_of
 
 if TYPE_CHECKING:
     from ondevice.manifest import Manifest
     from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
 
 PACKAGES = ("onnxruntime", "numba", "numpy")
 
@@ -33,10 +34,10 @@ def setup(manifest: Manifest, engine: str, threads: int) -> dict[str, Any]:
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """Of this program, of Python and of `packages`."""
     own = {"ondevice": __version__, "python": platform.python_version()}
-    return {**own, **{package: version(package) for package in packages}}
+    return {**own, **{package: version_of(package) for package in packages}}
 
 
-def conditions(model: Model, plain: Row, prompt_tokens: int, options: dict[str, Any]) -> dict[str, Any]:
+def conditions(model: Model, plain: Row, prompt_tokens: int, options: GenerationKeywords) -> dict[str, Any]:
     """Everything that another person needs to measure the same."""
     return {
         **setup(model.manifest, model.engine.name, model.threads),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ondevice import machine
 from ondevice.decoding.record import Stats
@@ -13,6 +13,7 @@ from ondevice.terminal.bench.configuration import Configuration
 
 if TYPE_CHECKING:
     from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
     from ondevice.text.prompt import Prompt
 
 WARM_UP_TOKENS = 8
@@ -31,7 +32,7 @@ def measure(
     model: Model,
     prompts: Sequence[Prompt],
     configurations: Sequence[Configuration],
-    options: dict[str, Any],
+    options: GenerationKeywords,
     progress: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[Configuration, Run]]:
     """Yield one prompt's runs at a time, so that an interrupted benchmark still has whole prompts to report.
@@ -55,13 +56,15 @@ def measure(
         yield runs
 
 
-def _run(model: Model, prompt: Prompt, configuration: Configuration, options: dict[str, Any]) -> Run:
+def _run(model: Model, prompt: Prompt, configuration: Configuration, options: GenerationKeywords) -> Run:
     model.forget()
     machine.reset_peak_rss()
     token_ids: list[int] = []
     first_token_s = 0.0
     started = perf_counter()
-    for step in model.stream(prompt, **options, **configuration.options()):
-        first_token_s = first_token_s or perf_counter() - started
-        token_ids += step.token_ids
-    return Run(tuple(token_ids), first_token_s, model.last_stats)
+    chosen: GenerationKeywords = {**options, **configuration.options()}
+    with model.stream(prompt, **chosen) as generation:
+        for step in generation:
+            first_token_s = first_token_s or perf_counter() - started
+            token_ids += step.token_ids
+    return Run(tuple(token_ids), first_token_s, generation.stats)

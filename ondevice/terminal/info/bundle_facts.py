@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ondevice.bundle import Bundle
-from ondevice.errors import BundleError
+from ondevice.errors import OndeviceError
 from ondevice.terminal.info.machine_facts import reason_of
 
 
@@ -49,7 +49,7 @@ def _here(bundle: Bundle) -> dict[str, Any]:
         from ondevice.engines.choice import preview
 
         found = preview(bundle)
-    except BundleError as error:
+    except OndeviceError as error:
         return {"engine": {"name": None, "reason": str(error)}, "pack": None}
     except Exception as error:  # numba missing or broken, as without a bundle
         return {"engine": {"name": None, "reason": reason_of(error)}, "pack": None}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import platform
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ondevice import __version__, machine
 from ondevice.engines.simd.pack.cache import pack_sizes
+from ondevice.terminal.versions import version_of
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
-ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
+ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort.engine"}
 """Engines by their modules, which import what they cannot do without."""
 
 MEASURED = ("instruction_set", "memory_bytes_per_s", "dot_product_ops_per_s")
@@ -32,7 +32,7 @@ def this_machine() -> dict[str, Any]:
     return {
         "ondevice": __version__,
         "python": platform.python_version(),
-        "packages": {name: _version(name) or "missing" for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "processor": machine.processor_name(),
         "system": machine.os_name(),
         "physical_cores": machine.physical_cores(),
@@ -64,15 +64,8 @@ def reason_of(error: Exception) -> str:
 
 def _import_obstacle(module: str) -> str | None:
     try:
-        for each in ("ondevice.model", module):
+        for each in ("ondevice.model", "ondevice.jit", module):  # drafters and sampling need numba too
             import_module(each)
     except Exception as error:  # a package for another processor, a cache that cannot be written, ...
         return reason_of(error)
     return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

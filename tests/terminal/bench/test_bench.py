@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from ondevice.options import GenerationKeywords
 from ondevice.terminal.bench import command, runner
 from tests.model_made import write_bundle
 
@@ -57,7 +58,7 @@ def test_a_drafter_never_remembers_the_answer(run, bundle, prompts_file):
 def test_unequal_tokens_fail(run, bundle, prompts_file, monkeypatch):
     real = runner._run
 
-    def run_wrong(model, prompt, configuration, options):
+    def run_wrong(model, prompt, configuration, options: GenerationKeywords):
         return real(model, prompt, configuration, {**options, "seed": len(configuration.drafter)})
 
     monkeypatch.setattr(runner, "_run", run_wrong)

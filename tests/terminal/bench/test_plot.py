@@ -11,7 +11,7 @@ from tests.terminal.bench.test_table import MTP, mtp_run, plain_run
 
 def test_matplotlib_is_optional(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(MissingDependencyError, match=r"ondevice\[bench\]"):
+    with pytest.raises(MissingDependencyError, match=r"ondevice-runtime\[bench\]"):
         plot.check(tmp_path / "speed.png")
 
 

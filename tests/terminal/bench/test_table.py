@@ -25,11 +25,11 @@ def plain_run():
 
 
 def mtp_run(**options):
-    return run_of([Round((1, 2, 3), drafted=2, accepted=2, seconds=0.1), Round((4,), seconds=0.1)], **options)
+    return run_of([Round((1, 2, 3), drafted=2, accepted=2, depth=2, seconds=0.1), Round((4,), seconds=0.1)], **options)
 
 
 def other_run():
-    wrong = [Round((1, 2), drafted=2, accepted=1, seconds=0.1), Round((3, 4), drafted=0, seconds=0.1)]
+    wrong = [Round((1, 2), drafted=2, accepted=1, depth=2, seconds=0.1), Round((3, 4), drafted=0, seconds=0.1)]
     return run_of(wrong, token_ids=(1, 2, 3, 9, 9))
 
 
@@ -55,7 +55,7 @@ def test_a_reply_of_one_token_divides_by_nothing():
 
 
 def test_long_drafts_are_cut_short():
-    run = run_of([Round(tuple(range(9)), drafted=8, accepted=8, seconds=0.1)])
+    run = run_of([Round(tuple(range(9)), drafted=8, accepted=8, depth=8, seconds=0.1)])
     [line] = markdown([Row.of(MTP, [run], [run])]).splitlines()[2:]
     assert "1.00 1.00 1.00 1.00 1.00 1.00 ... |" in line
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_packs_are_counted(run, cache):
 def test_without_numba_the_rest_is_told(reference_bundle, tmp_path):
     """In a process of its own, because numba is imported here long since."""
     code = "import sys; sys.modules['numba'] = None; from ondevice.terminal.main import main; sys.exit(main())"
-    told = {}
+    told: dict[str, Any] = {}
     for words in ((), (reference_bundle,)):
         ended = subprocess.run(
             [sys.executable, "-c", code, "info", *words, "--json"], capture_output=True, text=True, check=False
@@ -94,7 +95,7 @@ def test_a_compiler_that_fails_leaves_the_other_engine(run, monkeypatch):
 def test_a_bundle(run, bundle):
     facts = facts_of(run, bundle, "--verify-hashes")
     assert facts["name"] == "toy-model"
-    assert facts["layers"] == {"all": 1, "sliding": 0, "full": 1, "with_cache": 1}
+    assert facts["layers"] == {"all": 2, "sliding": 1, "full": 1, "with_cache": 2}
     assert facts["drafter"] is None
     assert facts["sources"] == {"target": "someone/toy@abc123"}
     assert facts["bytes"] == sum(facts["files"].values())
@@ -142,7 +143,7 @@ def test_the_states_of_a_pack(run, reference_bundle, cache, monkeypatch):
     assert path.stat().st_size == before["bytes"]
 
     shutil.rmtree(cache)
-    monkeypatch.setattr(pack_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     full = facts_of(run, reference_bundle)["pack"]
     assert full == {**before, "status": "unwritable", "obstacle": f"{cache} has room for 0.0 GB only"}
     assert f"packed at every start, because {full['obstacle']}\n" in run("info", reference_bundle)[1]

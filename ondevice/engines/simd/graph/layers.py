@@ -14,6 +14,9 @@ from ondevice.engines.simd.graph.model import Attention, DecoderLayer, Floats, M
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.manifest import Target
 
+LARGEST_FREQUENCY = 1e6
+"""Of a rotary embedding: real ones are at most 1, and products with positions must stay finite."""
+
 
 @dataclass(frozen=True)
 class CacheOwner:
@@ -214,6 +217,7 @@ class AttentionReader:
         self._expect_rows_of(cast.inputs[0], self._positions)
         found = match.floats(frequencies, 1)
         require(len(found) * 2 == head_dim and head_dim % 32 == 0, f"{value}: a head of {head_dim}")
+        require(bool((np.abs(found) < LARGEST_FREQUENCY).all()), f"{value}: a frequency that is none")
         return found, source
 
     def head_norm(self, value: str, heads: int, head_dim: int) -> tuple[str, Floats]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from ondevice.engines.simd.graph.protobuf import MalformedError, Message
 from ondevice.errors import BundleCorruptError
 
 Bytes = NDArray[np.uint8]
+
+Parsed = TypeVar("Parsed")
 
 _DTYPES: dict[int, type[np.generic]] = {
     1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64,
@@ -71,10 +73,23 @@ def read_graph(path: Path, external: Callable[[str], Bytes]) -> Graph:
     Raises:
         BundleCorruptError: not an ONNX file, or a tensor that its data file has no room for.
     """
+    return _read(path, lambda model: _graph(model, external))
+
+
+def read_nodes(path: Path) -> tuple[Node, ...]:
+    """The nodes of an ONNX file alone, whatever its tensors are.
+
+    Raises:
+        BundleCorruptError: not an ONNX file.
+    """
+    return _read(path, lambda model: tuple(_node(node) for node in model.message(7).messages(1)))
+
+
+def _read(path: Path, parse: Callable[[Message], Parsed]) -> Parsed:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise MalformedError(f"more than {MOST_BYTES} bytes")
-        return _graph(Message(memoryview(path.read_bytes())), external)
+        return parse(Message(memoryview(path.read_bytes())))
     except MalformedError as error:
         raise BundleCorruptError(f"{path} is not a well-formed ONNX file ({error}): export the bundle again") from error
     except OSError as error:

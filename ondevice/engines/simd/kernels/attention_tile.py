@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.jit import intrinsic
+from ondevice.engines.simd.kernels.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.vector import (
     F32,
@@ -42,101 +42,116 @@ AHEAD = 16
 take 1.7 times as long behind 8,192 tokens, for a new page begins every four keys (AMD Zen 4)."""
 
 
-@intrinsic
+@emits(types.void, LITERAL, LITERAL, *[types.int64] * 7)
 def score_tile(
-    typing: Any, bits: Any, keys: Any, query: Any, heads: Any, head_dim: Any, key: Any, stride: Any, out: Any,
+    builder: Any,
+    bits: int,
+    keys: int,
+    query: Any,
+    heads: Any,
+    head_dim: Any,
+    key: Any,
+    stride: Any,
+    out: Any,
     out_stride: Any,
-) -> Any:  # fmt: skip
+) -> None:
     """out[h, j] = q[h] . k[j] for HEADS heads.
 
     Args:
-        bits: of a number in the cache, a literal: 16 or 8.
-        keys: a literal, 1 or 4.
+        bits: of a number in the cache: 16 or 8.
+        keys: of the tile, 1 or 4.
         query: address of float32[heads, head_dim]; missing heads are the last one again.
         heads: 1..HEADS.
         head_dim: a multiple of 32.
         key: address of the first key; the next is `stride` bytes on.
         out: address of the first head's float32[keys]; the next head's is `out_stride` bytes on.
     """
+    size = bits // 8
+    last, width = builder.sub(heads, I64(1)), builder.mul(head_dim, I64(4))
+    numbers = [builder.select(builder.icmp_signed("<", I64(h), last), I64(h), last) for h in range(HEADS)]
+    queries = [builder.add(query, builder.mul(number, width)) for number in numbers]
+    rows = [builder.add(key, builder.mul(stride, I64(j))) for j in range(keys)]
+    following = builder.mul(stride, I64(AHEAD))
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        size, count = bits.literal_value // 8, keys.literal_value
-        _, _, query, heads, head_dim, key, stride, out, out_stride = args
-        last, width = builder.sub(heads, I64(1)), builder.mul(head_dim, I64(4))
-        numbers = [builder.select(builder.icmp_signed("<", I64(h), last), I64(h), last) for h in range(HEADS)]
-        queries = [builder.add(query, builder.mul(number, width)) for number in numbers]
-        rows = [builder.add(key, builder.mul(stride, I64(j))) for j in range(count)]
-        following = builder.mul(stride, I64(AHEAD))
+    def step(index: Any, sums: Vectors) -> Vectors:
+        """32 numbers of a head: in fp16 a cache line of keys."""
+        for row in rows:
+            _prefetch(builder, _pointer(builder, builder.add(row, following), index, 32 * size))
+        for half in range(2):
+            k = [_numbers(builder, size, _pointer(builder, row, index, 32 * size), half) for row in rows]
+            q = [read(builder, _pointer(builder, row, index, 128), VF32, 64 * half) for row in queries]
+            sums = [fused(builder, q[i // keys], k[i % keys], total) for i, total in enumerate(sums)]
+        return sums
 
-        def step(index: Any, sums: Vectors) -> Vectors:
-            """32 numbers of a head: in fp16 a cache line of keys."""
-            for row in rows:
-                _prefetch(builder, _pointer(builder, builder.add(row, following), index, 32 * size))
-            for half in range(2):
-                k = [_numbers(builder, size, _pointer(builder, row, index, 32 * size), half) for row in rows]
-                q = [read(builder, _pointer(builder, row, index, 128), VF32, 64 * half) for row in queries]
-                sums = [fused(builder, q[i // count], k[i % count], total) for i, total in enumerate(sums)]
-            return sums
-
-        zeros = [constant(0.0, VF32)] * (HEADS * count)
-        totals = _sums_of_lanes(builder, accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
-        if bits.literal_value == 8:
-            scales = [read(builder, _pointer(builder, row, head_dim, 1), F32) for row in rows]
-            totals = builder.fmul(totals, _repeated(builder, scales, HEADS))
-        for head in range(HEADS):
-            own = _shuffle(builder, totals, totals, list(range(head * count, (head + 1) * count)))
-            builder.store(own, _pointer(builder, out, out_stride, head), align=4)
-        return context.get_dummy_value()
-
-    return types.void(bits, keys, *[types.int64] * 7), generate
+    zeros = [constant(0.0, VF32)] * (HEADS * keys)
+    totals = sums_of_lanes(builder, accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
+    if bits == 8:
+        scales = [read(builder, _pointer(builder, row, head_dim, 1), F32) for row in rows]
+        totals = builder.fmul(totals, _repeated(builder, scales, HEADS))
+    for head in range(HEADS):
+        own = _shuffle(builder, totals, totals, list(range(head * keys, (head + 1) * keys)))
+        builder.store(own, _pointer(builder, out, out_stride, head), align=4)
 
 
-@intrinsic
+@emits(types.void, LITERAL, LITERAL, *[types.int64] * 6)
 def mix_tile(
-    typing: Any, bits: Any, width: Any, weight: Any, weight_stride: Any, value: Any, stride: Any, count: Any, out: Any
-) -> Any:
+    builder: Any,
+    bits: int,
+    width: int,
+    weight: Any,
+    weight_stride: Any,
+    value: Any,
+    stride: Any,
+    count: Any,
+    out: Any,
+) -> None:
     """out[h] += sum over j of weight[h, j] * value[j], in the order of j, for HEADS heads.
 
     Args:
-        bits: of a number in the cache, a literal: 16 or 8; the scales of the latter are in the weights.
-        width: vectors of 16 numbers, a literal.
+        bits: of a number in the cache: 16 or 8; the scales of the latter are in the weights.
+        width: vectors of 16 numbers, 1 or 4.
         weight: address of the first head's float32[count]; the next head's is `weight_stride` bytes on.
         value: address of the first value; the next is `stride` bytes on.
         count: of values, at least 1.
         out: address of the first head's float32[width, 16]; the next head's is `weight_stride` bytes on.
     """
+    size = bits // 8
+    weights = [builder.add(weight, builder.mul(weight_stride, I64(head))) for head in range(HEADS)]
+    targets = [
+        builder.gep(_pointer(builder, out, weight_stride, head), [I64(64 * part)], source_etype=I8)
+        for head in range(HEADS)
+        for part in range(width)
+    ]
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        size, vectors = bits.literal_value // 8, width.literal_value
-        _, _, weight, weight_stride, value, stride, count, out = args
-        weights = [builder.add(weight, builder.mul(weight_stride, I64(head))) for head in range(HEADS)]
-        targets = [
-            builder.gep(_pointer(builder, out, weight_stride, head), [I64(64 * part)], source_etype=I8)
-            for head in range(HEADS)
-            for part in range(vectors)
-        ]
+    def step(index: Any, sums: Vectors) -> Vectors:
+        row = _pointer(builder, value, index, stride)
+        following = _pointer(builder, value, builder.add(index, I64(AHEAD)), stride)
+        for line in range(0, 16 * size * width, 64):
+            _prefetch(builder, following, line)
+        v = [_numbers(builder, size, row, part) for part in range(width)]
+        w = [splat(builder, read(builder, _pointer(builder, at, index, 4), F32), LANES) for at in weights]
+        return [fused(builder, w[i // width], v[i % width], total) for i, total in enumerate(sums)]
 
-        def step(index: Any, sums: Vectors) -> Vectors:
-            row = _pointer(builder, value, index, stride)
-            following = _pointer(builder, value, builder.add(index, I64(AHEAD)), stride)
-            for line in range(0, 16 * size * vectors, 64):
-                _prefetch(builder, following, line)
-            v = [_numbers(builder, size, row, part) for part in range(vectors)]
-            w = [splat(builder, read(builder, _pointer(builder, at, index, 4), F32), LANES) for at in weights]
-            return [fused(builder, w[i // vectors], v[i % vectors], total) for i, total in enumerate(sums)]
-
-        sums = [builder.load(target, typ=VF32, align=4) for target in targets]
-        for total, target in zip(accumulate(builder, count, sums, step), targets, strict=True):
-            builder.store(total, target, align=4)
-        return context.get_dummy_value()
-
-    return types.void(bits, width, *[types.int64] * 6), generate
+    sums = [builder.load(target, typ=VF32, align=4) for target in targets]
+    for total, target in zip(accumulate(builder, count, sums, step), targets, strict=True):
+        builder.store(total, target, align=4)
 
 
-def _sums_of_lanes(builder: Any, vectors: Vectors) -> Any:
-    """One vector with the sum of each of 4 or 16: what `vector.sum_lanes` gives, in a third of the instructions.
+def sums_of_lanes(builder: Any, vectors: Vectors) -> Any:
+    """One vector with the sum of the lanes of each of 4 or 16: lane i is what `vector.sum_lanes` gives for vector i.
 
-    Two vectors share an addition as soon as no lane of it is idle.
+    As there, a vector becomes its sum in four additions of lanes that are 8, 4, 2 and 1 apart. Two vectors share an
+    addition as soon as they fill it: a third of the instructions. An example, where a to d are four vectors and every
+    line defines them anew:
+
+        8 apart: a = [a0 .. a7] + [a8 .. a15], and so b, c, d
+        4 apart: a = [a0 a1 a2 a3] + [a4 a5 a6 a7], and so b, c, d
+        2 apart: ab = [a0 a1 b0 b1] + [a2 a3 b2 b3], and so cd
+        1 apart: [a0 b0 c0 d0] + [a1 b1 c1 d1], the four sums
+
+    Sixteen vectors, a to p, share all additions, which have 16 lanes: 8 + 4 + 2 + 1 of them. Pieces of 4 lanes keep
+    their place in the last two, so the sums come as a e i m, b f j n, c g k o, d h l p: the shuffle at the end puts
+    them in order, by `owners`, the vector that each lane belongs to.
     """
     owners, width = [[i] * LANES for i in range(len(vectors))], len(vectors)
     for distance in (8, 4, 2, 1):

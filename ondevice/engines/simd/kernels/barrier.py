@@ -1,4 +1,4 @@
-"""Where the threads of a forward wait for one another."""
+"""The barrier of a forward's threads: an int64 that counts arrivals, and the loops in which threads wait for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import fetch_add, pause, read_shared
 
 _SPINS = 4_000
-"""Looks before a thread goes to sleep: about 0.1 ms, longer than threads of an idle machine drift apart."""
+"""Reads of the counter before a thread naps: about 0.1 ms, longer than threads of an idle machine drift apart."""
 
-_LINGER = 20_000
-"""Looks for the next plan before a thread goes to sleep: about 0.5 ms, in which tokens are chosen and drafts begun."""
+_SPINS_FOR_NEXT = 20_000
+"""Reads of the counter before an idle thread sleeps: about 0.5 ms, in which tokens are chosen and drafts begun."""
 
 _WINDOWS = sys.platform == "win32"
 _nap: Any = types.ExternalFunction("Sleep" if _WINDOWS else "usleep", types.int32(types.uint32))
@@ -23,13 +23,13 @@ _LENGTH = np.uint32(0 if _WINDOWS else 20)
 """Microseconds; on Windows milliseconds, where none means to offer the core.
 
 A nap frees the core for the thread that is waited for: two threads that the system has put on one core, as it does
-when others are busy, took 6 ms to meet with sched_yield. And a thread that wakes up is given an idle core.
+when others are busy, took 6 ms for a barrier with sched_yield. And a thread that wakes up is given an idle core.
 """
 
 
 @kernel
-def meet(counter: int, target: int) -> None:
-    """Wait until `target` threads have come since the counter was made; it only ever grows, so nothing is reset."""
+def wait_for_all(counter: int, target: int) -> None:
+    """Count this thread's arrival, then wait until there are `target` arrivals; the count is never reset."""
     fetch_add(counter, np.int64(1))
     spins = 0
     while read_shared(counter) < target:
@@ -41,15 +41,15 @@ def meet(counter: int, target: int) -> None:
 
 
 @kernel
-def linger(counter: int, beyond: int) -> None:
-    """Wait until more than `beyond` threads have come, but not for long: whoever sleeps takes 0.1 ms to wake up."""
+def spin_for_next(counter: int, beyond: int) -> None:
+    """Spin for up to 0.5 ms until there are more than `beyond` arrivals: a sleeping thread takes 0.1 ms to wake up."""
     spins = 0
-    while read_shared(counter) <= beyond and spins < _LINGER:
+    while read_shared(counter) <= beyond and spins < _SPINS_FOR_NEXT:
         spins += 1
         pause()
 
 
 @kernel
 def claim(counter: int, size: int) -> Any:
-    """Take the next `size` units of a step; what a slower core leaves, a faster one takes."""
+    """Claim the next `size` units of a step, and return the first one's number: faster cores claim more."""
     return fetch_add(counter, np.int64(size))

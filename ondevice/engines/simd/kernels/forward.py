@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.barrier import meet
+from ondevice.engines.simd.kernels.barrier import wait_for_all
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import write_i64
-from ondevice.engines.simd.kernels.steps import (
+from ondevice.engines.simd.kernels.step_layouts import (
     ATTEND,
     CANDIDATE_LOGITS,
-    CENTROIDS,
+    CENTROID_SCORES,
     EMBED,
     GATED,
     HEAD,
@@ -19,9 +19,11 @@ from ondevice.engines.simd.kernels.steps import (
     RESIDUAL,
     SELECT,
     SHORTLIST,
+)
+from ondevice.engines.simd.kernels.steps import (
     attend_share,
     candidate_logits,
-    centroids,
+    centroid_scores,
     embed,
     gated_share,
     head,
@@ -43,39 +45,39 @@ def run(  # noqa: PLR0912 - numba has no jump table
     """One thread's share of every step.
 
     Args:
-        plan: int64[steps, WIDTH].
+        plan: int64[steps, WIDTH], see `step_layouts`.
         state: int64, see `slots`.
         counter: address of COUNTER_BYTES, at first zeros.
         before: steps that were run with this counter before.
         scratch: address of this thread's working memory.
     """
     for i in range(len(plan)):
-        step = plan[i]
-        kind = step[0]
+        words = plan[i]
+        kind = words[0]
         claims = counter + 64 + 64 * ((before + i) % 2)
-        if thread == 0:  # nobody looks at the next step's before the barrier between
+        if thread == 0:  # the other counter is unused until the barrier below
             write_i64(counter + 64 + 64 * ((before + i + 1) % 2), np.int64(0))
         if kind == PROJECT:
-            project_share(step, state, threads, claims)
+            project_share(words, state, threads, claims)
         elif kind == GATED:
-            gated_share(step, state, threads, claims, scratch)
+            gated_share(words, state, threads, claims, scratch)
         elif kind == RESIDUAL:
-            residual(step, state, thread, threads)
+            residual(words, state, thread, threads)
         elif kind == HEAD:
-            head(step, state, thread, threads, scratch)
+            head(words, state, thread, threads, scratch)
         elif kind == ATTEND:
-            attend_share(step, state, thread, threads, claims)
+            attend_share(words, state, thread, threads, claims)
         elif kind == EMBED:
-            embed(step, state, thread, threads)
+            embed(words, state, thread, threads)
         elif kind == PER_LAYER:
-            per_layer(step, state, thread, threads)
+            per_layer(words, state, thread, threads)
         elif kind == SELECT:
-            select(step, state, thread, threads)
-        elif kind == CENTROIDS:
-            centroids(step, state, thread, threads)
+            select(words, state, thread, threads)
+        elif kind == CENTROID_SCORES:
+            centroid_scores(words, state, thread, threads)
         elif kind == SHORTLIST:
             if thread == 0:
-                shortlist(step)
+                shortlist(words)
         elif kind == CANDIDATE_LOGITS:
-            candidate_logits(step, state, thread, threads)
-        meet(counter, (before + i + 1) * threads)
+            candidate_logits(words, state, thread, threads)
+        wait_for_all(counter, (before + i + 1) * threads)

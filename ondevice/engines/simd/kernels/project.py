@@ -2,100 +2,127 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any, NamedTuple
+
 import numpy as np
+from numba import types
 
 from ondevice.engines.simd.kernels.functions import gelu, tanh
-from ondevice.engines.simd.kernels.jit import kernel
+from ondevice.engines.simd.kernels.jit import LITERAL, emits, kernel
 from ondevice.engines.simd.kernels.quantize import activation_address, quantize_block
 from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, MOST_ROWS, TILE, tile_product
-from ondevice.engines.simd.kernels.vector import full, load, store
+from ondevice.engines.simd.kernels.vector import I64, full, load, store
 
 SCRATCH_BYTES = MOST_ROWS * 4 * TILE * 4
 """Per thread: four tiles of eight rows."""
 
 
-@kernel
-def product4(rows: int, weights: int, scales: int, records: int, blocks: int, out: int, stride: int) -> None:
-    """`tile_product` of 4-bit weights for 1..8 rows."""
-    if rows == 1:
-        tile_product(4, 1, weights, scales, records, blocks, out, stride)
-    elif rows == 2:
-        tile_product(4, 2, weights, scales, records, blocks, out, stride)
-    elif rows == 3:
-        tile_product(4, 3, weights, scales, records, blocks, out, stride)
-    elif rows == 4:
-        tile_product(4, 4, weights, scales, records, blocks, out, stride)
-    elif rows == 5:
-        tile_product(4, 5, weights, scales, records, blocks, out, stride)
-    elif rows == 6:
-        tile_product(4, 6, weights, scales, records, blocks, out, stride)
-    elif rows == 7:
-        tile_product(4, 7, weights, scales, records, blocks, out, stride)
-    else:
-        tile_product(4, 8, weights, scales, records, blocks, out, stride)
+class PackedMatrix(NamedTuple):
+    """A quantised matrix, as `pack` writes it: tiles of 16 rows, each with `blocks` blocks of 32 weights in a row."""
+
+    bits: int
+    """Of a weight: 4 or 8."""
+    weights: int
+    """Address of the first tile's; 16 * 4 * bits bytes per block, the layout is in `tile`."""
+    scales: int
+    """Address of the first tile's: fp16[tile][block][16]."""
+    blocks: int
+    """Of a row: its weights / 32."""
 
 
-@kernel
-def product8(rows: int, weights: int, scales: int, records: int, blocks: int, out: int, stride: int) -> None:
-    """`tile_product` of 8-bit weights for 1..8 rows."""
-    if rows == 1:
-        tile_product(8, 1, weights, scales, records, blocks, out, stride)
-    elif rows == 2:
-        tile_product(8, 2, weights, scales, records, blocks, out, stride)
-    elif rows == 3:
-        tile_product(8, 3, weights, scales, records, blocks, out, stride)
-    elif rows == 4:
-        tile_product(8, 4, weights, scales, records, blocks, out, stride)
-    elif rows == 5:
-        tile_product(8, 5, weights, scales, records, blocks, out, stride)
-    elif rows == 6:
-        tile_product(8, 6, weights, scales, records, blocks, out, stride)
-    elif rows == 7:
-        tile_product(8, 7, weights, scales, records, blocks, out, stride)
-    else:
-        tile_product(8, 8, weights, scales, records, blocks, out, stride)
+class Activations(NamedTuple):
+    """Quantised rows that are multiplied with a matrix, as wide as its rows."""
+
+    address: int
+    """Of all rows', in groups of up to MOST_ROWS rows: see `quantize`."""
+    rows: int
 
 
-@kernel
-def product(
-    bits: int, tile: int, rows: int, weights: int, scales: int, records: int, blocks: int, out: int, stride: int
+class FloatRows(NamedTuple):
+    """Rows of float32."""
+
+    address: int
+    stride: int
+    """Bytes to the next row."""
+
+
+class QuantizedRows(NamedTuple):
+    """Where quantised rows go, as many as there are activations."""
+
+    address: int
+    """Of all rows', in groups of up to MOST_ROWS rows: see `quantize`."""
+    blocks: int
+    """Of a row: its numbers / 32."""
+    zero: int
+    """The code of a zero weight in the matrix that reads them."""
+
+
+@emits(types.void, LITERAL, *[types.int64] * 7)
+def product_of_rows(
+    builder: Any, bits: int, rows: Any, weights: Any, scales: Any, activations: Any, blocks: Any, out: Any, stride: Any
 ) -> None:
-    """Tile `tile` of a packed matrix of `bits` times 1..8 rows."""
-    scales += tile * blocks * 2 * TILE
-    if bits == 4:
-        product4(rows, weights + tile * blocks * 16 * TILE, scales, records, blocks, out, stride)
-    else:
-        product8(rows, weights + tile * blocks * 32 * TILE, scales, records, blocks, out, stride)
+    """`tile_product` for a number of rows, 1..MOST_ROWS, that is known only when the kernel runs: a switch over it."""
+    emit = inspect.unwrap(tile_product)  # the function that emits its code
+    cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MOST_ROWS + 1)]
+    after = builder.append_basic_block("after")
+    switch = builder.switch(rows, cases[-1])
+    for number, case in enumerate(cases, 1):
+        if case is not cases[-1]:
+            switch.add_case(I64(number), case)
+        builder.position_at_end(case)
+        emit(builder, bits, number, weights, scales, activations, blocks, out, stride)
+        builder.branch(after)
+    builder.position_at_end(after)
 
 
 @kernel
-def project(
-    bits: int,
-    start: int,
-    stop: int,
-    rows: int,
-    weights: int,
-    scales: int,
-    records: int,
-    blocks: int,
-    out: int,
-    stride: int,
-    cap: float,
-) -> None:
-    """Tiles start..stop of out[rows, n], float32; with a cap > 0, cap * tanh(out / cap)."""
+def product4(rows: int, weights: int, scales: int, activations: int, blocks: int, out: int, stride: int) -> None:
+    """`tile_product` of 4-bit weights."""
+    product_of_rows(4, rows, weights, scales, activations, blocks, out, stride)
+
+
+@kernel
+def product8(rows: int, weights: int, scales: int, activations: int, blocks: int, out: int, stride: int) -> None:
+    """`tile_product` of 8-bit weights."""
+    product_of_rows(8, rows, weights, scales, activations, blocks, out, stride)
+
+
+@kernel
+def product(matrix: PackedMatrix, tile: int, rows: int, activations: int, out: int, stride: int) -> None:
+    """out[r, n] = row n of one tile . row r of the activations, for 1..MOST_ROWS rows.
+
+    Args:
+        tile: number of the tile in its matrix.
+        rows: of activations.
+        activations: address of these rows' group.
+        out: address of float32[rows, 16].
+        stride: bytes from a row of `out` to the next.
+    """
+    weights = matrix.weights + tile * matrix.blocks * 4 * TILE * matrix.bits
+    scales = matrix.scales + tile * matrix.blocks * 2 * TILE
+    if matrix.bits == 4:
+        product4(rows, weights, scales, activations, matrix.blocks, out, stride)
+    else:
+        product8(rows, weights, scales, activations, matrix.blocks, out, stride)
+
+
+@kernel
+def project(matrix: PackedMatrix, activations: Activations, out: FloatRows, cap: float, start: int, stop: int) -> None:
+    """Tiles start..stop of matrix times activations, float32[rows, n]; with a cap > 0, cap * tanh(product / cap)."""
     for tile in range(start, stop):
-        for first in range(0, rows, MOST_ROWS):
-            members = min(MOST_ROWS, rows - first)
-            at = out + first * stride + tile * 4 * TILE
-            product(
-                bits, tile, members, weights, scales, records + first * blocks * ACTIVATION_BYTES, blocks, at, stride
-            )
+        for first in range(0, activations.rows, MOST_ROWS):
+            members = min(MOST_ROWS, activations.rows - first)
+            group = activations.address + first * matrix.blocks * ACTIVATION_BYTES
+            at = out.address + first * out.stride + tile * 4 * TILE
+            product(matrix, tile, members, group, at, out.stride)
             if cap > 0:
-                softcap(at, stride, members, cap)
+                softcap(at, out.stride, members, cap)
 
 
 @kernel
 def softcap(out: int, stride: int, rows: int, cap: float) -> None:
+    """cap * tanh(x / cap) in place, for float32[rows, 16] at `stride` bytes."""
     inverse = np.float32(1.0) / cap
     for row in range(rows):
         at = out + row * stride
@@ -104,42 +131,33 @@ def softcap(out: int, stride: int, rows: int, cap: float) -> None:
 
 @kernel
 def gated(
-    bits: int,
+    matrix: PackedMatrix,
+    activations: Activations,
+    factor: FloatRows,
+    out: QuantizedRows,
+    scratch: int,
     start: int,
     stop: int,
-    units: int,
-    rows: int,
-    weights: int,
-    scales: int,
-    records: int,
-    blocks: int,
-    out: int,
-    zero: int,
-    factor: int,
-    factor_stride: int,
-    scratch: int,
 ) -> None:
     """Units start..stop of gelu(gate) * up, quantised: a unit is a block of 32 outputs.
 
     Args:
-        units: of the whole matrix: the blocks of `out`.
-        out: address of records for `rows` rows.
-        zero: of the matrix that reads `out`.
-        factor: 0 where the matrix holds two tiles of gate, then two of up, for each unit; else it holds gate alone
-            and this is the address of the other factor, float32[rows, 32 * units] at `factor_stride` bytes.
-        scratch: SCRATCH_BYTES of this thread.
+        matrix: two tiles of gate, then two of up, for each unit; or gate alone.
+        factor: where the matrix is gate alone, what takes the place of up: [rows, 32 * out.blocks]; else its address
+            is 0.
+        scratch: address of SCRATCH_BYTES of this thread.
     """
     stride = 4 * TILE * 4
-    tiles = 2 if factor else 4
+    tiles = 2 if factor.address else 4
     for unit in range(start, stop):
-        for first in range(0, rows, MOST_ROWS):
-            members = min(MOST_ROWS, rows - first)
-            group = records + first * blocks * ACTIVATION_BYTES
+        for first in range(0, activations.rows, MOST_ROWS):
+            members = min(MOST_ROWS, activations.rows - first)
+            group = activations.address + first * matrix.blocks * ACTIVATION_BYTES
             for i in range(tiles):
-                at = scratch + i * 4 * TILE
-                product(bits, tiles * unit + i, members, weights, scales, group, blocks, at, stride)
+                product(matrix, tiles * unit + i, members, group, scratch + i * 4 * TILE, stride)
             for row in range(members):
                 gate = scratch + row * stride
-                up = factor + (first + row) * factor_stride + unit * 128 if factor else gate + 128
+                up = factor.address + (first + row) * factor.stride + unit * 128 if factor.address else gate + 128
                 low, high = gelu(load(gate)) * load(up), gelu(load(gate + 64)) * load(up + 64)
-                quantize_block(low, high, zero, activation_address(out, first + row, rows, unit, units))
+                to = activation_address(out.address, first + row, activations.rows, unit, out.blocks)
+                quantize_block(low, high, out.zero, to)

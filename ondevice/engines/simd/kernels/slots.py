@@ -1,35 +1,51 @@
-"""What changes from forward to forward: an int64 array that kernels read while the plan stays as it is."""
+"""What changes from forward to forward, as int64 arrays that kernels read while the plan stays as it is.
+
+A forward has one array of slots. Each of its sequences has a record: its rows, its tree, and where its caches lie. The
+rows of a sequence lie side by side in both row sets, in the order of the records. Where something is told for each kind
+of attention, full attention comes first, then sliding attention.
+"""
 
 from __future__ import annotations
 
 ALL, WANTED = 0, 1
-"""Slots with row counts, and at the same time the two sets of rows a step can run on: all new rows, or the wanted."""
+"""Row counts of the forward, and at the same time the two row sets a step can run on: all new rows, or the wanted."""
 
+# a forward's slots
 WANTED_ROWS = 2
-"""Address of int64[R]: which rows are wanted."""
+"""Address of int64[R]: which of all rows are wanted."""
 TOKENS = 3
 """Address of int64[T]."""
-LENGTH = 4
-"""Committed cache positions."""
-PATHS = 5
-"""Address of int64[T, PATH_WIDTH]: the row at each depth below the cache on the way to a row; 0 for a chain."""
-PATH_WIDTH = 6
-LINE_MEMORY, LINE_STRIDE = 7, 8
-"""Address of attention's working memory, and bytes from a line of it to the next."""
-LOGITS, HIDDEN = 9, 10
-"""Addresses of float32[R, stride]."""
-CANDIDATES = 11
-"""Address of int64[C]: what a drafter step answers."""
-KINDS = 12
-"""From here on, KIND_SLOTS for full attention, then as many for sliding attention."""
-KIND_SLOTS = 5
-FIRST, STOP = 0, 1
-"""Addresses of int64[T]: the positions start..stop-1 that a row sees."""
-COSINES, SINES = 2, 3
-"""Addresses of float32[T, head_dim / 2]."""
-BASE = 4
-"""The position of the cache's first row."""
-CACHE_BITS = KINDS + 2 * KIND_SLOTS
+STOP = 4
+"""Address of int64[T]: the position behind the last one that a row sees."""
+WINDOW = 5
+"""Two slots, one for each kind: how many positions a row sees, if there are so many."""
+COSINES, SINES = 7, 9
+"""Addresses of float32[T, head_dim / 2], two slots each, one for each kind."""
+ROTARY_STRIDE = 11
+"""Bytes from a row of cosines, or of sines, to the next."""
+SEQUENCES, SEQUENCE_COUNT = 12, 13
+"""Address of int64[S], the addresses of the sequences' records, and S."""
+CACHE_BITS = 14
 """Of a number in the caches: 16 or 8."""
-CACHES = CACHE_BITS + 1
+SCRATCH, SCRATCH_STRIDE = 15, 16
+"""Address of attention's working memory, and bytes of it for each pair of a row and a head: `attention.Scratch`."""
+LOGITS, HIDDEN = 17, 18
+"""Addresses of float32[R, stride]; in a draft step, float32[C] and the drafter's own hidden state."""
+CANDIDATES, NEXT_HIDDEN = 19, 20
+"""Addresses of int64[C] and float32[H]: what a draft step answers."""
+SLOTS = 21
+
+# a sequence's record
+FIRST_ROW = 0
+"""From here on, the sequence's first row in each of the two row sets."""
+ROW_COUNT = 2
+"""From here on, how many rows it has in each of them."""
+LENGTH = 4
+"""Committed tokens."""
+PATHS, PATH_WIDTH = 5, 6
+"""Address of int64[rows, PATH_WIDTH]: the row at each depth below the cache on the way to a row, counted from the
+sequence's first row; 0 for a chain."""
+BASE = 7
+"""From here on, the position of the first row of its caches, for each kind."""
+CACHES = 9
 """From here on, addresses of each layer's keys and values."""

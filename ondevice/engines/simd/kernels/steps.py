@@ -1,43 +1,77 @@
-"""The kinds of step a plan is made of. A step is a row of int64: its kind, then its arguments.
+"""One function for each kind of step in a plan: a thread's share of it.
 
-Arguments are addresses, sizes, slots of the forward's state, and the bits of float32 numbers. Every step shares its
-work among the threads; `ondevice.engines.simd.plan` says what the arguments are.
+`step_layouts` has the fields of each kind, with their shapes. `words` is a step's row of the plan, int64[WIDTH];
+`state` are the forward's slots; `claims` is the address of the int64 from which threads claim the units of the step.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention import LINES, ROWS, Cache, Lines, Output, Queries, Rows, attend, source_row
+from ondevice.engines.simd.kernels.attention import (
+    PAIRS,
+    ROWS,
+    KVHead,
+    Output,
+    Queries,
+    RowGroup,
+    Scratch,
+    attend,
+    read_sequence,
+    sequence_of,
+    source_row,
+)
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.barrier import claim
 from ondevice.engines.simd.kernels.heads import head_bytes, rotated_head, to_cache
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import add_normed, norm, norm_quantize_row, quantize_row
-from ondevice.engines.simd.kernels.project import gated, project
+from ondevice.engines.simd.kernels.project import (
+    Activations,
+    FloatRows,
+    PackedMatrix,
+    QuantizedRows,
+    gated,
+    project,
+)
 from ondevice.engines.simd.kernels.slots import (
-    BASE,
+    ALL,
     CACHE_BITS,
     CACHES,
     CANDIDATES,
     COSINES,
-    KIND_SLOTS,
-    KINDS,
-    LENGTH,
-    LINE_MEMORY,
-    LINE_STRIDE,
+    FIRST_ROW,
+    LOGITS,
+    ROTARY_STRIDE,
+    ROW_COUNT,
+    SCRATCH,
+    SCRATCH_STRIDE,
+    SEQUENCE_COUNT,
+    SEQUENCES,
     SINES,
     TOKENS,
+    WANTED,
+)
+from ondevice.engines.simd.kernels.step_layouts import (
+    Attend,
+    CandidateLogits,
+    CentroidScores,
+    Embed,
+    Gated,
+    Head,
+    PerLayer,
+    Project,
+    Residual,
+    Select,
+    Shortlist,
+    read_step,
 )
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import full, load, store
 
-EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT, CENTROIDS, SHORTLIST, CANDIDATE_LOGITS = range(11)
 CLAIMS = 8
 """Parts of each thread's share of a projection: small enough to even out, large enough to be read as one stream."""
-WIDTH = 16
-"""int64 in a step."""
 
 
 @kernel
@@ -47,50 +81,60 @@ def first_unit(units: int, thread: int, threads: int) -> int:
 
 
 @kernel
-def embed(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    out, out_stride, codes, scales = step[1], step[2], step[3], step[4]
-    half, bits, width, factor = step[5], step[6], step[7], bits_float(np.int32(step[8]))
-    rows = state[0]
+def embed(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """out[row] = table[tokens[row]] * factor, float32[width], for all rows of the forward."""
+    step = read_step(Embed, words)
+    factor = bits_float(np.int32(step.factor))
+    rows = state[ALL]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         token = read_i64(state[TOKENS] + 8 * row)
-        read_row(codes, scales, half, bits, token, width, factor, out + row * out_stride)
+        out = step.out + row * step.out_stride
+        read_row(step.codes, step.scales, step.half, step.bits, token, step.width, factor, out)
 
 
 @kernel
-def residual(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    row_set, h, width, eps = step[1], step[2], step[3], bits_float(np.int32(step[4]))
-    x, weight, scalar = step[5], step[6], step[7]
-    next_weight, out_slot, records, zero = step[8], step[9], step[10], step[11]
-    rows = state[row_set]
+def residual(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """h = (h + norm(x)) * scalar, float32[rows, width], in place; then activations = quantised norm(h), or quantised h.
+
+    Without an x, h stays as it is. With an `out_slot`, the rows that are quantised also go to the address there.
+    """
+    step = read_step(Residual, words)
+    width, activations, zero, eps = step.width, step.activations, step.zero, bits_float(np.int32(step.eps))
+    rows = state[step.row_set]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
-        at = h + 4 * row * width
-        if x:
-            add_normed(at, x + 4 * row * width, weight, scalar, width, eps)
-        if out_slot:
-            out = state[out_slot] + 4 * row * width
-            norm(at, next_weight, out, width, eps)
-            quantize_row(out, records, row, rows, width, zero)
-        elif next_weight:
-            norm_quantize_row(at, next_weight, records, row, rows, width, zero, eps)
-        elif records:
-            quantize_row(at, records, row, rows, width, zero)
+        at = step.h + 4 * row * width
+        if step.x:
+            add_normed(at, step.x + 4 * row * width, step.weight, step.scalar, width, eps)
+        if step.out_slot:
+            out = state[step.out_slot] + 4 * row * width
+            norm(at, step.next_weight, out, width, eps)
+            quantize_row(out, activations, row, rows, width, zero)
+        elif step.next_weight:
+            norm_quantize_row(at, step.next_weight, activations, row, rows, width, zero, eps)
+        elif activations:
+            quantize_row(at, activations, row, rows, width, zero)
 
 
 @kernel
-def per_layer(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    context, layers, size, eps = step[1], step[2], step[3], bits_float(np.int32(step[4]))
-    weight, codes, scales, half, bits = step[5], step[6], step[7], step[8], step[9]
-    context_factor = full(bits_float(np.int32(step[10])))
-    row_factor, factor = bits_float(np.int32(step[11])), full(bits_float(np.int32(step[12])))
-    own, width = step[13] + 4 * thread * layers * size, layers * size
-    rows = state[0]
+def per_layer(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """context = (norm(context * context_factor) + table[tokens] * row_factor) * factor, float32[rows, layers, size].
+
+    In place, for all rows of the forward. The norm is over the `size` numbers of a layer.
+    """
+    step = read_step(PerLayer, words)
+    layers, size, eps = step.layers, step.size, bits_float(np.int32(step.eps))
+    context_factor, factor = full(bits_float(np.int32(step.context_factor))), full(bits_float(np.int32(step.factor)))
+    row_factor = bits_float(np.int32(step.row_factor))
+    own, width = step.scratch + 4 * thread * layers * size, layers * size
+    rows = state[ALL]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
-        read_row(codes, scales, half, bits, read_i64(state[TOKENS] + 8 * row), width, row_factor, own)
-        at = context + 4 * row * width
+        token = read_i64(state[TOKENS] + 8 * row)
+        read_row(step.codes, step.scales, step.half, step.bits, token, width, row_factor, own)
+        at = step.context + 4 * row * width
         for i in range(0, 4 * width, 64):
             store(at + i, load(at + i) * context_factor)
         for layer in range(layers):
-            norm(at + 4 * layer * size, weight, at + 4 * layer * size, size, eps)
+            norm(at + 4 * layer * size, step.weight, at + 4 * layer * size, size, eps)
         for i in range(0, 4 * width, 64):
             store(at + i, (load(at + i) + load(own + i)) * factor)
 
@@ -102,124 +146,176 @@ def claim_size(units: int, threads: int) -> int:
 
 
 @kernel
-def project_share(step: np.ndarray, state: np.ndarray, threads: int, claims: int) -> None:
-    row_set, bits, weights, scales, records, blocks, tiles = (
-        step[1], step[2], step[3], step[4], step[5], step[6], step[7],
-    )  # fmt: skip
-    out, out_slot, stride, cap = step[8], step[9], step[10], bits_float(np.int32(step[11]))
-    if out_slot:
-        out = state[out_slot]
+def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int) -> None:
+    """out = softcap(activations @ matrix.T), float32[rows, 16 * tiles], of int8 activations and an int4 or int8 matrix.
+
+    Threads claim tiles of 16 outputs.
+    """
+    step = read_step(Project, words)
+    row_set, bits, weights, scales = step.row_set, step.bits, step.weights, step.scales
+    records, blocks, tiles = step.activations, step.blocks, step.tiles
+    stride, cap = step.stride, bits_float(np.int32(step.cap))
+    out = state[step.out_slot] if step.out_slot else step.out
     size = claim_size(tiles, threads)
     start = claim(claims, size)
     while start < tiles:
         stop = min(start + size, tiles)
-        project(bits, start, stop, state[row_set], weights, scales, records, blocks, out, stride, cap)
+        project(
+            PackedMatrix(bits, weights, scales, blocks),
+            Activations(records, state[row_set]),
+            FloatRows(out, stride),
+            cap,
+            start,
+            stop,
+        )
         start = claim(claims, size)
 
 
 @kernel
-def gated_share(step: np.ndarray, state: np.ndarray, threads: int, claims: int, scratch: int) -> None:
-    row_set, bits, weights, scales, records, blocks, units = (
-        step[1], step[2], step[3], step[4], step[5], step[6], step[7],
-    )  # fmt: skip
-    out, zero, factor, stride = step[8], step[9], step[10], step[11]
-    rows = state[row_set]
+def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int, scratch: int) -> None:
+    """out = gelu(activations @ gate.T) * up, quantised, int8[rows, 32 * units]; up = activations @ up.T, or `factor`.
+
+    Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
+    """
+    step = read_step(Gated, words)
+    row_set, bits, weights, scales = step.row_set, step.bits, step.weights, step.scales
+    records, blocks, units = step.activations, step.blocks, step.units
+    out, zero, factor, stride = step.out, step.zero, step.factor, step.factor_stride
     size = claim_size(units, threads)
     start = claim(claims, size)
     while start < units:
         stop = min(start + size, units)
-        gated(bits, start, stop, units, rows, weights, scales, records, blocks, out, zero, factor, stride, scratch)
+        gated(
+            PackedMatrix(bits, weights, scales, blocks),
+            Activations(records, state[row_set]),
+            FloatRows(factor, stride),
+            QuantizedRows(out, units, zero),
+            scratch,
+            start,
+            stop,
+        )
         start = claim(claims, size)
 
 
 @kernel
-def head(step: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
-    row_set, x, stride, query_heads, kv_heads, size = step[1], step[2], step[3], step[4], step[5], step[6]
-    query_norm, key_norm, value_norm, value = step[7], step[8], step[9], step[10]
-    kind, cache, eps = KINDS + step[11] * KIND_SLOTS, CACHES + step[12], bits_float(np.int32(step[13]))
+def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
+    """query = rotate(norm(query)) in place; rotate(norm(key)) and norm(value) go to a row of the sequence's cache.
+
+    A unit is a head of a row, float32[size]. Keys and values are left out where the layer reads another layer's cache.
+    `scratch` is the address of this thread's float32[size].
+    """
+    step = read_step(Head, words)
+    row_set, x, stride, size = step.row_set, step.x, step.stride, step.size
+    query_heads, kv_heads, key_norm = step.query_heads, step.kv_heads, step.key_norm
+    kind, cache, eps = step.kind, CACHES + step.cache, bits_float(np.int32(step.eps))
     units = query_heads + (kv_heads if key_norm else 0)
     for unit in range(
         first_unit(state[row_set] * units, thread, threads), first_unit(state[row_set] * units, thread + 1, threads)
     ):
         row, number = unit // units, unit % units
         at = x + row * stride + 4 * number * size
-        turn = 2 * source_row(state, row_set, row) * size
-        cosines, sines = state[kind + COSINES] + turn, state[kind + SINES] + turn
+        rotary = source_row(state, row_set, row) * state[ROTARY_STRIDE]
+        cosines, sines = state[COSINES + kind] + rotary, state[SINES + kind] + rotary
         if number < query_heads:
-            rotated_head(at, query_norm, cosines, sines, size, eps)
+            rotated_head(at, step.query_norm, cosines, sines, size, eps)
             continue
         number -= query_heads
-        to = head_bytes(state[CACHE_BITS], size) * ((state[LENGTH] - state[kind + BASE] + row) * kv_heads + number)
-        norm(x + row * stride + 4 * (value + number * size), value_norm, scratch, size, eps)
-        to_cache(state[CACHE_BITS], scratch, state[cache + 1] + to, size)
+        record = sequence_of(state, row_set, row)
+        sequence = read_sequence(record, kind)
+        cache_row = sequence.length - sequence.base + row - sequence.first_row
+        to = head_bytes(state[CACHE_BITS], size) * (cache_row * kv_heads + number)
+        norm(x + row * stride + 4 * (step.value + number * size), step.value_norm, scratch, size, eps)
+        to_cache(state[CACHE_BITS], scratch, read_i64(record + 8 * (cache + 1)) + to, size)
         rotated_head(at, key_norm, cosines, sines, size, eps)
-        to_cache(state[CACHE_BITS], at, state[cache] + to, size)
+        to_cache(state[CACHE_BITS], at, read_i64(record + 8 * cache) + to, size)
 
 
 @kernel
-def attend_share(step: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
-    row_set, x, stride, query_heads, kv_heads, size = step[1], step[2], step[3], step[4], step[5], step[6]
-    kind, cache, records, zero = step[7], CACHES + step[8], step[9], step[10]
+def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
+    """activations = softmax(queries @ keys.T) @ values, quantised, int8[rows, query_heads * size]: causal attention.
+
+    A unit is up to ROWS neighbouring rows of a sequence and up to HEADS of the query heads that share a KV head.
+    Threads claim one at a time: the later a row, the more keys it sees, so that equal shares would be unequal work.
+    """
+    step = read_step(Attend, words)
+    row_set, stride, kind, size = step.row_set, step.stride, step.kind, step.size
+    query_heads, kv_heads, cache = step.query_heads, step.kv_heads, CACHES + step.cache
     group = query_heads // kv_heads
     parts = (group + HEADS - 1) // HEADS
-    count, units = state[row_set], kv_heads * parts
-    together = max(1, min(ROWS, count * units // threads))  # work for every thread comes first
+    units = kv_heads * parts
+    together = max(1, min(ROWS, state[row_set] * units // threads))  # work for every thread comes first
     bits, part_bytes = state[CACHE_BITS], head_bytes(state[CACHE_BITS], size)
-    lines = Lines(state[LINE_MEMORY] + thread * LINES * state[LINE_STRIDE], state[LINE_STRIDE])
-    unit = claim(claims, 1)  # the later a row, the more it sees: equal shares would be unequal work
-    while unit // units * together < count:
-        row, number = unit // units * together, unit % units
-        kv_head, first = number // parts, number % parts * HEADS
-        query_head, skipped = kv_head * group + first, kv_head * part_bytes
-        attend(
-            Rows(state, kind, row_set, row, min(together, count - row)),
-            Queries(x + row * stride + 4 * query_head * size, stride, min(HEADS, group - first), size),
-            Cache(bits, state[cache] + skipped, state[cache + 1] + skipped, kv_heads * part_bytes),
-            lines,
-            Output(records, query_head * size // 32, query_heads * size // 32, zero),
-        )
-        unit = claim(claims, 1)
+    scratch = Scratch(state[SCRATCH] + thread * PAIRS * state[SCRATCH_STRIDE], state[SCRATCH_STRIDE])
+    unit = claim(claims, 1)
+    before = 0
+    for index in range(state[SEQUENCE_COUNT]):
+        record = read_i64(state[SEQUENCES] + 8 * index)
+        first_row, count = read_i64(record + 8 * (FIRST_ROW + row_set)), read_i64(record + 8 * (ROW_COUNT + row_set))
+        keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
+        sequence = read_sequence(record, kind)
+        while (unit - before) // units * together < count:
+            row, number = (unit - before) // units * together, (unit - before) % units
+            kv_head, first = number // parts, number % parts * HEADS
+            query_head, skipped = kv_head * group + first, kv_head * part_bytes
+            attend(
+                RowGroup(state, sequence, kind, row_set, first_row + row, min(together, count - row)),
+                Queries(
+                    step.x + (first_row + row) * stride + 4 * query_head * size, stride, min(HEADS, group - first), size
+                ),
+                KVHead(bits, keys + skipped, values + skipped, kv_heads * part_bytes),
+                scratch,
+                Output(step.activations, query_head * size // 32, query_heads * size // 32, step.zero),
+            )
+            unit = claim(claims, 1)
+        before += (count + together - 1) // together * units
 
 
 @kernel
-def select(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    source, out, width = step[1], step[2], step[3]
-    rows = state[1]
+def select(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """out[row] = source[wanted[row]], float32[width], for the wanted rows."""
+    step = read_step(Select, words)
+    bytes_of_row = 4 * step.width
+    rows = state[WANTED]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
-        at = source + 4 * width * source_row(state, 1, row)
-        for i in range(0, 4 * width, 64):
-            store(out + 4 * width * row + i, load(at + i))
+        at, to = step.source + bytes_of_row * source_row(state, WANTED, row), step.out + bytes_of_row * row
+        for i in range(0, bytes_of_row, 64):
+            store(to + i, load(at + i))
 
 
 @kernel
-def centroids(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    weights, count, width, x, out = step[1], step[2], step[3], step[4], step[5]
-    for row in range(first_unit(count, thread, threads), first_unit(count, thread + 1, threads)):
-        write_f32(out + 4 * row, dot(weights + 4 * width * row, x, width))
+def centroid_scores(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """out = weights @ x, float32[clusters], of float32[clusters, width] centroids and one row x."""
+    step = read_step(CentroidScores, words)
+    width = step.width
+    for row in range(first_unit(step.clusters, thread, threads), first_unit(step.clusters, thread + 1, threads)):
+        write_f32(step.out + 4 * row, dot(step.weights + 4 * width * row, step.x, width))
 
 
 @kernel
-def candidate_logits(step: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    codes, scales, half, bits, width = step[1], step[2], step[3], step[4], step[5]
-    x, chosen, top, per_cluster, ids, logits = step[6], step[7], step[8], step[9], step[10], step[11]
-    count = top * per_cluster
+def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """logits[i] = table[row] . x and candidates[i] = ids[row], for all table rows of the chosen clusters, in order."""
+    step = read_step(CandidateLogits, words)
+    per_cluster = step.per_cluster
+    count = step.top * per_cluster
     for i in range(first_unit(count, thread, threads), first_unit(count, thread + 1, threads)):
-        row = read_i64(chosen + 8 * (i // per_cluster)) * per_cluster + i % per_cluster
-        write_i64(state[CANDIDATES] + 8 * i, read_i64(ids + 8 * row))
-        write_f32(logits + 4 * i, dot_row(codes, scales, half, bits, row, width, x))
+        row = read_i64(step.chosen + 8 * (i // per_cluster)) * per_cluster + i % per_cluster
+        write_i64(state[CANDIDATES] + 8 * i, read_i64(step.ids + 8 * row))
+        logit = dot_row(step.codes, step.scales, step.half, step.bits, row, step.width, step.x)
+        write_f32(state[LOGITS] + 4 * i, logit)
 
 
 @kernel
-def shortlist(step: np.ndarray) -> None:
-    """The `top` best of `count` scores, best first, of equals the first one first."""
-    scores, count, chosen, top = step[1], step[2], step[3], step[4]
+def shortlist(words: np.ndarray) -> None:
+    """chosen = the indices of the `top` largest of float32[clusters] scores, largest first; equal ones in order."""
+    step = read_step(Shortlist, words)
+    chosen, top = step.chosen, step.top
     taken = 0
-    for i in range(count):
-        score = read_f32(scores + 4 * i)
-        if taken == top and not score > read_f32(scores + 4 * read_i64(chosen + 8 * (top - 1))):
+    for i in range(step.clusters):
+        score = read_f32(step.scores + 4 * i)
+        if taken == top and not score > read_f32(step.scores + 4 * read_i64(chosen + 8 * (top - 1))):
             continue
         at = taken if taken < top else top - 1
-        while at > 0 and score > read_f32(scores + 4 * read_i64(chosen + 8 * (at - 1))):
+        while at > 0 and score > read_f32(step.scores + 4 * read_i64(chosen + 8 * (at - 1))):
             write_i64(chosen + 8 * at, read_i64(chosen + 8 * (at - 1)))
             at -= 1
         write_i64(chosen + 8 * at, np.int64(i))

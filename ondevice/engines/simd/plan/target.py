@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.graph.model import Floats, TargetModel
-from ondevice.engines.simd.kernels import slots, steps
+from ondevice.engines.simd.graph.model import TargetModel
+from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.kernels.step_layouts import PerLayer
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import (
+    LayerPlace,
+    NextInput,
     PackedLayer,
+    PerLayerInputs,
     PlanBuilder,
-    Slices,
     Workspace,
     build_layer,
     pack_layer,
@@ -39,7 +43,7 @@ def pack_target(layout: PackLayout, model: TargetModel) -> PackedTarget:
 def target_plan(
     model: TargetModel,
     packed: PackedTarget,
-    caches: dict[int, int],
+    caches: Mapping[int, int],
     pack: NDArray[np.uint8],
     buffers: Buffers,
     most_rows: int,
@@ -50,7 +54,7 @@ def target_plan(
     Args:
         model: what to compute.
         packed, pack: its matrices.
-        caches: layer -> the pair of state slots with its cache.
+        caches: layer -> the place of its cache in a sequence's record.
         buffers: what keeps all memory of the plan.
         most_rows: of one forward.
         threads: that will run it.
@@ -60,7 +64,7 @@ def target_plan(
 
 class _TargetPlan:
     def __init__(
-        self, model: TargetModel, packed: PackedTarget, caches: dict[int, int], builder: PlanBuilder, threads: int
+        self, model: TargetModel, packed: PackedTarget, caches: Mapping[int, int], builder: PlanBuilder, threads: int
     ) -> None:
         self._model = model
         self._packed = packed
@@ -69,56 +73,64 @@ class _TargetPlan:
         self._threads = threads
         outer, inner = widest(model.layers, model.width)
         hidden = builder.rows(model.width)
-        self._work = Workspace(hidden, builder.rows(outer), builder.records(model.width), builder.records(inner))
+        entry, inputs = builder.activations(model.width), builder.activations(inner)
+        self._work = Workspace(hidden, builder.rows(outer), entry, inputs)
 
     def build(self) -> NDArray[np.int64]:
         model, builder, work = self._model, self._builder, self._work
         builder.embed(model.table, model.embedding_factor, work.hidden, 4 * model.width)
-        slices = self._per_layer_inputs()
+        per_layer = self._per_layer_inputs()
         first = model.layers[0]
         builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
-        self._layers(0, model.first_shared_layer, slots.ALL, work, slices)
+        self._layers(0, model.first_shared_layer, slots.ALL, work, per_layer)
         chosen = Workspace(builder.rows(model.width), work.scratch, work.entry, work.inner)
         builder.select(work.hidden, chosen.hidden, model.width)
         if model.first_shared_layer < len(model.layers):
-            if slices is not None:
-                width = slices.layers * slices.size
-                kept = Slices(builder.rows(width), slices.layers, slices.size)
-                builder.select(slices.address, kept.address, width)
-                slices = kept
+            if per_layer is not None:
+                width = per_layer.layers * per_layer.size
+                kept = PerLayerInputs(builder.rows(width), per_layer.layers, per_layer.size)
+                builder.select(per_layer.address, kept.address, width)
+                per_layer = kept
             entry = model.layers[model.first_shared_layer]
             bits = entry.attention.query.bits
             builder.norm_quantize(slots.WANTED, chosen.hidden, entry.input_norm, work.entry, bits)
-            self._layers(model.first_shared_layer, len(model.layers), slots.WANTED, chosen, slices)
+            self._layers(model.first_shared_layer, len(model.layers), slots.WANTED, chosen, per_layer)
         head = self._packed.head
         builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, work.entry, head.bits, slots.HIDDEN)
         builder.project(slots.WANTED, head, work.entry, out_slot=slots.LOGITS, cap=model.cap)
         return builder.plan()
 
-    def _layers(self, start: int, stop: int, row_set: int, work: Workspace, slices: Slices | None) -> None:
+    def _layers(self, start: int, stop: int, row_set: int, work: Workspace, per_layer: PerLayerInputs | None) -> None:
         for index in range(start, stop):
             layer = self._model.layers[index]
-            following: tuple[Floats, int] | None = None
+            following = None
             if index + 1 < stop:
                 after = self._model.layers[index + 1]
-                following = after.input_norm, after.attention.query.bits
+                following = NextInput(after.input_norm, after.attention.query.bits)
             cache = self._caches[layer.attention.source]
-            build_layer(self._builder, layer, self._packed.layers[index], row_set, work, cache, slices, following)
+            place = LayerPlace(row_set, work, cache, per_layer, following)
+            build_layer(self._builder, layer, self._packed.layers[index], place)
 
-    def _per_layer_inputs(self) -> Slices | None:
+    def _per_layer_inputs(self) -> PerLayerInputs | None:
         model, builder, work = self._model.per_layer, self._builder, self._work
         if model is None or self._packed.per_layer is None:
             return None
         width = model.layers * model.size
-        slices = Slices(builder.rows(width), model.layers, model.size)
+        per_layer = PerLayerInputs(builder.rows(width), model.layers, model.size)
         builder.quantize(slots.ALL, work.hidden, self._model.width, work.entry, model.projection.bits)
-        builder.project(slots.ALL, self._packed.per_layer, work.entry, slices.address)
-        table, buffers = model.table, builder.buffers
-        builder.step(
-            steps.PER_LAYER, slices.address, model.layers, model.size, builder.eps,
-            buffers.constant(model.norm), buffers.hold(table.codes), buffers.hold(table.scales),
-            int(table.scales.dtype == np.float16), table.bits,
-            float_bits(model.context_factor), float_bits(model.row_factor), float_bits(model.factor),
-            buffers.floats(self._threads * width),
-        )  # fmt: skip
-        return slices
+        builder.project(slots.ALL, self._packed.per_layer, work.entry, per_layer.address)
+        builder.add(
+            PerLayer(
+                per_layer.address,
+                model.layers,
+                model.size,
+                builder.eps,
+                builder.buffers.constant(model.norm),
+                *builder.table(model.table),
+                context_factor=float_bits(model.context_factor),
+                row_factor=float_bits(model.row_factor),
+                factor=float_bits(model.factor),
+                scratch=builder.buffers.floats(self._threads * width),
+            )
+        )
+        return per_layer

@@ -1,0 +1,228 @@
+"""What several sequences at once cost: total tokens per second, fairness, and how soon a new request is answered.
+
+    python -m benchmarks.batch BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--repeats N] [--json]
+    python -m benchmarks.batch BUNDLE --batched-bench PROGRAM --gguf FILE    # llama.cpp's beside it
+
+Every sequence is read by a thread of its own, as a server or an application does it. Plain decoding of random ids: what
+the text is matters to nothing that is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, get_args
+
+import numpy as np
+
+from benchmarks.llama_batched_bench import BatchedBench
+from ondevice import machine
+from ondevice.engines.choice import EngineName
+from ondevice.model import Model, load
+from ondevice.options import GenerationKeywords
+from ondevice.terminal.bench.footer import setup, setup_line, versions_line
+from ondevice.terminal.bench.table import table
+
+COUNTS = (1, 2, 4, 8)
+PROMPT_TOKENS = 64
+NEW_PROMPT_TOKENS = 512
+"""Of the request that comes while others decode."""
+OTHERS = 3
+WARM_UP_TOKENS = 8
+
+
+def plain(max_new_tokens: int) -> GenerationKeywords:
+    return {"max_new_tokens": max_new_tokens, "temperature": 0.0, "drafter": "none"}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences that ran at the same time.
+
+    tokens_per_s : of all together, after their first tokens
+    fairness : speed of the slowest over the mean of all
+    """
+
+    sequences: int
+    tokens_per_s: float
+    fairness: float
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """A request of NEW_PROMPT_TOKENS.
+
+    alone_s, beside_s : until its first token, alone and while OTHERS decode
+    usual_s, longest_s : between tokens of those, before it came and at worst until it had its first token
+    """
+
+    alone_s: float
+    beside_s: float
+    usual_s: float
+    longest_s: float
+
+
+def prompt(seed: int, vocab_size: int, count: int = PROMPT_TOKENS) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, vocab_size, count).tolist()
+    return ids
+
+
+def run_together(model: Model, sequences: int, tokens: int) -> Batch:
+    """Decode some sequences; their clock starts when all have their first token."""
+    vocab_size = model.manifest.target.vocab_size
+    started = threading.Barrier(sequences)
+    spans: list[tuple[float, float, int]] = []
+
+    def work(seed: int) -> None:
+        with model.stream(prompt(seed, vocab_size), **plain(tokens + 1)) as generation:
+            next(generation)
+            started.wait()
+            begin = perf_counter()
+            count = sum(len(step.token_ids) for step in generation)
+            spans.append((begin, perf_counter(), count))
+
+    _in_threads([partial(work, seed) for seed in range(sequences)])
+    wall = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
+    speeds = [count / (end - begin) for begin, end, count in spans]
+    return Batch(sequences, sum(count for _, _, count in spans) / wall, min(speeds) * len(speeds) / sum(speeds))
+
+
+def first_token(model: Model, tokens: int) -> FirstToken:
+    """How long a new request waits for its first token, and those that decode for it."""
+    vocab_size = model.manifest.target.vocab_size
+    request = prompt(99, vocab_size, NEW_PROMPT_TOKENS)
+
+    def ask() -> tuple[float, float]:
+        model_started = perf_counter()
+        model.generate(request, **plain(1))
+        return model_started, perf_counter()
+
+    begin, end = ask()
+    alone = end - begin
+    model.forget()
+    arrivals: list[list[float]] = [[] for _ in range(OTHERS)]
+    running = threading.Barrier(OTHERS + 1)
+    answered = threading.Event()
+
+    def decode(number: int) -> None:
+        times = arrivals[number]
+        with model.stream(prompt(number, vocab_size), **plain(100 * tokens)) as generation:
+            for _ in generation:
+                times.append(perf_counter())
+                if len(times) == tokens:
+                    running.wait()
+                if answered.is_set():
+                    return
+
+    threads = [threading.Thread(target=decode, args=(number,)) for number in range(OTHERS)]
+    for thread in threads:
+        thread.start()
+    running.wait()
+    begin, end = ask()
+    answered.set()
+    for thread in threads:
+        thread.join()
+    before = [gap for times in arrivals for gap in _gaps(times, 0.0, begin)]
+    during = [gap for times in arrivals for gap in _gaps(times, begin, end)]
+    return FirstToken(alone, end - begin, median(before), max(during))
+
+
+def _gaps(times: Sequence[float], begin: float, end: float) -> list[float]:
+    """Seconds between neighbours of which the later one lies within begin..end."""
+    return [b - a for a, b in pairwise(times) if begin <= b <= end]
+
+
+def _in_threads(jobs: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def measure(model: Model, tokens: int, repeats: int) -> list[Batch]:
+    """Every number of sequences in turn, again and again: medians, and the worst fairness."""
+    for count in COUNTS:
+        run_together(model, count, WARM_UP_TOKENS)
+    runs: dict[int, list[Batch]] = {count: [] for count in COUNTS}
+    for _ in range(repeats):
+        for count, found in runs.items():
+            model.forget()
+            found.append(run_together(model, count, tokens))
+    return [
+        Batch(count, median(run.tokens_per_s for run in found), min(run.fairness for run in found))
+        for count, found in runs.items()
+    ]
+
+
+def report(batches: Sequence[Batch], request: FirstToken, peer: dict[int, float], facts: dict[str, Any]) -> str:
+    """Markdown."""
+    titles = ["sequences", "tokens/s", "of one", "slowest / mean"]
+    titles += ["llama.cpp tokens/s", "of its one", "ours / llama.cpp"] if peer else []
+    rows = []
+    for batch in batches:
+        row = [str(batch.sequences), f"{batch.tokens_per_s:.1f}"]
+        row += [f"{batch.tokens_per_s / batches[0].tokens_per_s:.2f}x", f"{batch.fairness:.2f}"]
+        if peer:
+            theirs = peer[batch.sequences]
+            row += [f"{theirs:.1f}", f"{theirs / peer[1]:.2f}x", f"{batch.tokens_per_s / theirs:.2f}"]
+        rows.append(row)
+    return "\n".join(
+        [
+            table(titles, rows, left=()),
+            "",
+            f"A new request of {NEW_PROMPT_TOKENS} tokens has its first token after {request.alone_s:.2f} s alone and "
+            f"{request.beside_s:.2f} s while {OTHERS} others decode. Those wait {1e3 * request.usual_s:.0f} ms between "
+            f"tokens, and {1e3 * request.longest_s:.0f} ms at worst while it is read.",
+            "",
+            f"{setup_line(facts)}; plain decoding, {facts['tokens']} tokens each, medians of {facts['repeats']} runs",
+            versions_line(facts),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the physical cores")
+    parser.add_argument("--tokens", type=int, default=40, metavar="N", help="of each sequence (default: 40)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
+    parser.add_argument("--batched-bench", type=Path, metavar="PROGRAM", help="llama.cpp's llama-batched-bench")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="what it runs: see benchmarks.e2b_gguf")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    arguments = parser.parse_args()
+    if (arguments.batched_bench is None) != (arguments.gguf is None):
+        parser.error("--batched-bench and --gguf belong together")
+    threads = arguments.threads or machine.default_threads()
+    peer: dict[int, float] = {}
+    if arguments.gguf is not None:  # first: it fails at once if it does
+        bench = BatchedBench(arguments.batched_bench, arguments.gguf, threads)
+        peer = bench.tokens_per_s(COUNTS, PROMPT_TOKENS, arguments.tokens)
+    with load(
+        arguments.bundle, engine=arguments.engine, threads=threads, max_sequences=max(COUNTS), cache_bytes=0
+    ) as model:
+        batches = measure(model, arguments.tokens, arguments.repeats)
+        request = first_token(model, arguments.tokens // 2)
+        facts = {
+            **setup(model.manifest, model.engine.name, model.threads),
+            "tokens": arguments.tokens,
+            "repeats": arguments.repeats,
+        }
+    if arguments.json:
+        found = {"batches": [asdict(each) for each in batches], "request": asdict(request), "llama.cpp": peer}
+        print(json.dumps({**facts, **found}))
+    else:
+        print(report(batches, request, peer, facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What Gemma 4's dense models take on disk and in memory: `python -m benchmarks.footprint`.
+
+Worked out from the published shapes of the text models and their assistants; nothing is downloaded or measured.
+A checkpoint with vision and audio towers is larger. How much memory a process really uses, `benchmarks.start` measures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import e2b_shape
+from ondevice.terminal.bench.table import table
+from ondevice_export.config import TextConfig, read_drafter, read_target
+from ondevice_export.export_options import ExportOptions, Widths
+from ondevice_export.graph_files import estimate_bytes
+from ondevice_export.quantize import BLOCK
+from ondevice_export.tensor_names import Shapes, drafter_shapes, target_shapes
+
+Fields = Mapping[str, Any]
+
+CHECKPOINT_BYTES = 2
+"""Of a weight in bf16."""
+CACHE_BYTES = 2
+"""Of a number in the fp16 KV cache."""
+
+FIVE_TO_ONE = ["sliding_attention"] * 5 + ["full_attention"]
+NO_PLE = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
+LARGE = {**NO_PLE, "attention_k_eq_v": True, "sliding_window": 1024, "max_position_embeddings": 262_144}
+LARGE_DRAFTER = {"hidden_size": 1024, "intermediate_size": 8192, "num_attention_heads": 16, "sliding_window": 1024}
+
+TARGETS: dict[str, Fields] = {
+    "E2B": {},
+    "E4B": {
+        "hidden_size": 2560,
+        "num_hidden_layers": 42,
+        "layer_types": FIVE_TO_ONE * 7,
+        "num_key_value_heads": 2,
+        "intermediate_size": 10240,
+        "use_double_wide_mlp": False,
+        "num_kv_shared_layers": 18,
+    },
+    "12B": {
+        **LARGE,
+        "hidden_size": 3840,
+        "num_hidden_layers": 48,
+        "layer_types": FIVE_TO_ONE * 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 1,
+        "intermediate_size": 15360,
+    },
+    "31B": {
+        **LARGE,
+        "hidden_size": 5376,
+        "num_hidden_layers": 60,
+        "layer_types": FIVE_TO_ONE * 10,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "intermediate_size": 21504,
+    },
+}
+"""Published sizes, where they differ from E2B's."""
+
+DRAFTERS: dict[str, Fields] = {
+    "E2B": {},
+    "E4B": {"num_key_value_heads": 2},
+    "12B": {**LARGE_DRAFTER, "num_key_value_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    "31B": {**LARGE_DRAFTER, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": True},
+}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """
+    weights : of the target's text model
+    checkpoint_bytes : target and drafter as published, in bf16
+    bundle_bytes : the same as exported by default, at most
+    pack_bytes : the copy of the matrices that the `simd` engine keeps in the cache directory and reads for every token
+    cache_bytes_per_token : keys and values of the layers that keep every token
+    window_bytes : keys and values of sliding layers, once their window is full
+    """
+
+    weights: int
+    checkpoint_bytes: int
+    bundle_bytes: int
+    pack_bytes: int
+    cache_bytes_per_token: int
+    window_bytes: int
+
+
+def footprint(name: str) -> Footprint:
+    """Of one of `TARGETS`, with its drafter."""
+    config, target, drafter = _shapes({**e2b_shape.TARGET, **TARGETS[name]}, DRAFTERS[name])
+    options = ExportOptions()
+    weights = _count(target)
+    exported = estimate_bytes(target, options.target_widths) + estimate_bytes(drafter, options.drafter_widths)
+    per_token = {"full": 0, "sliding": 0}
+    for index, layer in enumerate(config.layers):
+        if layer.kv_source == index:
+            per_token[layer.kind] += 2 * CACHE_BYTES * layer.kv_heads * layer.head_dim
+    return Footprint(
+        weights,
+        CHECKPOINT_BYTES * (weights + _count(drafter)),
+        exported,
+        _packed(target, options.target_widths) + _packed(drafter, options.drafter_widths),
+        per_token["full"],
+        per_token["sliding"] * config.sliding_window,
+    )
+
+
+def _shapes(target: Fields, changes: Fields) -> tuple[TextConfig, Shapes, Shapes]:
+    """The target's configuration, and the tensors of target and drafter."""
+    text = {**e2b_shape.DRAFTER["text_config"], **changes}
+    large = "num_global_key_value_heads" in changes
+    drafter = {
+        **e2b_shape.DRAFTER,
+        "backbone_hidden_size": target["hidden_size"],
+        "use_ordered_embeddings": not large,
+        "text_config": text,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        config = Path(name) / "config.json"
+        config.write_text(json.dumps(target), "utf-8")
+        _, read = read_target(config.parent)
+        config.write_text(json.dumps(drafter), "utf-8")
+        return read, target_shapes(read, "model."), drafter_shapes(read_drafter(config.parent))
+
+
+def _packed(shapes: Shapes, widths: Widths) -> int:
+    """Matrices with an fp16 scale per block; the tables whose rows are read one by one stay in the bundle."""
+    ordered = any(name.endswith("token_ordering") for name in shapes)  # so a drafter scores a few rows of its table
+    total = 0.0
+    for name, shape in shapes.items():
+        by_row = "embed_tokens_per_layer" in name or (ordered and name.endswith("embed_tokens.weight"))
+        if len(shape) == 2 and not by_row:
+            bits = widths.head if name.endswith("embed_tokens.weight") else widths.layers
+            total += math.prod(shape) * (bits + 16 / BLOCK) / 8
+    return int(total)
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(map(math.prod, shapes.values()))
+
+
+def report() -> str:
+    titles = ["model", "weights G", "checkpoint GB", "bundle GB", "pack GB", "KV MB per 1,000 tokens", "sliding MB"]
+    rows = []
+    for name in TARGETS:
+        found = footprint(name)
+        rows.append(
+            [
+                name,
+                f"{found.weights / 1e9:.2f}",
+                f"{found.checkpoint_bytes / 1e9:.1f}",
+                f"{found.bundle_bytes / 1e9:.1f}",
+                f"{found.pack_bytes / 1e9:.1f}",
+                f"{found.cache_bytes_per_token / 1e3:.1f}",
+                f"{found.window_bytes / 1e6:.1f}",
+            ]
+        )
+    return table(titles, rows, left={"model"})
+
+
+if __name__ == "__main__":
+    print(report())

@@ -1,0 +1,45 @@
+"""`optimum-cli export ondevice -m MODEL OUT`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import NoReturn
+
+from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
+
+from ondevice.errors import OndeviceError
+from ondevice_export.command import add_options, run
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The model and the place of the bundle as optimum's other exporters take them, and the options of this one."""
+    parser.add_argument(
+        "-m", "--model", required=True, dest="source", metavar="MODEL", help="a checkpoint: a hub id or a directory"
+    )
+    parser.add_argument("out", type=Path, metavar="OUTPUT", help="the bundle's directory")
+    add_options(parser)
+
+
+def export(args: Namespace) -> NoReturn:
+    """Export, and end the process: a mistake is one line and exit code 2."""
+    try:
+        code = run(args)
+    except (OndeviceError, OSError) as error:
+        sys.stderr.write(f"ondevice: {error}\n")
+        code = 2
+    sys.exit(code)
+
+
+class OndeviceExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]  # optimum is untyped
+    COMMAND = CommandInfo(
+        name="ondevice", help="Export a Gemma 4 checkpoint and its MTP drafter to an ondevice bundle."
+    )
+
+    @staticmethod
+    def parse_args(parser: ArgumentParser) -> None:
+        add_arguments(parser)
+
+    def run(self) -> NoReturn:
+        export(self.args)

@@ -1,0 +1,177 @@
+"""One sequence as both engines keep it: the part of `Session` that does not depend on what runs the graphs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Self
+
+from ondevice.contract import AttentionKind
+from ondevice.engines import session_file
+from ondevice.engines.kv_cache import HeldRows, KVCache
+from ondevice.engines.protocol import DraftStep, Floats
+from ondevice.engines.session_file import Origin
+from ondevice.engines.token_tree import TokenTree
+from ondevice.errors import UsageError
+
+SNAPSHOTS = 8
+"""Snapshots of a sequence: the ends of that many prompts of a chat."""
+
+SNAPSHOT_BYTES = 1 << 26
+"""Bytes of them all; one is 7 MB at Gemma 4 E2B's shape in fp16."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The rows of sliding caches behind `length` tokens."""
+
+    length: int
+    held: Mapping[AttentionKind, HeldRows]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.held.values())
+
+
+class CachedSequence(ABC):
+    """Committed and pending rows of one sequence, in caches of its own."""
+
+    def __init__(self, caches: Mapping[AttentionKind, KVCache], origin: Origin) -> None:
+        """
+        Args:
+            caches: empty ones.
+            origin: what a file of this sequence must fit.
+        """
+        self._caches = caches
+        self._origin = origin
+        self._tokens: list[int] = []
+        self._pending: TokenTree | None = None
+        self._snapshots: tuple[Snapshot, ...] = ()
+        self._closed = False
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
+    def length(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def pending(self) -> int:
+        return 0 if self._pending is None else len(self._pending)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for cache in self._caches.values()) + sum(kept.nbytes for kept in self._snapshots)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @abstractmethod
+    def max_rows(self) -> int: ...
+
+    @abstractmethod
+    def draft_step(self, token: int, hidden: Floats) -> DraftStep: ...
+
+    @abstractmethod
+    def _sibling(self) -> Self:
+        """A new, empty sequence of the same engine."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        self.check_open()
+        pending = self._pending
+        if pending is None or not pending.is_path(path):
+            raise ValueError(f"{list(path)} is no path of rows of the last forward")
+        if list(path) != list(range(len(path))):
+            for cache in self._caches.values():
+                cache.gather(self.length, path)
+        tokens = pending.tokens.tolist()
+        self._pending = None
+        self._tokens += [tokens[row] for row in path]
+
+    def rewind(self, length: int) -> int:
+        self.check_open()
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot rewind to {length} from {self.length}")
+        self._pending = None
+        if self._in_place(length):
+            del self._tokens[length:]
+        else:
+            self._restore(self._best_snapshot(length), length)
+        self._snapshots = tuple(kept for kept in self._snapshots if kept.length <= self.length)
+        return self.length
+
+    def snapshot(self) -> None:
+        self.check_open()
+        if not self.length or any(kept.length == self.length for kept in self._snapshots):
+            return
+        sliding = {kind: cache for kind, cache in self._caches.items() if cache.slides}
+        taken = Snapshot(self.length, {kind: cache.held(self.length).copy() for kind, cache in sliding.items()})
+        kept = [*self._snapshots, taken][-SNAPSHOTS:]
+        while len(kept) > 1 and sum(each.nbytes for each in kept) > SNAPSHOT_BYTES:
+            kept.pop(0)
+        self._snapshots = tuple(kept)
+
+    def fork(self, length: int | None = None) -> Self:
+        self.check_open()
+        wanted = self.length if length is None else length
+        if not 0 <= wanted <= self.length:
+            raise ValueError(f"cannot fork {wanted} of {self.length} tokens")
+        snapshot = None if self._in_place(wanted) else self._best_snapshot(wanted)
+        reached = wanted if self._in_place(wanted) else self._reach(snapshot, wanted)
+        other = self._sibling()
+        for kind, cache in self._caches.items() if reached else ():
+            other._caches[kind].adopt(snapshot.held[kind] if snapshot and cache.slides else cache.held(reached))
+        other._tokens = self._tokens[:reached]
+        other._snapshots = tuple(kept for kept in self._snapshots if kept.length <= reached)
+        return other
+
+    def save(self, path: str | PathLike[str]) -> None:
+        self.check_open()
+        if not self.length:
+            raise UsageError("an empty sequence cannot be saved: run a prompt first")
+        held = {kind: cache.held(self.length) for kind, cache in self._caches.items()}
+        session_file.write(path, self._origin, self._tokens, held)
+
+    def load(self, path: str | PathLike[str], vocab_size: int, context_length: int) -> None:
+        """Take over what `save` wrote; raises as `Engine.load_session` does."""
+        tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, context_length)
+        for kind, cache in self._caches.items():
+            cache.adopt(held[kind])
+        self._tokens = tokens
+
+    def close(self) -> None:
+        self._closed = True
+        self._caches, self._snapshots, self._tokens, self._pending = {}, (), [], None
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this session is closed: open another")
+
+    def _in_place(self, length: int) -> bool:
+        return all(cache.can_rewind(length) for cache in self._caches.values())
+
+    def _best_snapshot(self, length: int) -> Snapshot | None:
+        """The snapshot that leaves most of the first `length` tokens."""
+        return max(self._snapshots, key=lambda kept: self._reach(kept, length), default=None)
+
+    def _reach(self, snapshot: Snapshot | None, length: int) -> int:
+        """How many of the first `length` tokens are left with a snapshot's rows."""
+        if snapshot is None:
+            return 0
+        reached = min(length, snapshot.length)
+        enough = all(self._caches[kind].can_adopt(held, reached) for kind, held in snapshot.held.items())
+        return reached if enough else 0
+
+    def _restore(self, snapshot: Snapshot | None, length: int) -> None:
+        reached = self._reach(snapshot, length)
+        tokens, self._tokens = self._tokens, []  # an interrupt leaves an empty sequence
+        for kind, cache in self._caches.items():
+            cache.clear()
+            if snapshot is not None and reached and cache.slides:
+                cache.adopt(snapshot.held[kind])
+        self._tokens = tokens[:reached]

@@ -1,0 +1,322 @@
+"""The layout of every kind of step: the fields of a row of a plan, as the plan's writer and the kernels use them.
+
+A plan is int64[steps, WIDTH]. A row is the number of the step's kind, its index in LAYOUTS, then the fields of that
+layout in their order, then zeros. All fields are integers: an address in bytes, a size, the number of a slot, or the
+bits of a float32.
+
+`rows` below is the row count of the step's row set: `slots.ALL`, all new rows of the forward, or `slots.WANTED`, the
+wanted ones. "Activations" are int8 rows in blocks of 32 with a scale, as `quantize` writes them for the matrix that
+reads them. The codes and scales of a table are int4 or int8 [table rows, width * bits / 8] and fp16 or float32 [table
+rows, width / 32].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from numba import types
+
+from ondevice.engines.simd.kernels.jit import intrinsic
+from ondevice.engines.simd.kernels.vector import I64
+
+
+class Embed(NamedTuple):
+    """Read the embeddings of the forward's tokens."""
+
+    out: int
+    """Address of float32[rows, width], of all rows."""
+    out_stride: int
+    """Bytes from a row of `out` to the next."""
+    codes: int
+    """Address of the table's codes."""
+    scales: int
+    """Address of the table's scales."""
+    half: int
+    """1 where the scales are fp16, 0 where they are float32."""
+    bits: int
+    """Of a code: 4 or 8."""
+    width: int
+    """Of a row of the table."""
+    factor: int
+    """What all embeddings are multiplied with, as the bits of a float32."""
+
+
+class Residual(NamedTuple):
+    """Add a normed output to the residual stream, and quantise the sum; a part without an address is left out."""
+
+    row_set: int
+    h: int
+    """Address of float32[rows, width], the residual stream."""
+    width: int
+    eps: int
+    """Of the norms, as the bits of a float32."""
+    x: int = 0
+    """Address of float32[rows, width], added after its norm; 0 where nothing is added."""
+    weight: int = 0
+    """Address of float32[width], of the norm of x."""
+    scalar: int = 0
+    """Address of the float32 that the sum is multiplied with; 0 for 1."""
+    next_weight: int = 0
+    """Address of float32[width], of the norm before quantisation; 0 where the sum itself is quantised."""
+    out_slot: int = 0
+    """The slot with the address of float32[rows, width] that the normed rows are written to as well; 0 for none."""
+    activations: int = 0
+    """Address of the activations [rows, width]; 0 where nothing is quantised."""
+    zero: int = 0
+    """The code of a zero weight in the matrix that reads the activations."""
+
+
+class PerLayer(NamedTuple):
+    """Combine the per-layer embeddings of the tokens with the per-layer projection of their hidden state."""
+
+    context: int
+    """Address of float32[rows, layers, size], of all rows: the projection, and the result in its place."""
+    layers: int
+    size: int
+    """Of a layer's part."""
+    eps: int
+    """Of the norm, as the bits of a float32."""
+    weight: int
+    """Address of float32[size], of the norm of a layer's part of the projection."""
+    codes: int
+    """Address of the table's codes; its width is layers * size."""
+    scales: int
+    """Address of the table's scales."""
+    half: int
+    """1 where the scales are fp16, 0 where they are float32."""
+    bits: int
+    """Of a code: 4 or 8."""
+    context_factor: int
+    """What the projection is multiplied with before its norm, as the bits of a float32."""
+    row_factor: int
+    """What the table's row is multiplied with, as the bits of a float32."""
+    factor: int
+    """What the sum is multiplied with, as the bits of a float32."""
+    scratch: int
+    """Address of float32[threads, layers * size]."""
+
+
+class Project(NamedTuple):
+    """Multiply activations with a packed matrix."""
+
+    row_set: int
+    bits: int
+    """Of a weight: 4 or 8."""
+    weights: int
+    """Address of the matrix's codes in the pack."""
+    scales: int
+    """Address of its scales in the pack, fp16."""
+    activations: int
+    """Address of the activations [rows, 32 * blocks]."""
+    blocks: int
+    """Blocks of 32 in a row of activations."""
+    tiles: int
+    """Tiles of 16 outputs in the matrix."""
+    out: int
+    """Address of float32[rows, 16 * tiles]; not used with an `out_slot`."""
+    out_slot: int
+    """The slot with the address of the output; 0 where `out` is the address."""
+    stride: int
+    """Bytes from a row of the output to the next."""
+    cap: int
+    """c > 0 in the softcap c * tanh(output / c), or 0 for none, as the bits of a float32."""
+
+
+class Gated(NamedTuple):
+    """Multiply activations with a packed gate, and quantise gelu(gate) times another factor."""
+
+    row_set: int
+    bits: int
+    """Of a weight: 4 or 8."""
+    weights: int
+    """Address of the matrix's codes in the pack: for each unit two tiles of gate, then two of up without a `factor`."""
+    scales: int
+    """Address of its scales in the pack, fp16."""
+    activations: int
+    """Address of the activations [rows, 32 * blocks]."""
+    blocks: int
+    """Blocks of 32 in a row of activations."""
+    units: int
+    """Blocks of 32 outputs in a row."""
+    out: int
+    """Address of the activations [rows, 32 * units] that are written."""
+    zero: int
+    """The code of a zero weight in the matrix that reads `out`."""
+    factor: int
+    """Address of the other factor, float32[rows, 32 * units]; 0 where it is the matrix's own up."""
+    factor_stride: int
+    """Bytes from a row of the factor to the next; 0 without one."""
+
+    def tiles(self) -> int:
+        """Tiles of 16 outputs in the matrix."""
+        return self.units * (2 if self.factor else 4)
+
+
+class Head(NamedTuple):
+    """Norm and rotate the heads of queries and keys, norm those of values, and write keys and values to the caches."""
+
+    row_set: int
+    x: int
+    """Address of a row's heads, float32[head, size]: queries, then keys, then values where the layer has them."""
+    stride: int
+    """Bytes from a row of x to the next."""
+    query_heads: int
+    kv_heads: int
+    size: int
+    """Numbers in a head."""
+    query_norm: int
+    """Address of float32[size]."""
+    key_norm: int
+    """Address of float32[size]; 0 where the layer reads another layer's keys and values."""
+    value_norm: int
+    """Address of float32[size]; 0 as `key_norm`."""
+    value: int
+    """Index in a row's numbers where the values begin: at the keys where those are the values too."""
+    kind: int
+    """Of attention: 0 for full, 1 for sliding."""
+    cache: int
+    """Index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next."""
+    eps: int
+    """Of the norms, as the bits of a float32."""
+
+
+class Attend(NamedTuple):
+    """Attention of the rows' queries over their sequences' caches, quantised."""
+
+    row_set: int
+    x: int
+    """Address of a row's queries, float32[query_heads, size]."""
+    stride: int
+    """Bytes from a row of x to the next."""
+    query_heads: int
+    kv_heads: int
+    size: int
+    """Numbers in a head."""
+    kind: int
+    """Of attention: 0 for full, 1 for sliding."""
+    cache: int
+    """Index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next."""
+    activations: int
+    """Address of the activations [rows, query_heads * size] that are written."""
+    zero: int
+    """The code of a zero weight in the matrix that reads the activations."""
+
+
+class Select(NamedTuple):
+    """Copy the wanted ones of all rows."""
+
+    source: int
+    """Address of float32[all rows, width]."""
+    out: int
+    """Address of float32[wanted rows, width]."""
+    width: int
+
+
+class CentroidScores(NamedTuple):
+    """Score every cluster of the vocabulary by its centroid."""
+
+    weights: int
+    """Address of float32[clusters, width], the centroids."""
+    clusters: int
+    width: int
+    x: int
+    """Address of float32[width]."""
+    out: int
+    """Address of float32[clusters], the scores."""
+
+
+class Shortlist(NamedTuple):
+    """Choose the clusters with the best scores."""
+
+    scores: int
+    """Address of float32[clusters]."""
+    clusters: int
+    chosen: int
+    """Address of int64[top], the clusters, best first."""
+    top: int
+
+
+class CandidateLogits(NamedTuple):
+    """The ids and logits of all tokens in the chosen clusters, written to the slots CANDIDATES and LOGITS."""
+
+    codes: int
+    """Address of the table's codes; the rows of a cluster lie side by side."""
+    scales: int
+    """Address of the table's scales."""
+    half: int
+    """1 where the scales are fp16, 0 where they are float32."""
+    bits: int
+    """Of a code: 4 or 8."""
+    width: int
+    """Of a row of the table."""
+    x: int
+    """Address of float32[width]."""
+    chosen: int
+    """Address of int64[top], the clusters."""
+    top: int
+    per_cluster: int
+    """Tokens in a cluster."""
+    ids: int
+    """Address of int64[table rows], the token of each row."""
+
+
+Step = (
+    Embed
+    | Residual
+    | PerLayer
+    | Project
+    | Gated
+    | Head
+    | Attend
+    | Select
+    | CentroidScores
+    | Shortlist
+    | CandidateLogits
+)
+
+LAYOUTS: tuple[type[Step], ...] = (
+    Embed,
+    Residual,
+    PerLayer,
+    Project,
+    Gated,
+    Head,
+    Attend,
+    Select,
+    CentroidScores,
+    Shortlist,
+    CandidateLogits,
+)
+EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
+CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS = range(8, 11)
+"""Index of each layout in LAYOUTS: the number of its kind in a plan."""
+WIDTH = 16
+"""int64 in a row of a plan."""
+
+
+def to_row(step: Step) -> tuple[int, ...]:
+    """A step as a plan has it, without the zeros at its end."""
+    return LAYOUTS.index(type(step)), *step
+
+
+def from_row(row: Iterable[int]) -> Step:
+    """The step in a row of a plan."""
+    kind, *fields = map(int, row)
+    layout = LAYOUTS[kind]
+    return layout(*fields[: len(layout._fields)])
+
+
+@intrinsic
+def read_step(typing: Any, layout: Any, row: Any) -> Any:
+    """In a kernel: the fields of a step, read_step(layout, row: int64[WIDTH]), whose kind is known to be `layout`'s."""
+    kind = layout.instance_class
+    fields = types.NamedUniTuple(types.int64, len(kind._fields), kind)  # type: ignore[no-untyped-call]
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        data = context.make_array(row)(context, builder, values[1]).data
+        places = (context.get_constant(types.intp, place) for place in range(1, 1 + len(fields)))
+        numbers = [builder.load(builder.gep(data, [place], source_etype=I64), typ=I64) for place in places]
+        return context.make_tuple(builder, fields, numbers)
+
+    return fields(layout, row), generate

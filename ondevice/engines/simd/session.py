@@ -1,0 +1,71 @@
+"""One sequence of the `simd` engine: see `ondevice.engines.protocol.Session`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ondevice.engines.protocol import DraftStep, Floats, TokenTree
+from ondevice.engines.sequence import CachedSequence
+from ondevice.engines.simd.draft_state import DraftState
+from ondevice.engines.simd.output_pool import Lease
+from ondevice.engines.simd.sequence_record import SequenceRecord
+from ondevice.errors import UsageError
+
+if TYPE_CHECKING:
+    from ondevice.engines.simd.engine import SimdEngine
+
+
+class SimdSession(CachedSequence):
+    """
+    Attributes:
+        engine: that runs it.
+    """
+
+    def __init__(self, engine: SimdEngine) -> None:
+        super().__init__(engine.make_caches(), engine.origin)
+        self.engine = engine
+        self._record = SequenceRecord(engine.cache_places)
+        self._lease: Lease | None = None
+        # now, because the first of a generation's draft steps is timed: made there, it took three times as long
+        self._drafts: DraftState | None = engine.draft_state()
+        self._drafts_after: int | None = None
+
+    def max_rows(self) -> int:
+        self.check_open()
+        return min(self.engine.most_rows, self.engine.context_length - self.length)
+
+    def prepare(self, tree: TokenTree) -> SequenceRecord:
+        """End what the last forward left, and make room for new rows.
+
+        Returns:
+            What kernels must know of this sequence, but for its place beside others.
+        """
+        length, record = self.length, self._record
+        self._pending = self._drafts_after = self._lease = None
+        for cache in self._caches.values():
+            cache.reserve(length, len(tree))
+        record.set_rows(tree, length)
+        record.follow(self._caches)
+        return record
+
+    def finish(self, tree: TokenTree, lease: Lease) -> None:
+        """The rows have run, and their outputs are in a buffer that this lease keeps."""
+        self._pending = tree
+        self._lease = lease
+
+    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+        self.check_open()
+        engine, drafts = self.engine, self._drafts
+        if drafts is None:
+            raise UsageError("this bundle has no drafter: use --drafter ngram or none")
+        if self._drafts_after != self.length:
+            drafts.begin(self._record, self._caches, self.length, engine.target.sliding_window)
+            self._drafts_after = self.length
+        return engine.run_draft_step(drafts, self._record, token, hidden)
+
+    def close(self) -> None:
+        super().close()
+        self._lease = self._drafts = None
+
+    def _sibling(self) -> SimdSession:
+        return self.engine.open_session()

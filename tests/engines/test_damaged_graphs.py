@@ -1,0 +1,83 @@
+"""Graphs that ONNX Runtime accepts, and then fails to run or divides by zero over: found by `make fuzz`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import ondevice
+from ondevice.bundle import MANIFEST
+from ondevice.drafters.mtp import MtpDrafter
+from ondevice.drafters.protocol import DraftRequest
+from ondevice.engines.protocol import DraftStep, Outputs
+from ondevice.errors import BundleCorruptError
+
+IDS = [2, 300, 301, 17]
+
+
+def altered(bundle: Path, out: Path, graph: str, change: Callable[[onnx.GraphProto], None]) -> Path:
+    """A copy of a bundle with another graph, its size and hash mended."""
+    shutil.copytree(bundle, out)
+    model = onnx.load_model(out / graph, load_external_data=False)
+    change(model.graph)
+    content = model.SerializeToString()
+    (out / graph).write_bytes(content)
+    data: dict[str, Any] = json.loads((out / MANIFEST).read_text())
+    data["files"][graph] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (out / MANIFEST).write_text(json.dumps({**data, "sha256": None}))
+    return out
+
+
+@pytest.mark.parametrize("graph", ["target.onnx", "drafter.onnx"])
+@pytest.mark.parametrize("heads", [0, 1 << 62, -(1 << 63)])
+def test_a_count_of_heads_that_is_zero_does_not_end_the_process(
+    reference_bundle: Path, tmp_path: Path, graph: str, heads: int
+) -> None:
+    def change(found: onnx.GraphProto) -> None:
+        node = next(node for node in found.node if node.op_type == "Attention")
+        next(attribute for attribute in node.attribute if attribute.name == "kv_num_heads").i = heads
+
+    broken = altered(reference_bundle, tmp_path / "broken", graph, change)
+    with pytest.raises(BundleCorruptError, match="kv_num_heads of Attention is"):
+        ondevice.load(broken, engine="ort")
+
+
+def test_a_graph_that_fails_while_it_runs_is_one_line(reference_bundle: Path, tmp_path: Path) -> None:
+    def change(found: onnx.GraphProto) -> None:
+        node = next(node for node in found.node if node.op_type == "Attention")
+        next(attribute for attribute in node.attribute if attribute.name == "q_num_heads").i = 3
+
+    broken = altered(reference_bundle, tmp_path / "broken", "target.onnx", change)
+    with pytest.raises(BundleCorruptError, match=r"onnxruntime cannot (load|run)") as caught:
+        ondevice.load(broken, engine="ort").generate(IDS, max_new_tokens=3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("logits", "candidates"),
+    [
+        ([np.nan, 1.0], [3, 4]),
+        ([np.inf, 1.0], [3, 4]),
+        ([-np.inf, -np.inf], [3, 4]),
+        ([2.0, 1.0], [99, 4]),
+        ([2.0, 1.0], [-1, 4]),
+    ],
+)
+def test_a_damaged_drafter_drafts_nothing(logits: list[float], candidates: list[int]) -> None:
+    class Session:
+        def draft_step(self, token: int, hidden: object) -> DraftStep:
+            return DraftStep(np.array(candidates), np.array(logits, np.float32), np.zeros(2, np.float32))
+
+    drafter = MtpDrafter(2, 10)
+    drafter.begin(IDS, Session())  # type: ignore[arg-type]
+    drafter.observe([5], Outputs(np.zeros((1, 10), np.float32), np.zeros((1, 2), np.float32)), [0])
+    assert len(drafter.draft(DraftRequest(4))) == 0

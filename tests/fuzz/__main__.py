@@ -1,0 +1,80 @@
+"""`python -m tests.fuzz`: mutants for so many seconds. What is not a clean error or explained output ends it with 1.
+
+A mutant depends on its seed alone: `--seed N --count 1` makes it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import ondevice
+from ondevice.options import GenerationKeywords
+from ondevice_export import export
+from tests.fuzz.bundles import IDS, Mutants
+from tests.fuzz.exports import Exports
+from tests.fuzz.options import Calls
+
+PAIR = Path(__file__).parents[2] / "models" / "reference"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="default: 60")
+    parser.add_argument("--seed", type=int, help="of the first mutant; the next ones follow (default: at random)")
+    parser.add_argument("--count", type=int, default=sys.maxsize, help="most mutants")
+    parser.add_argument("--only", choices=["bundles", "exports", "options"], help="one kind (default: all)")
+    args = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        room = Path(directory)
+        bundle = export(PAIR / "target", room / "bundle")
+        # children inherit what is compiled; one thread, because a fork has no others
+        with ondevice.load(bundle, engine="simd", threads=1) as model:
+            each: tuple[GenerationKeywords, ...] = (
+                {"max_new_tokens": 8},
+                {"max_new_tokens": 8, "temperature": 0.0},
+                {"max_new_tokens": 8, "top_k": 5, "top_p": 0.9},
+            )
+            for options in each:
+                model.generate(IDS, **options)
+        kinds: dict[str, Mutants | Exports | Calls] = {
+            "bundles": Mutants(bundle, room),
+            "exports": Exports(PAIR, room),
+            "options": Calls(bundle),
+        }
+        names = [args.only] if args.only else ["bundles"] * 6 + ["exports"] * 2 + ["options"] * 2
+        return _fuzz(kinds, names, seed, args)
+
+
+def _fuzz(kinds: dict[str, Mutants | Exports | Calls], names: list[str], seed: int, args: argparse.Namespace) -> int:
+    counts: Counter[str] = Counter()
+    faulty = 0
+    ends = time.monotonic() + args.seconds
+    with contextlib.suppress(KeyboardInterrupt):
+        while time.monotonic() < ends and counts.total() < args.count:
+            number = seed + counts.total()
+            rng = random.Random(number)
+            name, said, faults = kinds[rng.choice(names)].try_one(rng)
+            counts[name] += 1
+            faulty += bool(faults)
+            for fault in faults:
+                print(f"seed {number}: {name} ({said:.300})\n  {fault}", flush=True)
+    for name, count in sorted(counts.items()):
+        print(f"{count:7} {name}")
+    print(f"{counts.total():7} mutants, {faulty} with faults")
+    return 1 if faulty else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,148 @@
+"""Mutants of a bundle's files, their sizes and hashes mended in bundle.json, so that more than those is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import ondevice
+from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, MANIFEST, TOKENIZER
+from ondevice.errors import OndeviceError
+from ondevice.manifest import Manifest
+from tests.fuzz import child
+from tests.fuzz.child import Outcome
+from tests.fuzz.mutations import change_bytes, change_graph, change_json, change_text, change_values
+
+Engine = Literal["simd", "ort"]
+ENGINES: tuple[Engine, ...] = ("simd", "ort")
+
+IDS = [2, 300, 301, 17, 99, 420]
+NEW_TOKENS = 10
+
+Change = Callable[[bytes, random.Random], tuple[bytes, str]]
+
+
+def _json(content: bytes, rng: random.Random) -> tuple[bytes, str]:
+    text, said = change_json(content.decode(), rng)
+    return text.encode(), said
+
+
+CHANGES: dict[str, tuple[Change, ...]] = {
+    MANIFEST: (_json, _json, _json, change_bytes),
+    "target.onnx": (change_graph, change_graph, change_graph, change_bytes),
+    "drafter.onnx": (change_graph, change_graph, change_graph, change_bytes),
+    "target.onnx.data": (change_values,),
+    "drafter.onnx.data": (change_values,),
+    TOKENIZER: (_json, change_bytes),
+    CHAT_TEMPLATE: (change_text, change_text, change_bytes),
+    GENERATION_CONFIG: (_json, _json, change_bytes),
+}
+
+SAME_TOKENS = ("drafter.onnx", "drafter.onnx.data", TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG)
+"""Files that have no say in the tokens that greedily follow token ids."""
+
+
+def use(bundle: Path, engine: Engine) -> dict[str, Any]:
+    """Load a bundle and generate in every way: from ids, from text, from a message."""
+    with ondevice.load(bundle, engine=engine, threads=1, context_length=64) as model:
+        options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "repetition_penalty": 1.0}
+        found: dict[str, tuple[int, ...] | str] = {"ids": model.generate(IDS, drafter="auto", **options).token_ids}
+        if model.manifest.drafter is not None:
+            drafting: dict[str, Any] = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+            found["drafted"] = model.generate(IDS, drafter="mtp", **drafting, **options).token_ids
+        for name, prompt in (("text", "def f(x):"), ("chat", [{"role": "user", "content": "hi <eos>"}])):
+            try:
+                found[name] = model.generate(prompt, max_new_tokens=4, seed=1).token_ids
+            except ondevice.OndeviceError as error:
+                found[name] = str(error)
+        return found
+
+
+class Mutants:
+    """Makes mutants of one bundle and judges what becomes of them."""
+
+    def __init__(self, bundle: Path, room: Path) -> None:
+        """
+        Args:
+            bundle: a good one.
+            room: a directory for mutants, on the same disk: unchanged files are linked.
+        """
+        self._bundle = bundle
+        self._room = room
+        self._contents = {name: (bundle / name).read_bytes() for name in CHANGES}
+        outcomes = {engine: child.run(partial(use, bundle, engine), 300) for engine in ENGINES}
+        assert all(outcome.kind == "ok" for outcome in outcomes.values()), outcomes
+        self._expected = {engine: outcome.value for engine, outcome in outcomes.items()}
+
+    def try_one(self, rng: random.Random) -> tuple[str, str, list[str]]:
+        """Make a mutant and run it on both engines.
+
+        Returns:
+            The file that was changed, how, and the faults that were found.
+        """
+        name = rng.choice(list(CHANGES))
+        content, said = rng.choice(CHANGES[name])(self._contents[name], rng)
+        path = self._write(name, content, mend=rng.random() < 0.95)
+        faults = []
+        for engine in ENGINES:
+            outcome = child.run(partial(use, path, engine))
+            if fault := self._judge(name, engine, outcome):
+                faults.append(f"{engine}: {fault}")
+        return name, said, faults
+
+    def _write(self, name: str, content: bytes, *, mend: bool) -> Path:
+        path = self._room / "mutant"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        for other in self._contents:
+            if other not in (name, MANIFEST):
+                os.link(self._bundle / other, path / other)
+        manifest = self._contents[MANIFEST]
+        if name == MANIFEST:
+            manifest = content
+        else:
+            (path / name).write_bytes(content)
+            if mend:
+                manifest = _mended(manifest, name, content)
+        (path / MANIFEST).write_bytes(manifest)
+        return path
+
+    def _judge(self, name: str, engine: Engine, outcome: Outcome) -> str | None:
+        """What is wrong with an outcome; None where it is an error of ours, or output that the change explains."""
+        if outcome.is_fault:
+            return f"{outcome.kind}: {outcome.text}"
+        if outcome.kind == "refused":
+            return None
+        found, expected = outcome.value, self._expected[engine]
+        if found.get("drafted", found["ids"]) != found["ids"]:
+            return f"drafts change the tokens: {found}"
+        if name in SAME_TOKENS and not _begins(expected["ids"], found["ids"]):
+            return f"other tokens than the change explains: {found}"
+        if (
+            name == MANIFEST
+            and not _begins(expected["ids"], found["ids"])
+            and not _begins(found["ids"], expected["ids"])
+        ):
+            return f"other tokens than the change explains: {found}"
+        return None
+
+
+def _mended(manifest: bytes, name: str, content: bytes) -> bytes:
+    data = json.loads(manifest)
+    data["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    try:
+        return Manifest.from_json(json.dumps(data)).to_json().encode()
+    except OndeviceError:  # a file without a byte
+        return json.dumps(data).encode()
+
+
+def _begins(whole: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
+    """Another end token may end a reply sooner."""
+    return len(beginning) > 0 and whole[: len(beginning)] == beginning

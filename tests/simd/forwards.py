@@ -1,0 +1,64 @@
+"""Forwards of one session, and random work for several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ondevice.engines.protocol import ROOT, Outputs, Rows, TokenTree
+from ondevice.engines.simd.session import SimdSession
+from tests.tiny_models import VOCAB
+
+
+def run(session: SimdSession, tokens: TokenTree | Sequence[int], wanted: Sequence[int]) -> Outputs:
+    """A forward of this session alone; tokens are a chain."""
+    tree = tokens if isinstance(tokens, TokenTree) else TokenTree.chain(tokens)
+    return session.engine.forward([Rows(session, tree, wanted)])[0]
+
+
+def extend(session: SimdSession, ids: Sequence[int], rng: np.random.Generator | None = None) -> None:
+    """Commit `ids`, in random chunks where there is a generator."""
+    start = 0
+    while start < len(ids):
+        part = ids[start : start + (session.max_rows() if rng is None else int(rng.integers(1, 60)))]
+        run(session, part, [len(part) - 1])
+        session.commit(range(len(part)))
+        start += len(part)
+
+
+def random_tree(rng: np.random.Generator, count: int) -> TokenTree:
+    """Mostly chains with branches, now and then a bush."""
+    branch = rng.choice([0.0, 0.3, 1.0])
+    parents = [int(rng.integers(ROOT, row)) if rng.random() < branch else row - 1 for row in range(count)]
+    return TokenTree(rng.integers(0, VOCAB, count), np.array(parents, np.int64))
+
+
+def path_to(tree: TokenTree, row: int) -> list[int]:
+    path: list[int] = []
+    while row != ROOT:
+        path.insert(0, row)
+        row = int(tree.parents[row])
+    return path
+
+
+def assert_row_alone(session: SimdSession, tree: TokenTree, row: int, outputs: Outputs, index: int) -> None:
+    """The index-th outputs are those of `row`, bit for bit, after its ancestors one by one in `session`."""
+    length = session.length
+    for ancestor in path_to(tree, row):
+        plain = run(session, [int(tree.tokens[ancestor])], [0])
+        session.commit([0])
+    np.testing.assert_array_equal(outputs.logits[index], plain.logits[0])
+    np.testing.assert_array_equal(outputs.hidden[index], plain.hidden[0])
+    assert session.rewind(length) == length
+
+
+def drafted(session: SimdSession, steps: int = 3) -> list[bytes]:
+    """All bits of a draft after what is committed."""
+    found = []
+    token, hidden = 9, np.linspace(-1, 1, session.engine.target.hidden_size, dtype=np.float32)
+    for _ in range(steps):
+        step = session.draft_step(token, hidden)
+        found += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
+        token, hidden = int(step.candidates[step.logits.argmax()]), step.hidden
+    return found

@@ -1,0 +1,48 @@
+"""Steps as rows of a plan: what the builder writes is what kernels and benchmarks read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from ondevice.engines.simd.kernels import step_layouts
+from ondevice.engines.simd.kernels.step_layouts import LAYOUTS, WIDTH, Step, from_row, read_step, to_row
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_survives_the_plan(layout: type[Step]) -> None:
+    step = layout(*range(1 << 40, (1 << 40) + len(layout._fields)))
+    words = to_row(step)
+    row = np.zeros(WIDTH, np.int64)
+    row[: len(words)] = words
+    assert from_row(row) == step
+
+    @numba.njit
+    def read(row: np.ndarray) -> Any:
+        return read_step(layout, row)
+
+    seen = read(row)
+    assert type(seen) is layout
+    assert seen == step
+
+
+def test_the_number_of_a_kind_is_its_place() -> None:
+    names = [
+        "EMBED",
+        "RESIDUAL",
+        "PER_LAYER",
+        "PROJECT",
+        "GATED",
+        "HEAD",
+        "ATTEND",
+        "SELECT",
+        "CENTROID_SCORES",
+        "SHORTLIST",
+        "CANDIDATE_LOGITS",
+    ]
+    for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
+        assert getattr(step_layouts, name) == number
+        assert layout.__name__.upper() == name.replace("_", "")
