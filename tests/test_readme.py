@@ -1,0 +1,35 @@
+"""What a newcomer reads first."""
+
+import re
+
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text("utf-8")
+FIRST_SCREEN = "\n".join(README.splitlines()[:30])
+
+
+def anchors(page: str) -> set[str]:
+    """The names that a page's headings are linked by."""
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert (ROOT / path).exists(), link
+        if anchor:
+            assert anchor in anchors((ROOT / path).read_text("utf-8")), link
+
+
+def test_the_first_screen_says_whose_name_ondevice_is() -> None:
+    assert "Do not `pip install ondevice`" in FIRST_SCREEN
+    assert "ondevice-runtime" in FIRST_SCREEN
+    assert "pip install '.[export]'" in FIRST_SCREEN
+
+
+def test_measured_tables_are_in_the_results_alone() -> None:
+    assert not re.search(r"\| +\d+(\.\d+)?x? +\|", README)
+    assert re.search(r"\| +\d+(\.\d+)?x? +\|", (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8"))
