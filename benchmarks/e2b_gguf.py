@@ -79,7 +79,7 @@ def _kind(name: str, shape: tuple[int, ...], head: Kind) -> Kind:
 
 def _bytes(shape: tuple[int, ...], kind: Kind) -> int:
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    return int(np.prod(shape, dtype=np.int64)) // block * size
+    return int(np.prod(shape, dtype=np.int64)) // int(block) * int(size)
 
 
 def _head_dim(config: TextConfig, kind: str) -> int:
