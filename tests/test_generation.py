@@ -345,6 +345,24 @@ def test_an_application_brings_a_drafter_of_its_own(model: Model, bundle: Path) 
     assert drafter.prompts == [model.encode(PROMPT)]
 
 
+@pytest.mark.parametrize("stop", ["b", "ab", "d ", "e\n", ("bc", "a c")])
+def test_the_token_ids_before_a_stop_string_do_not_depend_on_drafts(bundle: Path, stop: str | tuple[str, ...]) -> None:
+    """The string may end within a round, or span tokens of two."""
+    undrafted = plain(bundle, PROMPT, max_new_tokens=80, temperature=0.0, stop=stop, drafter="none")
+    for count in (1, 2, 5, 8):
+        with model_over(ToyEngine(), bundle) as model:
+            reply = model.generate(
+                PROMPT,
+                max_new_tokens=80,
+                temperature=0.0,
+                stop=stop,
+                drafter=Copier(),
+                num_assistant_tokens=count,
+                num_assistant_tokens_schedule="constant",
+            )
+        assert reply.token_ids == undrafted
+
+
 def test_a_drafter_serves_one_generation_at_a_time(model: Model) -> None:
     drafter = Copier()
     first, second = (model.stream(PROMPT, drafter=drafter) for _ in range(2))
