@@ -176,8 +176,9 @@ def test_cancelling_one_leaves_the_others(slow: Model, bundle: Path) -> None:
     assert tokens == plain(bundle, ids(20, 0), max_new_tokens=60)
 
 
-def test_cancelling_all_reaches_those_that_wait_for_their_turn(slow: Model) -> None:
-    streams = [slow.stream(ids(20, seed), max_new_tokens=300) for seed in range(5)]
+def ended(model: Model, count: int, end: Callable[[], None]) -> list[str | None]:
+    """Why each of `count` long generations ended, when `end` is called while two of them run and the others wait."""
+    streams = [model.stream(ids(20, seed), max_new_tokens=300) for seed in range(count)]
     reasons: list[str | None] = []
 
     def read(stream: Generation) -> None:
@@ -186,9 +187,13 @@ def test_cancelling_all_reaches_those_that_wait_for_their_turn(slow: Model) -> N
     threads = [in_thread(partial(read, stream)) for stream in streams]
     while sum(stream.stats.new_tokens > 3 for stream in streams) < 2:
         time.sleep(0.001)
-    slow.cancel()
+    end()
     join(*threads)
-    assert reasons == ["cancelled"] * 5
+    return reasons
+
+
+def test_cancelling_all_reaches_those_that_wait_for_their_turn(slow: Model) -> None:
+    assert ended(slow, 5, slow.cancel) == ["cancelled"] * 5
     assert free(slow)
 
 
@@ -387,18 +392,7 @@ def test_a_closed_model_says_so_everywhere(bundle: Path) -> None:
 
 def test_closing_ends_every_generation(bundle: Path) -> None:
     model = model_over(ToyEngine(before=pausing(0.002)), bundle, max_sequences=2)
-    streams = [model.stream(ids(20, seed), max_new_tokens=300) for seed in range(4)]
-    reasons: list[str | None] = []
-
-    def read(stream: Generation) -> None:
-        reasons.append(list(stream)[-1].finish_reason)
-
-    threads = [in_thread(partial(read, stream)) for stream in streams]
-    while sum(stream.stats.new_tokens > 3 for stream in streams) < 2:
-        time.sleep(0.001)
-    model.close()
-    join(*threads)
-    assert reasons == ["cancelled"] * 4
+    assert ended(model, 4, model.close) == ["cancelled"] * 4
     assert model._runner._engine_closed
 
 
