@@ -153,7 +153,7 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
     """
     step = read_step(Project, words)
     row_set, bits, weights, scales = step.row_set, step.bits, step.weights, step.scales
-    records, blocks, tiles = step.activations, step.blocks, step.tiles
+    activations, blocks, tiles = step.activations, step.blocks, step.tiles
     stride, cap = step.stride, bits_float(np.int32(step.cap))
     out = state[step.out_slot] if step.out_slot else step.out
     size = claim_size(tiles, threads)
@@ -162,7 +162,7 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
         stop = min(start + size, tiles)
         project(
             PackedMatrix(bits, weights, scales, blocks),
-            Activations(records, state[row_set]),
+            Activations(activations, state[row_set]),
             FloatRows(out, stride),
             cap,
             start,
@@ -179,7 +179,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
     """
     step = read_step(Gated, words)
     row_set, bits, weights, scales = step.row_set, step.bits, step.weights, step.scales
-    records, blocks, units = step.activations, step.blocks, step.units
+    activations, blocks, units = step.activations, step.blocks, step.units
     out, zero, factor, stride = step.out, step.zero, step.factor, step.factor_stride
     size = claim_size(units, threads)
     start = claim(claims, size)
@@ -187,7 +187,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
         stop = min(start + size, units)
         gated(
             PackedMatrix(bits, weights, scales, blocks),
-            Activations(records, state[row_set]),
+            Activations(activations, state[row_set]),
             FloatRows(factor, stride),
             QuantizedRows(out, units, zero),
             scratch,
