@@ -150,7 +150,7 @@ class Model:
             return cancellation.requested or runner.closed
 
         limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
-        stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name)
+        stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
         rounds = self._runner.rounds(Task(prompt_ids, sampler, limits, drafting, stats))
         self.last_stats = stats
         generation = Generation(_steps(rounds, text_stream, self._process), stats, cancellation, runner.batch.wake)
@@ -270,7 +270,7 @@ def load(
     Args:
         bundle: a directory, or a name under the model home (`$ONDEVICE_HOME`, else `~/.ondevice`).
         engine: `auto` takes the fastest that runs here.
-        threads: compute threads; None takes the physical cores that this process may use.
+        threads: most compute threads; None takes the physical cores that this process may use.
         context_length: most tokens of a sequence; None takes the model's own.
         kv_cache: `int8` halves the memory of a long context, on the `simd` engine; `fp16` there is float32 on `ort`.
         max_sequences: generations at the same time, 1 to 16; more wait for their turn.

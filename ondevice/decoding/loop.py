@@ -113,6 +113,7 @@ def generate(
             seconds=seconds,
             draft_seconds=draft_seconds,
             forward=ForwardCost(outputs.rows, outputs.wanted, seconds - draft_seconds - waited),
+            threads=outputs.threads,
             finish_reason=reason,
         )
         if schedule is not None:

@@ -31,6 +31,7 @@ class Round:
     seconds : wall time of the round, drafting included
     draft_seconds : its share spent on making the draft
     forward : what the round cost but for its draft; None for a prefill
+    threads : that computed its last forward
     """
 
     token_ids: tuple[int, ...]
@@ -42,6 +43,7 @@ class Round:
     seconds: float = 0.0
     draft_seconds: float = 0.0
     forward: ForwardCost | None = None
+    threads: int = 0
     finish_reason: FinishReason | None = None
 
 
@@ -75,6 +77,10 @@ class Stats:
     drafter: str = "none"
     engine: str = ""
     peak_rss_bytes: int = 0
+    threads: int = 0
+    """The most that a forward may take."""
+    threads_ran: list[int] = field(default_factory=list)
+    """Decoding rounds whose forward took 1, 2, ... threads: as many as made it faster."""
     rounds_without_draft: int = 0
     drafted_at: list[int] = field(default_factory=list)
     """Rounds whose draft reached depth 1, 2, ...: of a chain, its first, second, ... token."""
@@ -96,6 +102,9 @@ class Stats:
         self.drafted += this.drafted
         self.accepted += this.accepted
         self.rounds_without_draft += this.drafted == 0
+        self.threads_ran += [0] * (this.threads - len(self.threads_ran))
+        if this.threads:
+            self.threads_ran[this.threads - 1] += 1
         missing = this.depth - len(self.drafted_at)
         self.drafted_at += [0] * missing
         self.accepted_at += [0] * missing
@@ -112,6 +121,12 @@ class Stats:
     def tokens_per_round(self) -> float:
         """Tokens after the first per target forward."""
         return (self.new_tokens - 1) / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def usual_threads(self) -> int:
+        """The threads of most decoding rounds, or before the first the most that there are."""
+        ran = self.threads_ran
+        return max(range(len(ran)), key=ran.__getitem__) + 1 if ran else self.threads
 
     @property
     def acceptance(self) -> float:

@@ -44,6 +44,7 @@ class Outputs:
     hidden : float32[R, H], after the final norm
     rows, wanted : rows, and wanted rows, of the whole forward, those of other sequences included
     seconds : wall time of the whole forward
+    threads : that computed it, as many as made it faster
     """
 
     logits: Floats
@@ -51,6 +52,7 @@ class Outputs:
     rows: int = 1
     wanted: int = 1
     seconds: float = 0.0
+    threads: int = 1
 
 
 @dataclass(frozen=True)

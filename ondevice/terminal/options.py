@@ -18,7 +18,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
     group = parser.add_argument_group("model")
     group.add_argument("--engine", choices=["auto", "simd", "ort"], default="auto", help="what runs the graphs")
-    group.add_argument("--threads", type=int, metavar="N", help="compute threads (default: the physical cores)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="compute threads at most; fewer run where that is faster (default: the physical cores)",
+    )
     group.add_argument("--context-length", type=int, metavar="N", help="most tokens held (default: the model's own)")
     group.add_argument(
         "--kv-cache", choices=["fp16", "int8"], default="fp16", help="what keys and values are held in (default: fp16)"

@@ -28,6 +28,8 @@ STATS_KEYS = (
     "drafter",
     "engine",
     "peak_rss_bytes",
+    "threads",
+    "threads_ran",
 )
 
 
@@ -82,6 +84,8 @@ def summary(stats: Stats) -> str:
         parts.append(f"nothing drafted ({stats.drafter})")
     else:
         parts.append(f"{stats.acceptance:.0%} of {stats.drafted} drafted tokens accepted ({stats.drafter})")
+    if stats.usual_threads < stats.threads:
+        parts.append(f"on {stats.usual_threads} of {stats.threads} threads, which is faster now")
     parts.append(f"first token after {stats.prefill_s:.2f} s ({stats.prompt_tokens} prompt tokens)")
     return ", ".join(parts)
 

@@ -12,7 +12,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines import kv_cache
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd import engine as engine_module
-from ondevice.engines.simd import program
+from ondevice.engines.simd import thread_pool
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.session import SimdSession
@@ -66,15 +66,31 @@ def test_drafts_do_not_see_rejected_rows(pair: tuple[SimdEngine, SimdEngine], le
         np.testing.assert_array_equal(getattr(steps[0], name), getattr(steps[1], name))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_draft_shared_among_threads(bundle: Bundle, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for shared_from in (0, 1 << 40):
-        monkeypatch.setattr(program, "SHARED_FROM", shared_from)
-        engine = SimdEngine(bundle, threads)
-        found.append(drafted(filled(engine, list(range(50)), np.random.default_rng(0))))
+def test_threads_that_come_and_go_change_no_bit(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Turns:
+        """Every run has another number of threads."""
+
+        def __init__(self, most: int) -> None:
+            self.threads = self._most = most
+
+        def observe(self, *_: float) -> None:
+            self.threads = self.threads % self._most + 1
+
+    def computed(threads: int) -> list[Any]:
+        engine, rng = SimdEngine(bundle, threads), np.random.default_rng(0)
+        session = filled(engine, list(range(50)), rng)
+        found: list[Any] = []
+        for rows in (1, 5, 1, 3, 30, 2, 5):
+            outputs = run(session, rng.integers(0, VOCAB, rows).tolist(), range(rows))
+            found.append((outputs.logits.tobytes(), outputs.hidden.tobytes()))
+            session.commit(range(rows))
+            found.append(drafted(session))
         engine.close()
-    assert found[0] == found[1]
+        return found
+
+    alone = computed(1)
+    monkeypatch.setattr(thread_pool, "ThreadChoice", Turns)
+    assert computed(3) == alone
 
 
 def test_caches_that_grow_and_slide_between_drafts(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
+from ondevice.engines.simd import thread_pool
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.kernels.barrier import claim_part
 from ondevice.engines.simd.kernels.step_layouts import WIDTH
 from ondevice.engines.simd.thread_pool import ThreadPool
 from tests.simd.forwards import run
@@ -20,11 +22,11 @@ STATE = np.zeros(64, np.int64)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_all_threads_arrive_after_every_step(threads: int) -> None:
     pool = ThreadPool(threads, 64)
+    ran = 0
     for _ in range(50):
-        pool.run(NOTHING, STATE)
-        pool.run(NOTHING[:2], STATE)
-        pool.run_alone(NOTHING, STATE)
-    assert pool._together.arrivals == threads * 50 * 9
+        ran += 7 * pool.run(NOTHING, STATE, kind=0)
+        ran += 2 * pool.run(NOTHING[:2], STATE, kind=1)
+        assert pool._counters.arrivals == ran
     pool.close()
 
 
@@ -41,10 +43,54 @@ def test_an_interrupt_while_work_is_handed_out(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(pool, "_post", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pool.run(NOTHING, STATE)
-    pool.run(NOTHING, STATE)
-    assert pool._together.arrivals == 3 * 2 * 7
+        pool.run(NOTHING, STATE, kind=0)
+    assert pool.run(NOTHING, STATE, kind=0) == 3
+    assert pool._counters.arrivals == 3 * 2 * 7
     pool.close()
+
+
+def test_threads_that_wait_are_told_of() -> None:
+    """Of ten threads on fewer cores with nothing to do, each stands at the barrier nearly all of the time."""
+    pool = ThreadPool(10, 64)
+    shares = []
+    for _ in range(5):
+        pool._run(NOTHING, STATE, 10)
+        shares.append(pool._counters.waited(10))
+    assert max(shares) > 0.2
+    pool._run(NOTHING, STATE, 1)
+    assert pool._counters.waited(1) == 0.0
+    pool.close()
+
+
+def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fixed:
+        made = 0
+
+        def __init__(self, most: int) -> None:
+            Fixed.made += 1
+            self.threads = min(most, Fixed.made)
+
+        def observe(self, *_: float) -> None: ...
+
+    monkeypatch.setattr(thread_pool, "ThreadChoice", Fixed)
+    pool = ThreadPool(3, 64)
+    assert [pool.run(NOTHING, STATE, kind) for kind in (5, 6, 7, 6, 5)] == [1, 2, 3, 2, 1]
+    pool.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("units", [0, 1, 2, 5, 16, 96, 1000])
+def test_every_unit_of_a_step_is_claimed_once_and_parts_get_smaller(units: int, threads: int) -> None:
+    counter, parts = np.zeros(1, np.int64), []
+    while (part := claim_part(counter.ctypes.data, units, threads))[0] < part[1]:
+        parts.append(part)
+    assert [unit for start, stop in parts for unit in range(start, stop)] == list(range(units))
+    sizes = [stop - start for start, stop in parts]
+    assert sizes == sorted(sizes, reverse=True)
+    if threads > 1 and units:
+        assert sizes[-1] == 1
+    start, stop = claim_part(counter.ctypes.data, units, threads)
+    assert start >= stop
 
 
 def test_engines_side_by_side(bundles: dict[str, Bundle]) -> None:

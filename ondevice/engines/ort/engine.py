@@ -51,6 +51,7 @@ class OrtEngine:
         self.target = bundle.manifest.target
         self.context_length = context_within(context_length, self.target.context_length)
         self.content = bundle.content
+        self._threads = threads
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
         self._lock = threading.Lock()
@@ -87,7 +88,7 @@ class OrtEngine:
                 session.set_pending(rows.tree)
             seconds = perf_counter() - started
         wanted = sum(len(rows.wanted) for rows in batch)
-        return [Outputs(logits, hidden, total, wanted, seconds) for logits, hidden in found]
+        return [Outputs(logits, hidden, total, wanted, seconds, self._threads) for logits, hidden in found]
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -36,6 +36,19 @@ MOST_ROWS = 512
 RELEASE_EVERY = 512
 """Rows after which the pages of tables that they mapped are released."""
 
+DRAFT_STEP = 0
+"""A kind of work for the thread pool; a forward of up to EACH_ROW_COUNT rows has their number."""
+
+EACH_ROW_COUNT = 8
+"""Beyond, the row counts up to a power of two are one kind: the time of a row is nearly the same."""
+
+
+def kind_of_work(rows: int) -> tuple[int, int]:
+    """What a forward of so many rows is to the thread pool: the kind of work, and how much of it."""
+    if rows <= EACH_ROW_COUNT:
+        return rows, 1
+    return EACH_ROW_COUNT + (rows - 1).bit_length(), rows
+
 
 class SimdEngine:
     """
@@ -79,7 +92,6 @@ class SimdEngine:
         self.origin = Origin(bundle.content, self.name, kv_cache)
         self._pool = ThreadPool(threads, self._program.scratch_bytes)
         weakref.finalize(self, self._pool.close)  # its threads would outlive an engine that nobody closed
-        self._run_drafter = self._pool.run if self._program.drafter_shared else self._pool.run_alone
         self._scratch = AttentionScratch(max(layer.head_dim for layer in self.target.layers), threads)
         self._state = ForwardState(self.most_rows, self._program.target_frequencies, self._cache_bits)
         self._state.set_window(self.target.sliding_window)
@@ -111,7 +123,7 @@ class SimdEngine:
             buffer, lease = self._outputs.lease(len(rows.wanted))
             self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
             self._program.check_pack()
-            self._pool.run(self._program.target, self._state.slots)
+            threads = self._pool.run(self._program.target, self._state.slots, *kind_of_work(len(rows.tokens)))
             self._release_tables(len(rows.tokens))
             seconds = time.perf_counter() - started
         outputs, first = [], 0
@@ -119,7 +131,7 @@ class SimdEngine:
             session.finish(tree, lease)
             logits, hidden = buffer.part(first, count)
             sizes = len(rows.tokens), len(rows.wanted)
-            outputs.append(Outputs(logits[:, : self.target.vocab_size], hidden, *sizes, seconds))
+            outputs.append(Outputs(logits[:, : self.target.vocab_size], hidden, *sizes, seconds, threads))
             first += count
         return outputs
 
@@ -156,7 +168,7 @@ class SimdEngine:
             plan.target_hidden[:] = hidden
             plan.token[0] = token
             drafts.use(record, self._scratch)
-            self._run_drafter(plan.steps, drafts.slots)
+            self._pool.run(plan.steps, drafts.slots, DRAFT_STEP)
         return drafts.answer
 
     def _release_tables(self, rows: int) -> None:

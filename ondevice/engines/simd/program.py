@@ -23,12 +23,6 @@ from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_
 from ondevice.errors import BundleCorruptError
 from ondevice.progress import Progress, silent
 
-SHARED_FROM = 4 << 20
-"""A drafter with at least so many packed bytes runs on all threads, a smaller one on one. Measured: E2B's (14 MB) takes
-0.74 ms shared and 0.83 alone, later steps of a round 0.25 and 0.37, although a step has 40 barriers; a small one takes
-0.049 ms shared and 0.029 alone.
-"""
-
 
 @dataclass(frozen=True)
 class Program:
@@ -44,8 +38,6 @@ class Program:
     """Floats in a row of logits: the vocabulary, padded to whole tiles."""
     drafter: DrafterPlan | None
     drafter_frequencies: Frequencies
-    drafter_shared: bool
-    """Whether all threads run a draft step together, or the calling thread alone."""
     scratch_bytes: int
     """Working memory of a thread, in bytes."""
     buffers: Buffers
@@ -81,10 +73,9 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
         drafter_steps = drafter_plan(drafter, read.packed_drafter, caches, pack, buffers)
         layers += drafter.layers
     width = read.packed.head.tiles * 16
-    shared = read.drafter_bytes >= SHARED_FROM
     read.sources.release()
     return Program(
-        caches, steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies, shared,
+        caches, steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies,
         scratch_bytes(layers), buffers, read.sources, pack,
     )  # fmt: skip
 
@@ -109,7 +100,6 @@ class _Read:
 
     drafter: DrafterModel | None = None
     packed_drafter: PackedDrafter | None = None
-    drafter_bytes = 0
 
     def __init__(self, bundle: Bundle) -> None:
         target, drafter = bundle.manifest.target, bundle.manifest.drafter
@@ -121,6 +111,4 @@ class _Read:
         if drafter is not None:
             self.drafter = read_drafter(self.sources.graph(drafter.graph), target, drafter)
             self.drafter_frequencies = frequencies(self.drafter.layers)
-            before = self.layout.size
             self.packed_drafter = pack_drafter(self.layout, self.drafter)
-            self.drafter_bytes = self.layout.size - before

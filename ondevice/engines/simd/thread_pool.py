@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -13,15 +14,16 @@ from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.kernels.barrier import spin_for_next
-from ondevice.engines.simd.kernels.forward import COUNTER_BYTES, run
+from ondevice.engines.simd.kernels.forward import ARRIVALS, LINE, TICKS, run
+from ondevice.engines.simd.thread_choice import ThreadChoice
 
 Plan = NDArray[np.int64]
 State = NDArray[np.int64]
 
 
 class _Turn:
-    """Held by a thread pool at work. Two pools on the same cores stall at their barriers: two small models together
-    gave 90 tokens/s each, taking turns 600.
+    """Held by a thread pool of which several threads are at work. Two pools on the same cores stall at their barriers:
+    two small models together gave 90 tokens/s each, taking turns 600.
     """
 
     lock = threading.Lock()
@@ -36,75 +38,108 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Turn.renew)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Job:
     plan: Plan
     state: State
+    threads: int
     before: int
-    """Steps that the pool had run before."""
+    """Arrivals at the barrier when nobody had begun."""
 
 
 class ThreadPool:
-    """Runs plans: the calling thread and `threads - 1` others, which sleep when nothing is to be done for a while."""
+    """Runs plans: the calling thread and up to `threads - 1` others, which sleep when nothing has come for a while.
+
+    How many take part is learnt for each kind of work. It changes no result.
+    """
 
     def __init__(self, threads: int, scratch_bytes: int) -> None:
         self.threads = threads
         self._buffers = Buffers()
         self._scratch = [self._buffers.bytes(scratch_bytes) for _ in range(threads)]
-        self._together = _Counter(self._buffers)
-        self._alone = _Counter(self._buffers)
+        self._counters = _Counters(self._buffers, threads)
+        self._choices: dict[int, ThreadChoice] = {}
         self._queues: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(threads - 1)]
         for number, queue in enumerate(self._queues, 1):
             threading.Thread(target=self._work, args=(number, queue), name=f"ondevice-{number}", daemon=True).start()
 
-    def run(self, plan: Plan, state: State) -> None:
-        """Run every step; all threads are through the last one when this returns, even by an interrupt."""
-        with _Turn.lock if self.threads > 1 else nullcontext():
-            job = _Job(plan, state, self._together.arrivals // self.threads)
-            try:
-                self._post(job)
-            except BaseException:
-                self._post(job)  # who has it already will not run it twice
-                raise
-            finally:
-                run(plan, state, 0, self.threads, self._together.address, job.before, self._scratch[0])
+    def run(self, plan: Plan, state: State, kind: int, units: int = 1) -> int:
+        """Run every step; all threads are through the last one when this returns, even by an interrupt.
 
-    def run_alone(self, plan: Plan, state: State) -> None:
-        """Run every step on the calling thread: those of a small drafter are shorter than a barrier."""
-        run(plan, state, 0, 1, self._alone.address, self._alone.arrivals, self._scratch[0])
+        Args:
+            kind: number of a kind of work, which takes the same time each time.
+            units: such times that this work takes.
+
+        Returns:
+            threads that took part.
+        """
+        choice = self._choices.get(kind)
+        if choice is None:
+            choice = self._choices[kind] = ThreadChoice(self.threads)
+        threads = choice.threads
+        with _Turn.lock if threads > 1 else nullcontext():
+            started = time.perf_counter()
+            self._run(plan, state, threads)
+            now = time.perf_counter()
+        choice.observe(now - started, self._counters.waited(threads), now, units)
+        return threads
 
     def close(self) -> None:
         for queue in self._queues:
             queue.put(None)
         self._queues = []
 
+    def _run(self, plan: Plan, state: State, threads: int) -> None:
+        job = _Job(plan, state, threads, self._counters.arrivals)
+        try:
+            self._post(job)
+        except BaseException:
+            self._post(job)  # who has it already will not run it twice
+            raise
+        finally:
+            run(plan, state, 0, threads, self._counters.address, job.before, self._scratch[0])
+
     def _post(self, job: _Job) -> None:
-        for queue in self._queues:
+        for queue in self._queues[: job.threads - 1]:
             queue.put(job)
 
     def _work(self, number: int, queue: SimpleQueue[_Job | None]) -> None:
-        spin_for_next(self._together.address, -1)  # so that it is not compiled, or loaded, while tokens wait for it
-        done = 0
+        address, done = self._counters.address, None
+        spin_for_next(address, -1)  # so that it is not compiled, or loaded, while tokens wait for it
         while (job := queue.get()) is not None:
-            if job.before >= done:
-                run(
-                    job.plan, job.state, number, self.threads, self._together.address, job.before, self._scratch[number]
-                )
-                done = job.before + len(job.plan)
+            if job is not done:
+                run(job.plan, job.state, number, job.threads, address, job.before, self._scratch[number])
+                done = job
                 # By then the caller is in a kernel too, so that the GIL that `get` needs is free.
-                spin_for_next(self._together.address, done * self.threads)
+                spin_for_next(address, job.before + len(job.plan) * job.threads)
 
 
-class _Counter:
-    """The counters of `kernels.forward.run`. Arrivals are never reset: they tell how many steps have been run."""
+class _Counters:
+    """The counters of `kernels.forward.run`, which are never reset."""
 
-    def __init__(self, buffers: Buffers) -> None:
-        self._memory = np.zeros(COUNTER_BYTES // 8 + 8, np.int64)
-        address = buffers.hold(self._memory)
-        self._first = -address % 64 // 8
-        self.address = address + 8 * self._first
+    def __init__(self, buffers: Buffers, threads: int) -> None:
+        words = LINE // 8
+        memory = np.zeros((TICKS + threads + 1) * words, np.int64)
+        address = buffers.hold(memory)
+        first = -address % LINE // 8
+        self.address = address + 8 * first
+        self._lines = memory[first:][: (TICKS + threads) * words].reshape(-1, words)
+        self._ticks = self._lines[TICKS:]
+        self._ran = self._waited = 0
 
     @property
     def arrivals(self) -> int:
-        """Number of arrivals; exact only while no thread runs."""
-        return int(self._memory[self._first])
+        """Number of arrivals at the barrier; exact only while no thread runs."""
+        return int(self._lines[ARRIVALS, 0])
+
+    def waited(self, threads: int) -> float:
+        """Share of their time for which so many threads have stood at the barrier since the last call.
+
+        For all but the calling thread, the last barrier counts for the next call.
+        """
+        if threads == 1:
+            return 0.0
+        ran, waited = int(self._ticks[0, 0]), int(self._ticks[:, 1].sum())
+        share = (waited - self._waited) / max(1, threads * (ran - self._ran))
+        self._ran, self._waited = ran, waited
+        return share

@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.memory import fetch_add, pause, read_shared
+from ondevice.engines.simd.kernels.memory import fetch_add, pause, read_shared, ticks
 
 _SPINS = 4_000
 """Reads of the counter before a thread naps: about 0.1 ms, longer than threads of an idle machine drift apart."""
@@ -28,9 +28,15 @@ when others are busy, took 6 ms for a barrier with sched_yield. And a thread tha
 
 
 @kernel
-def wait_for_all(counter: int, target: int) -> None:
-    """Count this thread's arrival, then wait until there are `target` arrivals; the count is never reset."""
-    fetch_add(counter, np.int64(1))
+def wait_for_all(counter: int, target: int) -> Any:
+    """Count this thread's arrival, then wait until there are `target` arrivals; the count is never reset.
+
+    Returns:
+        `ticks` for which it waited.
+    """
+    if fetch_add(counter, np.int64(1)) + 1 >= target:
+        return 0
+    arrived = ticks()
     spins = 0
     while read_shared(counter) < target:
         spins += 1
@@ -38,6 +44,7 @@ def wait_for_all(counter: int, target: int) -> None:
             pause()
         else:
             _nap(_LENGTH)
+    return ticks() - arrived
 
 
 @kernel
@@ -53,3 +60,22 @@ def spin_for_next(counter: int, beyond: int) -> None:
 def claim(counter: int, size: int) -> Any:
     """Claim the next `size` units of a step, and return the first one's number: faster cores claim more."""
     return fetch_add(counter, np.int64(size))
+
+
+@kernel
+def claim_part(counter: int, units: int, threads: int) -> tuple[int, int]:
+    """Claim a part of a step, and return its first unit and the one behind its last: an empty one where none is left.
+
+    Parts get smaller: as many as there are threads make up half of what is left (factoring; Hummel, Schonberg and
+    Flynn, 1992). The first are read as long streams, and the last even out what a busy core came to late.
+    """
+    if threads == 1:
+        return (0, units) if fetch_add(counter, np.int64(1)) == 0 else (units, units)
+    number = fetch_add(counter, np.int64(1))
+    start, size = 0, max(1, units // (2 * threads))
+    while number >= threads and start + threads * size < units:
+        number -= threads
+        start += threads * size
+        size = max(1, (units - start) // (2 * threads))
+    start = min(start + number * size, units)
+    return start, min(start + size, units)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.barrier import wait_for_all
 from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.memory import write_i64
+from ondevice.engines.simd.kernels.memory import read_i64, ticks, write_i64
 from ondevice.engines.simd.kernels.step_layouts import (
     ATTEND,
     CANDIDATE_LOGITS,
@@ -34,29 +34,35 @@ from ondevice.engines.simd.kernels.steps import (
     shortlist,
 )
 
-COUNTER_BYTES = 3 * 64
-"""The barrier's int64, and two to claim work with, on cache lines of their own."""
+LINE = 64
+"""Bytes from one counter to the next, each on a cache line of its own."""
+
+ARRIVALS, CLAIMS, TICKS = 0, 1, 3
+"""Lines of the counters: arrivals at the barrier; two to claim work with; and one for each thread with the ticks for
+which it ran and those for which it waited, which add up from run to run."""
 
 
 @kernel
 def run(  # noqa: PLR0912 - numba has no jump table
-    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counter: int, before: int, scratch: int
+    plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
 ) -> None:
     """One thread's share of every step.
 
     Args:
         plan: int64[steps, WIDTH], see `step_layouts`.
         state: int64, see `slots`.
-        counter: address of COUNTER_BYTES, at first zeros.
-        before: steps that were run with this counter before.
+        counters: address of TICKS + threads lines, at first zeros.
+        before: arrivals when no thread had begun.
         scratch: address of this thread's working memory.
     """
+    began, waited = ticks(), 0
+    own = counters + LINE * (TICKS + thread)
+    claims, next_claims = counters + LINE * CLAIMS, counters + LINE * (CLAIMS + 1)
     for i in range(len(plan)):
         words = plan[i]
         kind = words[0]
-        claims = counter + 64 + 64 * ((before + i) % 2)
-        if thread == 0:  # the other counter is unused until the barrier below
-            write_i64(counter + 64 + 64 * ((before + i + 1) % 2), np.int64(0))
+        if thread == 0:  # nobody claims from it until the barrier below
+            write_i64(next_claims, np.int64(0))
         if kind == PROJECT:
             project_share(words, state, threads, claims)
         elif kind == GATED:
@@ -80,4 +86,9 @@ def run(  # noqa: PLR0912 - numba has no jump table
                 shortlist(words)
         elif kind == CANDIDATE_LOGITS:
             candidate_logits(words, state, thread, threads)
-        wait_for_all(counter, (before + i + 1) * threads)
+        waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
+        claims, next_claims = next_claims, claims
+    if thread == 0:  # the next run begins with both at zero, however many steps this one had
+        write_i64(next_claims, np.int64(0))
+    write_i64(own, read_i64(own) + ticks() - began)
+    write_i64(own + 8, read_i64(own + 8) + waited)

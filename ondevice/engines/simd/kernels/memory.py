@@ -1,4 +1,4 @@
-"""Intrinsics for scalars at addresses: loads and stores, bits of floats, and atomics for the barrier of the threads.
+"""Intrinsics for scalars at addresses: loads and stores, bits of floats, and what the barrier of the threads needs.
 
 Addresses are int64.
 """
@@ -86,3 +86,14 @@ def pause(builder: Any) -> None:
         call(builder, "llvm.x86.sse2.pause", ir.VoidType())
     elif triple.startswith(("aarch64", "arm64")):
         call(builder, "llvm.aarch64.hint", ir.VoidType(), I32(1))
+
+
+@emits(types.int64)
+def ticks(builder: Any) -> Any:
+    """A clock that costs a few nanoseconds, of a rate that nobody need know; 0 on processors where there is none."""
+    triple = builder.module.triple
+    if triple.startswith("x86_64"):
+        return call(builder, "llvm.readcyclecounter", I64)
+    if triple.startswith(("aarch64", "arm64")):  # the cycle counter, which LLVM would read, is the kernel's own there
+        return builder.asm(ir.FunctionType(I64, []), "mrs $0, cntvct_el0", "=r", [], side_effect=True)
+    return I64(0)

@@ -22,7 +22,7 @@ from ondevice.engines.simd.kernels.attention import (
     source_row,
 )
 from ondevice.engines.simd.kernels.attention_tile import HEADS
-from ondevice.engines.simd.kernels.barrier import claim
+from ondevice.engines.simd.kernels.barrier import claim, claim_part
 from ondevice.engines.simd.kernels.heads import head_bytes, rotated_head, to_cache
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
@@ -69,9 +69,6 @@ from ondevice.engines.simd.kernels.step_layouts import (
 )
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import full, load, store
-
-CLAIMS = 8
-"""Parts of each thread's share of a projection: small enough to even out, large enough to be read as one stream."""
 
 
 @kernel
@@ -140,12 +137,6 @@ def per_layer(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -
 
 
 @kernel
-def claim_size(units: int, threads: int) -> int:
-    """Units that a thread takes at a time."""
-    return max(1, units // (CLAIMS * threads)) if threads > 1 else units
-
-
-@kernel
 def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int) -> None:
     """out = softcap(activations @ matrix.T), float32[rows, 16 * tiles], of int8 activations and an int4 or int8 matrix.
 
@@ -156,10 +147,8 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
     activations, blocks, tiles = step.activations, step.blocks, step.tiles
     stride, cap = step.stride, bits_float(np.int32(step.cap))
     out = state[step.out_slot] if step.out_slot else step.out
-    size = claim_size(tiles, threads)
-    start = claim(claims, size)
-    while start < tiles:
-        stop = min(start + size, tiles)
+    start, stop = claim_part(claims, tiles, threads)
+    while start < stop:
         project(
             PackedMatrix(bits, weights, scales, blocks),
             Activations(activations, state[row_set]),
@@ -168,7 +157,7 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
             start,
             stop,
         )
-        start = claim(claims, size)
+        start, stop = claim_part(claims, tiles, threads)
 
 
 @kernel
@@ -181,10 +170,8 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
     row_set, bits, weights, scales = step.row_set, step.bits, step.weights, step.scales
     activations, blocks, units = step.activations, step.blocks, step.units
     out, zero, factor, stride = step.out, step.zero, step.factor, step.factor_stride
-    size = claim_size(units, threads)
-    start = claim(claims, size)
-    while start < units:
-        stop = min(start + size, units)
+    start, stop = claim_part(claims, units, threads)
+    while start < stop:
         gated(
             PackedMatrix(bits, weights, scales, blocks),
             Activations(activations, state[row_set]),
@@ -194,7 +181,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
             start,
             stop,
         )
-        start = claim(claims, size)
+        start, stop = claim_part(claims, units, threads)
 
 
 @kernel
