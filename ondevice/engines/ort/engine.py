@@ -17,13 +17,13 @@ from ondevice.bundle import Bundle
 from ondevice.engines.agreement import Interface, check_drafter, check_target
 from ondevice.engines.batch import check_batch
 from ondevice.engines.context import context_within
+from ondevice.engines.onnx.file import read_nodes
 from ondevice.engines.ort.binding import Binding
 from ondevice.engines.ort.draft_steps import DraftSteps
 from ondevice.engines.ort.session import PREFILL_ROWS, OrtSession
 from ondevice.engines.process import Process
 from ondevice.engines.protocol import Outputs, Rows, Session
 from ondevice.engines.session_file import Origin
-from ondevice.engines.simd.graph.onnx_file import read_nodes
 from ondevice.errors import BundleCorruptError, UsageError
 
 

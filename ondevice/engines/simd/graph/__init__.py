@@ -1,1 +1,1 @@
-"""Reads a bundle's ONNX graphs: protobuf, nodes and tensors, then layers, as `model` describes them."""
+"""Reads a bundle's ONNX graphs: from nodes and tensors to layers, as `model` describes them."""

@@ -6,10 +6,10 @@ import numpy as np
 
 from ondevice import contract
 from ondevice.engines.agreement import check_drafter
+from ondevice.engines.onnx.file import Graph
 from ondevice.engines.simd.graph.layers import AttentionReader, CacheOwner, LayerReader
 from ondevice.engines.simd.graph.matching import Matcher, require
 from ondevice.engines.simd.graph.model import Centroids, DecoderLayer, DrafterModel, Matrix
-from ondevice.engines.simd.graph.onnx_file import Graph
 from ondevice.manifest import DrafterEntry, Target
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ondevice import contract
 from ondevice.engines.agreement import disagreement
+from ondevice.engines.onnx.file import Graph, Node
 from ondevice.engines.simd.graph.model import Floats, Matrix, Table
-from ondevice.engines.simd.graph.onnx_file import Graph, Node
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 BLOCK = 32

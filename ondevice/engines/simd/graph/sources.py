@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd.graph.onnx_file import Bytes, Graph, read_graph
+from ondevice.engines.onnx.file import Bytes, Graph, read_graph
 from ondevice.errors import BundleCorruptError
 from ondevice.progress import Advance
 

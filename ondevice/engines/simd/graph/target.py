@@ -6,10 +6,10 @@ import dataclasses
 
 from ondevice import contract
 from ondevice.engines.agreement import check_target
+from ondevice.engines.onnx.file import Graph
 from ondevice.engines.simd.graph.layers import AttentionReader, CacheOwner, LayerReader, MatchedLayer
 from ondevice.engines.simd.graph.matching import Matcher, agree, require
 from ondevice.engines.simd.graph.model import Attention, Matrix, PerLayerInputs, TargetModel
-from ondevice.engines.simd.graph.onnx_file import Graph
 from ondevice.manifest import Target
 
 

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd.graph.onnx_file import Bytes, Graph, read_graph
-from ondevice.engines.simd.graph.protobuf import MalformedError, Message
+from ondevice.engines.onnx.file import Bytes, Graph, read_graph
+from ondevice.engines.onnx.protobuf import MalformedError, Message
 from ondevice.errors import BundleCorruptError
 
 
@@ -151,11 +151,11 @@ def test_a_float_that_is_none() -> None:
     assert message.floating(3) == 0.0
 
 
-def test_what_the_exporter_writes_reads_as_onnx_reads_it(tiny: Path) -> None:
-    bundle = Bundle.open(tiny)
+def test_what_the_exporter_writes_reads_as_onnx_reads_it(reference_bundle: Path) -> None:
+    bundle = Bundle.open(reference_bundle)
     for name in ("target.onnx", "drafter.onnx"):
-        ours = read_graph(tiny / name, lambda file: np.memmap(bundle.graph(file), np.uint8, "r"))
-        theirs = onnx.load(tiny / name).graph
+        ours = read_graph(reference_bundle / name, lambda file: np.memmap(bundle.graph(file), np.uint8, "r"))
+        theirs = onnx.load(reference_bundle / name).graph
         assert [node.inputs for node in ours.nodes] == [tuple(node.input) for node in theirs.node]
         assert tuple(ours.outputs) == tuple(output.name for output in theirs.output)
         for tensor in theirs.initializer:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.agreement import Interface, Shape
-from ondevice.engines.simd.graph.protobuf import MalformedError, Message
+from ondevice.engines.onnx.protobuf import MalformedError, Message
 from ondevice.errors import BundleCorruptError
 
 Bytes = NDArray[np.uint8]
