@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
@@ -130,7 +131,7 @@ class GenerationOptions:
         """These options where given, else the bundle's. A temperature of 0 leaves the bundle's filters out."""
         temperature = defaults.temperature if self.temperature is None else self.temperature
         penalty = defaults.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty
-        sampled = temperature != 0
+        sampled = not (isinstance(temperature, Real) and temperature == 0)  # what is no number is refused below
         return SamplingOptions(
             temperature=temperature,
             top_k=defaults.top_k if self.top_k is None and sampled else self.top_k,

@@ -50,6 +50,18 @@ def test_a_count_of_heads_that_is_zero_does_not_end_the_process(
         ondevice.load(broken, engine="ort")
 
 
+def test_keys_that_are_told_no_row_are_refused(reference_bundle: Path, tmp_path: Path) -> None:
+    """Nothing would end in an error: drafts would change the text."""
+
+    def change(found: onnx.GraphProto) -> None:
+        node = [node for node in found.node if node.op_type == "TensorScatter"][3]
+        del node.input[2]
+
+    broken = altered(reference_bundle, tmp_path / "broken", "target.onnx", change)
+    with pytest.raises(BundleCorruptError, match="a TensorScatter has no write_index"):
+        ondevice.load(broken, engine="ort")
+
+
 def test_a_graph_that_fails_while_it_runs_is_one_line(reference_bundle: Path, tmp_path: Path) -> None:
     def change(found: onnx.GraphProto) -> None:
         node = next(node for node in found.node if node.op_type == "Attention")

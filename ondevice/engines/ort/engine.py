@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import onnxruntime as ort
 
+from ondevice import contract
 from ondevice.bundle import Bundle
-from ondevice.engines.agreement import Interface, check_drafter, check_target
+from ondevice.engines.agreement import KINDS, Interface, check_drafter, check_target
 from ondevice.engines.batch import check_batch
 from ondevice.engines.context import context_within
 from ondevice.engines.onnx.file import read_nodes
@@ -132,13 +133,19 @@ def _interface(session: ort.InferenceSession) -> Interface:
     return Interface(inputs, outputs)
 
 
-def _check_heads(graph: Path) -> None:
-    """Refuse head counts that ONNX Runtime divides by, in 32 bits, without looking: a zero ends the process.
+def _check_nodes(graph: Path) -> None:
+    """Refuse what ONNX Runtime takes without looking.
+
+    It divides by head counts, in 32 bits: a zero ends the process. And where a scatter of keys is not told which row to
+    begin at, it takes the first, and what a draft leaves there changes the text.
 
     Raises:
-        BundleCorruptError: there is one.
+        BundleCorruptError: there is such a node.
     """
+    rows = {contract.write_index(kind) for kind in KINDS}
     for node in read_nodes(graph):
+        if node.op == "TensorScatter" and not rows.intersection(node.inputs[2:]):
+            raise BundleCorruptError(f"{graph}: a TensorScatter has no write_index: export the bundle again")
         for name in ("q_num_heads", "kv_num_heads"):
             heads = node.attributes.get(name, 1)
             if not isinstance(heads, int) or not 0 < heads < 1 << 31:
@@ -146,7 +153,7 @@ def _check_heads(graph: Path) -> None:
 
 
 def _load(graph: Path, threads: int) -> ort.InferenceSession:
-    _check_heads(graph)
+    _check_nodes(graph)
     ort.disable_telemetry_events()  # Windows knows no ORT_DISABLE_TELEMETRY
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
