@@ -1,9 +1,13 @@
-"""Bundles that many tests share, each exported once per run."""
+"""Bundles that many tests share, each exported once per run; and which tests are left out where something is missing.
+
+Nothing is skipped because it is missing: it has to be named, with `--without`.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,10 +19,54 @@ from ondevice_export import export
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "models" / "reference"
 
+PARTS = {
+    "oracle": ("export", "recipe"),
+    "onnxruntime": (
+        "engines/test_exactness.py",
+        "engines/test_ort.py",
+        "engines/test_ort_sessions.py",
+    ),
+    "mypy": (),
+    "checkout": ("benchmarks", "test_architecture.py", "test_packaging.py", "test_readme.py", "test_typed.py"),
+}
+"""What a run can do without, and the tests that cannot even be imported then; others say `needs`.
 
-def pytest_report_header() -> str:
+oracle : torch, transformers and optimum, which results are compared with
+checkout : the sources, where an installed wheel is tested
+"""
+
+ENGINES = ("simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime")))
+"""For tests that both engines pass."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ondevice")
+    group.addoption("--without", action="append", default=[], choices=list(PARTS), help="leave out its tests")
+    group.addoption("--tiny-models", metavar="DIR", help="made by `python -m tests.tiny_models DIR`, with the oracle")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"needs(*parts): what a run can be `--without`: {', '.join(PARTS)}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    missing = [name for part in config.getoption("--without") for name in PARTS[part]]
+    return True if any(collection_path == ROOT / "tests" / name for name in missing) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    missing = set(config.getoption("--without"))
+    left_out = [item for item in items if any(missing.intersection(mark.args) for mark in item.iter_markers("needs"))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
     names = ("numpy", "numba", "onnxruntime", "tokenizers", "onnx-ir", "transformers", "torch")
-    return "with " + ", ".join(f"{name} {_version(name)}" for name in names)
+    found = "with " + ", ".join(f"{name} {_version(name)}" for name in names)
+    missing = config.getoption("--without")
+    return f"{found}; tests left out that need: {', '.join(missing)}" if missing else found
 
 
 def _version(name: str) -> str:
@@ -42,13 +90,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_wheel(project: Path, directory: Path) -> Path:
     """Build without a network, so the build backend must be installed: it comes with the extra `[test]`."""
-    backend = pytest.importorskip("hatchling.build")
+    backend = import_module("hatchling.build")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         return directory / str(backend.build_wheel(str(directory)))
 
 
-@pytest.fixture(scope="session", params=["simd", "ort"])
+@pytest.fixture(scope="session", params=ENGINES)
 def reference_model(request: pytest.FixtureRequest, reference_bundle: Path) -> Iterator[Model]:
     with ondevice.load(reference_bundle, engine=request.param, threads=2) as model:
         yield model

@@ -13,6 +13,7 @@ import pytest
 import ondevice
 from ondevice.engines.choice import EngineName
 from ondevice.errors import UsageError
+from tests.conftest import ENGINES
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
@@ -36,7 +37,7 @@ def in_a_fork(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("engine", ["simd", "ort"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_model_is_of_no_use_in_a_fork_and_says_so(reference_bundle: Path, engine: EngineName) -> None:
     model = ondevice.load(reference_bundle, engine=engine, threads=2)
     expected = model.generate(PROMPT, max_new_tokens=8, temperature=0.0).token_ids
@@ -56,7 +57,7 @@ def test_a_model_is_of_no_use_in_a_fork_and_says_so(reference_bundle: Path, engi
     model.close()
 
 
-@pytest.mark.parametrize("engine", ["simd", "ort"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_fork_can_load_a_model_of_its_own(reference_bundle: Path, engine: EngineName) -> None:
     """Also while another thread of its parent computes."""
     with ondevice.load(reference_bundle, engine=engine, threads=2) as model:

@@ -4,6 +4,7 @@ import email
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 import ondevice
 from tests.conftest import ROOT
@@ -53,10 +54,9 @@ def environment(system, machine, python):
     ],
 )
 def test_what_is_installed_where(archive, where, numba, onnxruntime):
-    requirements = pytest.importorskip("packaging.requirements")
     [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
     lines = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
-    wanted = [each for each in map(requirements.Requirement, lines) if not each.marker or each.marker.evaluate(where)]
+    wanted = [each for each in map(Requirement, lines) if not each.marker or each.marker.evaluate(where)]
     found = {each.name: str(each.specifier) for each in wanted}
     assert len(found) == len(wanted)
     assert found["numba"] == numba

@@ -12,6 +12,8 @@ import pytest
 
 from tests.test_contributing import DRAFTER
 
+pytestmark = pytest.mark.needs("mypy")
+
 PROGRAM = '''
 from collections.abc import Sequence
 
@@ -90,7 +92,6 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that has the wheel, and all that is installed here except this checkout."""
-    pytest.importorskip("mypy")
     environment = tmp_path_factory.mktemp("environment")
     venv.create(environment, symlinks=sys.platform != "win32")
     scripts, site = (Path(sysconfig.get_path(name, "venv", {"base": environment})) for name in ("scripts", "purelib"))

@@ -1,26 +1,16 @@
-"""Tiny random Gemma 4 pairs, one per family, as transformers saves them: the oracle's input and ours."""
+"""Tiny random Gemma 4 pairs, one per family, as transformers saves them: the oracle's input and ours.
+
+`python -m tests.tiny_models DIR` leaves those of the simd engine's tests in a directory, for runs without transformers.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import (
-    Gemma4AssistantConfig,
-    Gemma4AssistantForCausalLM,
-    Gemma4Config,
-    Gemma4ForCausalLM,
-    Gemma4ForConditionalGeneration,
-    Gemma4TextConfig,
-    Gemma4UnifiedAssistantConfig,
-    Gemma4UnifiedAssistantForCausalLM,
-    Gemma4UnifiedConfig,
-    Gemma4UnifiedForConditionalGeneration,
-    Gemma4UnifiedTextConfig,
-    PreTrainedModel,
-)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB = 384
 WINDOW = 16
@@ -64,6 +54,14 @@ _TEXT: dict[str, dict[str, Any]] = {
 }
 _TEXT["multimodal"] = _TEXT["e2b"]
 FAMILIES = tuple(_TEXT)
+QUANTISED = ("e2b", "e4b", "12b", "31b")
+"""Those that the simd engine is tested with: `multimodal` becomes the same graph as `e2b`."""
+
+
+def save_pair(directory: Path, family: str) -> None:
+    """Save a target and its drafter, so that an export of `directory / "target"` finds both."""
+    save_target(directory / "target", family)
+    save_drafter(directory / "drafter", family)
 
 
 def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -75,6 +73,9 @@ def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> Pre
         seed: of the weights.
         overrides: fields of the text configuration.
     """
+    import torch
+    import transformers
+
     fields = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -92,15 +93,16 @@ def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> Pre
     torch.manual_seed(seed)
     model: PreTrainedModel
     if family == "12b":
-        text = Gemma4UnifiedTextConfig(**fields)
-        model = Gemma4UnifiedForConditionalGeneration(
-            Gemma4UnifiedConfig(text_config=text, vision_config=None, audio_config=None)
+        unified = transformers.Gemma4UnifiedTextConfig(**fields)
+        model = transformers.Gemma4UnifiedForConditionalGeneration(
+            transformers.Gemma4UnifiedConfig(text_config=unified, vision_config=None, audio_config=None)
         )
     elif family == "multimodal":
-        config = Gemma4Config(text_config=Gemma4TextConfig(**fields), vision_config=None, audio_config=None)
-        model = Gemma4ForConditionalGeneration(config)
+        text = transformers.Gemma4TextConfig(**fields)
+        config = transformers.Gemma4Config(text_config=text, vision_config=None, audio_config=None)
+        model = transformers.Gemma4ForConditionalGeneration(config)
     else:
-        model = Gemma4ForCausalLM(Gemma4TextConfig(**fields))
+        model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**fields))
     _randomise(model)
     model.save_pretrained(path)
     if family == "multimodal":
@@ -110,6 +112,9 @@ def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> Pre
 
 def save_drafter(path: Path, family: str, seed: int = 1) -> PreTrainedModel:
     """Save a random drafter for the target of the same family and return it."""
+    import torch
+    import transformers
+
     fields = {name: _TEXT[family][name] for name in ("num_key_value_heads",)}
     for name in ("num_global_key_value_heads", "attention_k_eq_v"):
         if name in _TEXT[family]:
@@ -129,18 +134,20 @@ def save_drafter(path: Path, family: str, seed: int = 1) -> PreTrainedModel:
     torch.manual_seed(seed)
     model: PreTrainedModel
     if family == "12b":
-        unified = Gemma4UnifiedAssistantConfig(text_config=Gemma4UnifiedTextConfig(**fields), backbone_hidden_size=64)
-        model = Gemma4UnifiedAssistantForCausalLM(unified)
+        unified = transformers.Gemma4UnifiedAssistantConfig(
+            text_config=transformers.Gemma4UnifiedTextConfig(**fields), backbone_hidden_size=64
+        )
+        model = transformers.Gemma4UnifiedAssistantForCausalLM(unified)
     else:
-        text = Gemma4TextConfig(**fields, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0)
-        config = Gemma4AssistantConfig(
+        text = transformers.Gemma4TextConfig(**fields, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0)
+        config = transformers.Gemma4AssistantConfig(
             text_config=text,
             backbone_hidden_size=64,
             use_ordered_embeddings=family != "31b",
             num_centroids=48,
             centroid_intermediate_top_k=6,
         )
-        model = Gemma4AssistantForCausalLM(config)
+        model = transformers.Gemma4AssistantForCausalLM(config)
     _randomise(model)
     model.save_pretrained(path)
     return model.eval()
@@ -148,6 +155,8 @@ def save_drafter(path: Path, family: str, seed: int = 1) -> PreTrainedModel:
 
 def _randomise(model: PreTrainedModel) -> None:
     """Random norms and scalars too, and weights large enough that every part shows in the logits."""
+    import torch
+
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("token_ordering"):
@@ -162,7 +171,15 @@ def _randomise(model: PreTrainedModel) -> None:
 
 
 def _add_vision_tensors(path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
     tensors = load_file(path)
     tensors["model.vision_tower.patch_embedder.weight"] = torch.zeros(4, 4)
     tensors["model.embed_audio.embedding_projection.weight"] = torch.zeros(2, 2)
     save_file(tensors, path)
+
+
+if __name__ == "__main__":
+    for each in QUANTISED:
+        save_pair(Path(sys.argv[1]) / each, each)

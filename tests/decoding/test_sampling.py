@@ -49,6 +49,7 @@ def transformers_distribution(options: SamplingOptions, logits: np.ndarray, cont
     return torch.softmax(scores, -1)[0].numpy()
 
 
+@pytest.mark.needs("oracle")
 @pytest.mark.parametrize("chosen", WARPERS, ids=str)
 def test_distribution_equals_that_of_transformers(chosen: dict[str, Any]) -> None:
     options = SamplingOptions(**chosen)
@@ -60,6 +61,7 @@ def test_distribution_equals_that_of_transformers(chosen: dict[str, Any]) -> Non
         np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
+@pytest.mark.needs("oracle")
 def test_top_k_keeps_what_ties_with_the_kth_like_transformers() -> None:
     logits = np.array([1, 5, 2, 5, 2, 2], np.float32)
     options = SamplingOptions(top_k=3)

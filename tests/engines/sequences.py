@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ondevice.engines.ort.session import OrtSession
 from ondevice.engines.protocol import Outputs, Rows, TokenTree
+
+if TYPE_CHECKING:
+    from ondevice.engines.ort.session import OrtSession
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

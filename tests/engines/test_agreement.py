@@ -13,6 +13,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.choice import open_engine
 from ondevice.errors import BundleCorruptError, BundleError
+from tests.conftest import ENGINES
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -86,7 +87,7 @@ NODES = {
 """What only the nodes contradict."""
 
 
-@pytest.mark.parametrize("engine", ["simd", "ort"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("change", SHAPES.values(), ids=SHAPES.keys())
 def test_shapes_that_contradict_bundle_json(
     reference_bundle: Path, tmp_path: Path, engine: str, change: Change
@@ -113,6 +114,6 @@ def test_a_borrower_s_heads_are_its_owner_s(reference_bundle: Path, tmp_path: Pa
         Bundle.open(changed(reference_bundle, tmp_path, change))
 
 
-def test_what_was_exported_agrees(reference_bundle: Path) -> None:
-    for engine in ("simd", "ort"):
-        open_engine(engine, Bundle.open(reference_bundle), threads=1).close()
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_exported_agrees(reference_bundle: Path, engine: str) -> None:
+    open_engine(engine, Bundle.open(reference_bundle), threads=1).close()

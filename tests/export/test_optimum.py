@@ -7,15 +7,12 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, build_wheel
 from tests.export.conftest import Pair
-
-pytestmark = pytest.mark.skipif(not find_spec("optimum.commands"), reason="optimum is not installed")
 
 SITE = Path(sysconfig.get_path("purelib"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,24 +12,25 @@ from ondevice.bundle import Bundle
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.session import SimdSession
 from ondevice_export import export
-from tests.tiny_models import save_drafter, save_target
-
-FAMILIES = ("e2b", "e4b", "12b", "31b")
+from tests.tiny_models import QUANTISED, save_pair
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """int4 weights and an int8 head, as users get them."""
+    saved: str | None = request.config.getoption("--tiny-models")
     made = {}
-    for family in FAMILIES:
+    for family in QUANTISED:
         directory = tmp_path_factory.mktemp(f"simd-{family}")
-        save_target(directory / "target", family)
-        save_drafter(directory / "drafter", family)
+        if saved:
+            shutil.copytree(Path(saved, family), directory, dirs_exist_ok=True)
+        else:
+            save_pair(directory, family)
         made[family] = Bundle.open(export(directory / "target", directory / "bundle"))
     return made
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+@pytest.fixture(scope="session", params=QUANTISED)
 def bundle(request: pytest.FixtureRequest, bundles: dict[str, Bundle]) -> Bundle:
     return bundles[request.param]
 

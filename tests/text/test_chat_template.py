@@ -16,15 +16,17 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.needs("oracle")
 @pytest.mark.parametrize("source", [GEMMA, THINKING])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_it_renders_as_transformers_does(source, add_generation_prompt):
-    reference = pytest.importorskip("transformers.utils.chat_template_utils").render_jinja_template
-    [expected], _ = reference(
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered = render_jinja_template(
         [CHAT], chat_template=source, add_generation_prompt=add_generation_prompt, bos_token="<bos>"
     )
     template = ChatTemplate(source, {"bos_token": "<bos>"})
-    assert template.render(CHAT, add_generation_prompt=add_generation_prompt) == expected
+    assert template.render(CHAT, add_generation_prompt=add_generation_prompt) == rendered[0][0]
 
 
 def test_the_template_decides_about_old_thoughts():

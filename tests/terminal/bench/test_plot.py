@@ -16,7 +16,6 @@ def test_matplotlib_is_optional(tmp_path, monkeypatch):
 
 
 def test_a_picture_of_the_rows(tmp_path):
-    pytest.importorskip("matplotlib")
     path = tmp_path / "speed.png"
     plot.check(path)
     plot.draw(rows_of([{PLAIN: plain_run(), MTP: mtp_run()}]), "toy", path)
@@ -25,6 +24,5 @@ def test_a_picture_of_the_rows(tmp_path):
 
 @pytest.mark.parametrize("name", ["speed.doc", "speed", "missing/speed.png"])
 def test_a_bad_place_is_found_before_measuring(tmp_path, name):
-    pytest.importorskip("matplotlib")
     with pytest.raises(UsageError, match="--plot"):
         plot.check(tmp_path / name)
