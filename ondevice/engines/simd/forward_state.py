@@ -13,7 +13,7 @@ from ondevice.engines.protocol import MOST_SESSIONS, Ids
 from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.graph.model import DecoderLayer
 from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.plan.builder import KIND_NUMBERS
+from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 

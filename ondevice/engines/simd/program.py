@@ -17,8 +17,8 @@ from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.graph.target import read_target
 from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack.layout import PackLayout
-from ondevice.engines.simd.plan.builder import scratch_bytes
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
+from ondevice.engines.simd.plan.layer import scratch_bytes
 from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_plan
 from ondevice.errors import BundleCorruptError
 from ondevice.progress import Progress, silent

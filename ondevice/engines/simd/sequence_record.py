@@ -12,7 +12,7 @@ from ondevice.contract import AttentionKind
 from ondevice.engines.kv_cache import KVCache
 from ondevice.engines.protocol import ROOT, TokenTree
 from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.plan.builder import KIND_NUMBERS
+from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 
 
 class SequenceRecord:

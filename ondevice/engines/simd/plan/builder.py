@@ -1,76 +1,19 @@
-"""A forward as a flat list of steps, put together from layers. The one place where sizes become addresses.
+"""Collects the steps of a forward. The one place where sizes become addresses.
 
 Every address a kernel sees is made here, from arrays whose shapes `graph.matching` and the graph readers have checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Table
+from ondevice.engines.simd.graph.model import Floats, Table
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
-from ondevice.engines.simd.kernels.step_layouts import (
-    WIDTH,
-    Attend,
-    Embed,
-    Gated,
-    Head,
-    Project,
-    Residual,
-    Select,
-    Step,
-    to_row,
-)
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, Embed, Gated, Project, Residual, Select, Step, to_row
 from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, BLOCK, TILE
-from ondevice.engines.simd.pack.layout import Packed, PackLayout
-
-KIND_NUMBERS = {"full": 0, "sliding": 1}
-
-
-@dataclass(frozen=True)
-class PackedLayer:
-    """Where a layer's matrices lie in the pack."""
-
-    heads: Packed
-    """Query, key and value, as far as the layer has them."""
-    output: Packed
-    gated: Packed
-    down: Packed
-    per_layer_gate: Packed | None
-    per_layer_projection: Packed | None
-
-
-def pack_layer(layout: PackLayout, layer: DecoderLayer) -> PackedLayer:
-    attention, new, own = layer.attention, layer.attention.new, layer.per_layer
-    heads = [attention.query]
-    if new is not None:
-        heads += [new.key] if new.value is None else [new.key, new.value]
-    return PackedLayer(
-        layout.add(*heads),
-        layout.add(attention.output),
-        layout.add_gated(layer.gate, layer.up),
-        layout.add(layer.down),
-        None if own is None else layout.add(own.gate),
-        None if own is None else layout.add(own.projection),
-    )
-
-
-@dataclass(frozen=True)
-class PerLayerInputs:
-    """Per-layer embeddings of the rows of a set, with their projection added."""
-
-    address: int
-    """Of float32[rows, layers, size]."""
-    layers: int
-    size: int
-    """Of a layer's part."""
+from ondevice.engines.simd.pack.layout import Packed
 
 
 class PlanBuilder:
@@ -235,132 +178,3 @@ class PlanBuilder:
     def _matrix(self, matrix: Packed) -> tuple[int, int, int]:
         """The fields `bits`, `weights` and `scales` of the steps that read a matrix."""
         return matrix.bits, self._pack + matrix.weights, self._pack + matrix.scales
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """Addresses of the buffers that layers work in."""
-
-    hidden: int
-    """float32[rows, width], the residual stream."""
-    scratch: int
-    """float32[rows, widest projection]."""
-    entry: int
-    """Activations: the input of attention and of the feed-forward block."""
-    inner: int
-    """Activations: the input of their last projections."""
-
-
-class NextInput(NamedTuple):
-    """What reads a layer's output next, on the same rows."""
-
-    norm: Floats
-    """Its norm, float32[width]."""
-    bits: int
-    """Of the matrix that the normed rows are quantised for."""
-
-
-@dataclass(frozen=True)
-class LayerPlace:
-    """What a layer runs on: its rows, buffers and cache."""
-
-    row_set: int
-    """`slots.ALL` or `slots.WANTED`."""
-    work: Workspace
-    cache: int
-    """The place of its cache in a sequence's record."""
-    per_layer: PerLayerInputs | None = None
-    following: NextInput | None = None
-    """None where nothing reads the output on the same rows."""
-
-
-def build_layer(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> None:
-    """Add the steps of a layer, whose normed and quantised input is in `place.work.entry`.
-
-    Args:
-        builder: collects the steps.
-        layer: its sizes and norms.
-        packed: its matrices.
-        place: its rows, buffers and cache.
-    """
-    row_set, work, following = place.row_set, place.work, place.following
-    _attention(builder, layer, packed, place)
-    own = layer.per_layer
-    builder.residual(
-        row_set, work.hidden, work.scratch, layer.post_attention_norm,
-        next_norm=layer.pre_norm, activations=work.entry, bits=layer.gate.bits,
-    )  # fmt: skip
-    builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down.bits)
-    builder.project(row_set, packed.down, work.inner, work.scratch)
-    after, activations, bits = (None, 0, 4) if following is None else (following.norm, work.entry, following.bits)
-    if own is None:
-        builder.residual(
-            row_set, work.hidden, work.scratch, layer.post_norm,
-            scalar=layer.scalar, next_norm=after, activations=activations, bits=bits,
-        )  # fmt: skip
-        return
-    inputs = place.per_layer
-    assert inputs is not None
-    assert packed.per_layer_gate is not None
-    assert packed.per_layer_projection is not None
-    builder.residual(row_set, work.hidden, work.scratch, layer.post_norm, activations=work.entry, bits=own.gate.bits)
-    factor, stride = inputs.address + 4 * own.index * inputs.size, 4 * inputs.layers * inputs.size
-    builder.gated(row_set, packed.per_layer_gate, work.entry, work.inner, own.projection.bits, factor, stride)
-    builder.project(row_set, packed.per_layer_projection, work.inner, work.scratch)
-    builder.residual(
-        row_set, work.hidden, work.scratch, own.norm,
-        scalar=layer.scalar, next_norm=after, activations=activations, bits=bits,
-    )  # fmt: skip
-
-
-def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> None:
-    attention, new = layer.attention, layer.attention.new
-    row_set, work = place.row_set, place.work
-    kind, cache = KIND_NUMBERS[attention.kind], 2 * place.cache
-    builder.project(row_set, packed.heads, work.entry, work.scratch)
-    stride = 4 * TILE * packed.heads.tiles
-    heads = (attention.query_heads, attention.kv_heads, attention.head_dim)
-    constant = builder.buffers.constant
-    key_norm = value_norm = value = 0
-    if new is not None:
-        key_norm, value_norm = constant(new.key_norm), constant(new.value_norm)
-        value = (attention.query_heads + (0 if new.value is None else attention.kv_heads)) * attention.head_dim
-    query_norm = constant(attention.query_norm)
-    builder.add(
-        Head(
-            row_set,
-            work.scratch,
-            stride,
-            *heads,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            value_norm=value_norm,
-            value=value,
-            kind=kind,
-            cache=cache,
-            eps=builder.eps,
-        )
-    )
-    zero = builder.zero(attention.output.bits)
-    builder.add(
-        Attend(row_set, work.scratch, stride, *heads, kind=kind, cache=cache, activations=work.inner, zero=zero)
-    )
-    builder.project(row_set, packed.output, work.inner, work.scratch)
-
-
-def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:
-    """The widest projection and the widest inner row of some layers."""
-    outer, inner = width, width
-    for layer in layers:
-        attention = layer.attention
-        heads = attention.query_heads + (0 if attention.new is None else 2 * attention.kv_heads)
-        outer = max(outer, heads * attention.head_dim)
-        inner = max(inner, layer.down.width, attention.output.width)
-        if layer.per_layer is not None:
-            inner = max(inner, layer.per_layer.projection.width)
-    return outer, inner
-
-
-def scratch_bytes(layers: Sequence[DecoderLayer]) -> int:
-    """Working memory of a thread: `kernels.project.gated`'s tiles, or a head."""
-    return max(SCRATCH_BYTES, *(4 * layer.attention.head_dim for layer in layers))

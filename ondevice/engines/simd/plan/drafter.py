@@ -14,11 +14,11 @@ from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.step_layouts import CandidateLogits, CentroidScores, Shortlist
 from ondevice.engines.simd.kernels.tile import TILE
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
-from ondevice.engines.simd.plan.builder import (
+from ondevice.engines.simd.plan.builder import PlanBuilder
+from ondevice.engines.simd.plan.layer import (
     LayerPlace,
     NextInput,
     PackedLayer,
-    PlanBuilder,
     Workspace,
     build_layer,
     pack_layer,

@@ -13,12 +13,12 @@ from ondevice.engines.simd.graph.model import TargetModel
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.step_layouts import PerLayer
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
-from ondevice.engines.simd.plan.builder import (
+from ondevice.engines.simd.plan.builder import PlanBuilder
+from ondevice.engines.simd.plan.layer import (
     LayerPlace,
     NextInput,
     PackedLayer,
     PerLayerInputs,
-    PlanBuilder,
     Workspace,
     build_layer,
     pack_layer,
