@@ -227,6 +227,7 @@ def test_a_cache_that_does_not_exist(reference_bundle: Path, options: dict[str, 
         ondevice.load(reference_bundle, **options)
 
 
+@pytest.mark.needs("onnxruntime")
 def test_an_int8_cache_is_not_given_up_in_silence(reference_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise UnsupportedGraphError("a gate of silver")
@@ -262,6 +263,7 @@ def test_a_bundle_without_a_drafter_falls_back_to_ngrams(reference_bundle: Path,
             model.stream(PROMPT, drafter="mtp")
 
 
+@pytest.mark.needs("onnxruntime")
 @pytest.mark.parametrize("damage", [b"", b"not a graph"])
 def test_a_graph_that_is_none(reference_bundle: Path, tmp_path: Path, damage: bytes) -> None:
     broken = without(reference_bundle, tmp_path / "broken")
@@ -274,6 +276,7 @@ def test_a_graph_that_is_none(reference_bundle: Path, tmp_path: Path, damage: by
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.needs("onnxruntime")
 def test_more_threads_than_processors(
     reference_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,6 +36,7 @@ def altered(bundle: Path, out: Path, graph: str, change: Callable[[onnx.GraphPro
     return out
 
 
+@pytest.mark.needs("onnxruntime")
 @pytest.mark.parametrize("graph", ["target.onnx", "drafter.onnx"])
 @pytest.mark.parametrize("heads", [0, 1 << 62, -(1 << 63)])
 def test_a_count_of_heads_that_is_zero_does_not_end_the_process(
@@ -50,6 +51,7 @@ def test_a_count_of_heads_that_is_zero_does_not_end_the_process(
         ondevice.load(broken, engine="ort")
 
 
+@pytest.mark.needs("onnxruntime")
 def test_keys_that_are_told_no_row_are_refused(reference_bundle: Path, tmp_path: Path) -> None:
     """Nothing would end in an error: drafts would change the text."""
 
@@ -62,6 +64,7 @@ def test_keys_that_are_told_no_row_are_refused(reference_bundle: Path, tmp_path:
         ondevice.load(broken, engine="ort")
 
 
+@pytest.mark.needs("onnxruntime")
 def test_a_graph_that_fails_while_it_runs_is_one_line(reference_bundle: Path, tmp_path: Path) -> None:
     def change(found: onnx.GraphProto) -> None:
         node = next(node for node in found.node if node.op_type == "Attention")

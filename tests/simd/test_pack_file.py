@@ -212,11 +212,13 @@ def test_a_pack_cannot_be_cut_by_mistake_and_it_is_seen(cache: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not cut what is mapped")
-def test_a_forward_over_a_pack_that_was_cut_is_an_error(reference_bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", ["*.pack", "target.onnx.data", "drafter.onnx.data"])
+def test_computing_over_a_file_that_was_cut_is_an_error(reference_bundle: Path, tmp_path: Path, cut: str) -> None:
     """In a process of its own, which a look at what is gone would end."""
     code = """
 import os, sys
 from pathlib import Path
+import numpy as np
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
@@ -228,17 +230,24 @@ for _ in range(2):
     engine = SimdEngine(Bundle.open(sys.argv[1]), threads=1)
 session = engine.open_session()
 engine.forward([Rows(session, TokenTree.chain([1, 2, 3]), [2])])
-(path,) = Path(sys.argv[2]).glob("*.pack")
+session.commit(range(3))
+(path,) = Path(sys.argv[2]).rglob(sys.argv[3])
 path.chmod(0o600)
 os.truncate(path, 4096)
-try:
-    engine.forward([Rows(session, TokenTree.chain([4]), [0])])
-except BundleCorruptError as error:
-    print(error)
+for compute in (
+    lambda: engine.forward([Rows(session, TokenTree.chain([4]), [0])]),
+    lambda: session.draft_step(4, np.zeros(engine.target.hidden_size, np.float32)),
+):
+    try:
+        compute()
+    except BundleCorruptError as error:
+        print(error)
 """
-    command = [sys.executable, "-c", code, str(reference_bundle), str(tmp_path)]
+    bundle = shutil.copytree(reference_bundle, tmp_path / "bundle")
+    command = [sys.executable, "-c", code, str(bundle), str(tmp_path), cut]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
-    assert "cut short while they were in use" in ended.stdout
+    was_cut = "the packed weights were" if cut == "*.pack" else f"{cut} was"
+    assert [line.startswith(f"{was_cut} cut short while ") for line in ended.stdout.splitlines()] == [True, True]
 
 
 def test_a_bundle_that_is_not_what_it_says_leaves_no_pack(cache: Path) -> None:

@@ -122,7 +122,7 @@ class SimdEngine:
             self._state.set_sequences(records, self._scratch)
             buffer, lease = self._outputs.lease(len(rows.wanted))
             self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
-            self._program.check_pack()
+            self._program.check_files()
             threads = self._pool.run(self._program.target, self._state.slots, *kind_of_work(len(rows.tokens)))
             self._release_tables(len(rows.tokens))
             seconds = time.perf_counter() - started
@@ -165,6 +165,7 @@ class SimdEngine:
             self._check_open()
             plan = self._program.drafter
             assert plan is not None
+            self._program.check_files()
             plan.target_hidden[:] = hidden
             plan.token[0] = token
             drafts.use(record, self._scratch)

@@ -30,6 +30,7 @@ def facts_of(run, *words):
     return json.loads(out)
 
 
+@pytest.mark.needs("onnxruntime")
 def test_this_machine(run, cache):
     facts = facts_of(run)
     assert facts["threads"] >= 1
@@ -79,6 +80,7 @@ def test_without_numba_the_rest_is_told(reference_bundle, tmp_path):
     assert told["family"] == "gemma4"
 
 
+@pytest.mark.needs("onnxruntime")
 def test_a_compiler_that_fails_leaves_the_other_engine(run, monkeypatch):
     def fail(threads):
         raise RuntimeError("cannot select: intrinsic\nwith a dump")
@@ -149,6 +151,7 @@ def test_the_states_of_a_pack(run, reference_bundle, cache, monkeypatch):
     assert f"packed at every start, because {full['obstacle']}\n" in run("info", reference_bundle)[1]
 
 
+@pytest.mark.needs("onnxruntime")
 def test_a_bundle_without_kernels_says_why(run, tmp_path):
     bundle = export(REFERENCE / "target", tmp_path / "bundle", quantize="none")
     facts = facts_of(run, bundle)

@@ -42,6 +42,10 @@ class Sources:
         for name in self._names():
             self._bundle.verify(name, advance)
 
+    def truncated(self) -> str | None:
+        """A mapped data file that has become shorter since: to read what it lost would end the process (SIGBUS)."""
+        return next((name for name, mapping in self._mapped.items() if mapping.size() < len(mapping)), None)
+
     def release(self) -> None:
         """Unmap the pages of the data files that were touched; they stay in the system's cache.
 
