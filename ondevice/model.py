@@ -70,8 +70,8 @@ class Model:
         self.last_stats = Stats()
         """Of the generation that began last."""
         self.tokenizer, self._template = _text_side(bundle)
-        self._defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
-        self._stop_ids = frozenset(self.manifest.eos_token_ids + self._defaults.eos_token_ids)
+        self.defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
+        self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
         self._runner = Runner(engine, max_sequences, cache_bytes)
         self._lock = threading.Lock()
         self._process = Process()
@@ -139,9 +139,9 @@ class Model:
         """
         chosen = GenerationOptions.of(options)
         prompt_ids = self.encode(prompt)
-        suppressed = self._defaults.suppress_tokens
+        suppressed = self.defaults.suppress_tokens
         own = [SuppressTokens(suppressed)] if suppressed else []
-        sampler = Sampler(chosen.sampling(self._defaults), [*own, *(chosen.logits_processors or ())])
+        sampler = Sampler(chosen.sampling(self.defaults), [*own, *(chosen.logits_processors or ())])
         text_stream = self._text_stream(chosen)
         drafting = self._drafting(chosen)
         cancellation, runner = Cancellation(), self._runner

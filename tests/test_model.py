@@ -48,8 +48,16 @@ def test_steps_add_up_to_the_reply(reference_model: Model) -> None:
     stats = reply.stats
     assert stats.new_tokens == len(reply.token_ids)
     assert stats.prompt_tokens == len(reference_model.encode(PROMPT))
-    assert sum(stats.drafted_at[:1]) + stats.rounds_without_draft == stats.target_forwards
-    assert sum(stats.accepted_at) == stats.accepted <= stats.drafted == sum(stats.drafted_at)
+    assert sum(stats.num_drafts_per_pos[:1]) + stats.rounds_without_draft == stats.target_forwards
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.accepted <= stats.drafted == sum(stats.num_drafts_per_pos)
+    assert sum(stats.fallbacks.values()) == stats.rounds_without_draft
+    sources = stats.by_source.values()
+    assert sum(counts.num_drafts for counts in sources) == stats.num_drafts == sum(stats.num_drafts_per_pos[:1])
+    assert sum(counts.num_accepted_tokens for counts in sources) == stats.accepted
+    assert stats.mean_acceptance_length == 1 + stats.accepted / max(1, stats.num_drafts)
+    assert stats.timings()["draft_n_accepted"] == stats.accepted
+    assert stats.costs_age_s is not None
+    assert 0 <= stats.costs_age_s < 600
 
 
 def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> None:

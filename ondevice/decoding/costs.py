@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from itertools import accumulate
 from statistics import median_low
+from time import time
 
 from ondevice.decoding.record import Round
 
@@ -41,6 +42,7 @@ class Costs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._round = 0
+        self._measured_at: float | None = None
         self._forwards: dict[int, _Recent] = {}
         self._drafts: dict[str, _Recent] = {}
         self._table: list[float] = []
@@ -56,6 +58,7 @@ class Costs:
             return
         with self._lock:
             self._round += 1
+            self._measured_at = time()
             recent = self._forwards.setdefault(forward.rows, _Recent())
             if recent.add(forward.seconds, self._round):
                 self._table = []
@@ -65,6 +68,11 @@ class Costs:
             for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
                 del self._forwards[rows]
                 self._table = []
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last measurement; None before the first."""
+        return None if self._measured_at is None else max(time() - self._measured_at, 0.0)
 
     @property
     def most_rows(self) -> int:

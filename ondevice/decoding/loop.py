@@ -8,9 +8,9 @@ from time import perf_counter
 
 import numpy as np
 
-from ondevice.decoding.record import FinishReason, ForwardCost, Round
+from ondevice.decoding.record import FinishReason, ForwardCost, IdleReason, Round
 from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.schedule import Plan, Schedule
+from ondevice.decoding.schedule import NO_ROOM, Plan, Schedule
 from ondevice.decoding.verify import accept
 from ondevice.drafters.protocol import Draft, Drafter, DraftRequest
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
@@ -18,7 +18,6 @@ from ondevice.errors import UsageError
 from ondevice.progress import Progress, silent
 
 NO_DRAFT = Draft.empty()
-NO_PLAN = Plan(0)
 
 Loop = Generator[Rows | Round, Outputs | None, None]
 """Yields a forward that it wants run, and takes its outputs, or a finished round."""
@@ -87,9 +86,11 @@ def generate(
         room = min(limits.max_new_tokens - new_tokens, session.max_rows())
         beside = outputs.wanted - len(outputs.logits)  # as many as last time
         draft, draft_seconds = NO_DRAFT, 0.0
+        idle: IdleReason | None = None
         if drafter is not None and schedule is not None:
-            plan = schedule.plan(drafter, room - 1, beside) if room > 1 else NO_PLAN
+            plan = schedule.plan(drafter, room - 1, beside) if room > 1 else NO_ROOM
             draft, draft_seconds = _draft(drafter, DraftRequest(plan.k, plan.floor, sampler.options, new_tokens))
+            idle = _idle(plan, draft)
         asked = perf_counter()
         outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))
         assert outputs is not None
@@ -112,6 +113,7 @@ def generate(
             rows=len(draft) + 1,
             seconds=seconds,
             draft_seconds=draft_seconds,
+            idle=idle,
             forward=ForwardCost(outputs.rows, outputs.wanted, seconds - draft_seconds - waited),
             threads=outputs.threads,
             finish_reason=reason,
@@ -143,6 +145,13 @@ def _draft(drafter: Drafter, request: DraftRequest) -> tuple[Draft, float]:
             f"the drafter {drafter.name} proposed {len(draft)} tokens where {request.nodes} were asked for"
         )
     return draft, perf_counter() - started
+
+
+def _idle(plan: Plan, draft: Draft) -> IdleReason | None:
+    """Why nothing was drafted; None where something was."""
+    if len(draft):
+        return None
+    return "no_match" if plan.k else plan.reason
 
 
 def _tree(newest: int, draft: Draft) -> TokenTree:

@@ -31,6 +31,10 @@ class Probes:
         self._wait -= 1
         return self._wait < 0
 
+    def end(self) -> None:
+        """Drafts pay again: what probes gained says nothing about the next time that they do not."""
+        self._credit = 0.0
+
     def observe(self, gain: float, loss: float) -> None:
         """A probe's outcome.
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from ondevice.decoding.draft_counts import DraftCounts
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 """stop: a stop token or stop string; length: `max_new_tokens`; context: the context is full."""
+
+IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable", "drift"]
+"""Why a round drafted nothing.
+
+no_room: for one more token only. measuring: what a plain row costs. no_match: the drafter had nothing to propose.
+unprofitable: no draft is expected to pay. drift: the drafter's last ones came to far less than it had said.
+"""
 
 
 class ForwardCost(NamedTuple):
@@ -30,6 +39,7 @@ class Round:
     rows : those of this sequence in the round's forwards
     seconds : wall time of the round, drafting included
     draft_seconds : its share spent on making the draft
+    idle : why nothing was drafted; None where something was, or nobody could
     forward : what the round cost but for its draft; None for a prefill
     threads : that computed its last forward
     """
@@ -42,6 +52,7 @@ class Round:
     rows: int = 1
     seconds: float = 0.0
     draft_seconds: float = 0.0
+    idle: IdleReason | None = None
     forward: ForwardCost | None = None
     threads: int = 0
     finish_reason: FinishReason | None = None
@@ -61,8 +72,10 @@ class Step:
 
 
 @dataclass
-class Stats:
-    """Sums over one generation. Times in seconds; `decode_s` leaves the prefill and the first token out."""
+class Stats(DraftCounts):
+    """Sums over one generation, those of its drafts included. Times in seconds; `decode_s` leaves the prefill and the
+    first token out.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -72,8 +85,6 @@ class Stats:
     decode_s: float = 0.0
     load_s: float = 0.0
     target_forwards: int = 0
-    drafted: int = 0
-    accepted: int = 0
     drafter: str = "none"
     engine: str = ""
     peak_rss_bytes: int = 0
@@ -81,11 +92,13 @@ class Stats:
     """The most that a forward may take."""
     threads_ran: list[int] = field(default_factory=list)
     """Decoding rounds whose forward took 1, 2, ... threads: as many as made it faster."""
+    by_source: dict[str, DraftCounts] = field(default_factory=dict)
+    """The same counts by who drafted."""
     rounds_without_draft: int = 0
-    drafted_at: list[int] = field(default_factory=list)
-    """Rounds whose draft reached depth 1, 2, ...: of a chain, its first, second, ... token."""
-    accepted_at: list[int] = field(default_factory=list)
-    """Of these, rounds in which a token at that depth was taken."""
+    fallbacks: dict[IdleReason, int] = field(default_factory=dict)
+    """Of these, those of a generation that has a drafter, by their reason."""
+    costs_age_s: float | None = None
+    """How long ago the costs that the first round went by were measured; None where nothing was known yet."""
 
     def count(self, this: Round) -> None:
         """Take in the next round: the first is the prefill, one without rows a cancelled generation's last."""
@@ -99,18 +112,24 @@ class Stats:
         self.new_tokens += len(this.token_ids)
         self.decode_s += this.seconds
         self.target_forwards += 1
-        self.drafted += this.drafted
-        self.accepted += this.accepted
-        self.rounds_without_draft += this.drafted == 0
         self.threads_ran += [0] * (this.threads - len(self.threads_ran))
         if this.threads:
             self.threads_ran[this.threads - 1] += 1
-        missing = this.depth - len(self.drafted_at)
-        self.drafted_at += [0] * missing
-        self.accepted_at += [0] * missing
-        for depth in range(this.depth):
-            self.drafted_at[depth] += 1
-            self.accepted_at[depth] += depth < this.accepted
+        if this.drafted:
+            self.add_draft(this.drafted, this.depth, this.accepted)
+            self.by_source.setdefault(this.source, DraftCounts()).add_draft(this.drafted, this.depth, this.accepted)
+        else:
+            self.rounds_without_draft += 1
+        if this.idle is not None:
+            self.fallbacks[this.idle] = self.fallbacks.get(this.idle, 0) + 1
+
+    @property
+    def drafted(self) -> int:
+        return self.num_draft_tokens
+
+    @property
+    def accepted(self) -> int:
+        return self.num_accepted_tokens
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -128,10 +147,24 @@ class Stats:
         ran = self.threads_ran
         return max(range(len(ran)), key=ran.__getitem__) + 1 if ran else self.threads
 
-    @property
-    def acceptance(self) -> float:
-        """Accepted per drafted token."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+    def timings(self) -> dict[str, Any]:
+        """The object that llama.cpp's server adds to a reply, by its names; times per token and rates leave the first
+        token out, which the prefill gives.
+        """
+        read, decode_ms = self.prompt_tokens - self.cached_tokens, 1e3 * self.decode_s
+        return {
+            "cache_n": self.cached_tokens,
+            "prompt_n": read,
+            "prompt_ms": 1e3 * self.prefill_s,
+            "prompt_per_token_ms": 1e3 * self.prefill_s / read if read else 0.0,
+            "prompt_per_second": read / self.prefill_s if self.prefill_s > 0 else 0.0,
+            "predicted_n": self.new_tokens,
+            "predicted_ms": decode_ms,
+            "predicted_per_token_ms": decode_ms / (self.new_tokens - 1) if self.new_tokens > 1 else 0.0,
+            "predicted_per_second": self.decode_tokens_per_s,
+            "draft_n": self.num_draft_tokens,
+            "draft_n_accepted": self.num_accepted_tokens,
+        }
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ class Runner:
                 return
             with self._lend(task.drafting) as (drafter, schedule), self._sequence(task) as session:
                 task.stats.drafter = drafter.name if drafter else registry.NONE
+                task.stats.costs_age_s = self._costs.age_s if schedule else None
                 this_loop = loop.generate(
                     session, task.prompt_ids, task.sampler, task.limits, drafter=drafter, schedule=schedule
                 )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.probes import Probes
-from ondevice.decoding.record import Round
+from ondevice.decoding.record import IdleReason, Round
 from ondevice.decoding.trust import Trust
 from ondevice.drafters.protocol import Drafter, Forecast
 from ondevice.errors import UsageError
@@ -25,10 +25,20 @@ REFRESH = 128
 
 @dataclass(frozen=True)
 class Plan:
-    """Draft up to `k` tokens, 0: do not call the drafter; stop before one less likely to survive than `floor`."""
+    """Draft up to `k` tokens, 0: do not call the drafter, for a reason; stop before one less likely to survive than
+    `floor`.
+    """
 
     k: int
     floor: float = 0.0
+    reason: IdleReason = "unprofitable"
+
+
+UNPROFITABLE = Plan(0)
+MEASURING = Plan(0, reason="measuring")
+NO_MATCH = Plan(0, reason="no_match")
+NO_ROOM = Plan(0, reason="no_room")
+DRIFT = Plan(0, reason="drift")
 
 
 class Schedule(Protocol):
@@ -100,16 +110,19 @@ class AutoSchedule:
         # Into the unknown by doubling only: nobody knows yet what so many rows cost here.
         limit = min(limit, self.most, 2 * self.costs.most_rows - beside)
         if limit < 1 or self._since_plain >= self._refresh(beside):
-            return Plan(0)
+            return MEASURING
         forecast = drafter.forecast(limit)
         if not len(forecast.survival):
-            return Plan(0)
-        plan = best_plan(forecast, self.costs, self._trust[forecast.source], beside)
+            return NO_MATCH
+        trust = self._trust[forecast.source]
+        plan = best_plan(forecast, self.costs, trust, beside)
         self._probing = plan.k == 0
         if self._probing:
             if not self._probes.due():
-                return plan
+                return DRIFT if trust.drifted else plan
             plan = Plan(1)
+        else:
+            self._probes.end()
         self._forecast = forecast
         return plan
 
@@ -151,7 +164,7 @@ def best_plan(forecast: Forecast, costs: Costs, trust: Trust, beside: int = 0) -
         rate = tokens / (empty * (plain + draft) + (1.0 - empty) * (forward + k * draft))
         if rate > best_rate:
             best, best_rate = k, rate
-    return Plan(best, best_rate * (forwards[best - 1] - plain) / best) if best else Plan(0)
+    return Plan(best, best_rate * (forwards[best - 1] - plain) / best) if best else UNPROFITABLE
 
 
 def make_schedule(name: str, num_assistant_tokens: int | None, costs: Costs) -> Schedule:

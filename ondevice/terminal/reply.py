@@ -30,6 +30,9 @@ STATS_KEYS = (
     "peak_rss_bytes",
     "threads",
     "threads_ran",
+    "rounds_without_draft",
+    "fallbacks",
+    "costs_age_s",
 )
 
 
@@ -83,7 +86,7 @@ def summary(stats: Stats) -> str:
     elif not stats.drafted:
         parts.append(f"nothing drafted ({stats.drafter})")
     else:
-        parts.append(f"{stats.acceptance:.0%} of {stats.drafted} drafted tokens accepted ({stats.drafter})")
+        parts.append(f"{stats.draft_acceptance_rate:.0%} of {stats.drafted} drafted tokens accepted ({stats.drafter})")
     if stats.usual_threads < stats.threads:
         parts.append(f"on {stats.usual_threads} of {stats.threads} threads, which is faster now")
     parts.append(f"first token after {stats.prefill_s:.2f} s ({stats.prompt_tokens} prompt tokens)")
@@ -91,10 +94,16 @@ def summary(stats: Stats) -> str:
 
 
 def as_json(reply: Reply) -> dict[str, Any]:
-    """The object that `generate --json` prints."""
+    """The object that `generate --json` prints: `stats` with vLLM's names for drafts, `timings` with llama.cpp's."""
+    stats = reply.stats
     return {
         "text": reply.text,
         "token_ids": list(reply.token_ids),
         "finish_reason": reply.finish_reason,
-        "stats": {key: getattr(reply.stats, key) for key in STATS_KEYS},
+        "stats": {
+            **{key: getattr(stats, key) for key in STATS_KEYS},
+            **stats.draft_figures(),
+            "by_source": {source: counts.draft_figures() for source, counts in stats.by_source.items()},
+        },
+        "timings": stats.timings(),
     }

@@ -104,6 +104,7 @@ def simulate(
             depth=drafted,
             seconds=seconds + draft_seconds,
             draft_seconds=draft_seconds,
+            idle=None if drafted else plan.reason,
             forward=ForwardCost(drafted + 1, drafted + 1, seconds),
         )
         schedule.observe(this)

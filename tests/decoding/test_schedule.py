@@ -105,7 +105,7 @@ class Untouchable(DiceDrafter):
 def test_auto_does_not_call_a_drafter_that_has_nothing_to_say() -> None:
     rounds = simulate(AutoSchedule(Costs()), Untouchable(), World.linear(0.1, 0.5), 50)
     assert not any(this.drafted for this in rounds)
-    assert AutoSchedule(Costs()).plan(Untouchable(), 0) == Plan(0)
+    assert AutoSchedule(Costs()).plan(Untouchable(), 0).k == 0
 
 
 def auto_speed(world: World, drafter: type[DiceDrafter] = DiceDrafter) -> float:
@@ -190,6 +190,21 @@ def test_a_poor_free_drafter_does_not_keep_a_better_one_from_another_chance(slop
         drafter = Fallback(DiceDrafter("model"), Pessimist("free"), costs.price)
         after.append(speed(simulate(AutoSchedule(costs), drafter, world, 900, seed=seed)[500:], world))
     assert np.mean(after) > 0.9 * World.linear(slope, 0.8).best_speed()
+
+
+@pytest.mark.parametrize("drafter", [DiceDrafter, Boaster])
+@pytest.mark.parametrize("slope", [0.02, 0.05, 0.2])
+def test_a_drafter_that_drifts_is_dropped_within_sixteen_rounds_and_tried_again(
+    slope: float, drafter: type[DiceDrafter]
+) -> None:
+    """A text that is easy, then hard from round 200 on, then easy again from 400 on."""
+    world = replace(World.linear(slope, 0.8), chance=lambda index, source: 0.0 if 200 <= index < 400 else 0.8)
+    for seed in range(8):
+        rounds = simulate(AutoSchedule(Costs()), drafter(), world, 700, seed=seed)
+        dropped = next(index for index in range(200, 400) if rounds[index].idle in ("drift", "unprofitable"))
+        assert dropped <= 216
+        assert sum(this.drafted > 0 for this in rounds[216:400]) < 0.25 * (400 - 216)
+        assert np.mean([this.drafted > 1 for this in rounds[500:]]) > 0.9
 
 
 def test_auto_gives_up_soon_when_the_text_turns_against_it() -> None:

@@ -28,14 +28,17 @@ def test_json_is_one_object_of_the_documented_shape(run, bundle):
     assert (code, err) == (0, "")
     data = json.loads(out)
     expected = answer(bundle)
-    assert list(data) == ["text", "token_ids", "finish_reason", "stats"]
+    assert list(data) == ["text", "token_ids", "finish_reason", "stats", "timings"]
     assert (data["text"], tuple(data["token_ids"]), data["finish_reason"]) == (
         expected.text,
         expected.token_ids,
         "length",
     )
-    assert tuple(data["stats"]) == STATS_KEYS
+    assert tuple(data["stats"])[: len(STATS_KEYS)] == STATS_KEYS
     assert data["stats"]["engine"] == "toy"
+    assert data["stats"].keys() >= {"num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos", "by_source"}
+    assert data["timings"]["draft_n"] == data["stats"]["num_draft_tokens"] == data["stats"]["drafted"]
+    assert (data["timings"]["prompt_n"], data["timings"]["predicted_n"]) == (data["stats"]["prompt_tokens"], 12)
 
 
 @pytest.mark.parametrize("place", ["argument", "after an option", "stdin", "file"])

@@ -63,7 +63,7 @@ class Row:
             decode_tokens_per_s=speed,
             first_token_ms=1000 * median(run.first_token_s for run in runs),
             tokens_per_round=_ratio(decoded, rounds),
-            acceptance=_acceptance(runs),
+            acceptance=acceptance_by_position(runs),
             idle_rounds=_ratio(sum(one.rounds_without_draft for one in stats), rounds),
             peak_rss_bytes=max(one.peak_rss_bytes for one in stats),
             speed_up=_ratio(speed, plain_speed),
@@ -82,9 +82,10 @@ def _decode_speed(runs: Sequence[Run]) -> float:
     return _ratio(sum(run.stats.new_tokens - 1 for run in runs), sum(run.stats.decode_s for run in runs))
 
 
-def _acceptance(runs: Sequence[Run]) -> tuple[float, ...]:
-    drafted = map(sum, zip_longest(*(run.stats.drafted_at for run in runs), fillvalue=0))
-    accepted = map(sum, zip_longest(*(run.stats.accepted_at for run in runs), fillvalue=0))
+def acceptance_by_position(runs: Sequence[Run]) -> tuple[float, ...]:
+    """Of the drafted tokens at position 1, 2, ... the share that was taken."""
+    drafted = map(sum, zip_longest(*(run.stats.num_drafts_per_pos for run in runs), fillvalue=0))
+    accepted = map(sum, zip_longest(*(run.stats.num_accepted_tokens_per_pos for run in runs), fillvalue=0))
     return tuple(_ratio(taken, offered) for taken, offered in zip(accepted, drafted, strict=True))
 
 
