@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,12 @@ def plain_options(options: GenerationKeywords) -> GenerationKeywords:
     """The same generation without drafts."""
     rest = {name: value for name, value in options.items() if name not in DRAFTING}
     return cast("GenerationKeywords", {**rest, "drafter": registry.NONE})
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """The first index at which they differ, or where the shorter one ends."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,5 @@ class Comparison:
     def _verdict(self) -> str:
         if self.equal:
             return f"all {len(self.plain.token_ids)} tokens equal"
-        pairs = zip(self.drafted.token_ids, self.plain.token_ids, strict=False)
-        shorter = min(len(self.drafted.token_ids), len(self.plain.token_ids))
-        at = next((index for index, (drafted, plain) in enumerate(pairs) if drafted != plain), shorter)
+        at = first_difference(self.drafted.token_ids, self.plain.token_ids)
         return f"THE TOKENS DIFFER from number {at + 1} on"

@@ -58,6 +58,16 @@ COMMANDS = {
         """
   ondevice bench gemma-4-E2B-it
   ondevice bench gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --lengths 2,4,auto --plot speed.png
+  ondevice bench gemma-4-E2B-it --scenarios --quick
+  ondevice bench gemma-4-E2B-it --scenarios --engines simd,ort --threads 1,2,4 --csv
+""",
+    ),
+    "check": Command(
+        "ondevice.terminal.check.command",
+        "prove that drafts change no token of a bundle's replies",
+        """
+  ondevice check gemma-4-E2B-it
+  ondevice check gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --engine ort
 """,
     ),
     "info": Command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.drafters import registry
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str], object] = int) -> None:
+    """What every command that loads a bundle takes; `threads` reads that option's word."""
     parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
     group = parser.add_argument_group("model")
     group.add_argument("--engine", choices=["auto", "simd", "ort"], default="auto", help="what runs the graphs")
     group.add_argument(
         "--threads",
-        type=int,
+        type=threads,
         metavar="N",
         help="compute threads at most; fewer run where that is faster (default: the physical cores)",
     )

@@ -5,37 +5,44 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.drafters import registry
-from ondevice.errors import ContextOverflowError, PromptError, UsageError
+from ondevice.errors import UsageError
 from ondevice.terminal.bench import plot
-from ondevice.terminal.bench.configuration import Configuration, combine, parse_drafters, parse_lengths
+from ondevice.terminal.bench.configuration import (
+    Configuration,
+    combine,
+    parse_drafters,
+    parse_engines,
+    parse_lengths,
+    parse_threads,
+)
 from ondevice.terminal.bench.footer import conditions, footer
 from ondevice.terminal.bench.row import rows_of
 from ondevice.terminal.bench.runner import Run, measure
+from ondevice.terminal.bench.scenarios import command as scenarios
 from ondevice.terminal.bench.table import markdown
 from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
 from ondevice.terminal.loading import load_model
 from ondevice.terminal.options import add_model_arguments
-from ondevice.text.prompt_file import load_prompts
+from ondevice.terminal.prompt_set import add_prompt_set_arguments, check_limit, fitting_prompts
 
 if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
     from ondevice.text.prompt import Prompt
 
+TOKENS = 128
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    add_model_arguments(parser, parse_threads)
     group = parser.add_argument_group("prompts")
-    group.add_argument("--prompts", type=Path, metavar="FILE", help="HumanEval or Spec-Bench JSON lines, or text lines")
-    group.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
-    group.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default: 128)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, the likeliest token")
+    add_prompt_set_arguments(group)
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help=f"per prompt (default: {TOKENS})")
+    group.add_argument("--temperature", type=float, metavar="T", help="default: 0, the likeliest token")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     group = parser.add_argument_group("configurations")
     group.add_argument(
@@ -48,21 +55,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="numbers, heuristic and auto (default: 1,2,4,6,auto)",
     )
+    group = parser.add_argument_group("scenarios", "Several kinds of text, at T = 0 and as the model samples.")
+    group.add_argument("--scenarios", action="store_true", help="which drafter pays for which kind of text")
+    group.add_argument("--repeat", type=int, metavar="N", help="measure all of it N times (default: 5)")
+    group.add_argument("--quick", action="store_true", help="one prompt per scenario, 48 tokens, 3 repeats")
+    group.add_argument("--engines", type=parse_engines, metavar="LIST", help="compare latency: simd,ort")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    group.add_argument("--csv", action="store_true", help="with --scenarios: print lines of comma-separated values")
     group.add_argument("--plot", type=Path, metavar="FILE", help="draw the decoding speeds (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.limit is not None and args.limit < 1:
-        raise UsageError(f"--limit must be a whole number from 1 on, not {args.limit}")
+    check_limit(args)
     if args.plot is not None:
         plot.check(args.plot)
+    if args.scenarios:
+        return scenarios.run(args)
+    _check_no_scenarios(args)
+    args.threads = args.threads and args.threads[0]
     with load_model(args) as model:
-        prompts, prompt_tokens = _fitting(model, args)
+        prompts, prompt_tokens = fitting_prompts(model, args)
         options: GenerationKeywords = {
-            "max_new_tokens": args.max_new_tokens,
-            "temperature": args.temperature,
+            "max_new_tokens": TOKENS if args.max_new_tokens is None else args.max_new_tokens,
+            "temperature": args.temperature or 0.0,
             "seed": args.seed,
         }
         drafters = args.drafters or registry.offered(model.engine)
@@ -82,21 +98,12 @@ def run(args: argparse.Namespace) -> int:
     return DIFFERENT if any(row.equal < row.prompts for row in rows) else 0
 
 
-def _fitting(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list[int]]:
-    """The prompts that leave room for a reply, and their lengths in tokens; the others are counted on stderr."""
-    prompts, lengths = [], []
-    wanted = load_prompts(args.prompts, args.limit, as_chat=CHAT_TEMPLATE in model.manifest.files)
-    for prompt in wanted:
-        try:
-            lengths.append(len(model.encode(prompt)))
-        except ContextOverflowError:
-            continue
-        prompts.append(prompt)
-    if not prompts:
-        raise PromptError(f"no prompt fits into the context of {model.context_length} tokens")
-    if len(prompts) < len(wanted):
-        print(f"{len(wanted) - len(prompts)} of {len(wanted)} prompts are too long: left out", file=sys.stderr)
-    return prompts, lengths
+def _check_no_scenarios(args: argparse.Namespace) -> None:
+    given = {name: getattr(args, name) for name in ("repeat", "quick", "engines", "csv")}
+    given["threads with several numbers"] = bool(args.threads and len(args.threads) > 1)
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"--{name} needs --scenarios")
 
 
 def _measure(

@@ -12,6 +12,7 @@ from ondevice.drafters import registry
 if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords, ScheduleName
 
+ENGINES = ("simd", "ort")
 SCHEDULES = ("heuristic", "auto")
 
 
@@ -59,6 +60,22 @@ def parse_lengths(words: str) -> list[str]:
         if word not in SCHEDULES and not (word.isdecimal() and int(word) > 0):
             raise ArgumentTypeError(f"{word!r} is neither a number from 1 on nor one of {', '.join(SCHEDULES)}")
     return chosen
+
+
+def parse_engines(words: str) -> list[str]:
+    chosen = _split(words)
+    for word in chosen:
+        if word not in ENGINES:
+            raise ArgumentTypeError(f"{word!r} is none of {', '.join(ENGINES)}")
+    return chosen
+
+
+def parse_threads(words: str) -> list[int]:
+    chosen = _split(words)
+    for word in chosen:
+        if not (word.isdecimal() and int(word) > 0):
+            raise ArgumentTypeError(f"{word!r} is not a number from 1 on")
+    return [int(word) for word in chosen]
 
 
 def _split(words: str) -> list[str]:

@@ -46,17 +46,18 @@ def measure(
         progress: called after every run.
     """
     for configuration in configurations:
-        _run(model, prompts[0], configuration, {**options, "max_new_tokens": WARM_UP_TOKENS})
+        run_prompt(model, prompts[0], configuration, {**options, "max_new_tokens": WARM_UP_TOKENS})
     for number, prompt in enumerate(prompts):
         start = number % len(configurations)
         runs = {}
         for configuration in [*configurations[start:], *configurations[:start]]:
-            runs[configuration] = _run(model, prompt, configuration, options)
+            runs[configuration] = run_prompt(model, prompt, configuration, options)
             progress()
         yield runs
 
 
-def _run(model: Model, prompt: Prompt, configuration: Configuration, options: GenerationKeywords) -> Run:
+def run_prompt(model: Model, prompt: Prompt, configuration: Configuration, options: GenerationKeywords) -> Run:
+    """Generate once, on a model that has seen no text before."""
     model.forget()
     machine.reset_peak_rss()
     token_ids: list[int] = []

@@ -16,7 +16,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("decode tok/s", lambda row: f"{row.decode_tokens_per_s:.1f}"),
     ("first ms", lambda row: f"{row.first_token_ms:.0f}"),
     ("tokens/round", lambda row: f"{row.tokens_per_round:.2f}"),
-    ("acceptance by position", lambda row: _acceptance(row.acceptance)),
+    ("acceptance by position", lambda row: acceptance_text(row.acceptance)),
     ("k=0", lambda row: "" if row.is_plain else f"{row.idle_rounds:.0%}"),
     ("RSS MB", lambda row: f"{row.peak_rss_bytes / 1e6:.0f}"),
     ("speed-up", lambda row: f"{row.speed_up:.2f}x"),
@@ -32,7 +32,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def table(titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collection[str]) -> str:
     """Any table: the columns titled in `left` are text, the others figures; padded so that it reads well as it is."""
-    widths = [max(len(line[column]) for line in [titles, *cells]) for column in range(len(titles))]
+    widths = [max(2, *(len(line[column]) for line in [titles, *cells])) for column in range(len(titles))]
     rule = [
         "-" * width if title in left else "-" * (width - 1) + ":" for title, width in zip(titles, widths, strict=True)
     ]
@@ -47,7 +47,7 @@ def table(titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collectio
     )
 
 
-def _acceptance(shares: Sequence[float]) -> str:
+def acceptance_text(shares: Sequence[float], most: int = POSITIONS) -> str:
     """Such as `.81 .64 .47`."""
-    shown = [f"{share:.2f}".removeprefix("0") for share in shares[:POSITIONS]]
-    return " ".join(shown + ["..."] * (len(shares) > POSITIONS))
+    shown = [f"{share:.2f}".removeprefix("0") for share in shares[:most]]
+    return " ".join(shown + ["..."] * (len(shares) > most))

@@ -56,19 +56,19 @@ def test_a_drafter_never_remembers_the_answer(run, bundle, prompts_file):
 
 
 def test_unequal_tokens_fail(run, bundle, prompts_file, monkeypatch):
-    real = runner._run
+    real = runner.run_prompt
 
     def run_wrong(model, prompt, configuration, options: GenerationKeywords):
         return real(model, prompt, configuration, {**options, "seed": len(configuration.drafter)})
 
-    monkeypatch.setattr(runner, "_run", run_wrong)
+    monkeypatch.setattr(runner, "run_prompt", run_wrong)
     code, out, _ = run("bench", bundle, "--prompts", prompts_file, *SMALL, "--temperature", "3")
     assert code == 1
     assert "0/3 |" in out
 
 
 def test_ctrl_c_reports_the_prompts_that_are_done(run, bundle, prompts_file, monkeypatch):
-    real = runner._run
+    real = runner.run_prompt
     calls = []
 
     def interrupted(*words):
@@ -77,7 +77,7 @@ def test_ctrl_c_reports_the_prompts_that_are_done(run, bundle, prompts_file, mon
             os.kill(os.getpid(), signal.SIGINT)
         return real(*words)
 
-    monkeypatch.setattr(runner, "_run", interrupted)
+    monkeypatch.setattr(runner, "run_prompt", interrupted)
     code, out, _ = run("bench", bundle, "--prompts", prompts_file, *SMALL)
     assert code == 130
     assert out.count("1/1 |") == 3

@@ -1,0 +1,1 @@
+"""`ondevice bench --scenarios`: what drafts are worth by the kind of text."""

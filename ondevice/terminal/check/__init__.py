@@ -1,0 +1,1 @@
+"""`ondevice check`: the proof that drafts change nothing."""
