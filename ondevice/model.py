@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import weakref
@@ -13,9 +14,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import Unpack
 
-from ondevice import machine
+from ondevice import __version__, machine
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.decoding import loop
+from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.processors import SuppressTokens
 from ondevice.decoding.record import FinishReason, Reply, Round, Stats, Step
 from ondevice.decoding.runner import Drafting, Runner, Task
@@ -61,6 +63,7 @@ class Model:
         *,
         max_sequences: int = MAX_SEQUENCES,
         cache_bytes: int = CACHE_BYTES,
+        costs_file: CostsFile | None = None,
     ) -> None:
         self.manifest = bundle.manifest
         self.engine = engine
@@ -72,7 +75,7 @@ class Model:
         self.tokenizer, self._template = _text_side(bundle)
         self.defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
-        self._runner = Runner(engine, max_sequences, cache_bytes)
+        self._runner = Runner(engine, max_sequences, cache_bytes, costs_file)
         self._lock = threading.Lock()
         self._process = Process()
         self._generations: list[weakref.ref[Generation]] = []
@@ -299,7 +302,22 @@ def load(
         _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
     running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, on_pack=on_pack)
     loaded = perf_counter() - started
-    return Model(opened, running, count, loaded, max_sequences=max_sequences, cache_bytes=cache_bytes)
+    return Model(
+        opened,
+        running,
+        count,
+        loaded,
+        max_sequences=max_sequences,
+        cache_bytes=cache_bytes,
+        costs_file=_costs_file(opened, running, count),
+    )
+
+
+def _costs_file(bundle: Bundle, engine: Engine, threads: int) -> CostsFile:
+    """Where the costs of this bundle stay, on this machine, with this engine and so many threads."""
+    weights = hashlib.sha256(repr(sorted(bundle.manifest.files.items())).encode()).hexdigest()
+    key = [__version__, machine.processor_name(), weights, engine.name, engine.kv_cache, str(threads)]
+    return CostsFile(machine.cache_directory() / "costs", key)
 
 
 def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:

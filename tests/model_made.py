@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from ondevice.bundle import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Bundle
+from ondevice.decoding.costs_file import CostsFile
 from ondevice.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.model import Model
 from tests.text.templates import GEMMA
@@ -52,9 +53,21 @@ def load_toy(bundle: str | Path, *, context_length: int | None = None, **_: obje
     return model_over(ToyEngine(context_length or 400), bundle)
 
 
-def model_over(engine: ToyEngine, bundle: str | Path, max_sequences: int = 4, cache_bytes: int = 1 << 30) -> Model:
+def model_over(
+    engine: ToyEngine,
+    bundle: str | Path,
+    max_sequences: int = 4,
+    cache_bytes: int = 1 << 30,
+    costs_file: CostsFile | None = None,
+) -> Model:
     return Model(
-        Bundle.open(bundle), engine, threads=1, load_s=0.5, max_sequences=max_sequences, cache_bytes=cache_bytes
+        Bundle.open(bundle),
+        engine,
+        threads=1,
+        load_s=0.5,
+        max_sequences=max_sequences,
+        cache_bytes=cache_bytes,
+        costs_file=costs_file,
     )
 
 

@@ -57,7 +57,7 @@ def test_steps_add_up_to_the_reply(reference_model: Model) -> None:
     assert stats.mean_acceptance_length == 1 + stats.accepted / max(1, stats.num_drafts)
     assert stats.timings()["draft_n_accepted"] == stats.accepted
     assert stats.costs_age_s is not None
-    assert 0 <= stats.costs_age_s < 600
+    assert stats.costs_age_s >= 0
 
 
 def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> None:

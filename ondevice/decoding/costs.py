@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from itertools import accumulate
 from statistics import median_low
 from time import time
+from typing import Any
 
+from ondevice.decoding.costs_file import KnownCosts
 from ondevice.decoding.record import Round
 
 WINDOW = 9
@@ -28,6 +31,12 @@ LONE_LIMIT = 2.0
 PRIOR_DRAFT = 0.05
 """What a drafted token costs, as a share of a single row's forward, until it was measured."""
 
+RECALLED = 3
+"""Measurements that one from another process is worth."""
+
+CHANGE = 1.2
+"""Times as long, or as short, as was recalled: then that is not believed any more, and what is new is written down."""
+
 
 class Costs:
     """Seconds of a target forward by its number of rows, of all sequences in it, and of a drafted token by its drafter.
@@ -43,6 +52,7 @@ class Costs:
         self._lock = threading.Lock()
         self._round = 0
         self._measured_at: float | None = None
+        self._kept: KnownCosts | None = None
         self._forwards: dict[int, _Recent] = {}
         self._drafts: dict[str, _Recent] = {}
         self._table: list[float] = []
@@ -62,12 +72,42 @@ class Costs:
             recent = self._forwards.setdefault(forward.rows, _Recent())
             if recent.add(forward.seconds, self._round):
                 self._table = []
+            if recent.contradicts:
+                self._drop_recalled()
             if this.drafted:
                 recent = self._drafts.setdefault(this.source, _Recent())
                 recent.add(this.draft_seconds / this.drafted, self._round)
             for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
                 del self._forwards[rows]
                 self._table = []
+
+    def recall(self, known: KnownCosts) -> None:
+        """Start from what another process measured.
+
+        All of it goes as soon as the measurements of any row count leave it by CHANGE: the machine is throttled, or
+        busy with something else, or the context is longer.
+        """
+        with self._lock:
+            self._forwards = {rows: _Recent(seconds) for rows, seconds in known.forwards.items()}
+            self._drafts = {source: _Recent(seconds) for source, seconds in known.drafts.items()}
+            self._measured_at, self._kept, self._table = known.measured_at, known, []
+
+    def news(self) -> KnownCosts | None:
+        """What another process should start from; None while that is what was recalled or kept already."""
+        with self._lock:
+            forwards = {rows: recent.median for rows, recent in self._forwards.items() if recent.weight > 1}
+            drafts = {source: recent.median for source, recent in self._drafts.items() if recent.weight > 1}
+            if self._measured_at is None or not forwards:
+                return None
+            known = KnownCosts(self._measured_at, forwards, {name: cost for name, cost in drafts.items() if cost > 0})
+        kept = self._kept
+        if kept and not _changed(known.forwards, kept.forwards) and not _changed(known.drafts, kept.drafts):
+            return None
+        return known
+
+    def keep(self, known: KnownCosts) -> None:
+        """This is what another process will find."""
+        self._kept = known
 
     @property
     def age_s(self) -> float | None:
@@ -83,7 +123,7 @@ class Costs:
     def measurements(self, rows: int) -> int:
         """How many recent forwards of this many rows were timed."""
         recent = self._forwards.get(rows)
-        return 0 if recent is None else len(recent)
+        return 0 if recent is None else recent.weight
 
     def forwards(self, most: int, beside: int = 0) -> list[float]:
         """Seconds of a forward of 1, 2, ..., `most` rows beside those of other sequences; never falling."""
@@ -102,37 +142,70 @@ class Costs:
         """Seconds per token drafted by `source`, as a share of a forward of one row."""
         return self.draft(source) / self.forwards(1)[0]
 
+    def _drop_recalled(self) -> None:
+        self._forwards = {rows: recent for rows, recent in self._forwards.items() if recent.drop_recalled()}
+        self._drafts = {source: recent for source, recent in self._drafts.items() if recent.drop_recalled()}
+        self._table = []
+
     def _blended(self, most: int) -> list[float]:
         single = _single(self._forwards)
         slope = _slope(self._forwards, single)
         costs = [single * (1.0 + slope * extra) for extra in range(most)]
         for rows, recent in self._forwards.items():
             if rows <= most:
-                line, count = costs[rows - 1], len(recent)
+                line, count = costs[rows - 1], recent.weight
                 seconds = recent.median if count > 1 else min(recent.median, LONE_LIMIT * line)
                 costs[rows - 1] = (line + count * seconds) / (1 + count)
         return list(accumulate(costs, max))
 
 
 class _Recent:
-    """The last few measurements of one thing, and the round of the latest."""
+    """The last few measurements of one thing, the first of which may be recalled, and the round of the latest."""
 
-    def __init__(self) -> None:
+    def __init__(self, recalled: float | None = None) -> None:
         self.round = 0
-        self.median = 0.0
-        self._seconds: deque[float] = deque(maxlen=WINDOW)
+        self.median = recalled or 0.0
+        self._recalled = recalled
+        self._seconds: deque[float] = deque([] if recalled is None else [recalled], maxlen=WINDOW)
 
-    def __len__(self) -> int:
-        return len(self._seconds)
+    @property
+    def weight(self) -> int:
+        """How many measurements this stands for."""
+        return len(self._seconds) + (0 if self._recalled is None else RECALLED - 1)
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether what was measured since is something else than what was recalled."""
+        return self._recalled is not None and _far(self.median, self._recalled)
 
     def add(self, seconds: float, this_round: int) -> bool:
         """Whether this changed anything."""
-        before = len(self), self.median
+        before = len(self._seconds), self.median
         self.round = this_round
         self._seconds.append(seconds)
+        if len(self._seconds) == WINDOW:
+            self._recalled = None
         # The lower one of two: what disturbs a measurement makes it longer.
         self.median = median_low(self._seconds)
-        return (len(self), self.median) != before
+        return (len(self._seconds), self.median) != before
+
+    def drop_recalled(self) -> bool:
+        """Forget what was recalled; whether anything is left."""
+        if self._recalled is not None:
+            if self._recalled in self._seconds:
+                self._seconds.remove(self._recalled)
+            self._recalled = None
+            self.median = median_low(self._seconds) if self._seconds else 0.0
+        return bool(self._seconds)
+
+
+def _far(seconds: float, other: float) -> bool:
+    return not 1.0 / CHANGE <= seconds / other <= CHANGE
+
+
+def _changed(now: Mapping[Any, float], before: Mapping[Any, float]) -> bool:
+    """Whether something was measured that was not before, or is far from it."""
+    return any(name not in before or _far(seconds, before[name]) for name, seconds in now.items())
 
 
 def _single(known: dict[int, _Recent]) -> float:
@@ -148,7 +221,7 @@ def _slope(known: dict[int, _Recent], single: float) -> float:
     slopes = [(PRIOR_SLOPE, PRIOR_SLOPE_WEIGHT)]
     for rows, recent in known.items():
         if rows > 1:
-            slopes.append((max(recent.median / single - 1.0, 0.0) / (rows - 1), len(recent) * (rows - 1)))
+            slopes.append((max(recent.median / single - 1.0, 0.0) / (rows - 1), recent.weight * (rows - 1)))
     slopes.sort()
     half = sum(weight for _, weight in slopes) / 2
     for slope, weight in slopes:

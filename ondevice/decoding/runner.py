@@ -12,6 +12,7 @@ from ondevice import machine
 from ondevice.decoding import loop
 from ondevice.decoding.batch import Batch, Seat
 from ondevice.decoding.costs import Costs
+from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.idle_pool import IdlePool
 from ondevice.decoding.prefix_cache import PrefixCache
 from ondevice.decoding.record import Round, Stats
@@ -48,18 +49,24 @@ class Runner:
     drafters' luck, and the finished sequences themselves.
     """
 
-    def __init__(self, engine: Engine, max_sequences: int, cache_bytes: int) -> None:
+    def __init__(
+        self, engine: Engine, max_sequences: int, cache_bytes: int, costs_file: CostsFile | None = None
+    ) -> None:
         """
         Args:
             engine: closed with the runner.
             max_sequences: generations at the same time.
             cache_bytes: of keys and values of finished sequences.
+            costs_file: where costs stay between processes; None keeps none.
         """
         self.engine = engine
         self.closed = False
         self.batch = Batch(engine, max_sequences)
         self._cache = PrefixCache(engine, cache_bytes)
         self._costs = Costs()
+        self._costs_file = costs_file
+        if costs_file is not None and (known := costs_file.read()) is not None:
+            self._costs.recall(known)
         self._drafters: IdlePool[Drafter] = IdlePool()
         self._schedules: IdlePool[Schedule] = IdlePool()
         self._claims: list[list[Drafter]] = []
@@ -134,10 +141,18 @@ class Runner:
             yield seat
         finally:
             task.stats.peak_rss_bytes = machine.peak_rss_bytes()
+            self._keep_costs()
             if seat is not None:
                 seat.leave()
             if self.closed:
                 self.close()
+
+    def _keep_costs(self) -> None:
+        """Write down what changed, for the next process."""
+        if self._costs_file is None or (known := self._costs.news()) is None:
+            return
+        if self._costs_file.write(known):
+            self._costs.keep(known)
 
     @contextmanager
     def _sequence(self, task: Task) -> Iterator[Session]:
