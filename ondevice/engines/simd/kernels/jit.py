@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from numba import extending
 
-from ondevice.jit import compiled
+from ondevice import jit
 
 LITERAL = object()
 """In the signature of an intrinsic: an integer that is known when a kernel is compiled, and an int for the emitter."""
 
 
-def _sources() -> str:
-    """A hash of the sources of all kernels."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-STAMP = _sources()
-"""Changes whenever any kernel does."""
-
-
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, without the GIL and without fastmath, and keep the code on disk.
-
-    A sum must have one order, whatever rows run beside it. Numba takes code from the disk while the function's own file
-    is unchanged; but a kernel contains those that it calls, so the stamp of its file becomes that of all sources.
-    """
-    dispatcher: Any = compiled(function, error_model="numpy")
-    cache = getattr(dispatcher._cache, "_cache_file", None)
-    if cache is not None:
-        cache._source_stamp = STAMP
-    return dispatcher
+    """`ondevice.jit.kernel`; the annotations of a kernel's scalars are for readers, and the type checker sees Any."""
+    return jit.kernel(function)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
