@@ -13,12 +13,13 @@ from ondevice_export.graph.graph_builder import GraphBuilder
 def inverse_frequencies(rope: Rope, head_dim: int) -> npt.NDArray[np.float32]:
     """Angle per position of each pair of numbers, [head_dim / 2]; zero beyond the rotated share.
 
-    Source: `_compute_proportional_rope_parameters`.
+    Source: `_compute_proportional_rope_parameters`. In float64 and rounded at the end: numpy's float32 power is another
+    function with AVX-512 than without, 1 or 2 units of the last place apart.
     """
     rotated = int(rope.rotated * head_dim // 2)
-    exponents = np.arange(0, 2 * rotated, 2, dtype=np.float32) / np.float32(head_dim)
+    exponents = np.arange(0, 2 * rotated, 2) / head_dim
     frequencies = np.zeros(head_dim // 2, np.float32)
-    frequencies[:rotated] = np.float32(1.0) / np.float32(rope.theta) ** exponents / np.float32(rope.factor)
+    frequencies[:rotated] = 1.0 / np.float64(rope.theta) ** exponents / rope.factor
     return frequencies
 
 

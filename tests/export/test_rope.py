@@ -1,0 +1,22 @@
+"""Rotary frequencies, beside arithmetic of 40 digits."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+
+from ondevice_export.config import Rope
+from ondevice_export.graph.rope import inverse_frequencies
+
+
+@pytest.mark.parametrize(("theta", "rotated", "factor"), [(10_000.0, 1.0, 1.0), (1_000_000.0, 0.25, 8.0)])
+def test_each_frequency_is_the_nearest_float32(theta: float, rotated: float, factor: float) -> None:
+    head_dim = 512
+    found = inverse_frequencies(Rope(theta=theta, rotated=rotated, factor=factor), head_dim)
+    pairs = int(rotated * head_dim) // 2
+    with localcontext(prec=40):
+        exact = [1 / Decimal(theta) ** (Decimal(2 * i) / head_dim) / Decimal(factor) for i in range(pairs)]
+    np.testing.assert_array_equal(found[:pairs], np.array([float(value) for value in exact], np.float32))
+    assert not found[pairs:].any()
