@@ -32,3 +32,24 @@ def test_only_drafted_tokens_count_as_promised() -> None:
         trust.observe(FORECAST, 0, 0)
     np.testing.assert_array_equal(trust.discount(FORECAST), FORECAST.astype(np.float64))
     assert trust.empty == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_round_without_a_draft_says_nothing_about_forecasts() -> None:
+    asked, silent = Trust(), Trust()
+    for trust, pauses in ((asked, 0), (silent, 100)):
+        for _ in range(5):
+            trust.observe(FORECAST, 3, 0)
+        for _ in range(pauses):
+            trust.observe(FORECAST, 0, 0)
+        trust.observe(FORECAST, 3, 3)
+    assert silent.discount(FORECAST) == asked.discount(FORECAST)
+
+
+def test_only_a_round_without_a_draft_is_empty_and_old_ones_are_forgotten() -> None:
+    trust = Trust()
+    for _ in range(100):
+        trust.observe(FORECAST, 0, 0)
+    assert trust.empty == pytest.approx(1.0, abs=0.02)
+    for drafted in (1, 2, 3) * 50:
+        trust.observe(FORECAST, drafted, 0)
+    assert trust.empty == pytest.approx(0.0, abs=0.02)

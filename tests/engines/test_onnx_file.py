@@ -127,10 +127,39 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_graph(tmp_path, no_data)
 
 
-@pytest.mark.parametrize("data", [b"\x80" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x0b", b"\x0d\x00", b"\x08"])
-def test_malformed_wire_data(data: bytes) -> None:
-    with pytest.raises(MalformedError):
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x80" * 10 + b"\x01", "more than ten bytes"),
+        (b"\x80", "ends inside a number"),
+        (b"\x08", "ends inside a number"),
+        (b"\x0a\xff\xff\xff\xff\x0f", "ends inside a field"),
+        (b"\x0a\x02x", "ends inside a field"),
+        (b"\x0d\x00\x00\x00", "ends inside a field"),
+        (b"\x0b", "wire type 3"),
+    ],
+)
+def test_malformed_wire_data(data: bytes, words: str) -> None:
+    with pytest.raises(MalformedError, match=words):
         Message(memoryview(data))
+
+
+def test_integers_are_signed_and_have_64_bits() -> None:
+    for data, value in (
+        (b"\x80" * 9 + b"\x01", -(1 << 63)),
+        (b"\xff" * 8 + b"\x7f", (1 << 63) - 1),
+        (b"\xff" * 9 + b"\x7f", -1),  # bits beyond are dropped
+    ):
+        assert Message(memoryview(b"\x08" + data)).integer(1) == value
+        assert Message(memoryview(b"\x0a" + bytes([len(data)]) + data)).integers(1) == [value]
+
+
+def test_a_number_is_no_string_and_a_string_is_text() -> None:
+    message = Message(memoryview(b"\x08\x05" + b"\x12\x01\xff"))
+    with pytest.raises(MalformedError, match="field 1 is a number"):
+        message.string(1)
+    with pytest.raises(MalformedError, match="field 2 is not UTF-8"):
+        message.string(2)
 
 
 def test_fields_that_nobody_reads_are_skipped() -> None:
@@ -144,7 +173,8 @@ def test_fields_that_nobody_reads_are_skipped() -> None:
 
 
 def test_a_float_that_is_none() -> None:
-    message = Message(memoryview(b"\x09" + b"\xff" * 8 + b"\x12\x01x"))
+    eight_bytes = (1 << 32).to_bytes(8, "little")
+    message = Message(memoryview(b"\x09" + eight_bytes + b"\x12\x01x"))
     for number in (1, 2):
         with pytest.raises(MalformedError, match=f"field {number} is not a float"):
             message.floating(number)
