@@ -35,6 +35,7 @@ class Guesser:
         assert list(session.tokens) == list(prompt_ids)
         self.tokens = list(prompt_ids)
         self.requests: list[DraftRequest] = []
+        self.lengths: list[int] = []
 
     def forget(self) -> None:
         """Nothing is remembered."""
@@ -44,6 +45,7 @@ class Guesser:
 
     def draft(self, request: DraftRequest) -> Draft:
         self.requests.append(request)
+        self.lengths.append(len(request.context))
         paths: list[list[int]] = []
         tokens: list[int] = []
         parents: list[int] = []
@@ -168,8 +170,9 @@ def test_a_drafter_is_told_how_the_target_chooses() -> None:
     drafter, options = Guesser(1.0), SamplingOptions(0.8, top_k=5, top_p=0.9, repetition_penalty=1.1, seed=7)
     tokens, rounds = generated(options, Limits(30), drafter, 3)
     positions = [sum(len(this.token_ids) for this in rounds[: index + 1]) for index in range(len(rounds) - 1)]
-    assert [request.position for request in drafter.requests] == positions[: len(drafter.requests)]
-    assert {request.sampling for request in drafter.requests} == {options}
+    lengths = [len(PROMPT) + position for position in positions]
+    assert drafter.lengths == lengths[: len(drafter.lengths)]
+    assert {request.sampler.options for request in drafter.requests} == {options}
     assert len(tokens) == 30
 
 

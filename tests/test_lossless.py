@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from ondevice import Model, Reply
+from ondevice.drafters.mtp import MtpDrafter
+from ondevice.drafters.protocol import Draft, DraftRequest
 from ondevice.options import ScheduleName
 
 SHORT = "def fibonacci(n):"
@@ -101,3 +103,31 @@ def test_a_logits_processor_sees_the_draft_path(reference_model: Model) -> None:
         SHORT, drafter="mtp", num_assistant_tokens=5, num_assistant_tokens_schedule="constant", **options
     )
     assert drafted.token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "none"])
+def test_a_reply_that_was_cut_off_goes_on_as_it_would_have(reference_model: Model, drafter: str) -> None:
+    """With its seed, whatever drafts: draws depend on the place in the text, not on those before."""
+    whole = plain(reference_model, SHORT, max_new_tokens=48, temperature=1.0, seed=5)
+    begun = [*reference_model.encode(SHORT), *whole.token_ids[:20]]
+    rest = reference_model.generate(begun, max_new_tokens=28, temperature=1.0, seed=5, drafter=drafter)
+    assert rest.token_ids == whole.token_ids[20:]
+
+
+def test_drafts_that_share_the_target_s_noise_are_right_more_often(reference_model: Model) -> None:
+    class Greedy(MtpDrafter):
+        def draft(self, request: DraftRequest) -> Draft:
+            return super().draft(DraftRequest(request.nodes))
+
+    target = reference_model.manifest.target
+    taken = []
+    for kind in (Greedy, MtpDrafter):
+        drafter = kind(target.hidden_size, target.vocab_size)
+        options: dict[str, Any] = {"drafter": drafter, "num_assistant_tokens_schedule": "constant"}
+        replies = [
+            reference_model.generate(SHORT, max_new_tokens=100, temperature=1.0, seed=seed, **options)
+            for seed in range(6)
+        ]
+        rounds = sum(each.stats.num_drafts_per_pos[0] for each in replies)
+        taken.append(sum(each.stats.num_accepted_tokens_per_pos[0] for each in replies) / rounds)
+    assert taken[1] > 1.1 * taken[0]

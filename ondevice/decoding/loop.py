@@ -89,7 +89,7 @@ def generate(
         idle: IdleReason | None = None
         if drafter is not None and schedule is not None:
             plan = schedule.plan(drafter, room - 1, beside) if room > 1 else NO_ROOM
-            draft, draft_seconds = _draft(drafter, DraftRequest(plan.k, plan.floor, sampler.options, new_tokens))
+            draft, draft_seconds = _draft(drafter, DraftRequest(plan.k, plan.floor, sampler, tokens))
             idle = _idle(plan, draft)
         asked = perf_counter()
         outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))

@@ -1,12 +1,13 @@
-"""From a row of logits to a token: penalty, temperature, top-k, top-p, min-p, and one draw."""
+"""From a row of logits to a token: penalty, temperature, top-k, top-p, min-p, a draw with the noise of its place."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +15,17 @@ from numpy.typing import NDArray
 from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
+    from ondevice.decoding.noise import Key
     from ondevice.decoding.nucleus import Nucleus
     from ondevice.decoding.top_k import TopK
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
+Tokens = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-BLOCK = 512
-"""Weights summed at a time in search of a draw: sums of a block are vectorised, a cumulative sum is not."""
-
+RIVALS = 4
+"""Tokens that a guess is compared with: noise leaves few in the running."""
 
 MOST_PENALTY = 1e6
 """Beyond this, and below one over this, a logit of float32 could become infinite."""
@@ -39,7 +41,7 @@ class SamplingOptions:
     temperature : 0 chooses the likeliest token, always
     top_k, top_p, min_p : None keeps every token, and so do 0, 1 and 0
     repetition_penalty : 1.0 changes nothing
-    seed : None takes one from the operating system
+    seed : of the noise that tokens are drawn with; None takes one from the operating system, for one generation
 
     Raises:
         UsageError: a value that makes no sense.
@@ -86,40 +88,108 @@ class LogitsProcessor(Protocol):
         ...
 
 
+class Kept(NamedTuple):
+    """What temperature, top-k, top-p and min-p leave of a row.
+
+    ids : ascending; None for all
+    weights : float64, about exp((score - peak) / temperature): 1 for the likeliest; None where `ids` is
+    """
+
+    ids: Ids | None
+    weights: Probabilities | None
+
+
+class Guess(NamedTuple):
+    """A token that the target might choose.
+
+    share : in (0, 1], how it compares with those next best, the noise included: near 1, and the target chooses it even
+        if it sees the tokens a little differently
+    """
+
+    token: int
+    share: float
+
+
 class Sampler:
-    """Chooses tokens for one generation. Its result depends on the row, the context and the draws before, on nothing
-    else; `choose` takes one uniform number per token, so a run with drafts draws as a plain run with that seed does.
+    """Chooses tokens for one generation. What it chooses depends on options and seed, the row and its context, and on
+    nothing else: a draw takes the noise of the place where the token will stand (`decoding.noise`), so a run with
+    drafts, or one that goes on where another was cut off, draws as a plain run with that seed does.
     """
 
     def __init__(self, options: SamplingOptions, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.options = options
         self.processors = tuple(processors)
-        self.rng = np.random.default_rng(options.seed)
         # Imported where they are needed: with numba, and `ondevice --help` needs the options above.
         self._top_k: TopK | None = None
-        if options.top_k and not self.greedy:
+        self._nucleus: Nucleus | None = None
+        self._scratch: Probabilities = np.empty(0)
+        if self.greedy:
+            return
+        from ondevice.decoding import noise
+
+        self._key: Key = noise.key_of(options.seed)
+        self._race, self._race_all = noise.race, noise.race_all
+        self._own = np.empty(1, np.intp), np.empty(1)
+        if options.top_k:
             from ondevice.decoding.top_k import TopK
 
             self._top_k = TopK(options.top_k)
-        self._nucleus: Nucleus | None = None
-        if options.top_p is not None and options.top_p < 1.0 and not self.greedy:
+        if options.top_p is not None and options.top_p < 1.0:
             from ondevice.decoding.nucleus import Nucleus
 
             self._nucleus = Nucleus(options.top_p)
-        self._scratch: Probabilities = np.empty(0)
 
     @property
     def greedy(self) -> bool:
         return self.options.temperature == 0
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """Random numbers for the ratio rule, which must not see the noise."""
+        return np.random.default_rng(self.options.seed)
 
     def choose(self, logits: Floats, context: Sequence[int]) -> int:
         """The token that follows `context`, whose logits are float32[V]."""
         scores = self._processed(logits, context)
         if self.greedy:
             return _likeliest(scores)
-        ids, weights = self._warped(scores)
-        index = draw(weights, self.rng)
-        return index if ids is None else int(ids[index])
+        best, values = self._own
+        self._draw(scores, None, len(context), best, values)
+        return int(best[0])
+
+    def guess(
+        self, logits: Floats, candidates: Tokens | None, context: Sequence[int], path: Sequence[int], most: int = 1
+    ) -> list[Guess]:
+        """The tokens that `choose` would come to, best first, if a drafter's opinion were the target's.
+
+        Drawn with the very noise that `choose` will take at that place: where drafter and target see about the same
+        chances, they mostly draw the same token. Processors are left out: they may have a state, and this is a guess.
+
+        Args:
+            logits: float32[C], of these tokens.
+            candidates: int64[C], different token ids; None for all of the vocabulary, in order.
+            context, path: every token up to the newest one, and those drafted after it.
+            most: how many.
+
+        Returns:
+            Up to `most`; none where the logits hold NaN or infinity.
+        """
+        scores = logits
+        if self.options.repetition_penalty != 1.0:
+            ids = np.arange(len(logits)) if candidates is None else candidates
+            seen = np.isin(ids, np.asarray([*context, *path], np.int64))
+            scores = np.where(seen, self._penalised(logits), logits)
+        best, values = np.empty(max(most, RIVALS), np.intp), np.empty(max(most, RIVALS))
+        if not np.isfinite(scores.max(initial=-np.inf)):
+            return []
+        if self.greedy:
+            places, shares = _likeliest_few(scores, most)
+        else:
+            count = self._draw(scores, candidates, len(context) + len(path), best, values)
+            weights = np.exp(values[:count] - values[0])
+            places, shares = best[:count][:most].tolist(), (weights / weights.sum()).tolist()
+        tokens = places if candidates is None else candidates[places].tolist()
+        return [Guess(token, share) for token, share in zip(tokens, shares, strict=False)]
 
     def distribution(self, logits: Floats, context: Sequence[int]) -> Probabilities:
         """float64[V]: the chance of each token to be what `choose` returns."""
@@ -128,9 +198,27 @@ class Sampler:
         if self.greedy:
             probs[_likeliest(scores)] = 1.0
             return probs
-        ids, weights = self._warped(scores)
+        peak = _peak(scores)
+        ids, weights = self._kept(scores, peak)
+        if ids is None or weights is None:
+            weights = self._weights(scores, peak)
         probs[slice(None) if ids is None else ids] = weights / weights.sum()
         return probs
+
+    def _draw(self, scores: Floats, names: Tokens | None, position: int, best: Ids, values: Probabilities) -> int:
+        """Fill `best` with where the winners lie in `scores`, and `values` with their log weight + noise.
+
+        names : of the scores, token ids; None where their place is their name
+        """
+        peak = _peak(scores)
+        ids, weights = self._kept(scores, peak)
+        temperature = self.options.temperature
+        if ids is None and names is None:
+            return self._race_all(scores, peak, temperature, self._key, position, best, values)
+        if ids is None or weights is None:
+            ids, weights = np.arange(len(scores)), self._weights(scores, peak)
+        named = ids if names is None else names[ids]
+        return self._race(scores, ids, weights, named, peak, temperature, self._key, position, best, values)
 
     def _processed(self, logits: Floats, context: Sequence[int]) -> Floats:
         penalty = self.options.repetition_penalty
@@ -140,33 +228,32 @@ class Sampler:
         if penalty != 1.0:
             seen = np.asarray(context, np.int64)
             seen = seen[seen < len(scores)]
-            taken = scores[seen]  # a token seen twice is written twice, with the same value
-            scores[seen] = np.where(taken < 0, taken * np.float32(penalty), taken / np.float32(penalty))
+            scores[seen] = self._penalised(scores[seen])  # a token seen twice is written twice, with the same value
         for processor in self.processors:
             scores = _row(processor, processor(scores, context), len(scores))
         return scores
 
-    def _warped(self, scores: Floats) -> tuple[Ids | None, Probabilities]:
-        """Temperature, top-k, top-p and min-p in turn.
+    def _penalised(self, scores: Floats) -> Floats:
+        penalty = np.float32(self.options.repetition_penalty)
+        return np.where(scores < 0, scores * penalty, scores / penalty)
 
-        Returns:
-            The ids that are left, ascending, None for all; the weight of each, that of the likeliest being 1. Valid
-            until the next call.
-        """
+    def _kept(self, scores: Floats, peak: float) -> Kept:
+        """Temperature, top-k, top-p and min-p in turn; valid until the next call."""
         ids = None
         if self._top_k is not None:
             ids = self._top_k.of(scores)
             scores = scores[ids]
-        weights = self._weights(scores)
+        elif self._nucleus is None and self.options.min_p is None:
+            return Kept(None, None)
+        weights = self._weights(scores, peak)
         if self._nucleus is not None:
             ids, weights = _narrowed(ids, weights, self._nucleus.of(weights))
         if self.options.min_p is not None:
             ids, weights = _narrowed(ids, weights, np.flatnonzero(weights >= self.options.min_p))
-        return ids, weights
+        return Kept(ids, weights)
 
-    def _weights(self, scores: Floats) -> Probabilities:
+    def _weights(self, scores: Floats, peak: float) -> Probabilities:
         """float64[n], 1 for a token as likely as the likeliest."""
-        peak = _finite(scores.max(initial=-np.inf))
         if len(self._scratch) < len(scores):
             self._scratch = np.empty(len(scores))
         weights = self._scratch[: len(scores)]
@@ -180,23 +267,16 @@ class Sampler:
         return np.exp(weights, out=weights)
 
 
-def draw(weights: Probabilities, rng: np.random.Generator) -> int:
-    """An index drawn in proportion to `weights`, by inverting the cumulative sum at one uniform number."""
-    if len(weights) <= BLOCK:
-        return _crossing(weights, rng.random() * float(weights.sum()))[0]
-    sums = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK))
-    block, mass = _crossing(sums, rng.random() * float(sums.sum()))
-    index, _ = _crossing(weights[block * BLOCK : (block + 1) * BLOCK], mass)
-    return block * BLOCK + index
-
-
-def _crossing(weights: Probabilities, mass: float) -> tuple[int, float]:
-    """The index at which the cumulative sum comes to exceed `mass`, and what of `mass` is left for it."""
-    cumulative = np.cumsum(weights)
-    index = int(np.searchsorted(cumulative, mass, side="right"))
-    # Rounding can carry the mass up to the sum itself, past every index that has a weight.
-    index = min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
-    return index, mass - float(cumulative[index - 1]) if index else mass
+def _likeliest_few(scores: Floats, most: int) -> tuple[list[int], list[float]]:
+    """Where the largest scores lie, largest first, the lowest place in a tie, and their shares of all chances."""
+    places = [int(scores.argmax())]
+    weights = np.exp(scores - scores[places[0]])
+    shares = [1.0 / float(weights.sum())]
+    while len(places) < min(most, len(scores)):
+        weights[places[-1]] = -1.0
+        places.append(int(weights.argmax()))
+        shares.append(float(weights[places[-1]]) * shares[0])
+    return places, shares
 
 
 def _number(name: str, value: object, *, whole: bool) -> float:
@@ -228,6 +308,10 @@ def _row(processor: LogitsProcessor, scores: object, vocab_size: int) -> Floats:
         f"a logits processor returned {found} and not the row of {vocab_size} floats that it was given: "
         "it is called with (logits, context), in this order"
     )
+
+
+def _peak(scores: Floats) -> float:
+    return _finite(scores.max(initial=-np.inf))
 
 
 def _finite(peak: float) -> float:

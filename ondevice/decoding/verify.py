@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.decoding.sampling import Sampler, draw
+from ondevice.decoding.sampling import Probabilities, Sampler
 from ondevice.drafters.protocol import ROOT, Draft
 
 Floats = NDArray[np.float32]
+
+BLOCK = 512
+"""Weights summed at a time in search of a draw: sums of a block are vectorised, a cumulative sum is not."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Verdict:
 def accept(draft: Draft, logits: Floats, context: Sequence[int], sampler: Sampler) -> Verdict:
     """Verify a draft by the rule that is lossless for it: `accept_ratio` where it was drawn from distributions that it
     brings along, `accept_matching` otherwise. Arguments as there.
+
+    Never a mixture: the residual of the ratio rule would no longer be independent of a draft made with the same noise.
     """
     if draft.probs is None:
         return accept_matching(draft, logits, context, sampler)
@@ -45,13 +50,14 @@ def accept_matching(draft: Draft, logits: Floats, context: Sequence[int], sample
     Every emitted token is one the target chose given all before it, so the output is that of plain decoding, greedy or
     sampled, token for token with the same seed. It is the ratio rule with a one-hot q: the target's own draw equals
     the drafted token with probability p(x), and given that it does not, it is a draw from p without x, renormalised.
-    Any draft that was made without random numbers may be verified so, a chain or a tree, whatever cut it short.
+    Any draft may be verified so that was made without random numbers, or with the noise that the target's own draws
+    take (`Sampler.guess`): a chain or a tree, whatever cut it short.
 
     Args:
         draft: n nodes.
         logits: float32[1 + n, V]; row 0 follows the newest token, row i + 1 follows node i.
         context: every token up to the newest one.
-        sampler: takes one uniform number per emitted token, none when greedy.
+        sampler: the target's choice at each place, whatever was drafted.
     """
     children: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
@@ -89,7 +95,8 @@ def accept_ratio(
         logits: float32[1 + n, V].
         context: every token up to the newest one.
         sampler: gives p.
-        rng: one uniform number per drafted token looked at, and one for the target's own token.
+        rng: one uniform number per drafted token looked at, and one for the target's own token; neither the noise of
+            `sampler` nor what the drafts were drawn with.
 
     Raises:
         ValueError: no probs, or probs of another shape; a tree, whose siblings would each need the residual that the
@@ -112,3 +119,22 @@ def accept_ratio(
         seen.append(token)
     bonus = draw(sampler.distribution(logits[len(tokens)], seen), rng)
     return Verdict(tuple(range(len(tokens) + 1)), (*tokens, bonus))
+
+
+def draw(weights: Probabilities, rng: np.random.Generator) -> int:
+    """An index drawn in proportion to `weights`, by inverting the cumulative sum at one uniform number."""
+    if len(weights) <= BLOCK:
+        return _crossing(weights, rng.random() * float(weights.sum()))[0]
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK))
+    block, mass = _crossing(sums, rng.random() * float(sums.sum()))
+    index, _ = _crossing(weights[block * BLOCK : (block + 1) * BLOCK], mass)
+    return block * BLOCK + index
+
+
+def _crossing(weights: Probabilities, mass: float) -> tuple[int, float]:
+    """The index at which the cumulative sum comes to exceed `mass`, and what of `mass` is left for it."""
+    cumulative = np.cumsum(weights)
+    index = int(np.searchsorted(cumulative, mass, side="right"))
+    # Rounding can carry the mass up to the sum itself, past every index that has a weight.
+    index = min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
+    return index, mass - float(cumulative[index - 1]) if index else mass

@@ -12,12 +12,12 @@ from ondevice.engines.protocol import Outputs, Session
 
 
 class MtpDrafter:
-    """Drafts greedily from the hidden state of the last verified token.
+    """Drafts from the hidden state of the last verified token, drawing as the target will (`Sampler.guess`).
 
     Every step of a round attends to the same verified KV at the same position (`Session.draft_step`), so a draft
-    depends on nothing but the verified tokens: after a rejection it equals the draft of a fresh prefill. Greedy, hence
-    deterministic: the matching rule keeps it lossless under sampling too, where transformers' ratio test with the
-    drafter's raw softmax does not (an argmax draft's true distribution is one-hot).
+    depends on nothing but the verified tokens and the noise of its places: after a rejection it equals the draft of a
+    fresh prefill. The matching rule keeps it lossless under sampling too, where transformers' ratio test of an argmax
+    draft with the drafter's raw softmax does not.
     """
 
     name = "mtp"
@@ -57,11 +57,10 @@ class MtpDrafter:
         survival = 1.0
         for _ in range(request.nodes):
             step = self._session.draft_step(token, hidden)
-            best = int(step.logits.argmax())
-            proposed = int(step.candidates[best])
-            if not (np.isfinite(step.logits[best]) and 0 <= proposed < self._vocab_size):
+            guesses = request.sampler.guess(step.logits, step.candidates, request.context, self._drafted)
+            if not guesses or not 0 <= guesses[0].token < self._vocab_size:
                 break  # a damaged drafter may cost speed, never a reply
-            raw = float(1.0 / np.exp(step.logits - step.logits[best]).sum())
+            proposed, raw = guesses[0]
             chance = self._calibration.probability(raw)
             survival *= chance
             if survival < request.floor:

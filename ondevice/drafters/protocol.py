@@ -9,14 +9,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.decoding.sampling import SamplingOptions
+from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.engines.token_tree import ROOT
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-GREEDY = SamplingOptions(temperature=0.0)
+GREEDY = Sampler(SamplingOptions(temperature=0.0))
 
 
 def _no_floats() -> Floats:
@@ -82,14 +82,14 @@ class DraftRequest:
 
     nodes : tokens to propose at most
     floor : a deterministic drafter stops before a node whose chance of being taken, with all before it, is under this
-    sampling : how the target will choose its tokens
-    position : index among the generated tokens of the first one that a draft proposes
+    sampler : how the target will choose its tokens; `Sampler.guess` draws as it will
+    context : every token up to the newest one
     """
 
     nodes: int
     floor: float = 0.0
-    sampling: SamplingOptions = GREEDY
-    position: int = 0
+    sampler: Sampler = GREEDY
+    context: Sequence[int] = ()
 
 
 class Drafter(Protocol):

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import LogitsProcessor, Sampler, SamplingOptions, draw
+from ondevice.decoding import noise
+from ondevice.decoding.sampling import LogitsProcessor, Sampler, SamplingOptions
 from ondevice.errors import UsageError
 
 VOCAB = 300
@@ -86,10 +87,9 @@ def test_top_p_is_exact_over_a_large_vocabulary_however_flat(spread: float) -> N
     assert kept.tolist() == sorted(order[:needed].tolist())
 
 
-def test_greedy_takes_the_lowest_id_of_a_tie_and_no_random_number() -> None:
+def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
     sampler = Sampler(SamplingOptions(temperature=0, seed=5))
     assert sampler.choose(np.array([1, 9, 9, 0], np.float32), []) == 1
-    assert sampler.rng.random() == np.random.default_rng(5).random()
     assert sampler.distribution(np.array([1, 9, 9, 0], np.float32), []).tolist() == [0, 1, 0, 0]
 
 
@@ -148,16 +148,69 @@ def test_every_shape_of_row_gives_what_sorting_it_gives(chosen: dict[str, Any], 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB, 5000])
 @pytest.mark.parametrize("chosen", WARPERS, ids=str)
-def test_sampling_takes_one_uniform_number_and_inverts_the_cumulative_sum(
-    chosen: dict[str, Any], vocab_size: int
-) -> None:
+def test_a_draw_is_the_likeliest_with_the_noise_of_its_place(chosen: dict[str, Any], vocab_size: int) -> None:
     sampler = Sampler(SamplingOptions(**chosen, seed=11))
-    uniforms = np.random.default_rng(11)
-    for logits in rows(20, vocab_size):
-        token = sampler.choose(logits, [1, 2])
-        cumulative = np.cumsum(sampler.distribution(logits, [1, 2]))
-        uniform = uniforms.random()
-        assert cumulative[token - 1] - 1e-12 <= uniform < cumulative[token] + 1e-12 or token == 0
+    for length, logits in enumerate(rows(20, vocab_size)):
+        context = [1, 2][: min(length, 2)] + [3] * max(length - 2, 0)
+        with np.errstate(divide="ignore"):
+            log_chances = np.log(sampler.distribution(logits, context))
+        gumbels = [noise.gumbel_at(noise.key_of(11), length, token) for token in range(vocab_size)]
+        assert sampler.choose(logits, context) == int((log_chances + gumbels).argmax())
+
+
+def test_a_draw_depends_on_seed_and_place_alone() -> None:
+    options = SamplingOptions(top_k=40, seed=11)
+    logits = rows(60)[0]
+    forwards = [Sampler(options).choose(logits, [0] * length) for length in range(60)]
+    sampler = Sampler(options)
+    backwards = [sampler.choose(logits, [0] * length) for length in reversed(range(60))]
+    assert backwards[::-1] == forwards
+    assert len(set(forwards)) > 5
+    assert forwards != [
+        Sampler(SamplingOptions(top_k=40, seed=12)).choose(logits, [0] * length) for length in range(60)
+    ]
+
+
+def test_without_a_seed_every_generation_draws_its_own() -> None:
+    logits = np.zeros(10_000, np.float32)
+    assert len({Sampler(SamplingOptions()).choose(logits, []) for _ in range(8)}) > 1
+
+
+@pytest.mark.parametrize("chosen", [*WARPERS, {"temperature": 0.0}], ids=str)
+def test_a_guess_from_the_target_s_own_logits_is_its_choice(chosen: dict[str, Any]) -> None:
+    """Over the whole vocabulary, and over candidates in any order that hold all that could be chosen."""
+    random = np.random.default_rng(1)
+    sampler = Sampler(SamplingOptions(**chosen, seed=11))
+    for logits in rows(20):
+        context, path = [1, 2, 3], [4, 2]
+        choice = sampler.choose(logits, context + path)
+        candidates = random.permutation(VOCAB)
+        for names, scores in ((None, logits), (candidates, logits[candidates])):
+            guesses = sampler.guess(scores, names, context, path, 3)
+            assert guesses[0].token == choice
+            assert len({guess.token for guess in guesses}) == len(guesses)
+            assert 0 < guesses[-1].share <= guesses[0].share <= 1
+
+
+def test_guesses_of_similar_logits_mostly_agree() -> None:
+    """More often than by the likeliest token, less often than the best rule could: 1 - the distance of p and q."""
+    sampler = Sampler(SamplingOptions(seed=2))
+    agreed, likeliest, best = 0, 0.0, 0.0
+    for place, (row, error) in enumerate(zip(rows(600, 50), rows(600, 50, seed=1), strict=True)):
+        logits, other = row / 2, row / 2 + error / 6
+        p, q = sampler.distribution(logits, []), sampler.distribution(other, [])
+        context = [0] * place
+        agreed += sampler.guess(other, None, context, [])[0].token == sampler.choose(logits, context)
+        likeliest += float(p[q.argmax()])
+        best += float(np.minimum(p, q).sum())
+    assert likeliest + 0.2 * (best - likeliest) < agreed < best + 3 * np.sqrt(600 * 0.25)
+    assert agreed > 1.2 * likeliest
+
+
+@pytest.mark.parametrize("row", [[np.nan] * 4, [9, 8, np.nan, 7], [1, np.inf, 2, 3], [-np.inf] * 4], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_there_is_no_guess_where_the_logits_make_no_sense(temperature: float, row: list[float]) -> None:
+    assert Sampler(SamplingOptions(temperature)).guess(np.array(row, np.float32), None, [], []) == []
 
 
 def test_a_row_alone_decides() -> None:
@@ -208,26 +261,6 @@ def test_a_row_that_leaves_nothing_to_choose_is_an_error(chosen: dict[str, Any],
         Sampler(SamplingOptions(**chosen)).choose(np.array(row, np.float32), [])
 
 
-@pytest.mark.parametrize("count", [1, 5, 512, 513, 3000])
-def test_evenly_spaced_uniforms_draw_every_index_as_often_as_its_weight_says(count: int) -> None:
-    class Even:
-        def __init__(self) -> None:
-            self.drawn = 0
-
-        def random(self) -> float:
-            self.drawn += 1
-            return (self.drawn - 0.5) / 20_000
-
-    weights = np.exp(4 * rows(1, count)[0].astype(np.float64))
-    weights[1::3] = 0.0
-    even: Any = Even()
-    drawn = [draw(weights, even) for _ in range(20_000)]
-    assert drawn == sorted(drawn)
-    often = np.bincount(drawn, minlength=count)
-    assert not often[weights == 0].any()
-    assert np.abs(often - 20_000 * weights / weights.sum()).max() <= 1
-
-
 CHI_SQUARE_19_DF = 43.8
 """Exceeded once in a thousand when 20 cells have the chances they should have."""
 
@@ -237,31 +270,11 @@ def test_tokens_are_drawn_as_often_as_the_distribution_says(chosen: dict[str, An
     logits = rows(1, 5000)[0]
     sampler = Sampler(SamplingOptions(**chosen, seed=3))
     expected = 4000 * sampler.distribution(logits, [])
-    drawn = np.bincount([sampler.choose(logits, []) for _ in range(4000)], minlength=5000)
+    drawn = np.bincount([sampler.choose(logits, range(place)) for place in range(4000)], minlength=5000)
     assert not drawn[expected == 0].any()
     common = np.argsort(-expected)[:19]  # and one cell for all others
     observed, expected = (np.append(one[common], 4000 - one[common].sum()) for one in (drawn, expected))
     assert ((observed - expected) ** 2 / expected).sum() < CHI_SQUARE_19_DF
-
-
-def test_draw_never_returns_a_weight_of_zero() -> None:
-    class Nearly1:
-        def random(self) -> float:
-            return 1.0 - 2.0**-53
-
-    class Zero:
-        def random(self) -> float:
-            return 0.0
-
-    weights = np.array([0.0, 0.1, 0.0, 0.2, 1e-300, 0.0])
-    zero: Any = Zero()
-    nearly1: Any = Nearly1()
-    assert draw(weights, zero) == 1
-    assert draw(weights, nearly1) == 3
-    # sums of blocks and cumulative sums round differently, so that the end of a block can be overshot
-    for trial in range(200):
-        weights = np.append(np.random.default_rng(trial).random(1400), np.zeros(50))
-        assert draw(weights, nearly1) == 1399
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import Sampler, SamplingOptions, draw
-from ondevice.decoding.verify import accept, accept_matching, accept_ratio
+from ondevice.decoding import verify
+from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.verify import accept, accept_matching, accept_ratio, draw
 from ondevice.drafters.protocol import Draft
 from ondevice.engines.protocol import Floats
 from tests.decoding.markov import MarkovTarget, plain, random_tree, speculative
@@ -17,7 +21,9 @@ CHI_SQUARE_15_DF = 37.7
 GREEDY = SamplingOptions(temperature=0)
 SAMPLED = SamplingOptions(temperature=0.8, top_k=3, repetition_penalty=1.2, seed=4)
 
-Drafting = Callable[[list[int]], Draft]
+
+class Drafting(Protocol):
+    def __call__(self, tokens: list[int], sampler: Sampler) -> Draft: ...
 
 
 def one_hot(*tokens: int, vocab_size: int = 6) -> np.ndarray:
@@ -72,11 +78,11 @@ def test_any_deterministic_draft_leaves_the_output_as_it_was(options: SamplingOp
 
 
 def chi_square(target: MarkovTarget, drafting: Drafting, options: SamplingOptions) -> float:
-    """Of the counts of the two tokens after token 0 over many short generations that share a sampler."""
-    sampler = Sampler(options)
+    """Of the counts of the two tokens after token 0 over many short generations, each with a seed of its own."""
     counts = np.zeros((VOCAB, VOCAB))
-    for _ in range(TRIALS):
-        first, second, *_ = speculative(target, [0], sampler, 2, drafting)
+    for trial in range(TRIALS):
+        sampler = Sampler(replace(options, seed=TRIALS * (options.seed or 0) + trial))
+        first, second, *_ = speculative(target, [0], sampler, 2, partial(drafting, sampler=sampler))
         counts[first, second] += 1
     expected = TRIALS * target.joint(0, Sampler(options))
     possible = expected > 0
@@ -88,7 +94,7 @@ def stochastic(drafter: MarkovTarget, options: SamplingOptions, rng: np.random.G
     """Draws two tokens, each from the drafter's warped distribution."""
     warp = Sampler(options)
 
-    def drafting(tokens: list[int]) -> Draft:
+    def drafting(tokens: list[int], sampler: Sampler) -> Draft:
         path, probs = list(tokens), []
         for _ in range(2):
             probs.append(warp.distribution(drafter.logits[path[-1]], path))
@@ -115,7 +121,7 @@ def test_the_ratio_rule_keeps_the_joint_distribution_of_two_tokens(options: Samp
 def likeliest_two(drafter: MarkovTarget, probs: Callable[[np.ndarray], np.ndarray] | None) -> Drafting:
     """Greedy drafts that say they were drawn from `probs` of the logits; None: that they are deterministic."""
 
-    def drafting(tokens: list[int]) -> Draft:
+    def drafting(tokens: list[int], sampler: Sampler) -> Draft:
         first = int(drafter.logits[tokens[-1]].argmax())
         new = np.array([first, int(drafter.logits[first].argmax())])
         claimed = None if probs is None else probs(drafter.logits[[tokens[-1], first]])
@@ -142,11 +148,80 @@ def test_the_statistic_catches_an_argmax_draft_that_claims_its_softmax() -> None
     assert chi_square(target, likeliest_two(target, softmax), SamplingOptions(seed=6)) > 10 * CHI_SQUARE_15_DF
 
 
+def coupled(drafter: MarkovTarget, claims: bool = False) -> Drafting:
+    """Two tokens drawn with the noise that the target takes; `claims`: with the distributions that they come from."""
+
+    def drafting(tokens: list[int], sampler: Sampler) -> Draft:
+        path: list[int] = []
+        probs = []
+        for _ in range(2):
+            logits = drafter.logits[path[-1] if path else tokens[-1]]
+            probs.append(sampler.distribution(logits, tokens + path))
+            path.append(sampler.guess(logits, None, tokens, path)[0].token)
+        return Draft(np.array(path), np.array([-1, 0]), probs=np.array(probs, np.float32) if claims else None)
+
+    return drafting
+
+
+@pytest.mark.parametrize(
+    "options",
+    [SamplingOptions(seed=1), SamplingOptions(temperature=0.7, top_k=3, seed=2), SamplingOptions(top_p=0.8, seed=3)],
+    ids=["plain", "top_k", "top_p"],
+)
+def test_coupled_drafts_keep_the_joint_distribution_of_two_tokens(options: SamplingOptions) -> None:
+    target, other = MarkovTarget(VOCAB, seed=0), MarkovTarget(VOCAB, seed=1, contrast=1.5)
+    assert chi_square(target, coupled(other), options) < CHI_SQUARE_15_DF
+
+
+def test_the_ratio_rule_never_meets_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, other = MarkovTarget(VOCAB, seed=0), MarkovTarget(VOCAB, seed=1, contrast=1.5)
+    options = SamplingOptions(seed=1)
+    assert chi_square(target, coupled(other, claims=True), options) < CHI_SQUARE_15_DF
+
+    def silent(*arguments: object) -> int:
+        raise AssertionError("noise was drawn")
+
+    sampler = Sampler(options)
+    draft = stochastic(other, options, np.random.default_rng(0))([0], sampler)
+    for race in ("_race", "_race_all"):
+        monkeypatch.setattr(sampler, race, silent)
+    for _ in range(50):  # accepted and not
+        accept(draft, target.forward(0, draft), [0], sampler)
+    with pytest.raises(AssertionError, match="noise was drawn"):
+        accept_matching(draft, target.forward(0, draft), [0], sampler)
+
+
+def test_the_statistic_catches_a_residual_drawn_with_the_noise_of_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias that vLLM had (issues 47386 and 54282): the rejected token's noise was large, the others' is then not
+    independent of it. Shows that the test above has teeth.
+    """
+    target, other = MarkovTarget(VOCAB, seed=0), MarkovTarget(VOCAB, seed=1, contrast=1.5)
+    options = SamplingOptions(seed=1)
+    current: list[Sampler] = []
+    drafting = coupled(other, claims=True)
+
+    def remembered(tokens: list[int], sampler: Sampler) -> Draft:
+        current[:] = [sampler]
+        place[:] = tokens
+        return drafting(tokens, sampler)
+
+    place: list[int] = []
+
+    def shared(weights: np.ndarray, rng: object) -> int:
+        with np.errstate(divide="ignore"):
+            logits = np.log(weights).astype(np.float32)
+        return current[0].guess(logits, None, place, [])[0].token
+
+    monkeypatch.setattr(verify, "draw", shared)
+    assert chi_square(target, remembered, options) > 1.5 * CHI_SQUARE_15_DF
+
+
 def test_the_ratio_rule_is_greedy_when_the_sampler_is() -> None:
     target = MarkovTarget(VOCAB, seed=3)
     drafting = stochastic(MarkovTarget(VOCAB, seed=4), SamplingOptions(), np.random.default_rng(0))
     expected = plain(target, [0], Sampler(GREEDY), 50)
-    assert speculative(target, [0], Sampler(GREEDY), 50, drafting)[:50] == expected
+    sampler = Sampler(GREEDY)
+    assert speculative(target, [0], sampler, 50, partial(drafting, sampler=sampler))[:50] == expected
 
 
 def test_the_ratio_rule_refuses_trees_and_missing_probabilities() -> None:
@@ -157,3 +232,43 @@ def test_the_ratio_rule_refuses_trees_and_missing_probabilities() -> None:
     for wrong in (None, probs[:1]):
         with pytest.raises(ValueError, match="distribution"):
             accept_ratio(Draft(np.array([1, 2]), np.array([-1, 0]), probs=wrong), logits, [0], sampler, sampler.rng)
+
+
+@pytest.mark.parametrize("count", [1, 5, 512, 513, 3000])
+def test_evenly_spaced_uniforms_draw_every_index_as_often_as_its_weight_says(count: int) -> None:
+    class Even:
+        def __init__(self) -> None:
+            self.drawn = 0
+
+        def random(self) -> float:
+            self.drawn += 1
+            return (self.drawn - 0.5) / 20_000
+
+    weights = np.exp(4 * np.random.default_rng(0).standard_normal(count))
+    weights[1::3] = 0.0
+    even: Any = Even()
+    drawn = [draw(weights, even) for _ in range(20_000)]
+    assert drawn == sorted(drawn)
+    often = np.bincount(drawn, minlength=count)
+    assert not often[weights == 0].any()
+    assert np.abs(often - 20_000 * weights / weights.sum()).max() <= 1
+
+
+def test_draw_never_returns_a_weight_of_zero() -> None:
+    class Nearly1:
+        def random(self) -> float:
+            return 1.0 - 2.0**-53
+
+    class Zero:
+        def random(self) -> float:
+            return 0.0
+
+    weights = np.array([0.0, 0.1, 0.0, 0.2, 1e-300, 0.0])
+    zero: Any = Zero()
+    nearly1: Any = Nearly1()
+    assert draw(weights, zero) == 1
+    assert draw(weights, nearly1) == 3
+    # sums of blocks and cumulative sums round differently, so that the end of a block can be overshot
+    for trial in range(200):
+        weights = np.append(np.random.default_rng(trial).random(1400), np.zeros(50))
+        assert draw(weights, nearly1) == 1399

@@ -1,0 +1,80 @@
+"""How often drafts are right when they are drawn with the target's own noise, and when they are greedy.
+
+    python -m benchmarks.coupling bundles/reference [--temperature 1.0 0.7 0.0] [--tokens 300] [--nodes 4]
+
+The MTP drafter on the same prompts and seeds, hence the same texts: only rounds and forwards differ. Prompts are Python
+of the standard library; a constant number of drafted tokens, so that nothing depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ondevice import Model, Stats, load
+from ondevice.drafters.mtp import MtpDrafter
+from ondevice.drafters.protocol import Draft, DraftRequest
+from ondevice.terminal.bench.table import table
+
+SOURCES = ("argparse", "bisect", "csv", "queue", "shlex", "string", "tempfile", "textwrap")
+SKIP, LENGTH = 600, 900
+"""Characters of a source that are left out, its licence say, and those of a prompt."""
+
+
+class Greedy(MtpDrafter):
+    """Always proposes the likeliest tokens, whatever the target's temperature."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return super().draft(DraftRequest(request.nodes, request.floor))
+
+
+def prompts() -> Iterator[str]:
+    for name in SOURCES:
+        yield inspect.getsource(__import__(name))[SKIP:][:LENGTH]
+
+
+def measure(model: Model, drafter: MtpDrafter, temperature: float, tokens: int, nodes: int) -> Stats:
+    """Sums over all prompts, with the filters of Gemma's default."""
+    total = Stats()
+    for seed, prompt in enumerate(prompts()):
+        stats = model.generate(
+            prompt, max_new_tokens=tokens, temperature=temperature, top_k=64, top_p=0.95, seed=seed, drafter=drafter,
+            num_assistant_tokens=nodes, num_assistant_tokens_schedule="constant",
+        ).stats  # fmt: skip
+        total.new_tokens += stats.new_tokens - 1
+        total.target_forwards += stats.target_forwards
+        total.num_drafts_per_pos = _added(total.num_drafts_per_pos, stats.num_drafts_per_pos)
+        total.num_accepted_tokens_per_pos = _added(total.num_accepted_tokens_per_pos, stats.num_accepted_tokens_per_pos)
+    return total
+
+
+def _added(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    length = max(len(one), len(other))
+    return [sum(each[at] for each in (one, other) if at < len(each)) for at in range(length)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--temperature", type=float, nargs="+", default=(1.0, 0.7, 0.0), metavar="T")
+    parser.add_argument("--tokens", type=int, default=300, metavar="N", help="per prompt (default: 300)")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="drafted tokens per round (default: 4)")
+    arguments = parser.parse_args()
+    lines = []
+    with load(arguments.bundle, threads=1) as model:
+        sizes = model.manifest.target.hidden_size, model.manifest.target.vocab_size
+        for temperature in arguments.temperature:
+            for name, drafter in {"greedy": Greedy(*sizes), "coupled": MtpDrafter(*sizes)}.items():
+                stats = measure(model, drafter, temperature, arguments.tokens, arguments.nodes)
+                rounds = stats.num_drafts_per_pos[0]
+                survival = [f"{taken / rounds:.3f}" for taken in stats.num_accepted_tokens_per_pos[:4]]
+                per_round = stats.new_tokens / stats.target_forwards
+                lines.append([f"{temperature:g}", name, *survival, f"{per_round:.2f}", str(rounds)])
+    header = ["T", "drafts", "1 taken", "2", "3", "4", "tokens per round", "rounds"]
+    print(table(header, lines, left={"drafts"}))
+
+
+if __name__ == "__main__":
+    main()
