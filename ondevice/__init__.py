@@ -57,6 +57,7 @@ __all__ = [
     "Message",
     "MissingDependencyError",
     "Model",
+    "OnPrepare",
     "OndeviceError",
     "Outputs",
     "PairMismatchError",
@@ -74,6 +75,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "load",
+    "prepare",
 ]
 
 if TYPE_CHECKING:
@@ -83,9 +85,9 @@ if TYPE_CHECKING:
     from ondevice.engines.choice import EngineName
     from ondevice.engines.protocol import KVCacheType, Outputs, Session
     from ondevice.generation import Generation
-    from ondevice.model import Model, load
+    from ondevice.model import Model, load, prepare
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
-    from ondevice.progress import Progress
+    from ondevice.progress import OnPrepare, Progress
     from ondevice.text.chat_template import Message
     from ondevice.text.prompt import Prompt
 else:
@@ -98,9 +100,9 @@ else:
         "engines.choice": ("EngineName",),
         "engines.protocol": ("KVCacheType", "Outputs", "Session"),
         "generation": ("Generation",),
-        "model": ("Model", "load"),
+        "model": ("Model", "load", "prepare"),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
-        "progress": ("Progress",),
+        "progress": ("OnPrepare", "Progress"),
         "text.chat_template": ("Message",),
         "text.prompt": ("Prompt",),
     }

@@ -44,7 +44,7 @@ def compiled(function: AnyFunction, **options: Any) -> AnyFunction:
     Where that cannot be written to, as on a device whose disk is read-only, this compiles anew in every process.
     """
     config: Any = numba.config
-    known = caching.CompileResultCacheImpl
+    known: Any = caching.CompileResultCacheImpl
     with _locating:
         classes, told = known._locator_classes, getattr(config, "CACHE_LOCATOR_CLASSES", "")
         known._locator_classes, config.CACHE_LOCATOR_CLASSES = [Place], ""
@@ -62,8 +62,18 @@ def code_directory() -> Path:
     Numba's own rules look at the source file, which an application that was frozen does not have: its code would lie
     in a directory that depends on where it was started, and an update would run the old kernels.
     """
-    told = cast(Any, numba.config).CACHE_DIR
+    told = numba_cache_directory()
     return _below(Path(told) if told else cache_directory())
+
+
+def numba_cache_directory() -> str:
+    """What NUMBA_CACHE_DIR says, or an application did; empty where nobody did."""
+    return str(cast(Any, numba.config).CACHE_DIR)
+
+
+def compile_for(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile a function for arguments of these types, or load it from the cache directory."""
+    dispatcher.compile(tuple(map(numba.typeof, arguments)))
 
 
 def is_kept(dispatcher: Any) -> bool:
@@ -103,7 +113,7 @@ def stamp(module: str) -> str:
         if not found.ispkg:
             name = f"{package}.{found.name}"
             digest.update(name.encode())
-            for part in _content(found.module_finder.find_spec(name, None), name):  # type: ignore[call-arg]
+            for part in _content(found.module_finder.find_spec(name, None), name):
                 digest.update(part)
     return digest.hexdigest()[:16]
 
@@ -160,7 +170,8 @@ class Announcer(event.Listener):
         if self._said or not is_ours(event):
             return
         self._said = True
-        _log.warning("compiling kernels for this CPU (%s)", when())
+        kept = event.data["dispatcher"].stats.cache_path is not None
+        _log.warning("compiling kernels for this CPU (%s)", when(kept))
 
     def on_end(self, event: Any) -> None:
         pass
@@ -200,9 +211,9 @@ def is_ours(event: Any) -> bool:
     return event.data["dispatcher"].py_func.__module__.partition(".")[0] in PACKAGES
 
 
-def when() -> str:
+def when(kept: bool) -> str:
     """How often kernels are compiled on this machine."""
-    if can_keep():
+    if kept:
         return "once"
     return f"at every start, because {cache_directory()} cannot be written to: set ONDEVICE_CACHE"
 

@@ -29,7 +29,8 @@ from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.generation import Cancellation, Generation
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
-from ondevice.progress import Progress, silent
+from ondevice.preparation import Preparation
+from ondevice.progress import OnPrepare, silent
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
 from ondevice.text.stream import TextStream
@@ -78,7 +79,7 @@ class Model:
         self._runner = Runner(engine, max_sequences, cache_bytes, costs_file)
         self._lock = threading.Lock()
         self._process = Process()
-        self._generations: list[weakref.ref[Generation]] = []
+        self._cancellations: list[weakref.ref[Cancellation]] = []
 
     def __enter__(self) -> Model:
         return self
@@ -110,9 +111,12 @@ class Model:
         """Stop all generations within one forward, those included that wait for their turn; from any thread. They end
         with finish_reason `cancelled`.
         """
-        for reference in self._generations if self._process.is_this_one else []:
-            if (generation := reference()) is not None:
-                generation.cancel()
+        if not self._process.is_this_one:
+            return
+        for reference in self._cancellations:
+            if (cancellation := reference()) is not None:
+                cancellation.requested = True
+        self._runner.batch.wake()
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Reply:
         """The whole reply at once. Takes and raises what `stream` does."""
@@ -140,6 +144,7 @@ class Model:
             UsageError: an option that does not exist or fit.
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
         """
+        cancellation, runner = self._cancellation(), self._runner
         chosen = GenerationOptions.of(options)
         prompt_ids = self.encode(prompt)
         suppressed = self.defaults.suppress_tokens
@@ -147,7 +152,6 @@ class Model:
         sampler = Sampler(chosen.sampling(self.defaults), [*own, *(chosen.logits_processors or ())])
         text_stream = self._text_stream(chosen)
         drafting = self._drafting(chosen)
-        cancellation, runner = Cancellation(), self._runner
 
         def cancelled() -> bool:
             return cancellation.requested or runner.closed
@@ -156,11 +160,7 @@ class Model:
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
         rounds = self._runner.rounds(Task(prompt_ids, sampler, limits, drafting, stats))
         self.last_stats = stats
-        generation = Generation(_steps(rounds, text_stream, self._process), stats, cancellation, runner.batch.wake)
-        with self._lock:
-            alive = [reference for reference in self._generations if reference() is not None]
-            self._generations = [*alive, weakref.ref(generation)]
-        return generation
+        return Generation(_steps(rounds, text_stream, self._process), stats, cancellation, runner.batch.wake)
 
     def save_prefix(self, prompt: Prompt, path: str | PathLike[str]) -> int:
         """Read a prompt once and keep what was computed in a file: a system prompt on a small machine, say.
@@ -209,6 +209,14 @@ class Model:
         self._process.check()
         if self._runner.closed:
             raise UsageError("this model is closed: load it again")
+
+    def _cancellation(self) -> Cancellation:
+        """Of a generation that begins, which `cancel` knows from its first moment on."""
+        made = Cancellation()
+        with self._lock:
+            alive = [reference for reference in self._cancellations if reference() is not None]
+            self._cancellations = [*alive, weakref.ref(made)]
+        return made
 
     def _text_stream(self, chosen: GenerationOptions) -> TextStream | None:
         if self.tokenizer is not None:
@@ -266,7 +274,7 @@ def load(
     max_sequences: int = MAX_SEQUENCES,
     cache_bytes: int = CACHE_BYTES,
     verify_hashes: bool = False,
-    on_pack: Progress = silent,
+    on_prepare: OnPrepare | None = None,
 ) -> Model:
     """Open a bundle and make it ready to generate.
 
@@ -280,8 +288,8 @@ def load(
         cache_bytes: keys and values of finished sequences that are kept for prompts that begin like them; the newest
             stays even where it alone is larger. 0 keeps none.
         verify_hashes: compare every file's sha256 first.
-        on_pack: called while weights are packed for the `simd` engine, which happens once per bundle and takes seconds,
-            with the bytes done and their number.
+        on_prepare: called while kernels are compiled and weights packed, which happens once and takes seconds, with
+            what is going on and the share of all that is done, 0 to 1. An exception from it ends the loading.
 
     Raises:
         BundleError: nothing there, or nothing to trust.
@@ -294,13 +302,19 @@ def load(
         _check_number("context_length", context_length, 2)
     _check_number("max_sequences", max_sequences, 1)
     _check_number("cache_bytes", cache_bytes, 0)
-    if not callable(on_pack):
-        raise UsageError(f"on_pack must be a function, not {on_pack!r:.99}")
+    if on_prepare is not None and not callable(on_prepare):
+        raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     count = threads or machine.default_threads()
     if count > (most := machine.processors()):
         _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
-    running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, on_pack=on_pack)
+    with Preparation(on_prepare) as preparation:
+        running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, preparation=preparation)
+        try:
+            preparation.finish()
+        except BaseException:
+            running.close()
+            raise
     loaded = perf_counter() - started
     return Model(
         opened,
@@ -318,6 +332,20 @@ def _costs_file(bundle: Bundle, engine: Engine, threads: int) -> CostsFile:
     weights = hashlib.sha256(repr(sorted(bundle.manifest.files.items())).encode()).hexdigest()
     key = [__version__, machine.processor_name(), weights, engine.name, engine.kv_cache, str(threads)]
     return CostsFile(machine.cache_directory() / "costs", key)
+
+
+def prepare(
+    bundle: str | Path,
+    *,
+    engine: EngineName = "auto",
+    threads: int | None = None,
+    on_prepare: OnPrepare | None = None,
+) -> None:
+    """Do now what the first `load` of a bundle on this machine would: compile kernels, pack weights.
+
+    Takes and raises what `load` does.
+    """
+    load(bundle, engine=engine, threads=threads, on_prepare=on_prepare).close()
 
 
 def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:

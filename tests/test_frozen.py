@@ -74,7 +74,9 @@ def test_a_frozen_package_compiles_once_wherever_it_is_started(sources: Path, tm
     assert text.count(old) == 1
     callee.write_text(text.replace(old, "return full(_TWO) - full(_TWO)"), "utf-8")
     updated = frozen(sources, tmp_path / "updated.zip")
-    assert called(updated, tmp_path / "one", cache) == (pytest.approx(30 + before, rel=1e-3), 0, 1)
+    after, *hits = called(updated, tmp_path / "one", cache)
+    assert after == pytest.approx(30 + before, rel=1e-3)
+    assert hits == [0, 1]
     assert called(archive, tmp_path / "two", cache) == (before, 1, 1), "both versions are kept"
 
 

@@ -138,7 +138,7 @@ def test_a_processor_in_transformers_order_is_an_error_and_not_another_text(tmp_
         ({"context_length": 9.0}, "context_length must be a whole number"),
         ({"max_sequences": 0}, "max_sequences must be a whole number"),
         ({"cache_bytes": -1}, "cache_bytes must be a whole number"),
-        ({"on_pack": None}, "on_pack must be a function, not None"),
+        ({"on_prepare": 5}, "on_prepare must be a function, not 5"),
         ({"engine": ["simd"]}, "engine must be one of"),
         ({"kv_cache": None}, "kv_cache must be one of"),
     ],

@@ -52,7 +52,7 @@ def settings(engine: ondevice.EngineName) -> ondevice.GenerationKeywords:
 
 def answer(path: str) -> str:
     try:
-        model = ondevice.load(path, engine="simd", threads=2, kv_cache="int8", on_pack=lambda done, total: None)
+        model = ondevice.load(path, engine="simd", threads=2, kv_cache="int8", on_prepare=lambda stage, share: None)
     except ondevice.BundleNotFoundError as error:
         return str(error)
     messages: Sequence[ondevice.Message] = [{"role": "user", "content": "Why is the sky blue?"}]

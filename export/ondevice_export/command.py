@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, model_home
-from ondevice.errors import MissingDependencyError, UsageError
+from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
 from ondevice.terminal.exit_codes import DIFFERENT
 from ondevice.terminal.interrupt import ending_by_exception
+from ondevice.terminal.loading import preparing
 from ondevice.terminal.progress_bar import ProgressBar
 
 
@@ -44,6 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--head-bits", type=int, choices=(4, 8), default=8, help="width of the tied token table (default: 8)"
     )
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
+    parser.add_argument(
+        "--no-prepare", action="store_true", help="leave compiling and packing for this machine to the first start"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="compare the bundle with the original, which needs torch and its memory"
     )
@@ -86,9 +90,22 @@ def run(args: argparse.Namespace) -> int:
         )
     size = sum(file.stat().st_size for file in bundle.iterdir())
     sys.stdout.write(f"{bundle}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s\n")
+    if not args.no_prepare:
+        _prepare(bundle)
     code = _verify(args, bundle) if args.verify else 0
     sys.stdout.write(f"{_next_command(bundle)}\n")
     return code
+
+
+def _prepare(bundle: Path) -> None:
+    """For this machine; a bundle that cannot run here may run elsewhere."""
+    import ondevice
+
+    with preparing() as on_prepare:
+        try:
+            ondevice.prepare(bundle, on_prepare=on_prepare)
+        except OndeviceError as error:
+            sys.stderr.write(f"note: the bundle is not prepared for this machine: {error}\n")
 
 
 def _next_command(bundle: Path) -> str:

@@ -63,13 +63,7 @@ class SuffixAutomaton:
 
     def __init__(self) -> None:
         self._tokens = 0
-        self._tables = Tables(
-            np.zeros((64, 4), np.int32),
-            np.zeros((96, 4), np.int32),
-            np.full(256, NONE, np.int32),
-            np.array([1, 0, ROOT], np.int64),
-        )
-        self._tables.states[ROOT] = (0, NONE, NONE, 0)
+        self._tables = empty_tables()
 
     def __len__(self) -> int:
         """Tokens appended so far."""
@@ -120,6 +114,18 @@ class SuffixAutomaton:
             tables = tables._replace(slots=np.full(1 << (2 * edges).bit_length(), NONE, np.int32))
             index_edges(tables)
         self._tables = tables
+
+
+def empty_tables() -> Tables:
+    """Those of an automaton that knows no text."""
+    tables = Tables(
+        np.zeros((64, 4), np.int32),
+        np.zeros((96, 4), np.int32),
+        np.full(256, NONE, np.int32),
+        np.array([1, 0, ROOT], np.int64),
+    )
+    tables.states[ROOT] = (0, NONE, NONE, 0)
+    return tables
 
 
 def warm_up() -> None:

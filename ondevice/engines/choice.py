@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import MissingDependencyError, UsageError
-from ondevice.progress import Progress, silent
+from ondevice.preparation import TOKENS, Preparation
 
 if TYPE_CHECKING:
     from ondevice.engines.ort.engine import OrtEngine
@@ -32,11 +32,12 @@ def open_engine(
     context_length: int | None = None,
     *,
     kv_cache: KVCacheType = "fp16",
-    on_pack: Progress = silent,
+    preparation: Preparation | None = None,
 ) -> Engine:
     """Open the engine of that name.
 
-    `auto` falls back to `ort` with one line on the `ondevice` logger.
+    `auto` falls back to `ort` with one line on the `ondevice` logger. With a `preparation`, what the engine lacks is
+    compiled before its first forward, else at that.
 
     Raises:
         UsageError: no engine of that name, no such cache, or one that only `simd` has where `ort` would run.
@@ -53,7 +54,7 @@ def open_engine(
         from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
         try:
-            return SimdEngine(bundle, threads, context_length, kv_cache=kv_cache, on_pack=on_pack)
+            return SimdEngine(bundle, threads, context_length, kv_cache=kv_cache, preparation=preparation)
         except UnsupportedGraphError as error:
             if name == "simd":
                 raise
@@ -66,6 +67,8 @@ def open_engine(
             _log.warning("no simd kernels for this bundle (%s): running it with onnxruntime", error.reason)
     if kv_cache == "int8":
         raise UsageError("the ort engine has no int8 KV cache: use --engine simd or --kv-cache fp16")
+    if preparation is not None:
+        preparation.compile(TOKENS)
     return _ort_engine()(bundle, threads, context_length)
 
 

@@ -52,6 +52,13 @@ COMMANDS = {
   ondevice chat gemma-4-E2B-it --system "Answer in one sentence."
 """,
     ),
+    "prepare": Command(
+        "ondevice.terminal.prepare",
+        "compile kernels and pack weights for this machine, once",
+        """
+  ondevice prepare gemma-4-E2B-it
+""",
+    ),
     "bench": Command(
         "ondevice.terminal.bench.command",
         "measure every drafter and draft length",

@@ -82,3 +82,17 @@ def prompt_bar() -> ProgressBar:
 
 def byte_bar(title: str) -> ProgressBar:
     return ProgressBar(title, unit="B", unit_scale=True)
+
+
+class PreparationBar(ProgressBar):
+    """Shows how far a bundle is prepared for this machine, from the first half second on."""
+
+    def __init__(self) -> None:
+        super().__init__("preparing", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}", delay=0.5)
+
+    def prepare(self, stage: str, share: float) -> None:
+        """What `ondevice.load` tells."""
+        self._options["desc"] = stage
+        if self._bar is not None:
+            self._bar.set_description_str(stage, refresh=False)
+        self.show(round(1000 * share), 1000)

@@ -24,6 +24,7 @@ from ondevice.engines.simd.pack.cache import ABANDONED_S, KEPT_S, pack_sizes
 from ondevice.engines.simd.pack.file import find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack.layout import PAGE, PackLayout
 from ondevice.errors import BundleCorruptError
+from ondevice.preparation import CHECKING, PACKING, Preparation
 from ondevice.progress import Advance
 
 ENVIRONMENT = dict(os.environ)
@@ -253,7 +254,7 @@ for compute in (
 def test_a_bundle_that_is_not_what_it_says_leaves_no_pack(cache: Path) -> None:
     with pytest.raises(BundleCorruptError):
         open_pack(layout_of(), Altered(), 1)
-    assert not cache.exists()
+    assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written(
@@ -265,7 +266,8 @@ def test_a_cache_that_cannot_be_written(
     state = find_pack(layout, "content")
     assert (state.status, state.obstacle) == ("unwritable", f"{tmp_path / 'file' / 'below'} cannot be written")
     assert layout.fits(open_pack(layout, Trusted(), 1))
-    assert caplog.messages == [f"packing 0.0 GB of weights, at every start: {state.obstacle}"]
+    (line,) = caplog.messages
+    assert line.endswith(f"packing 0.0 GB of weights at every start, because {state.obstacle}")
 
 
 def test_a_directory_that_denies_everything(
@@ -350,17 +352,42 @@ def test_a_state_tells_where_a_pack_will_be_and_makes_nothing(cache: Path, monke
 def test_progress_goes_from_nothing_to_all(cache: Path, monkeypatch: pytest.MonkeyPatch, writable: bool) -> None:
     if not writable:
         monkeypatch.setenv("ONDEVICE_CACHE", str(Path(__file__) / "below"))
-    heard: list[tuple[int, int]] = []
+    heard: list[tuple[str, float]] = []
+
+    def hear(stage: str, share: float) -> None:
+        heard.append((stage, share))
+
     layout = layout_of()
-    open_pack(layout, FakeSources(), 2, lambda done, total: heard.append((done, total)))
-    ((total,), dones) = {total for _, total in heard}, [done for done, _ in heard]
-    assert dones[0] == 0
-    assert dones == sorted(dones)
-    assert dones[-1] == total == layout.size + (FakeSources.SIZE if writable else 0)
+    open_pack(layout, FakeSources(), 2, Preparation(hear))
+    stages, shares = zip(*heard, strict=True)
+    assert set(stages) == {PACKING}
+    assert shares[0] == 0
+    assert list(shares) == sorted(shares)
+    assert shares[-1] == 1
     heard.clear()
     if writable:
-        open_pack(layout, Trusted(), 2, lambda done, total: heard.append((done, total)))
-        assert not heard
+        open_pack(layout, Trusted(), 2, Preparation(hear))
+        assert {stage for stage, _ in heard} == {CHECKING}
+        assert 0 < heard[-1][1] <= 1
+
+
+@pytest.mark.parametrize("when", [0.0, 0.3, 1.0])
+def test_an_interrupt_leaves_no_half_written_pack(cache: Path, when: float) -> None:
+    """While the sources are verified too, which takes for ever here."""
+
+    class Endless(FakeSources):
+        def verify(self, advance: Advance) -> None:
+            while True:
+                advance(0)
+                time.sleep(0.01)
+
+    def interrupt(stage: str, share: float) -> None:
+        if share >= when or share > 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_pack(layout_of(), Endless(), 2, Preparation(interrupt))
+    assert list(cache.glob("*")) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows keeps what is open")
@@ -387,6 +414,9 @@ def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(c
 def test_writing_a_pack_removes_those_that_nobody_opens(cache: Path) -> None:
     kept_days, abandoned_days = KEPT_S / 86400, ABANDONED_S / 86400
     unused = opened_days_ago(cache / f"{'a' * 40}.pack", kept_days + 0.1)
+    code = cache / f"kernels-{'0' * 16}"
+    code.mkdir()
+    os.utime(code, (0, 0))
     killed = opened_days_ago(cache / f"{'b' * 40}ab_12xyz.part", 2 * abandoned_days)
     kept = {
         opened_days_ago(cache / f"{'c' * 40}.pack", kept_days - 0.1),
@@ -396,8 +426,7 @@ def test_writing_a_pack_removes_those_that_nobody_opens(cache: Path) -> None:
         opened_days_ago(cache / "compiled-0123456789abcdef", 1000),
     }
     open_pack(layout_of(), FakeSources(), 1)
-    assert not unused.exists()
-    assert not killed.exists()
+    assert not any(path.exists() for path in (unused, killed, code))
     assert kept <= set(cache.iterdir())
     assert len(list(cache.iterdir())) == len(kept) + 1
 

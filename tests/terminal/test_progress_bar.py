@@ -1,5 +1,6 @@
 import io
 import sys
+import time
 
 import pytest
 
@@ -63,10 +64,12 @@ def test_no_bar_where_nobody_looks(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["generate", "abc", "--max-new-tokens", "2"], ["chat"], ["bench", "--limit", "1"]])
-def test_every_command_shows_how_far_packing_is(run, bundle, monkeypatch, words):
-    def load(location, *, on_pack, **options):
-        on_pack(0, 100)
-        on_pack(100, 100)
+def test_every_command_shows_how_far_preparing_is(run, bundle, monkeypatch, words):
+    def load(location, *, on_prepare, **options):
+        on_prepare("compiling kernels", 0.2)
+        time.sleep(0.6)
+        on_prepare("packing weights", 0.5)
+        on_prepare("packing weights", 1.0)
         return load_toy(location, **options)
 
     monkeypatch.setattr("ondevice.model.load", load)

@@ -28,7 +28,7 @@ from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.session import SimdSession
 from ondevice.engines.simd.thread_pool import ThreadPool
 from ondevice.errors import UsageError
-from ondevice.progress import Progress, silent
+from ondevice.preparation import Preparation
 
 MOST_ROWS = 512
 """Rows of a forward. Each reads the upper layers once, for the wanted rows: 1 x 512 costs 3 % less than 2 x 256."""
@@ -66,7 +66,7 @@ class SimdEngine:
         context_length: int | None = None,
         *,
         kv_cache: KVCacheType = "fp16",
-        on_pack: Progress = silent,
+        preparation: Preparation | None = None,
     ) -> None:
         """
         Args:
@@ -74,7 +74,7 @@ class SimdEngine:
             threads: that compute.
             context_length: most tokens of a sequence; None takes the target's own.
             kv_cache: how keys and values are kept.
-            on_pack: hears of the bytes that are packed, the first time.
+            preparation: hears what is packed, and compiles beside it; without one, kernels are compiled when called.
 
         Raises:
             UnsupportedGraphError: the graphs hold something that there is no kernel for; another engine may run them.
@@ -87,7 +87,7 @@ class SimdEngine:
         self._cache_bits = BITS[kv_cache]
         self.has_drafter = bundle.manifest.drafter is not None
         self.most_rows = MOST_ROWS
-        self._program = load_program(bundle, MOST_ROWS, threads, on_pack)
+        self._program = load_program(bundle, MOST_ROWS, threads, preparation)
         self.cache_places = self._program.caches
         self.origin = Origin(bundle.content, self.name, kv_cache)
         self._pool = ThreadPool(threads, self._program.scratch_bytes)

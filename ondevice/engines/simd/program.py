@@ -21,7 +21,7 @@ from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, draft
 from ondevice.engines.simd.plan.layer import scratch_bytes
 from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_plan
 from ondevice.errors import BundleCorruptError
-from ondevice.progress import Progress, silent
+from ondevice.preparation import SIMD, SIMD_LAST, TOKENS, Preparation
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Program:
             raise BundleCorruptError(f"{name} was cut short while it was in use: export the bundle again")
 
 
-def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress = silent) -> Program:
+def load_program(bundle: Bundle, most_rows: int, threads: int, preparation: Preparation | None = None) -> Program:
     """Read a bundle's graphs and plan their forwards.
 
     Raises:
@@ -65,7 +65,9 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, on_pack: Progress
         BundleCorruptError: a file is not what it claims to be.
     """
     read = _Read(bundle)
-    pack = open_pack(read.layout, read.sources, threads, on_pack)
+    if preparation is not None:
+        preparation.compile((*TOKENS, *SIMD, SIMD_LAST))
+    pack = open_pack(read.layout, read.sources, threads, preparation or Preparation())
     buffers, model, drafter = Buffers(), read.model, read.drafter
     caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}
     steps = target_plan(model, read.packed, caches, pack, buffers, most_rows, threads)

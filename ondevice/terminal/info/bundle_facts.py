@@ -47,12 +47,13 @@ def _here(bundle: Bundle) -> dict[str, Any]:
     """Which engine `--engine auto` would take, and its pack."""
     try:
         from ondevice.engines.choice import preview
+        from ondevice.preparation import compiled_for
 
         found = preview(bundle)
     except OndeviceError as error:
-        return {"engine": {"name": None, "reason": str(error)}, "pack": None}
+        return {"engine": {"name": None, "reason": str(error)}, "pack": None, "prepared": False}
     except Exception as error:  # numba missing or broken, as without a bundle
-        return {"engine": {"name": None, "reason": reason_of(error)}, "pack": None}
+        return {"engine": {"name": None, "reason": reason_of(error)}, "pack": None, "prepared": False}
     pack = found.pack
     told = pack and {
         "status": pack.status,
@@ -60,4 +61,8 @@ def _here(bundle: Bundle) -> dict[str, Any]:
         "path": None if pack.path is None else str(pack.path),
         "obstacle": pack.obstacle,
     }
-    return {"engine": {"name": found.engine, "reason": found.reason}, "pack": told}
+    return {
+        "engine": {"name": found.engine, "reason": found.reason},
+        "pack": told,
+        "prepared": compiled_for(found.engine) and (pack is None or pack.status in ("packed", "small")),
+    }

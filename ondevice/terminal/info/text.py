@@ -97,4 +97,5 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "cache": _cache,
     "engine": _engine,
     "pack": _pack,
+    "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",
 }

@@ -122,7 +122,7 @@ def test_a_small_bundle_keeps_no_pack(run, reference_bundle, cache):
     assert facts["pack"]["status"] == "small"
     assert facts["pack"]["path"] is None
     assert "pack            in memory: " in run("info", reference_bundle)[1]
-    assert not cache.exists()
+    assert list(cache.glob("*.pack")) == []
 
 
 def test_the_states_of_a_pack(run, reference_bundle, cache, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -30,7 +31,9 @@ SURELY_ABANDONED_S = 86400
 """The same on a disk that knows no locks."""
 
 _PACK, _PART = re.compile(r"[0-9a-f]{40}\.pack"), re.compile(r"[0-9a-f]{40}\w+\.part")
-"""Names of packs, and of those that are being written. The directory may hold files of other programs."""
+_CODE = re.compile(r"kernels-[0-9a-f]{16}")
+"""Names of packs, of those that are being written, and of directories with compiled code. The cache directory may hold
+files of other programs."""
 
 
 def pack_sizes() -> list[int]:
@@ -45,7 +48,7 @@ def mark_used(path: Path) -> None:
 
 
 def remove_unused() -> None:
-    """Remove packs that nobody has opened for long, and those that were never finished.
+    """Remove packs and compiled code that nobody has opened for long, and packs that were never finished.
 
     A process that has a removed pack mapped goes on using it; Windows refuses to remove such a one, which is as good.
     """
@@ -55,6 +58,8 @@ def remove_unused() -> None:
     for path in unused + unfinished:
         with suppress(OSError):
             path.unlink()
+    for path in [path for path, status in _files(_CODE) if now - status.st_mtime > KEPT_S]:
+        shutil.rmtree(path, ignore_errors=True)  # of another version: every process dates its own
 
 
 def hold(handle: int) -> None:

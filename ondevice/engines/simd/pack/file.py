@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.pack.cache import hold, mark_used, remove_unused
 from ondevice.engines.simd.pack.layout import PAGE, PackLayout
+from ondevice.engines.simd.pack.verification import Verification
+from ondevice.errors import OndeviceError
 from ondevice.machine import cache_directory
-from ondevice.progress import Advance, Progress, counted, silent
+from ondevice.preparation import Preparation
+from ondevice.progress import Advance, counted
 
 SMALL = 1 << 26
 """Bytes up to which a pack is made anew at every start, in a tenth of a second, and not kept on disk."""
@@ -76,40 +79,46 @@ def find_pack(layout: PackLayout, content: str) -> PackState:
     return PackState(layout.size, path, _mapped(path, layout))
 
 
-def open_pack(layout: PackLayout, sources: Sources, threads: int, progress: Progress = silent) -> NDArray[np.uint8]:
+def open_pack(
+    layout: PackLayout, sources: Sources, threads: int, preparation: Preparation | None = None
+) -> NDArray[np.uint8]:
     """The pack of a bundle: from the cache directory where its checksums are right, else made now and left there.
 
     Args:
         layout: all matrices.
         sources: what they were read from.
         threads: to pack with.
-        progress: hears of the bytes that are read and packed, where that takes seconds.
+        preparation: hears of the bytes that are read and packed, where that takes seconds.
 
     Raises:
         BundleCorruptError: the sources are not what the manifest says, and would leave a pack under another's name.
     """
+    preparation = preparation or Preparation()
     state = find_pack(layout, sources.content())
     path = state.path
     if path is None:
         return _in_memory(layout, threads)
     if state.pack is not None:
-        if layout.intact(state.pack, threads):
+        if layout.intact(state.pack, threads, preparation.check):
             mark_used(path)
             return state.pack
         state = PackState(state.size, path)
     remove_unused()  # first of all: it may make the room that there was not
     size = layout.size / 1e9
     if obstacle := state.obstacle:
-        _log.warning("packing %.1f GB of weights, at every start: %s", size, obstacle)
-        return _in_memory(layout, threads, counted(progress, layout.size))
-    _log.warning("packing %.1f GB of weights for the simd engine (first run only) into %s", size, path)
-    advance = counted(progress, sources.size + layout.size)
-    sources.verify(advance)
+        preparation.announce(f"packing {size:.1f} GB of weights at every start, because {obstacle}")
+        return _in_memory(layout, threads, counted(preparation.pack, layout.size))
+    preparation.announce(f"packing {size:.1f} GB of weights once, into {path}")
+    advance = counted(preparation.pack, sources.size + layout.size)
     try:
-        _write_file(path, layout, threads, advance)
+        with Verification(sources) as verification:
+            _write_file(path, layout, threads, lambda count: advance(count + verification.news()), verification)
     except OSError as error:  # a full disk: the engine works all the same
+        if isinstance(error, OndeviceError):
+            raise
         _log.warning("%s could not be written (%s): the weights stay in memory", path, error.strerror)
         return _in_memory(layout, threads, advance)
+    advance(sources.size + layout.size)
     found = _mapped(path, layout)
     return _in_memory(layout, threads) if found is None else found
 
@@ -152,7 +161,7 @@ def _obstacle(path: Path, size: int) -> str | None:
     return None if free > size else f"{directory} has room for {free / 1e9:.1f} GB only"
 
 
-def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance) -> None:
+def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, verification: Verification) -> None:
     """Write a pack under another name and rename it: of two processes at once each leaves a whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
@@ -169,6 +178,7 @@ def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance) 
             os.fsync(handle)
             if os.name == "posix":  # a pack that is cut short while it is mapped ends the process
                 os.fchmod(handle, 0o400)
+        verification.wait(lambda: advance(0))
         Path(name).replace(path)
     except BaseException:
         with suppress(OSError):

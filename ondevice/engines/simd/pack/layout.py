@@ -8,7 +8,6 @@ per 512 weights more than the 24 of a single row's product, and float32 scales a
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.graph.model import Matrix
-from ondevice.engines.simd.kernels.packing import pack_tile4, pack_tile8
+from ondevice.engines.simd.kernels.packing import pack_scales, pack_tile4, pack_tile8
 from ondevice.engines.simd.kernels.tile import BLOCK, TILE
-from ondevice.progress import Advance
+from ondevice.progress import Advance, Progress, silent
 
 VERSION = 2
 """Version of the layout: raised whenever the same bundle would be packed otherwise."""
@@ -129,10 +128,10 @@ class PackLayout:
             return False
         return bytes(pack[_DIGEST : _DIGEST + 32]) == self.digest()
 
-    def intact(self, pack: NDArray[np.uint8], threads: int) -> bool:
+    def intact(self, pack: NDArray[np.uint8], threads: int, progress: Progress = silent) -> bool:
         """Whether a pack that `fits` holds what was written: zeros, for instance, are what a crashed disk leaves."""
         every = -(-self._end // MOST_CHECKED)
-        found = _checksums(pack, threads, every)
+        found = _checksums(pack, threads, every, progress)
         stored = np.asarray(pack[_SUMS : _SUMS + 8 * PIECES]).view(np.uint64)[::every]
         return np.array_equal(found, stored[: len(found)])
 
@@ -152,7 +151,9 @@ class PackLayout:
         return packed
 
 
-def _checksums(pack: NDArray[np.uint8], threads: int, every: int = 1) -> NDArray[np.uint64]:
+def _checksums(
+    pack: NDArray[np.uint8], threads: int, every: int = 1, progress: Progress = silent
+) -> NDArray[np.uint64]:
     """The sums of the uint64 numbers in every so-manieth piece of a pack behind its first page.
 
     numpy adds them up as fast as memory is read, on all threads; CRC-32 takes five times as long.
@@ -160,19 +161,39 @@ def _checksums(pack: NDArray[np.uint8], threads: int, every: int = 1) -> NDArray
     data = np.asarray(pack)[PAGE:].view(np.uint64)
     size = max(1, -(-len(data) // PIECES))
     with ThreadPoolExecutor(threads) as pool:
-        sums = list(pool.map(lambda start: data[start : start + size].sum(), range(0, len(data), size * every)))
+        starts = range(0, len(data), size * every)
+        sums = []
+        for total in pool.map(lambda start: data[start : start + size].sum(), starts):
+            sums.append(total)
+            progress(8 * min(len(sums) * size, len(data)), 8 * len(starts) * size)
     return np.array(sums, np.uint64)
 
 
 def _write_tiles(out: NDArray[np.uint8], packed: Packed, start: int, tiles: Sequence[_Tile]) -> None:
-    size = packed.blocks * BLOCK * TILE * packed.bits // 8
+    """Write neighbouring tiles, from the `start`-th of a matrix on."""
+    size, scale_size = packed.blocks * BLOCK * TILE * packed.bits // 8, packed.blocks * TILE * 2
+    end = start + len(tiles)
+    assert packed.weights + end * size <= packed.scales
+    assert packed.scales + end * scale_size <= len(out)
     pack = pack_tile4 if packed.bits == 4 else pack_tile8
-    for index, tile in zip(itertools.count(start), tiles):
-        at = packed.weights + index * size
-        pack(tile.matrix.codes, tile.first, out[at : at + size].reshape(packed.blocks, packed.bits, 64))
-        rows = tile.matrix.scales[tile.first : tile.first + TILE]
-        scales = np.zeros((packed.blocks, TILE), np.float16)
-        with np.errstate(over="ignore"):
-            scales[:, : len(rows)] = rows.T
-        at = packed.scales + index * scales.nbytes
-        out[at : at + scales.nbytes] = scales.view(np.uint8).reshape(-1)
+    address = out.ctypes.data
+    matrices = {key: _readable(matrix) for key, matrix in {id(tile.matrix): tile.matrix for tile in tiles}.items()}
+    places = {key: (matrix.codes.ctypes.data, matrix.scales.ctypes.data) for key, matrix in matrices.items()}
+    row_bytes, row_scales = size // TILE, 4 * packed.blocks
+    scratch = np.empty(TILE, np.float32)
+    for index, tile in enumerate(tiles, start):
+        codes, scales = places[id(tile.matrix)]
+        rows = min(TILE, tile.matrix.rows - tile.first)
+        pack(codes + tile.first * row_bytes, rows, packed.blocks, address + packed.weights + index * size)
+        at = address + packed.scales + index * scale_size
+        pack_scales(scales + tile.first * row_scales, rows, packed.blocks, at, scratch.ctypes.data)
+
+
+def _readable(matrix: Matrix) -> Matrix:
+    """A matrix as the kernels read it, by address: copied only where a file has it at an odd place."""
+    blocks = matrix.width // BLOCK
+    codes = np.require(matrix.codes, np.uint8, ["C", "A"]).reshape(matrix.rows, blocks, 4 * matrix.bits)
+    if codes.ctypes.data % 8:
+        codes = np.array(codes)
+    scales = np.require(matrix.scales, np.float32, ["C", "A"]).reshape(matrix.rows, blocks)
+    return Matrix(codes, scales, matrix.bits)

@@ -1,0 +1,22 @@
+"""The compiled functions that every engine's generations need: see `ondevice.preparation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ondevice.decoding import nucleus, top_k
+from ondevice.drafters import suffix_automaton
+
+
+def calls() -> list[tuple[Any, tuple[Any, ...]]]:
+    ids, floats, scores = np.zeros(1, np.int64), np.zeros(1, np.float64), np.zeros(1, np.float32)
+    tables = suffix_automaton.empty_tables()
+    return [
+        (suffix_automaton.append_all, (tables, ids)),
+        (suffix_automaton.index_edges, (tables,)),
+        (suffix_automaton.follow, (tables, ids, floats)),
+        (nucleus.select, (floats, 0.5, floats, ids, ids)),
+        (top_k.select, (scores, scores, ids)),
+    ]
