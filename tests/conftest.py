@@ -27,12 +27,10 @@ PARTS = {
         "engines/test_ort_sessions.py",
     ),
     "mypy": (),
-    "checkout": ("benchmarks", "test_architecture.py", "test_packaging.py", "test_readme.py", "test_typed.py"),
 }
 """What a run can do without, and the tests that cannot even be imported then; others say `needs`.
 
 oracle : torch, transformers and optimum, which results are compared with
-checkout : the sources, where an installed wheel is tested
 """
 
 ENGINES = ("simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime")))

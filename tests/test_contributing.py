@@ -77,7 +77,6 @@ def test_the_kernel_passes_its_test(tmp_path: Path) -> None:
     run_tests(KERNEL_TEST, scale=load("scale", KERNEL, tmp_path).scale, np=np)
 
 
-@pytest.mark.needs("checkout")
 def test_files_that_it_names_are_there() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", PAGE)
     paths = re.findall(r"`((?:tests|models|ondevice)/[\w/.]+)`", PAGE)

@@ -69,6 +69,9 @@ def test_a_fork_can_load_a_model_of_its_own(reference_bundle: Path, engine: Engi
                 model.generate(PROMPT, max_new_tokens=20)
 
         def work() -> None:
+            with pytest.raises(UsageError, match="before the process was forked"):
+                model.generate(PROMPT)  # whose locks the busy thread may hold for ever here
+            model.close()
             with ondevice.load(reference_bundle, engine=engine, threads=2) as own:
                 assert own.generate(PROMPT, max_new_tokens=8, temperature=0.0).token_ids == expected
 
