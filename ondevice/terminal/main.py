@@ -85,6 +85,15 @@ COMMANDS = {
   ondevice info gemma-4-E2B-it --verify-hashes
 """,
     ),
+    "completion": Command(
+        "ondevice.terminal.completion",
+        "let the shell complete words",
+        """
+  ondevice completion bash >> ~/.bash_completion
+  ondevice completion zsh > "${fpath[1]}/_ondevice"
+  ondevice completion fish > ~/.config/fish/completions/ondevice.fish
+""",
+    ),
 }
 
 EXAMPLES = """
@@ -102,14 +111,19 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """
     if not argv or argv[0] not in COMMANDS:
         return _overview().parse_args(argv)
-    name, command = argv[0], COMMANDS[argv[0]]
+    # Intermixed: the prompt may follow an option, which argparse otherwise refuses for optional positionals.
+    return command_parser(argv[0]).parse_intermixed_args(argv[1:])
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of one of `COMMANDS`, whose module it imports."""
+    command = COMMANDS[name]
     module = import_module(command.module)
     parser = Parser(prog=f"ondevice {name}", examples=command.examples, description=command.summary.capitalize() + ".")
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show a traceback when something goes wrong")
     parser.set_defaults(run=module.run)
-    # Intermixed: the prompt may follow an option, which argparse otherwise refuses for optional positionals.
-    return parser.parse_intermixed_args(argv[1:])
+    return parser
 
 
 def _overview() -> Parser:

@@ -1,0 +1,80 @@
+"""What a shell offers while a command line is typed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ondevice.terminal.completion import SCRIPTS, candidates
+from ondevice.terminal.main import COMMANDS
+from tests.model_made import write_bundle
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], [*COMMANDS, "--help", "--version"]),
+        (["g"], ["generate"]),
+        (["sing", ""], []),
+        (["generate", "b", "--kv"], ["--kv-cache"]),
+        (["generate", "b", "--kv-cache", ""], ["fp16", "int8"]),
+        (["generate", "--kv-cache", "i"], ["int8"]),
+        (["generate", "--kv-cache", "="], ["fp16", "int8"]),  # as bash splits --kv-cache=
+        (["generate", "--kv-cache", "=", "f"], ["fp16"]),
+        (["chat", "b", "--drafter", "n"], ["ngram", "none"]),
+        (["chat", "b", "--threads", ""], []),
+        (["chat", "b", "--threads", "-"], []),
+        (["export", "x", "--head-bits", ""], ["4", "8"]),
+        (["completion", ""], list(SCRIPTS)),
+    ],
+)
+def test_commands_options_and_choices(words, expected):
+    assert candidates(words) == expected
+
+
+def test_bundles_by_name_and_by_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("home/gemma", "home/other", "here", "bundles/gem", "bundles/garnet"):
+        write_bundle(tmp_path / name)
+    (tmp_path / "bundles" / "gone").mkdir()
+    assert candidates(["generate", "ge"]) == ["gemma"]
+    assert candidates(["bench", ""]) == ["gemma", "here", "other"]
+    assert candidates(["info", "bundles/g"]) == ["bundles/garnet", "bundles/gem"]
+    assert candidates(["chat", "--engine", "simd", "--system", "hello", "he"]) == ["here"]
+    assert candidates(["generate", "--chat", "here", "g"]) == []  # the prompt
+
+
+@pytest.mark.parametrize("words", [["completion"], ["completion", "csh"]])
+def test_a_shell_must_be_named(run, words):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert "bash" in err
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_a_script_is_valid(run, shell):
+    """Where the shell is installed: bash is on every system but Windows."""
+    code, out, _ = run("completion", shell)
+    assert code == 0
+    assert "ondevice completion --words" in out
+    if shutil.which(shell) and os.name != "nt":
+        subprocess.run([shell, "-n"], input=out, text=True, check=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs bash")
+def test_bash_completes(run, tmp_path):
+    root = Path(__file__).parents[2]
+    (tmp_path / "ondevice").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ondevice "$@"\n')
+    (tmp_path / "ondevice").chmod(0o755)
+    _, script, _ = run("completion", "bash")
+    typed = 'COMP_WORDS=(ondevice generate x --engine s); COMP_CWORD=4; _ondevice; printf "%s," "${COMPREPLY[@]}"'
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        ["bash", "-c", f"{script}\n{typed}"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "simd,"
