@@ -138,10 +138,6 @@ class Costs:
         recent = self._drafts.get(source)
         return PRIOR_DRAFT * self.forwards(1)[0] if recent is None else recent.median
 
-    def price(self, source: str) -> float:
-        """Seconds per token drafted by `source`, as a share of a forward of one row."""
-        return self.draft(source) / self.forwards(1)[0]
-
     def _drop_recalled(self) -> None:
         self._forwards = {rows: recent for rows, recent in self._forwards.items() if recent.drop_recalled()}
         self._drafts = {source: recent for source, recent in self._drafts.items() if recent.drop_recalled()}

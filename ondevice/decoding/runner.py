@@ -180,7 +180,7 @@ class Runner:
         try:
             if isinstance(drafter, str):
                 make = registry.entry(drafter, self.engine).make
-                lent = self._drafters.take(drafter, lambda: make(self.engine, self._costs.price))
+                lent = self._drafters.take(drafter, lambda: make(self.engine, self._costs))
                 try:
                     yield lent, schedule
                 finally:

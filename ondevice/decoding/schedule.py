@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -154,17 +155,28 @@ def best_plan(forecast: Forecast, costs: Costs, trust: Trust, beside: int = 0) -
 
     The floor leaves the cost of drafting out: when a drafter knows how sure it is of a token, that is already spent.
     """
-    survival = trust.discount(forecast.survival)
-    plain, *forwards = costs.forwards(len(survival) + 1, beside)
+    plain, *forwards = costs.forwards(len(forecast.survival) + 1, beside)
+    best, rate = _best(forecast, plain, forwards, costs, trust)
+    return Plan(best, rate * (forwards[best - 1] - plain) / best) if rate * plain > 1.0 else UNPROFITABLE
+
+
+def expected_rate(forecast: Forecast, costs: Costs, trust: Trust) -> float:
+    """Tokens per second of the best draft, one at least, of a sequence that is alone; 0.0 where there is none."""
+    plain, *forwards = costs.forwards(len(forecast.survival) + 1)
+    return _best(forecast, plain, forwards, costs, trust)[1]
+
+
+def _best(forecast: Forecast, plain: float, forwards: Sequence[float], costs: Costs, trust: Trust) -> tuple[int, float]:
+    """The best k from 1 on, and its tokens per second; two zeros where there is nothing to draft."""
     draft, empty = costs.draft(forecast.source), trust.empty
-    tokens, best, best_rate = 1.0, 0, 1.0 / plain
+    tokens, best, best_rate = 1.0, 0, 0.0
     # In every round, for a handful of numbers: arrays would take several times as long.
-    for k, (chance, forward) in enumerate(zip(survival, forwards, strict=True), 1):
+    for k, (chance, forward) in enumerate(zip(trust.discount(forecast.survival), forwards, strict=True), 1):
         tokens += (1.0 - empty) * chance
         rate = tokens / (empty * (plain + draft) + (1.0 - empty) * (forward + k * draft))
         if rate > best_rate:
             best, best_rate = k, rate
-    return Plan(best, best_rate * (forwards[best - 1] - plain) / best) if best else UNPROFITABLE
+    return best, best_rate
 
 
 def make_schedule(name: str, num_assistant_tokens: int | None, costs: Costs) -> Schedule:

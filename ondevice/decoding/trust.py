@@ -12,6 +12,9 @@ from ondevice.drafters.acceptance import Tally
 KEEP = 0.97
 """Weight of the earlier rounds after a new one; remembers about 30."""
 
+REST = 0.995
+"""Weight of what a drafter failed to bring, after a round in which it was not asked."""
+
 START = 3.0
 """Accepted tokens, all as forecast, that a drafter starts with."""
 
@@ -78,6 +81,10 @@ class Trust:
             self._first, self._first_expected = Tally(START, START), START
         elif self.drifted:
             self.drifted = self._accepted < self._expected / 2
+
+    def rest(self) -> None:
+        """A round in which the drafter was not asked: what it was blamed for is a little longer ago."""
+        self._accepted += (1.0 - REST) * max(self._expected - self._accepted, 0.0)
 
 
 def _evidence(forecast: float, taken: bool) -> float:

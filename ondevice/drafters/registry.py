@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ondevice.errors import UsageError
 
 if TYPE_CHECKING:  # the command line lists the names, and needs neither numpy nor numba for that
-    from ondevice.drafters.fallback import Price
+    from ondevice.decoding.costs import Costs
     from ondevice.drafters.protocol import Drafter
     from ondevice.engines.protocol import Engine
 
@@ -27,32 +27,32 @@ class DrafterEntry:
 
     name : what users call it
     summary : one line about it
-    make : a new drafter for sequences of an engine, and what a token drafted by a source costs
+    make : a new drafter for sequences of an engine, on a machine with these costs
     obstacle : why it cannot draft for an engine's bundle, and what to do; None where it can
     """
 
     name: str
     summary: str
-    make: Callable[[Engine, Price], Drafter]
+    make: Callable[[Engine, Costs], Drafter]
     obstacle: Callable[[Engine], str | None] = lambda engine: None
 
 
-def _mtp(engine: Engine, price: Price) -> Drafter:
+def _mtp(engine: Engine, costs: Costs) -> Drafter:
     from ondevice.drafters.mtp import MtpDrafter
 
     return MtpDrafter(engine.target.hidden_size, engine.target.vocab_size)
 
 
-def _ngram(engine: Engine, price: Price) -> Drafter:
+def _ngram(engine: Engine, costs: Costs) -> Drafter:
     from ondevice.drafters.ngram import NgramDrafter
 
     return NgramDrafter()
 
 
-def _auto(engine: Engine, price: Price) -> Drafter:
-    from ondevice.drafters.fallback import Fallback
+def _auto(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.portfolio import Portfolio
 
-    return Fallback(_mtp(engine, price), _ngram(engine, price), price) if engine.has_drafter else _ngram(engine, price)
+    return Portfolio([REGISTRY[name].make(engine, costs) for name in methods(engine)], costs)
 
 
 def _without_model(engine: Engine) -> str | None:
@@ -97,8 +97,12 @@ def entry(name: str, engine: Engine) -> DrafterEntry:
     return REGISTRY[name]
 
 
+def methods(engine: Engine) -> list[str]:
+    """The names that can draft for this engine's bundle, but for what combines them."""
+    return [name for name, each in REGISTRY.items() if name != AUTO and each.obstacle(engine) is None]
+
+
 def offered(engine: Engine) -> list[str]:
     """The names that can draft for this engine's bundle, each method before what combines them."""
-    usable = [name for name, each in REGISTRY.items() if each.obstacle(engine) is None]
-    methods = [name for name in usable if name != AUTO]
-    return [*methods, AUTO] if len(methods) > 1 else methods
+    found = methods(engine)
+    return [*found, AUTO] if len(found) > 1 else found

@@ -30,13 +30,6 @@ def test_a_prefill_teaches_nothing() -> None:
     assert costs.forwards(2)[0] == Costs().forwards(2)[0]
 
 
-def test_a_price_is_a_share_of_a_single_rows_forward() -> None:
-    costs = Costs()
-    costs.observe(decoded(1, 0.02))
-    costs.observe(decoded(5, 0.028, draft_seconds=0.008))
-    assert costs.price("dice") == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.5])
 def test_it_learns_a_slope_from_a_few_row_counts(slope: float) -> None:
     costs = Costs()
@@ -122,7 +115,7 @@ def test_several_threads_may_teach_and_ask() -> None:
             for index in range(3 * STALE):
                 teach(costs, first + index % 40, 1.0)
                 assert len(costs.forwards(index % 17 + 1, beside=index % 5)) == index % 17 + 1
-                assert costs.price("dice") >= 0.0
+                assert costs.draft("dice") >= 0.0
         except Exception as error:
             failures.append(error)
 

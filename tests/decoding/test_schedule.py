@@ -16,7 +16,7 @@ from ondevice.decoding.schedule import (
     make_schedule,
 )
 from ondevice.decoding.trust import Trust
-from ondevice.drafters.fallback import Fallback
+from ondevice.drafters.portfolio import Portfolio
 from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.errors import UsageError
 from tests.decoding.rounds import decoded
@@ -187,7 +187,7 @@ def test_a_poor_free_drafter_does_not_keep_a_better_one_from_another_chance(slop
     after = []
     for seed in SEEDS:
         costs = Costs()
-        drafter = Fallback(DiceDrafter("model"), Pessimist("free"), costs.price)
+        drafter = Portfolio([DiceDrafter("model"), Pessimist("free")], costs)
         after.append(speed(simulate(AutoSchedule(costs), drafter, world, 900, seed=seed)[500:], world))
     assert np.mean(after) > 0.9 * World.linear(slope, 0.8).best_speed()
 

@@ -3,12 +3,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ondevice.drafters.fallback import Fallback
+from ondevice.decoding.costs import Costs
+from ondevice.decoding.costs_file import KnownCosts
+from ondevice.drafters.portfolio import Portfolio
 from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Outputs, Session
 from tests.drafters.rounds import NO_SESSION, draft, observe
 
-PRICES = {"mtp": 0.1, "ngram": 0.0}
+
+def costs() -> Costs:
+    """Rows are free, and a token of `mtp` takes a tenth of a forward."""
+    known = Costs()
+    known.recall(KnownCosts(0.0, dict.fromkeys(range(1, 9), 1.0), {"mtp": 0.1, "ngram": 1e-6}))
+    return known
 
 
 class Scripted:
@@ -40,29 +47,29 @@ class Scripted:
     ("primary", "secondary", "expected"),
     [
         ((0.7, 0.5), (0.9, 0.8), "ngram"),
-        ((0.7, 0.5), (0.9,), "mtp"),
+        ((0.7, 0.5), (0.8,), "mtp"),
         ((0.7, 0.5), (), "mtp"),
         ((0.9,), (0.85,), "ngram"),
-        ((0.9,), (0.75,), "mtp"),
-        ((0.9, 0.05), (0.79,), "mtp"),
+        ((0.9,), (0.7,), "mtp"),
+        ((0.9, 0.05), (0.7,), "mtp"),
         ((), (), "mtp"),
     ],
 )
-def test_the_one_that_expects_more_after_its_price_drafts(
+def test_the_one_with_the_most_expected_tokens_per_second_drafts(
     primary: tuple[float, ...], secondary: tuple[float, ...], expected: str
 ) -> None:
-    both = Fallback(Scripted("mtp", *primary), Scripted("ngram", *secondary), PRICES.__getitem__)
+    both = Portfolio([Scripted("mtp", *primary), Scripted("ngram", *secondary)], costs())
     assert both.forecast(4).source == expected
     assert draft(both, 4).source == expected
 
 
-def test_it_has_both_names() -> None:
-    assert Fallback(Scripted("mtp"), Scripted("ngram"), PRICES.__getitem__).name == "mtp+ngram"
+def test_it_has_all_their_names() -> None:
+    assert Portfolio([Scripted("mtp"), Scripted("ngram"), Scripted("tree")], costs()).name == "mtp+ngram+tree"
 
 
 def test_a_shorter_draft_keeps_to_the_forecast_it_was_planned_with() -> None:
     primary, secondary = Scripted("mtp", 0.9, 0.0), Scripted("ngram", 0.7, 0.65)
-    both = Fallback(primary, secondary, PRICES.__getitem__)
+    both = Portfolio([primary, secondary], costs())
     assert both.forecast(2).source == "ngram"
     assert draft(both, 1, 0.3).source == "ngram"
     assert secondary.calls == [("draft", (1, 0.3))]
@@ -70,7 +77,7 @@ def test_a_shorter_draft_keeps_to_the_forecast_it_was_planned_with() -> None:
 
 def test_the_choice_is_made_anew_each_round_and_needs_no_forecast() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
-    both = Fallback(primary, secondary, PRICES.__getitem__)
+    both = Portfolio([primary, secondary], costs())
     assert draft(both, 1).source == "mtp"
     observe(both, [1])
     secondary.survival[0] = 1.0
@@ -82,7 +89,27 @@ def test_the_choice_is_made_anew_each_round_and_needs_no_forecast() -> None:
 
 def test_both_hear_everything() -> None:
     primary, secondary = Scripted("mtp", 0.9), Scripted("ngram", 0.1)
-    both = Fallback(primary, secondary, PRICES.__getitem__)
+    both = Portfolio([primary, secondary], costs())
     both.begin([1, 2], NO_SESSION)
     observe(both, [3])
     assert primary.calls == secondary.calls == [("begin", [1, 2]), ("observe", [3])]
+
+
+def test_one_that_does_not_keep_its_word_loses_its_place_and_has_another_chance() -> None:
+    boaster, modest = Scripted("mtp", 0.9, 0.8), Scripted("ngram", 0.5)
+    both = Portfolio([boaster, modest], costs())
+    sources = []
+    for _ in range(300):
+        sources.append(draft(both, 2).source)
+        observe(both, [1] if sources[-1] == "mtp" else [1, 1])
+    assert sources[0] == "mtp"
+    assert sources[:16].count("mtp") <= 4
+    assert 2 <= sources[16:].count("mtp") <= 12
+
+
+def test_a_portfolio_of_portfolios_is_a_drafter_too() -> None:
+    inner = Portfolio([Scripted("mtp", 0.3), Scripted("ngram", 0.6)], costs())
+    outer = Portfolio([inner, Scripted("tree", 0.2)], costs())
+    assert outer.forecast(4).source == "ngram"
+    assert draft(outer, 1).source == "ngram"
+    observe(outer, [1, 1])

@@ -1,0 +1,72 @@
+"""All that a bundle offers as one drafter: round by round the draft with the most expected tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ondevice.decoding.costs import Costs
+from ondevice.decoding.schedule import expected_rate
+from ondevice.decoding.trust import Trust
+from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+from ondevice.engines.protocol import Outputs, Session
+
+
+class Portfolio:
+    """Asks its drafters what they expect, and lets the best one draft.
+
+    The hybrid rule of SuffixDecoding (arXiv 2411.04975), the free drafter where its expected accepted length is the
+    larger and the model otherwise, over any number of drafters and with measured costs: each at the length that
+    suits it best. Whether to draft at all, and how far, is the schedule's business.
+
+    A drafter whose forecasts do not come true loses its place to the next one. While it drafts nothing it is believed
+    again little by little, and so has another chance in time.
+
+    drafters : in a tie the first one drafts
+    costs : this machine's
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], costs: Costs) -> None:
+        self.drafters = tuple(drafters)
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self._costs = costs
+        self._trusts = [Trust() for _ in drafters]
+        self._forecasts: list[Forecast] = []
+        self._chosen: int | None = None
+        self._drafted: int | None = None
+
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        self._chosen = self._drafted = None
+        for drafter in self.drafters:
+            drafter.begin(prompt_ids, session)
+
+    def forget(self) -> None:
+        self._chosen = self._drafted = None
+        for drafter in self.drafters:
+            drafter.forget()
+
+    def forecast(self, nodes: int) -> Forecast:
+        self._forecasts = [drafter.forecast(nodes) for drafter in self.drafters]
+        rates = [
+            expected_rate(forecast, self._costs, trust)
+            for forecast, trust in zip(self._forecasts, self._trusts, strict=True)
+        ]
+        self._chosen = rates.index(max(rates))
+        return self._forecasts[self._chosen]
+
+    def draft(self, request: DraftRequest) -> Draft:
+        """The draft of the one that this round's forecast chose; makes the forecast where nobody asked for it."""
+        if self._chosen is None:
+            self.forecast(request.nodes)
+        assert self._chosen is not None
+        draft = self.drafters[self._chosen].draft(request)
+        self._drafted = len(draft)
+        return draft
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
+        for number, (drafter, trust) in enumerate(zip(self.drafters, self._trusts, strict=True)):
+            drafter.observe(emitted, outputs, path)
+            if self._drafted is None or number != self._chosen:
+                trust.rest()
+            else:
+                trust.observe(self._forecasts[number].survival, self._drafted, len(path) - 1)
+        self._chosen = self._drafted = None
