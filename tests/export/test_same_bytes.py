@@ -33,6 +33,6 @@ def test_an_export_does_not_depend_on_numpy_s_vectors(family: str, tmp_path: Pat
 
 def oldest_cpu() -> dict[str, str]:
     """An environment in which numpy keeps to what every CPU of this kind has."""
-    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])  # type: ignore[call-overload,index]
+    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
     path = os.pathsep.join([str(ROOT), str(ROOT / "export"), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(found), "PYTHONPATH": path}
