@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from statistics import median_low
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from ondevice.decoding.costs_file import KnownCosts
 from ondevice.decoding.record import Round
@@ -35,7 +35,10 @@ RECALLED = 3
 """Measurements that one from another process is worth."""
 
 CHANGE = 1.2
-"""Times as long, or as short, as was recalled: then that is not believed any more, and what is new is written down."""
+"""Times as long, or as short, as was expected: then the machine has changed, and what is new is written down."""
+
+IN_A_ROW = 3
+"""Rounds that must all have changed, and by then tell by how much."""
 
 
 class Costs:
@@ -46,6 +49,10 @@ class Costs:
     A row count's cost is the median of its recent rounds, blended with a straight line through the single row's cost;
     the line alone stands in for row counts never run. Its slope is a weighted median too, so that no row count measured
     at a bad moment bends it.
+
+    When the machine changes, because others want its cores, or no longer, or it is hot, all costs change with it, and
+    with them those of row counts that are not run just then: else the one that is run would look dear, or cheap, beside
+    the others for as long as their windows hold.
     """
 
     def __init__(self) -> None:
@@ -55,6 +62,7 @@ class Costs:
         self._kept: KnownCosts | None = None
         self._forwards: dict[int, _Recent] = {}
         self._drafts: dict[str, _Recent] = {}
+        self._latest: deque[_Measured] = deque(maxlen=IN_A_ROW)
         self._table: list[float] = []
 
     def observe(self, this: Round) -> None:
@@ -70,13 +78,17 @@ class Costs:
             self._round += 1
             self._measured_at = time()
             recent = self._forwards.setdefault(forward.rows, _Recent())
+            change = forward.seconds / recent.median if recent.measured > 1 else 1.0
             if recent.add(forward.seconds, self._round):
                 self._table = []
             if recent.contradicts:
                 self._drop_recalled()
+            touched = [recent]
             if this.drafted:
-                recent = self._drafts.setdefault(this.source, _Recent())
-                recent.add(this.draft_seconds / this.drafted, self._round)
+                touched.append(self._drafts.setdefault(this.source, _Recent()))
+                touched[1].add(this.draft_seconds / this.drafted, self._round)
+            self._latest.append(_Measured(change, touched))
+            self._follow()
             for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
                 del self._forwards[rows]
                 self._table = []
@@ -138,6 +150,21 @@ class Costs:
         recent = self._drafts.get(source)
         return PRIOR_DRAFT * self.forwards(1)[0] if recent is None else recent.median
 
+    def _follow(self) -> None:
+        """Where the latest rounds have all changed, take what was measured before them as changed by as much.
+
+        That is a guess, which goes as something recalled does when measurements contradict it.
+        """
+        changes = sorted(measured.change for measured in self._latest)
+        if len(changes) < IN_A_ROW or not (changes[0] > CHANGE or changes[-1] < 1 / CHANGE):
+            return
+        factor = changes[len(changes) // 2]
+        touched = [id(recent) for measured in self._latest for recent in measured.touched]
+        for recent in (*self._forwards.values(), *self._drafts.values()):
+            recent.change(factor, newest=touched.count(id(recent)))
+        self._latest.clear()
+        self._table = []
+
     def _drop_recalled(self) -> None:
         self._forwards = {rows: recent for rows, recent in self._forwards.items() if recent.drop_recalled()}
         self._drafts = {source: recent for source, recent in self._drafts.items() if recent.drop_recalled()}
@@ -155,6 +182,13 @@ class Costs:
         return list(accumulate(costs, max))
 
 
+class _Measured(NamedTuple):
+    """A round: how many times as long as expected its forward took, and what it was a measurement of."""
+
+    change: float
+    touched: list[_Recent]
+
+
 class _Recent:
     """The last few measurements of one thing, the first of which may be recalled, and the round of the latest."""
 
@@ -165,14 +199,19 @@ class _Recent:
         self._seconds: deque[float] = deque([] if recalled is None else [recalled], maxlen=WINDOW)
 
     @property
-    def weight(self) -> int:
-        """How many measurements this stands for."""
-        return len(self._seconds) + (0 if self._recalled is None else RECALLED - 1)
+    def measured(self) -> int:
+        """How many measurements this has of its own."""
+        return len(self._seconds) - (self._recalled is not None)
 
     @property
     def contradicts(self) -> bool:
         """Whether what was measured since is something else than what was recalled."""
         return self._recalled is not None and _far(self.median, self._recalled)
+
+    @property
+    def weight(self) -> int:
+        """How many measurements this stands for."""
+        return len(self._seconds) + (0 if self._recalled is None else RECALLED - 1)
 
     def add(self, seconds: float, this_round: int) -> bool:
         """Whether this changed anything."""
@@ -184,6 +223,19 @@ class _Recent:
         # The lower one of two: what disturbs a measurement makes it longer.
         self.median = median_low(self._seconds)
         return (len(self._seconds), self.median) != before
+
+    def change(self, factor: float, newest: int) -> None:
+        """Keep the newest measurements; where there are none, recall what is known, times a factor."""
+        if not newest:
+            self._recalled = self.median * factor
+            self._seconds.clear()
+            self._seconds.append(self._recalled)
+        elif newest < len(self._seconds):
+            self._recalled = None
+            kept = list(self._seconds)[-newest:]
+            self._seconds.clear()
+            self._seconds.extend(kept)
+        self.median = median_low(self._seconds)
 
     def drop_recalled(self) -> bool:
         """Forget what was recalled; whether anything is left."""

@@ -125,3 +125,28 @@ def test_several_threads_may_teach_and_ask() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_when_the_machine_changes_all_costs_change() -> None:
+    """Another program takes a core: what was not run since has become as dear as what was."""
+    costs = Costs()
+    for _ in range(WINDOW):
+        for rows in (1, 3, 6):
+            teach(costs, rows, 1 + 0.1 * (rows - 1))
+    teach(costs, 3, 2.4, 2.5)
+    assert costs.forwards(6)[0] == pytest.approx(1.0, rel=0.02)  # that may be an accident
+    teach(costs, 3, 2.4)
+    np.testing.assert_allclose(np.array(costs.forwards(6))[[0, 2, 5]], [2.0, 2.4, 3.0], rtol=0.05)
+    teach(costs, 3, 1.2, 1.2, 1.2)
+    np.testing.assert_allclose(np.array(costs.forwards(6))[[0, 2, 5]], [1.0, 1.2, 1.5], rtol=0.05)
+
+
+def test_a_row_count_that_was_measured_at_a_bad_moment_spoils_no_other_for_long() -> None:
+    costs = Costs()
+    for _ in range(WINDOW):
+        teach(costs, 1, 1.0)
+    teach(costs, 5, 12.0, 12.0)
+    teach(costs, 5, 1.2, 1.2, 1.2)
+    teach(costs, 1, 1.0, 1.0)
+    assert costs.forwards(1)[0] == pytest.approx(1.0)
+    assert costs.forwards(5)[4] == pytest.approx(1.2, rel=0.1)
