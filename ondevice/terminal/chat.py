@@ -15,11 +15,18 @@ from ondevice.terminal.prompt_input import standard_input
 from ondevice.text.prompt_file import decode
 
 HELP = """\
-/clear  forget the conversation
-/stats  figures of the last reply
-/help   this list
-/exit   leave, as Ctrl-D does
-Ctrl-C  stops a reply"""
+/clear       forget the conversation
+/regenerate  another reply to the last message (the same one with --seed or --temperature 0)
+/stats       figures of the last reply
+/help        this list
+/exit        leave, as /quit, /bye and Ctrl-D do
+\"\"\"          begins a message of several lines, and ends it
+Ctrl-C       stops a reply"""
+
+LEAVE = ("/exit", "/quit", "/bye")
+
+MARK = '"""'
+"""Before and after a message of several lines."""
 
 REPLY_TOKENS = 1024
 
@@ -37,17 +44,19 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
         lines = _typed() if sys.stdin.isatty() else _piped()
-        for line in lines:
-            if line == "/exit":
+        for message in _messages(lines):
+            if message in LEAVE:
                 break
-            if line:
-                _answer(line, conversation)
+            if message:
+                _answer(message, conversation)
     return 0
 
 
 def _answer(line: str, conversation: Conversation) -> None:
     if line == "/clear":
         conversation.clear()
+    elif line == "/regenerate":
+        conversation.regenerate()
     elif line == "/stats":
         print(conversation.stats(), file=sys.stderr)
     elif line == "/help":
@@ -58,13 +67,27 @@ def _answer(line: str, conversation: Conversation) -> None:
         conversation.say(line)
 
 
+def _messages(lines: Iterator[str]) -> Iterator[str]:
+    """Lines, those between two marks as one."""
+    for line in lines:
+        message = line.strip()
+        if message.startswith(MARK):
+            message = message.removeprefix(MARK)
+            while not message.endswith(MARK) and (more := next(lines, None)) is not None:
+                message += f"\n{more.rstrip()}"
+            message = message.removesuffix(MARK).strip("\n")
+        yield message
+
+
 def _typed() -> Iterator[str]:
     """Lines from a person, until Ctrl-D."""
     with contextlib.suppress(ImportError):  # Windows has none: its console does the same
-        import readline  # noqa: F401  importing it gives input() a history and editing keys
+        import readline  # importing it gives input() a history and editing keys
+
+        readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
     while True:
         try:
-            yield input("> ").strip()
+            yield input("> ")
         except KeyboardInterrupt:
             print("\n(Ctrl-D leaves)", file=sys.stderr)
         except EOFError:
@@ -77,4 +100,4 @@ def _typed() -> Iterator[str]:
 def _piped() -> Iterator[str]:
     """One message per line."""
     for line in standard_input():
-        yield decode(line, "standard input").strip()
+        yield decode(line, "standard input")

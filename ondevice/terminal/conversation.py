@@ -50,6 +50,17 @@ class Conversation:
         if reply.finish_reason in NOTICES:
             print(NOTICES[reply.finish_reason], file=sys.stderr)
 
+    def regenerate(self) -> None:
+        """Answer the last message anew, in place of the reply that it had."""
+        if len(self.messages) == len(self._beginning):
+            print("ondevice: no message yet", file=sys.stderr)
+            return
+        before = self.messages
+        self.messages = before[:-2]
+        self.say(before[-2]["content"])
+        if len(self.messages) < len(before):  # it failed
+            self.messages = before
+
     def clear(self) -> None:
         """Forget everything said; the model's cache and its drafters forget it too."""
         self.messages = list(self._beginning)

@@ -82,6 +82,36 @@ def test_commands(run, bundle, prompts, toy):
     assert [[message["content"] for message in asked] for asked in prompts] == [["a"], ["b"]]
 
 
+def test_another_reply_takes_the_place_of_the_last(run, bundle, prompts):
+    code, out, err = run("chat", bundle, *OPTIONS, stdin="/regenerate\nab\ncd\n/regenerate\nef\n")
+    assert code == 0
+    assert "no message yet" in err
+    asked = [[message["content"] for message in prompt if message["role"] == "user"] for prompt in prompts]
+    assert asked == [["ab"], ["ab", "cd"], ["ab", "cd"], ["ab", "cd", "ef"]]
+    assert [message["role"] for message in prompts[3]] == ["user", "assistant"] * 2 + ["user"]
+    assert len(out.splitlines()) >= 4
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye"])
+def test_words_to_leave_with(run, bundle, prompts, word):
+    assert run("chat", bundle, *OPTIONS, stdin=f"a\n{word}\nb\n")[0] == 0
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "messages"),
+    [
+        ('"""a\nb\n\n/exit\n"""\ncd\n', ["a\nb\n\n/exit", "cd"]),
+        ('"""\na\n  b"""\n', ["a\n  b"]),
+        ('"""ab"""\n', ["ab"]),
+        ('"""\nab\n', ["ab"]),
+    ],
+)
+def test_a_message_of_several_lines(run, bundle, prompts, typed, messages):
+    assert run("chat", bundle, *OPTIONS, stdin=typed)[0] == 0
+    assert [prompt[-1]["content"] for prompt in prompts] == messages
+
+
 def test_ctrl_c_stops_the_reply_and_keeps_the_session(run, bundle, prompts, monkeypatch):
     interrupt_after(monkeypatch, 3)
     code, _, err = run("chat", bundle, "--max-new-tokens", "100", "--drafter", "none", stdin="ab\ncd\n")
