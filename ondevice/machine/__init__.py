@@ -4,9 +4,10 @@ from ondevice.machine.cache import cache_directory
 from ondevice.machine.cores import core_processors, default_threads, physical_cores, processors
 from ondevice.machine.home import expanded, home
 from ondevice.machine.memory import available_bytes, peak_rss_bytes, reset_peak_rss
-from ondevice.machine.processor import os_name, processor_name
+from ondevice.machine.processor import arm_dot_products, os_name, processor_name
 
 __all__ = [
+    "arm_dot_products",
     "available_bytes",
     "cache_directory",
     "core_processors",

@@ -1,4 +1,4 @@
-"""The names of the processor and of the operating system, for the foot of a table."""
+"""The names of the processor and of the operating system, for the foot of a table, and what ARM's can do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 DEVICE_TREE = Path("/proc/device-tree/model")
+
+AT_HWCAP, ASIMDDP = 16, 1 << 20
+"""Of Linux on ARM: <linux/auxvec.h>, <asm/hwcap.h>."""
+PF_ARM_V82_DP = 43
+"""Of Windows on ARM: <winnt.h>."""
 
 
 def processor_name() -> str:
@@ -26,6 +31,24 @@ def processor_name() -> str:
 def os_name() -> str:
     """Such as `Linux 6.8.0 x86_64`."""
     return f"{platform.system()} {platform.release()} {platform.machine()}"
+
+
+def arm_dot_products() -> bool:
+    """Whether this is a 64-bit ARM CPU that adds products of bytes four at a time, by the operating system."""
+    if platform.machine().lower() not in ("aarch64", "arm64"):
+        return False
+    if sys.platform == "linux":
+        return bool(hardware_capabilities() & ASIMDDP)
+    if sys.platform == "win32":
+        return bool(ctypes.CDLL("kernel32").IsProcessorFeaturePresent(PF_ARM_V82_DP))
+    return sys.platform == "darwin"  # all of Apple's
+
+
+def hardware_capabilities() -> int:
+    """The bits in which Linux tells a program what the CPU has; each architecture has bits of its own."""
+    read = ctypes.CDLL(None).getauxval
+    read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(read(AT_HWCAP))
 
 
 def _linux(cpuinfo: Path, device_tree: Path) -> str:

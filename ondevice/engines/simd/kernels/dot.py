@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -17,16 +18,27 @@ from ondevice.engines.simd.kernels.instruction_set import (
 from ondevice.engines.simd.kernels.vector import I16, I32, call, constant
 
 
-def dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any, activations: Any) -> Any:
-    """total[i] + sum over j < 4 of weights[4i + j] * activations[4i + j], as <n x i32>.
+def add_dots(
+    builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Sequence[Any], activations: Sequence[Any]
+) -> Any:
+    """total[i] + sum over v and j < 4 of weights[v][4i + j] * activations[v][4i + j], as <n x i32>.
 
     Args:
         isa: the instruction set; `isa.signed` says whether bytes of `weights` are signed.
         bits: 4 where `weights` are 0..15, else 8.
         total: <n x i32>.
-        weights: <4n x i8>.
-        activations: <4n x i8>, -127..127.
+        weights: vectors <4n x i8>, up to eight.
+        activations: as many <4n x i8>, -127..127.
     """
+    if isa == NEON:
+        return _neon(builder, bits, total, weights, activations)
+    for w, a in zip(weights, activations, strict=True):
+        total = _dot4(builder, isa, bits, total, w, a)
+    return total
+
+
+def _dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any, activations: Any) -> Any:
+    """total[i] + sum over j < 4 of weights[4i + j] * activations[4i + j]."""
     if isa in (AVX512_VNNI, AVX_VNNI):
         width = 32 * isa.lanes
         return call(builder, f"llvm.x86.avx512.vpdpbusd.{width}", total.type, total, weights, activations)
@@ -34,8 +46,6 @@ def dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any,
         return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, total, weights, activations)
     if isa == AVX2:
         return _avx2(builder, bits, total, weights, activations)
-    if isa == NEON:
-        return _neon(builder, total, weights, activations)
     return _generic(builder, total, weights, activations)
 
 
@@ -49,17 +59,34 @@ def _avx2(builder: Any, bits: int, total: Any, weights: Any, activations: Any) -
     return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, ones))
 
 
-def _neon(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
-    """Products in 16 bits, whose pairs are added twice."""
-    quarters = []
-    for part in range(2):
-        half = ir.Constant(ir.VectorType(I32, 8), list(range(8 * part, 8 * part + 8)))
-        wide = [
-            builder.sext(builder.shuffle_vector(value, value, half), ir.VectorType(I16, 8))
-            for value in (weights, activations)
-        ]
-        quarters.append(call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", total.type, builder.mul(*wide)))
-    return builder.add(total, call(builder, "llvm.aarch64.neon.addp.v4i32", total.type, *quarters))
+def _neon(builder: Any, bits: int, total: Any, weights: Sequence[Any], activations: Sequence[Any]) -> Any:
+    """As many products as 16 bits hold are added there: eight of 4 bits, 8 * 15 * 127, and two of 8, 2 * 128 * 127."""
+    if bits == 4:
+        low, high = (_chain(builder, half, weights, activations) for half in range(2))
+        pairs = call(builder, "llvm.aarch64.neon.addp.v8i16", low.type, low, high)  # 30,480 at most
+        return builder.add(total, _add_pairs(builder, total.type, pairs))
+    wide: list[Any] = [None, None]
+    for first in range(0, len(weights), 2):
+        for half in range(2):
+            chain = _chain(builder, half, weights[first : first + 2], activations[first : first + 2])
+            pairs = _add_pairs(builder, total.type, chain)
+            wide[half] = pairs if wide[half] is None else builder.add(wide[half], pairs)
+    return builder.add(total, call(builder, "llvm.aarch64.neon.addp.v4i32", total.type, *wide))
+
+
+def _chain(builder: Any, half: int, weights: Sequence[Any], activations: Sequence[Any]) -> Any:
+    """Products of the low or high eight bytes of all vectors, added in 16 bits: one instruction for each vector."""
+    bytes8 = ir.Constant(ir.VectorType(I32, 8), list(range(8 * half, 8 * half + 8)))
+    total = None
+    for pair in zip(weights, activations, strict=True):
+        halves = [builder.shuffle_vector(value, value, bytes8) for value in pair]
+        product = call(builder, "llvm.aarch64.neon.smull.v8i16", ir.VectorType(I16, 8), *halves)
+        total = product if total is None else builder.add(total, product)
+    return total
+
+
+def _add_pairs(builder: Any, kind: Any, halves: Any) -> Any:
+    return call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", kind, halves)
 
 
 def _generic(builder: Any, total: Any, weights: Any, activations: Any) -> Any:

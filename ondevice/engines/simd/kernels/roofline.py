@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.dot import dot4
+from ondevice.engines.simd.kernels.dot import add_dots
 from ondevice.engines.simd.kernels.jit import emits, kernel
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.vector import I8, I32, constant, full, load, pointer_to, sum_lanes
@@ -45,7 +45,7 @@ def _dot_chains(builder: Any, count: Any, out: Any) -> None:
     codes = builder.load(pointer, typ=ir.VectorType(I8, 4 * isa.lanes), align=4)
 
     def step(index: Any, sums: Vectors) -> Vectors:
-        return [dot4(builder, isa, 4, total, codes, codes) for total in sums]
+        return [add_dots(builder, isa, 4, total, [codes], [codes]) for total in sums]
 
     total, *others = accumulate(builder, count, [constant(0, kind)] * CHAINS, step)
     for new in others:

@@ -17,14 +17,14 @@ low nibbles and k = 8j + 4 .. 8j + 7 in the high ones. int8: 8 vectors, vector j
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.dot import dot4
+from ondevice.engines.simd.kernels.dot import add_dots
 from ondevice.engines.simd.kernels.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
@@ -53,6 +53,9 @@ START, SHIFT = 32, 36
 """Offsets in such a block; `q` comes first."""
 AHEAD = 6144
 """Bytes from the weights that are read to those that are prefetched."""
+CHUNK = 4096
+"""Bytes of weights that one pass multiplies before the next has its turn, where a tile takes several: less than AHEAD,
+so that all passes together read memory evenly. A pass over a whole tile would wait for memory, and the others not."""
 L1, L2 = 3, 2
 """LLVM's numbers for the cache that a prefetch goes to."""
 MOST_ROWS = 8
@@ -75,44 +78,102 @@ def tile_product(
         stride: bytes from a row of `out` to the next.
     """
     isa = instruction_set.current()
-    with cgutils.for_range(builder, I64(TILE // isa.lanes)) as part:
-        _emit_part(builder, isa, bits, rows, part.index, weights, scales, activations, blocks, out, stride)
+    tile = _Tile(isa, bits, rows, weights, scales, activations, out, stride)
+    vectors, whole = isa.vectors_of_a_pass(rows), TILE // isa.lanes
+    zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
+    if vectors == whole:
+        tile.store(builder, I64(0), tile.add(builder, _Part(I64(0), I64(0), I64(0), blocks), zeros))
+        return
+    tile.store(builder, I64(0), zeros)
+    chunk = I64(CHUNK // tile.block_bytes)
+    chunks = builder.sdiv(builder.add(blocks, I64(CHUNK // tile.block_bytes - 1)), chunk)
+    with cgutils.for_range(builder, chunks) as loop:
+        first = builder.mul(loop.index, chunk)
+        left = builder.sub(blocks, first)
+        count = builder.select(builder.icmp_signed("<", left, chunk), left, chunk)
+        with cgutils.for_range(builder, I64(whole // vectors)) as turn:
+            lane = builder.mul(turn.index, I64(vectors * isa.lanes))
+            sums = tile.load(builder, lane, vectors * rows)
+            tile.store(builder, lane, tile.add(builder, _Part(turn.index, lane, first, count), sums))
 
 
-def _emit_part(
-    builder: Any,
-    isa: InstructionSet,
-    bits: int,
-    rows: int,
-    part: Any,
-    weights: Any,
-    scales: Any,
-    activations: Any,
-    blocks: Any,
-    out: Any,
-    stride: Any,
-) -> None:
-    """The product for those of the 16 output rows that a vector of this CPU holds: the part-th `isa.lanes` of them."""
-    floats = ir.VectorType(F32, isa.lanes)
-    lane = builder.mul(part, I64(isa.lanes))
-    weights = builder.add(weights, builder.mul(lane, I64(4)))
-    scales = builder.add(scales, builder.mul(lane, I64(2)))
-    out = builder.add(out, builder.mul(lane, I64(4)))
-    size = 4 * TILE * bits
+class _Part(NamedTuple):
+    """What one pass computes."""
 
-    def step(block: Any, sums: Vectors) -> Vectors:
-        pointer = _at(builder, weights, block, size)
-        _prefetch(builder, pointer, size, rows)
-        codes = _codes(builder, isa, bits, pointer)
-        half = read(builder, _at(builder, scales, block, 2 * TILE), ir.VectorType(I16, isa.lanes), align=2)
-        scale = widen_half(builder, half)
-        base = _at(builder, activations, block, ACTIVATION_BYTES * rows)
-        values = (_block_sum(builder, isa, bits, codes, base, ACTIVATION_BYTES * row) for row in range(rows))
-        return [fused(builder, value, scale, total) for value, total in zip(values, sums, strict=True)]
+    number: Any
+    """Of the pass, from 0."""
+    lane: Any
+    """Its first output row."""
+    first: Any
+    """Its first block."""
+    count: Any
+    """Of blocks."""
 
-    for row, total in enumerate(accumulate(builder, blocks, [constant(0.0, floats)] * rows, step)):
-        address = builder.add(out, builder.mul(stride, I64(row)))
-        builder.store(total, pointer_to(builder, address), align=4)
+
+class _Tile(NamedTuple):
+    """How a tile's product is computed, and the arguments of `tile_product`.
+
+    Sums are vectors of output rows, in each of them a sum per row of activations.
+    """
+
+    isa: InstructionSet
+    bits: int
+    rows: int
+    weights: Any
+    scales: Any
+    activations: Any
+    out: Any
+    stride: Any
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block's weights."""
+        return 4 * TILE * self.bits
+
+    def add(self, builder: Any, part: _Part, sums: Vectors) -> Vectors:
+        """The sums after the blocks of one pass."""
+        isa, rows, size = self.isa, self.rows, self.block_bytes
+        vectors = len(sums) // rows
+        share = size * vectors * isa.lanes // TILE
+        weights = builder.add(self.weights, builder.mul(part.first, I64(size)))
+        ahead = builder.add(weights, builder.mul(part.number, I64(share)))
+        weights = builder.add(weights, builder.mul(part.lane, I64(4)))
+        first_scale = builder.add(builder.mul(part.first, I64(TILE)), part.lane)
+        scales = builder.add(self.scales, builder.mul(first_scale, I64(2)))
+        record_bytes = ACTIVATION_BYTES * rows
+        activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
+
+        def step(block: Any, sums: Vectors) -> Vectors:
+            _prefetch(builder, _at(builder, ahead, block, size), share, rows)
+            codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, 2 * TILE)
+            base = _at(builder, activations, block, record_bytes)
+            results = []
+            for vector in range(vectors):
+                codes = _codes(builder, isa, self.bits, codes_at, 4 * isa.lanes * vector)
+                kind = ir.VectorType(I16, isa.lanes)
+                scale = widen_half(builder, read(builder, scales_at, kind, 2 * isa.lanes * vector, align=2))
+                for row in range(rows):
+                    value = _block_sum(builder, isa, self.bits, codes, base, ACTIVATION_BYTES * row)
+                    results.append(fused(builder, value, scale, sums[vector * rows + row]))
+            return results
+
+        return accumulate(builder, part.count, sums, step)
+
+    def load(self, builder: Any, lane: Any, count: int) -> Vectors:
+        """That many sums from `out`, where those of the output rows from `lane` on lie."""
+        kind = ir.VectorType(F32, self.isa.lanes)
+        return [builder.load(self._pointer(builder, lane, index), typ=kind, align=4) for index in range(count)]
+
+    def store(self, builder: Any, lane: Any, sums: Vectors) -> None:
+        """Write sums to `out`, where those of the output rows from `lane` on lie."""
+        for index, total in enumerate(sums):
+            builder.store(total, self._pointer(builder, lane, index), align=4)
+
+    def _pointer(self, builder: Any, lane: Any, index: int) -> Any:
+        vector, row = divmod(index, self.rows)
+        column = builder.add(lane, I64(vector * self.isa.lanes))
+        line = builder.add(self.out, builder.mul(self.stride, I64(row)))
+        return pointer_to(builder, builder.add(line, builder.mul(column, I64(4))))
 
 
 def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
@@ -121,12 +182,12 @@ def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
 
 
 def _prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
-    """Prefetch the weights AHEAD of those that are read, past a tile's end those of the next tile.
+    """Prefetch `size` bytes of weights AHEAD of those at a pointer, past a tile's end those of the next tile.
 
     The arithmetic of several rows fills the reorder window, so loads alone start too late: without this, 5 to 8 rows
     take 1.3 to 1.5 times as long (AMD Zen 4). They go to the level-2 cache, because the activations of several rows
     need level 1: 7 % faster at 5 to 8 rows; one row is 2 % faster from level 1. 4 or 12 KiB ahead is no better for
-    several rows, and costs one row 6 %.
+    several rows, and costs one row 6 %. Where a tile takes several passes, each fetches its share of every block.
     """
     level = L1 if rows < 3 else L2
     for line in range(0, size, 64):
@@ -134,28 +195,47 @@ def _prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
         call(builder, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(level), I32(1))
 
 
-def _codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any) -> list[Any]:
-    """The weights of a block as eight vectors of bytes, vector j with k = 4j .. 4j + 3 of the output rows."""
+def _codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any, offset: int) -> list[Any]:
+    """Weights of a block as eight vectors of bytes, vector j with k = 4j .. 4j + 3 of the output rows.
+
+    Args:
+        offset: bytes from the first of 64 bytes to those of these output rows.
+    """
     kind = ir.VectorType(I8, 4 * isa.lanes)
+    packed = [read(builder, pointer, kind, offset + 4 * TILE * j) for j in range(bits)]
     if bits == 8:
-        codes = [read(builder, pointer, kind, 4 * TILE * j) for j in range(8)]
-        return [builder.xor(code, constant(128, kind)) for code in codes] if isa.signed else codes
-    codes = []
-    pairs = ir.VectorType(I16, 2 * isa.lanes)
-    for j in range(4):
-        packed = read(builder, pointer, kind, 4 * TILE * j)
-        codes.append(builder.and_(packed, constant(15, kind)))
-        high = builder.bitcast(builder.lshr(builder.bitcast(packed, pairs), constant(4, pairs)), kind)
-        codes.append(builder.and_(high, constant(15, kind)))
-    return codes
+        return [builder.xor(code, constant(128, kind)) for code in packed] if isa.signed else packed
+    return [code for pair in packed for code in (builder.and_(pair, constant(15, kind)), _high(builder, isa, pair))]
+
+
+def _high(builder: Any, isa: InstructionSet, pairs: Any) -> Any:
+    """The high nibbles of bytes. x86 shifts words alone, and of a shift of bytes LLVM makes what it likes with GFNI."""
+    if isa.by_lane:
+        return builder.lshr(pairs, constant(4, pairs.type))
+    words = ir.VectorType(I16, pairs.type.count // 2)
+    shifted = builder.bitcast(builder.lshr(builder.bitcast(pairs, words), constant(4, words)), pairs.type)
+    return builder.and_(shifted, constant(15, pairs.type))
 
 
 def _block_sum(builder: Any, isa: InstructionSet, bits: int, codes: list[Any], base: Any, offset: int) -> Any:
     """2**e * (w . q) of one row of activations, whose block lies `offset` bytes behind `base`; exact."""
-    total = splat(builder, read(builder, base, I32, offset + START), isa.lanes)
-    bytes4 = ir.VectorType(I8, 4 * isa.lanes)
-    for j, code in enumerate(codes):
-        group = splat(builder, read(builder, base, I32, offset + 4 * j), isa.lanes)
-        total = dot4(builder, isa, bits, total, code, builder.bitcast(group, bytes4))
+    start = splat(builder, read(builder, base, I32, offset + START), isa.lanes)
+    total = add_dots(builder, isa, bits, start, codes, _groups(builder, isa, base, offset))
     shift = splat(builder, read(builder, base, F32, offset + SHIFT), isa.lanes)
     return builder.fsub(builder.bitcast(total, ir.VectorType(F32, isa.lanes)), shift)
+
+
+def _groups(builder: Any, isa: InstructionSet, base: Any, offset: int) -> list[Any]:
+    """The eight groups of four activations in a block, each in all lanes of a vector of bytes.
+
+    x86 repeats what it loads at no cost. ARM does not, but it takes one lane of a vector as an operand.
+    """
+    if isa.by_lane:
+        kind = ir.VectorType(I32, 4)
+        halves = [read(builder, base, kind, offset + at) for at in (0, 16)]
+        groups = [
+            builder.shuffle_vector(half, half, ir.Constant(kind, [lane] * 4)) for half in halves for lane in range(4)
+        ]
+    else:
+        groups = [splat(builder, read(builder, base, I32, offset + 4 * j), isa.lanes) for j in range(8)]
+    return [builder.bitcast(group, ir.VectorType(I8, 4 * isa.lanes)) for group in groups]

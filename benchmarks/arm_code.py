@@ -1,0 +1,73 @@
+"""The code of the tile product for ARM, cross-compiled: no ARM machine is needed to read or to count it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.tile import TILE, tile_product
+
+TRIPLE = "aarch64-unknown-linux-gnu"
+PRODUCTS = re.compile("[su]dot|smull|smlal|mla|mul")
+
+
+@dataclass(frozen=True)
+class TileCode:
+    """The innermost loops of a tile's product, one for each pass or one for all."""
+
+    loops: list[list[str]]
+    """Instructions of each, without the jump to its begin."""
+    repeats: int
+    """How often all of them run for a block of 32 weights of 16 output rows."""
+
+    def count(self, pattern: str = "") -> int:
+        """Instructions for a block of 32 weights of 16 output rows, those that match a regular expression."""
+        return self.repeats * sum(bool(re.match(pattern, line)) for loop in self.loops for line in loop)
+
+
+def tile_code(cpu: str, features: str, bits: int, rows: int) -> TileCode:
+    """The code for a CPU by LLVM's name, whose features are those that numba is to compile for."""
+    assembly = _assembly(cpu, features, bits, rows)
+    loops = [body for body in _loops(assembly) if any(PRODUCTS.match(line) for line in body)]
+    isa = instruction_set.of_features(TRIPLE, features)
+    passes = TILE // isa.lanes // isa.vectors_of_a_pass(rows)
+    if not loops or passes % len(loops):
+        raise AssertionError(f"{passes} passes in {len(loops)} loops")
+    return TileCode(loops, passes // len(loops))
+
+
+def _assembly(cpu: str, features: str, bits: int, rows: int) -> str:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module("tile")
+    module.triple = TRIPLE
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
+    builder = ir.IRBuilder(function.append_basic_block())
+    with mock.patch.object(instruction_set, "target", return_value=(TRIPLE, features)):
+        inspect.unwrap(tile_product)(builder, bits, rows, *function.args)
+    builder.ret_void()
+    machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=cpu, features=features, opt=3)
+    parsed = llvm.parse_assembly(str(module))
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(parsed, passes)
+    return str(machine.emit_assembly(parsed))
+
+
+def _loops(assembly: str) -> Iterator[list[str]]:
+    """The instructions between a label and the jump back to it, of all loops without a label inside."""
+    label, body = "", list[str]()
+    for line in (text.split("//")[0].strip() for text in assembly.splitlines()):
+        if line.endswith(":"):
+            label, body = line[:-1], []
+        elif line.startswith("b.") and line.split()[-1] == label:
+            yield body
+            body = []
+        elif line and not line.startswith("."):
+            body.append(line)

@@ -1,0 +1,96 @@
+"""What a Raspberry Pi should do with Gemma 4 E2B by its instructions and its memory: a model, no measurement.
+
+    python -m benchmarks.arm_model [--llvm-mca PATH]
+
+The tile product is cross-compiled for both boards, and llvm-mca (LLVM 18 or newer; apt has it in `llvm`) says how many
+cycles its loops take. It knows no Cortex-A76: the Neoverse N1 is the same core. A matrix product then takes the longer
+of the time of its cycles and that of its bytes. Attention, norms, sampling and the meetings of threads are left out,
+and memory is as fast as a program that does nothing else reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from dataclasses import dataclass
+
+from benchmarks.arm_code import TRIPLE, TileCode, tile_code
+from ondevice.terminal.bench.table import table
+
+ROWS = (1, 2, 4, 5, 8)
+
+WEIGHTS = 1_876_000_000 + 403_000_000
+"""Of E2B's matrices, the head among them: what a token reads, and what prefilling computes of it."""
+PREFILL_WEIGHTS = 578_000_000
+"""Those of the layers 0 to 14: layers beyond them share keys and values, and run for the last row alone."""
+BLOCK_WEIGHTS, BLOCK_BYTES = 32 * 16, 288
+"""Of a block of 16 output rows, with its scales."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """A Raspberry Pi."""
+
+    name: str
+    cpu: str
+    """As LLVM calls it, and as llvm-mca knows it."""
+    simulated: str
+    features: str
+    hertz: float
+    bandwidth: float
+    """Bytes per second that four cores read together."""
+
+
+BOARDS = (
+    Board("Pi 5", "cortex-a76", "neoverse-n1", "+neon,+dotprod", 2.4e9, 12e9),
+    Board("Pi 4", "cortex-a72", "cortex-a72", "+neon", 1.8e9, 4.5e9),
+)
+CORES = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llvm-mca", default="llvm-mca", metavar="PATH")
+    mca = parser.parse_args().llvm_mca
+    counts, model = [], []
+    for board in BOARDS:
+        taken = {}
+        for bits in (4, 8):
+            for rows in ROWS:
+                code = tile_code(board.cpu, board.features, bits, rows)
+                taken[bits, rows] = cycles(mca, board, code)
+                numbers = [rows, code.count(), code.count("sdot|smull|smlal"), round(taken[bits, rows])]
+                counts.append([board.name, f"int{bits}", *map(str, numbers)])
+        step, five, eight = (1e3 * seconds(board, WEIGHTS, taken[4, rows]) for rows in (1, 5, 8))
+        prefill = 8 / seconds(board, PREFILL_WEIGHTS, taken[4, 8])
+        figures = [f"{1e3 / step:.1f}", f"{step:.0f}", f"{five:.0f}", f"{eight:.0f}", f"{prefill:.0f}"]
+        model.append([board.name, *figures])
+    print("Per block of 32 weights of 16 output rows:\n")
+    print(table(["board", "weights", "rows", "instructions", "of them products", "cycles"], counts, left={"board"}))
+    print("\nThe model, for int4 weights and an int4 head; nothing of it was measured on a Pi:\n")
+    print(
+        table(["board", "decode tok/s", "1 row ms", "5 rows ms", "8 rows ms", "prefill tok/s"], model, left={"board"})
+    )
+
+
+def cycles(mca: str, board: Board, code: TileCode) -> float:
+    """Of a core, for a block of 32 weights of 16 output rows, as llvm-mca simulates them."""
+    total = 0.0
+    for loop in code.loops:
+        command = [mca, f"-mtriple={TRIPLE}", f"-mcpu={board.simulated}", f"-mattr={board.features}", "-iterations=100"]
+        answer = subprocess.run(command, input="\n".join(loop), capture_output=True, text=True, check=True).stdout
+        found = re.search(r"Total Cycles:\s+(\d+)", answer)
+        assert found, answer
+        total += int(found[1]) / 100
+    return code.repeats * total
+
+
+def seconds(board: Board, weights: int, block_cycles: float) -> float:
+    """Of a forward's matrix products, on all cores."""
+    blocks = weights / BLOCK_WEIGHTS
+    return max(blocks * block_cycles / (CORES * board.hertz), blocks * BLOCK_BYTES / board.bandwidth)
+
+
+if __name__ == "__main__":
+    main()
