@@ -1,6 +1,6 @@
 """The same bits on every instruction set that this machine can run: integer sums are exact, float sums have one order.
 
-ARM is tested under qemu where `tests/simd/arm64.sh` has set it up and $ONDEVICE_ARM64 names its directory: in minutes.
+`test_arm_emulated.py` does so for ARM.
 """
 
 from __future__ import annotations
@@ -56,26 +56,6 @@ def test_the_bits_are_this_machine_s_own(answers: dict[str, str], tiny: Path, na
     if name not in answers:
         pytest.skip("this CPU does not have it")
     assert answers[name] == digest(Bundle.open(tiny))
-
-
-@pytest.mark.skipif(not os.environ.get("ONDEVICE_ARM64"), reason="tests/simd/arm64.sh has not been run")
-@pytest.mark.parametrize(
-    ("name", "cpu", "features"),
-    [("neon-dotprod", "cortex-a76", "+neon,+dotprod,+fullfp16"), ("neon", "cortex-a72", "+neon")],
-)
-def test_the_bits_of_arm_are_too(tiny: Path, name: str, cpu: str, features: str) -> None:
-    """A Raspberry Pi 5 is a Cortex-A76, a Pi 4 a Cortex-A72."""
-    system = Path(os.environ["ONDEVICE_ARM64"])
-    environment = {
-        "NUMBA_CPU_NAME": cpu,
-        "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": str(system / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(system / "site"), str(ROOT)]),
-    }
-    emulator = [str(system / "qemu/usr/bin/qemu-aarch64-static"), "-cpu", cpu, "-L", str(system / "root")]
-    command = [*emulator, str(system / "root/usr/bin/python3.11"), "-m", "tests.simd.outputs", str(tiny)]
-    answer = json.loads(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout)
-    assert answer == {"name": name, "digest": digest(Bundle.open(tiny))}
 
 
 @pytest.mark.parametrize(

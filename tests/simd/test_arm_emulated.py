@@ -1,0 +1,47 @@
+"""ARM under qemu: the same bits, and the same token ids with every drafter, as on this machine.
+
+It runs where `tests/simd/arm64.sh` has set it up and $ONDEVICE_ARM64 names its directory, for a quarter of an hour.
+Nothing is forced: qemu has the capabilities of the CPU that it is told to be, and LLVM takes it for a `generic` one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ondevice.bundle import Bundle
+from tests.simd.generations import replies
+from tests.simd.outputs import digest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("ONDEVICE_ARM64"), reason="tests/simd/arm64.sh has not been run"),
+    pytest.mark.parametrize(("cpu", "name"), [("cortex-a76", "neon-dotprod"), ("cortex-a72", "neon")]),
+]
+
+
+def emulated(cpu: str, module: str, bundle: Path) -> Any:
+    """What a module of the tests prints on an ARM CPU: a Raspberry Pi 5 is a Cortex-A76, a Pi 4 a Cortex-A72."""
+    system = Path(os.environ["ONDEVICE_ARM64"])
+    environment = {
+        "NUMBA_CACHE_DIR": str(system / "cache"),
+        "ONDEVICE_CACHE": str(system / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(system / "site"), str(ROOT)]),
+    }
+    emulator = [str(system / "qemu/usr/bin/qemu-aarch64-static"), "-cpu", cpu, "-L", str(system / "root")]
+    command = [*emulator, str(system / "root/usr/bin/python3.11"), "-m", module, str(bundle)]
+    return json.loads(subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def test_a_forward_has_the_same_bits(tiny: Path, cpu: str, name: str) -> None:
+    assert emulated(cpu, "tests.simd.outputs", tiny) == {"name": name, "digest": digest(Bundle.open(tiny))}
+
+
+def test_every_drafter_generates_the_same_token_ids(tiny: Path, cpu: str, name: str) -> None:
+    assert emulated(cpu, "tests.simd.generations", tiny) == replies(tiny)
