@@ -2,10 +2,10 @@
 
     python -m benchmarks.arm_model [--llvm-mca PATH]
 
-The tile product is cross-compiled for both boards, and llvm-mca (LLVM 18 or newer; apt has it in `llvm`) says how many
-cycles its loops take. It knows no Cortex-A76: the Neoverse N1 is the same core. A matrix product then takes the longer
-of the time of its cycles and that of its bytes. Attention, norms, sampling and the meetings of threads are left out,
-and memory is as fast as a program that does nothing else reads it.
+The tile product is cross-compiled for both boards, and llvm-mca says how many cycles its loops take: that of LLVM 19,
+since 16 and older take a Neoverse N1 for a Cortex-A57. None knows the Cortex-A76; the N1 is that core for servers. A
+matrix product then takes the longer of the time of its cycles and that of its bytes. Attention, norms, sampling and the
+meetings of threads are left out, and memory is as fast as a program that does nothing else reads it.
 """
 
 from __future__ import annotations
