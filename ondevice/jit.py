@@ -20,6 +20,7 @@ from numba.core import caching, event
 from numba.core.registry import cpu_target
 
 import ondevice
+from ondevice.code_generator import tell_numba
 from ondevice.machine import cache_directory
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -28,6 +29,8 @@ PACKAGES = ("ondevice", "ondevice_export")
 
 _log = logging.getLogger("ondevice")
 _locating = threading.Lock()
+
+tell_numba()  # here, because no function of ondevice is compiled without this module
 
 
 def kernel(function: AnyFunction) -> AnyFunction:

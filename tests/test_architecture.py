@@ -18,8 +18,8 @@ GROUND = "ground"
 TOKENS = ("decoding/", "drafters/", "engines/")
 OUTSIDE = {
     "onnxruntime": ("engines/ort/",),
-    "llvmlite": ("engines/simd/kernels/",),
-    "numba": ("engines/simd/kernels/", "jit.py"),
+    "llvmlite": ("engines/simd/kernels/", "code_generator.py"),
+    "numba": ("engines/simd/kernels/", "jit.py", "code_generator.py"),
     "tokenizers": ("text/",),
     "jinja2": ("text/",),
     "argparse": ("terminal/",),

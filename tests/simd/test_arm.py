@@ -14,7 +14,7 @@ import pytest
 from numba.core import config
 
 from benchmarks.arm_code import TRIPLE, tile_code
-from ondevice.engines.simd.kernels import instruction_set
+from ondevice import code_generator
 from ondevice.engines.simd.kernels.instruction_set import of_features, usable
 from ondevice.machine import processor
 
@@ -45,13 +45,13 @@ def board(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bo
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(processor, "hardware_capabilities", lambda: found.hwcap)
     monkeypatch.setattr(llvm, "get_process_triple", lambda: TRIPLE)
-    monkeypatch.setattr(instruction_set, "get_host_cpu_features", lambda: found.features)
+    monkeypatch.setattr(code_generator, "get_host_cpu_features", lambda: found.features)
     return found
 
 
 def test_numba_is_told_of_the_dot_products_that_linux_knows_of(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", None)
-    instruction_set.tell_numba()
+    code_generator.tell_numba()
     told: str = config.CPU_FEATURES  # type: ignore[attr-defined]
     assert told == board.features + (",+dotprod" if board is PI5 else "")
     expected = "neon-dotprod" if board is PI5 else "neon"
@@ -62,7 +62,7 @@ def test_numba_is_told_of_the_dot_products_that_linux_knows_of(board: Board, mon
 
 def test_features_that_a_user_sets_stay(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", "+neon")
-    instruction_set.tell_numba()
+    code_generator.tell_numba()
     assert config.CPU_FEATURES == "+neon"  # type: ignore[attr-defined]
 
 

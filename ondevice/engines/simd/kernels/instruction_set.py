@@ -6,11 +6,9 @@ import functools
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
-from numba.core import config
-from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
 
-from ondevice import machine
+from ondevice.code_generator import is_arm, with_dot_products
 
 
 @dataclass(frozen=True)
@@ -61,21 +59,9 @@ def of_features(triple: str, features: str) -> InstructionSet:
     return GENERIC
 
 
-def is_arm(triple: str) -> bool:
-    """Whether a target is 64-bit ARM."""
-    return triple.startswith(("aarch64", "arm64"))
-
-
 def has_half(triple: str, features: str) -> bool:
     """Whether the target converts fp16 to fp32 in one instruction."""
     return is_arm(triple) or "+f16c" in features.split(",")
-
-
-def with_dot_products(triple: str, features: str) -> str:
-    """The features of this CPU, with ARM's dot products where the system says that it has them: LLVM does not look."""
-    if not is_arm(triple) or "+dotprod" in features.split(",") or not machine.arm_dot_products():
-        return features
-    return f"{features},+dotprod" if features else "+dotprod"
 
 
 @functools.cache
@@ -101,18 +87,10 @@ declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 """
 
 
-def tell_numba() -> None:
-    """Have numba compile for ARM's dot products too, unless NUMBA_CPU_FEATURES says otherwise."""
-    triple = llvm.get_process_triple()
-    if config.CPU_FEATURES is None and is_arm(triple):  # type: ignore[attr-defined]
-        host = get_host_cpu_features()  # type: ignore[no-untyped-call]
-        config.CPU_FEATURES = with_dot_products(triple, host)  # type: ignore[attr-defined]
-
-
 def usable(triple: str, cpu: str, features: str) -> str:
     """What may be used of this CPU in code for a target: its features, and dot products that its name stands for.
 
-    An application that has used numba before made the code generator without `tell_numba`.
+    An application that has used numba before made the code generator without being told of them.
     """
     complete = with_dot_products(triple, features)
     return complete if complete == features or selects_dot_products(triple, cpu, features) else features
@@ -127,6 +105,3 @@ def target() -> tuple[str, str]:
 def current() -> InstructionSet:
     """The set that kernels are compiled for."""
     return of_features(*target())
-
-
-tell_numba()
