@@ -47,16 +47,16 @@ class Group(NamedTuple):
     """How many are compiled for them, those included that they call; for the share that is told."""
 
 
-TOKENS = (Group("ondevice.decoding.warm_up:calls", 22),)
+TOKENS = (Group("ondevice.decoding.warm_up:calls", 20),)
 """For every engine."""
 
 _KERNELS = "ondevice.engines.simd.kernels.warm_up"
 SIMD = (
-    Group(f"{_KERNELS}:attention", 30),
-    Group(f"{_KERNELS}:projection", 15),
-    Group(f"{_KERNELS}:others", 20),
+    Group(f"{_KERNELS}:attention", 35),
+    Group(f"{_KERNELS}:projection", 12),
+    Group(f"{_KERNELS}:others", 15),
 )
-SIMD_LAST = Group(f"{_KERNELS}:whole", 8)
+SIMD_LAST = Group(f"{_KERNELS}:whole", 3)
 """These have the code of the other groups in them."""
 
 _log = logging.getLogger("ondevice")

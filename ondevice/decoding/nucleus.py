@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +14,7 @@ Probabilities = NDArray[np.float64]
 
 DIGIT_BITS = 12
 DIGITS = 1 << DIGIT_BITS
-FIRST_SHIFT = 4 * DIGIT_BITS
+FIRST_SHIFT: Any = np.int64(4 * DIGIT_BITS)  # not a plain number, for which `digit` would be compiled once more
 ONE = 0x3FF << 52
 """The bits of 1.0. Bits order positive numbers as their values do, so a distance from these is a sort key."""
 

@@ -9,7 +9,7 @@ amortised O(1). n tokens make at most 2n states and 3n edges.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +144,10 @@ def _grown(table: Table, rows: int) -> Table:
     return grown
 
 
+_int64: Any = np.int64
+"""Table entries pass through this on their way into functions: each other type would have them compiled once more."""
+
+
 @kernel
 def slot_of(tables: Tables, state: int, token: int) -> int:
     """The slot that holds the edge of this state and token, or the free one where it belongs. Open addressing."""
@@ -163,7 +167,7 @@ def slot_of(tables: Tables, state: int, token: int) -> int:
 def index_edges(tables: Tables) -> None:
     """Enter all edges into empty slots."""
     for edge in range(tables.cursor[EDGES]):
-        tables.slots[slot_of(tables, tables.edges[edge, SOURCE], tables.edges[edge, TOKEN])] = edge
+        tables.slots[slot_of(tables, _int64(tables.edges[edge, SOURCE]), _int64(tables.edges[edge, TOKEN]))] = edge
 
 
 @kernel
@@ -206,11 +210,11 @@ def split(tables: Tables, source: int, token: int) -> int:
     states[target, LINK] = clone
     edge = states[target, EDGE]
     while edge != NONE:
-        add_edge(tables, clone, edges[edge, TOKEN], edges[edge, TARGET])
+        add_edge(tables, clone, _int64(edges[edge, TOKEN]), _int64(edges[edge, TARGET]))
         edge = edges[edge, NEXT]
     state = source
     while state != NONE:
-        edge = slots[slot_of(tables, state, token)]
+        edge = slots[slot_of(tables, _int64(state), token)]
         if edges[edge, TARGET] != target:
             break
         edges[edge, TARGET] = clone
@@ -222,18 +226,18 @@ def split(tables: Tables, source: int, token: int) -> int:
 def append(tables: Tables, token: int) -> None:
     """Append a token to the current text; the tables have room."""
     states, slots, cursor = tables.states, tables.slots, tables.cursor
-    last = cursor[LAST]
+    last = int(cursor[LAST])
     if slots[slot_of(tables, last, token)] != NONE:
         # Only where an earlier text began like this one.
         newest = split(tables, last, token)
     else:
         newest = add_state(tables, states[last, LENGTH] + 1)
         state = last
-        while state != NONE and slots[slot_of(tables, state, token)] == NONE:
-            add_edge(tables, state, token, newest)
+        while state != NONE and slots[slot_of(tables, _int64(state), token)] == NONE:
+            add_edge(tables, _int64(state), token, newest)
             state = states[state, LINK]
         if state != NONE:
-            states[newest, LINK] = split(tables, state, token)
+            states[newest, LINK] = split(tables, _int64(state), token)
     cursor[LAST] = newest
     state = newest
     for _ in range(MAX_LINKS):

@@ -41,6 +41,8 @@ PADDING = 16
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _LOWEST = np.float32(-1e30)
+_BEYOND = np.int64(1 << 62)
+"""A position behind all."""
 
 
 class Sequence(NamedTuple):
@@ -165,8 +167,8 @@ def seen(rows: RowGroup, i: int) -> Any:
 @kernel
 def seen_by_any(rows: RowGroup) -> Any:
     """The first position that one of the rows sees, and the one after the last."""
-    _, begin, end = seen(rows, 0)
-    for i in range(1, rows.size):
+    begin, end = _BEYOND, np.int64(0)
+    for i in range(rows.size):
         _, first, stop = seen(rows, i)
         begin, end = min(begin, first), max(end, stop)
     return begin, end

@@ -70,6 +70,9 @@ from ondevice.engines.simd.kernels.step_layouts import (
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import full, load, store
 
+_ONE, _WANTED = np.int64(1), np.int64(WANTED)
+"""With these as plain numbers, what takes them would be compiled once more for each."""
+
 
 @kernel
 def first_unit(units: int, thread: int, threads: int) -> int:
@@ -233,7 +236,7 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
     together = max(1, min(ROWS, state[row_set] * units // threads))  # work for every thread comes first
     bits, part_bytes = state[CACHE_BITS], head_bytes(state[CACHE_BITS], size)
     scratch = Scratch(state[SCRATCH] + thread * PAIRS * state[SCRATCH_STRIDE], state[SCRATCH_STRIDE])
-    unit = claim(claims, 1)
+    unit = claim(claims, _ONE)
     before = 0
     for index in range(state[SEQUENCE_COUNT]):
         record = read_i64(state[SEQUENCES] + 8 * index)
@@ -253,7 +256,7 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
                 scratch,
                 Output(step.activations, query_head * size // 32, query_heads * size // 32, step.zero),
             )
-            unit = claim(claims, 1)
+            unit = claim(claims, _ONE)
         before += (count + together - 1) // together * units
 
 
@@ -264,7 +267,7 @@ def select(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> N
     bytes_of_row = 4 * step.width
     rows = state[WANTED]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
-        at, to = step.source + bytes_of_row * source_row(state, WANTED, row), step.out + bytes_of_row * row
+        at, to = step.source + bytes_of_row * source_row(state, _WANTED, row), step.out + bytes_of_row * row
         for i in range(0, bytes_of_row, 64):
             store(to + i, load(at + i))
 
