@@ -146,11 +146,12 @@ class Place(caching._CacheLocator):
     """Tells numba where the code of a function is kept."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        self._directory = str(code_directory())
         self._stamp = stamp(function.__module__)
         self._line = function.__code__.co_firstlineno
 
     def get_cache_path(self) -> str:
-        return str(code_directory())
+        return self._directory
 
     def get_source_stamp(self) -> str:
         return self._stamp

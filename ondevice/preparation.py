@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +31,9 @@ SECONDS_PER_FUNCTION, SECONDS_PER_BYTE = 0.1, 1e-9
 
 POLL_S = 0.1
 """Seconds between looks at what the processes have done."""
+
+UNSAID_S = 0.3
+"""Seconds of checking that are not worth a word: of a pack that is in memory it takes less."""
 
 PATIENCE_S = 3.0
 """For a process to tidy up before it is killed: a signal is heard when a pass of the compiler ends."""
@@ -78,6 +82,7 @@ class Preparation:
         self._packed = 0.0
         self._packing = 0.0
         self._share = 0.0
+        self._checking = 0.0
         self._silence = jit.ANNOUNCER.silent()
 
     def __enter__(self) -> Self:
@@ -123,7 +128,9 @@ class Preparation:
 
     def check(self, done: int, total: int) -> None:
         """So many bytes of a pack that lay there are compared with its checksums."""
-        if self._heard is not None and not self._groups:
+        now = perf_counter()
+        self._checking = self._checking or now
+        if self._heard is not None and not self._groups and now - self._checking > UNSAID_S:
             self._heard(CHECKING, done / total)
 
     def finish(self) -> None:

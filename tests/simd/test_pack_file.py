@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ondevice import preparation
 from ondevice.engines.simd.graph.model import Matrix
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.pack import file as pack_file
@@ -365,6 +366,7 @@ def test_progress_goes_from_nothing_to_all(cache: Path, monkeypatch: pytest.Monk
     assert list(shares) == sorted(shares)
     assert shares[-1] == 1
     heard.clear()
+    monkeypatch.setattr(preparation, "UNSAID_S", -1.0)
     if writable:
         open_pack(layout, Trusted(), 2, Preparation(hear))
         assert {stage for stage, _ in heard} == {CHECKING}
