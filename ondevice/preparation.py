@@ -56,8 +56,8 @@ TOKENS = (Group("ondevice.decoding.warm_up:calls", 20),)
 
 _KERNELS = "ondevice.engines.simd.kernels.warm_up"
 SIMD = (
-    Group(f"{_KERNELS}:attention", 35),
-    Group(f"{_KERNELS}:projection", 12),
+    Group(f"{_KERNELS}:attention", 25),
+    Group(f"{_KERNELS}:projection", 22),
     Group(f"{_KERNELS}:others", 15),
 )
 SIMD_LAST = Group(f"{_KERNELS}:whole", 3)

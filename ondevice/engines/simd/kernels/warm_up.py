@@ -20,11 +20,15 @@ Calls = list[tuple[Any, tuple[Any, ...]]]
 
 
 def attention() -> Calls:
-    return [(steps.attend_share, (_WORDS, _WORDS, 0, 1, 0)), (steps.head, (_WORDS, _WORDS, 0, 1, 0))]
+    return [(steps.attend_share, (_WORDS, _WORDS, 0, 1, 0))]
 
 
 def projection() -> Calls:
-    return [(steps.gated_share, (_WORDS, _WORDS, 1, 0, 0)), (steps.project_share, (_WORDS, _WORDS, 1, 0))]
+    return [
+        (steps.gated_share, (_WORDS, _WORDS, 1, 0, 0)),
+        (steps.project_share, (_WORDS, _WORDS, 1, 0)),
+        (steps.head, (_WORDS, _WORDS, 0, 1, 0)),
+    ]
 
 
 def others() -> Calls:
