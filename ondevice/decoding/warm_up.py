@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.decoding import nucleus, top_k
+from ondevice.decoding import noise, nucleus, top_k
 from ondevice.drafters import suffix_automaton
 
 
 def calls() -> list[tuple[Any, tuple[Any, ...]]]:
     ids, floats, scores = np.zeros(1, np.int64), np.zeros(1, np.float64), np.zeros(1, np.float32)
+    key = noise.key_of(0)
     tables = suffix_automaton.empty_tables()
     return [
         (suffix_automaton.append_all, (tables, ids)),
@@ -19,4 +20,6 @@ def calls() -> list[tuple[Any, tuple[Any, ...]]]:
         (suffix_automaton.follow, (tables, ids, floats)),
         (nucleus.select, (floats, 0.5, floats, ids, ids)),
         (top_k.select, (scores, scores, ids)),
+        (noise.race, (scores, ids, floats, ids, 0.5, 0.5, key, 0, ids, floats)),
+        (noise.race_all, (scores, 0.5, 0.5, key, 0, ids, floats)),
     ]
