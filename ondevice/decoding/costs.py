@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from itertools import accumulate
 from statistics import median_low
 from time import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ondevice.decoding.costs_file import KnownCosts
 from ondevice.decoding.record import Round
+
+Key = TypeVar("Key", int, str)
 
 WINDOW = 9
 """Rounds remembered per row count. Their median shrugs off up to four slow ones and follows a growing context."""
@@ -30,6 +32,9 @@ LONE_LIMIT = 2.0
 
 PRIOR_DRAFT = 0.05
 """What a drafted token costs, as a share of a single row's forward, until it was measured."""
+
+SWEEP = 16
+"""Rounds between two looks for what is stale."""
 
 RECALLED = 3
 """Measurements that one from another process is worth."""
@@ -77,7 +82,7 @@ class Costs:
         with self._lock:
             self._round += 1
             self._measured_at = time()
-            recent = self._forwards.setdefault(forward.rows, _Recent())
+            recent = _entry(self._forwards, forward.rows)
             change = forward.seconds / recent.median if recent.measured > 1 else 1.0
             if recent.add(forward.seconds, self._round):
                 self._table = []
@@ -85,13 +90,13 @@ class Costs:
                 self._drop_recalled()
             touched = [recent]
             if this.drafted:
-                touched.append(self._drafts.setdefault(this.source, _Recent()))
+                touched.append(_entry(self._drafts, this.source))
                 touched[1].add(this.draft_seconds / this.drafted, self._round)
             self._latest.append(_Measured(change, touched))
-            self._follow()
-            for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round > STALE]:
-                del self._forwards[rows]
-                self._table = []
+            if change > CHANGE or change < 1 / CHANGE:
+                self._follow()
+            if self._round % SWEEP == 0:
+                self._drop_stale()
 
     def recall(self, known: KnownCosts) -> None:
         """Start from what another process measured.
@@ -164,6 +169,11 @@ class Costs:
             recent.change(factor, newest=touched.count(id(recent)))
         self._latest.clear()
         self._table = []
+
+    def _drop_stale(self) -> None:
+        for rows in [rows for rows, recent in self._forwards.items() if self._round - recent.round >= STALE]:
+            del self._forwards[rows]
+            self._table = []
 
     def _drop_recalled(self) -> None:
         self._forwards = {rows: recent for rows, recent in self._forwards.items() if recent.drop_recalled()}
@@ -245,6 +255,13 @@ class _Recent:
             self._recalled = None
             self.median = median_low(self._seconds) if self._seconds else 0.0
         return bool(self._seconds)
+
+
+def _entry(known: dict[Key, _Recent], key: Key) -> _Recent:
+    """The one of that key, a new one where there is none."""
+    if (recent := known.get(key)) is None:
+        recent = known[key] = _Recent()
+    return recent
 
 
 def _far(seconds: float, other: float) -> bool:

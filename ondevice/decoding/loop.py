@@ -156,8 +156,8 @@ def _idle(plan: Plan, draft: Draft) -> IdleReason | None:
 
 def _tree(newest: int, draft: Draft) -> TokenTree:
     """The newest token, which has no KV yet, and the draft below it."""
-    if not len(draft):
-        return TokenTree.chain([newest])
+    if draft.depth == len(draft):
+        return TokenTree.chain([newest, *draft.tokens.tolist()])
     return TokenTree(
         np.concatenate([np.array([newest], np.int64), draft.tokens]),
         np.concatenate([np.array([-1], np.int64), draft.parents + 1]),

@@ -106,8 +106,13 @@ class AutoSchedule:
         self._forecast: Forecast | None = None
         self._probing = False
         self._since_plain = 0
+        self._parked: tuple[Drafter, Plan] | None = None
+        """A drafter whose forecast stays as it is and does not pay, and the answer until the next probe."""
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
+        due = False
+        if self._parked is not None and self._parked[0] is drafter and not (due := self._probes.due()):
+            return self._parked[1]
         # Into the unknown by doubling only: nobody knows yet what so many rows cost here.
         limit = min(limit, self.most, 2 * self.costs.most_rows - beside)
         if limit < 1 or self._since_plain >= self._refresh(beside):
@@ -115,12 +120,15 @@ class AutoSchedule:
         forecast = drafter.forecast(limit)
         if not len(forecast.survival):
             return NO_MATCH
+        self._parked = None
         trust = self._trust[forecast.source]
         plan = best_plan(forecast, self.costs, trust, beside)
         self._probing = plan.k == 0
         if self._probing:
-            if not self._probes.due():
-                return DRIFT if trust.drifted else plan
+            if not (due or self._probes.due()):
+                idle = DRIFT if trust.drifted else plan
+                self._parked = (drafter, idle) if forecast.steady else None
+                return idle
             plan = Plan(1)
         else:
             self._probes.end()
@@ -169,11 +177,13 @@ def expected_rate(forecast: Forecast, costs: Costs, trust: Trust) -> float:
 def _best(forecast: Forecast, plain: float, forwards: Sequence[float], costs: Costs, trust: Trust) -> tuple[int, float]:
     """The best k from 1 on, and its tokens per second; two zeros where there is nothing to draft."""
     draft, empty = costs.draft(forecast.source), trust.empty
+    drafting = 1.0 - empty
+    brings, takes_none = drafting * trust.share, empty * (plain + draft)
     tokens, best, best_rate = 1.0, 0, 0.0
-    # In every round, for a handful of numbers: arrays would take several times as long.
-    for k, (chance, forward) in enumerate(zip(trust.discount(forecast.survival), forwards, strict=True), 1):
-        tokens += (1.0 - empty) * chance
-        rate = tokens / (empty * (plain + draft) + (1.0 - empty) * (forward + k * draft))
+    # Several times in every round, for a handful of numbers: arrays would take several times as long.
+    for k, chance in enumerate(forecast.survival.tolist(), 1):
+        tokens += brings * chance
+        rate = tokens / (takes_none + drafting * (forwards[k - 1] + k * draft))
         if rate > best_rate:
             best, best_rate = k, rate
     return best, best_rate

@@ -53,14 +53,9 @@ class Trust:
         return self._empty.rate()
 
     @property
-    def _share(self) -> float:
-        """Of what was promised lately, what came true."""
+    def share(self) -> float:
+        """Of what was promised lately, what came true: forecasts are scaled down by it."""
         return min(self._accepted / self._expected, 1.0)
-
-    def discount(self, survival: NDArray[np.float32]) -> list[float]:
-        """A forecast's survival, scaled down by the share of earlier forecasts that came true."""
-        share = self._share
-        return [share * chance for chance in survival.tolist()]
 
     def observe(self, survival: NDArray[np.float32], drafted: int, accepted: int) -> None:
         """A round of a forecast, the number of tokens then drafted and of those the target took."""
@@ -68,13 +63,13 @@ class Trust:
         self._empty.add(drafted == 0)
         if not drafted:
             return
-        first = float(survival[0])
+        promised = survival.tolist()[:drafted]  # a handful of numbers, in every round: arrays would take longer
         kept = min(self._first.hits / self._first_expected, 1.0)
-        self._evidence = max(self._evidence + _evidence(kept * first, accepted > 0), 0.0)
+        self._evidence = max(self._evidence + _evidence(kept * promised[0], accepted > 0), 0.0)
         self._first.fade(KEEP)
         self._first.add(accepted > 0)
-        self._first_expected = KEEP * self._first_expected + first
-        self._expected = KEEP * self._expected + float(survival[:drafted].sum())
+        self._first_expected = KEEP * self._first_expected + promised[0]
+        self._expected = KEEP * self._expected + sum(promised)
         self._accepted = KEEP * self._accepted + accepted
         if self._evidence > ALARM:
             self._expected, self._accepted, self._evidence, self.drifted = START, 0.0, 0.0, True

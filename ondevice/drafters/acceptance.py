@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice, repeat
+from itertools import accumulate
 from operator import mul
 
 import numpy as np
@@ -87,33 +86,49 @@ class PositionAcceptance:
         self._keep = keep
         self._idle = idle
         self._tallies = [Tally(lean * start, lean)]
+        self._idle_rounds = 0
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A verified chain of `drafted` tokens, 0 in an idle round, of which the first `accepted` were taken."""
+        if not drafted:
+            self._idle_rounds += 1  # counted in every round, made up for when somebody wants to know
+            return
+        self._make_up()
         reached = min(drafted, accepted + 1)
         self._tallies += [Tally() for _ in range(reached - len(self._tallies))]
         for position, tally in enumerate(self._tallies):
             # Positions not reached fade too, or a run of bad luck would keep one from ever being tried again.
-            tally.fade(self._keep if drafted else self._idle)
+            tally.fade(self._keep)
             if position < reached:
                 tally.add(position < accepted)
-        if not drafted:
-            renewed = self._lean * (1.0 - self._idle)
-            self._tallies[0].hits += renewed * self._start
-            self._tallies[0].weight += renewed
+
+    def _make_up(self) -> None:
+        """Fade for the idle rounds since the last draft."""
+        if not self._idle_rounds:
+            return
+        keep = self._idle**self._idle_rounds
+        self._idle_rounds = 0
+        for tally in self._tallies:
+            tally.fade(keep)
+        renewed = self._lean * (1.0 - keep)
+        self._tallies[0].hits += renewed * self._start
+        self._tallies[0].weight += renewed
 
     def conditional(self, k: int) -> Floats:
         """float32[k]: the chance at each position, given that those before it were taken."""
-        return np.array(list(islice(self._rates(), k)), np.float32)
+        return np.array(self._rates(k), np.float32)
 
     def survival(self, k: int) -> Floats:
         """float32[k]: the chance that the target takes the first i tokens, i = 1..k; never rising."""
-        return np.array(list(accumulate(islice(self._rates(), k), mul)), np.float32)
+        return np.array(list(accumulate(self._rates(k), mul)), np.float32)
 
-    def _rates(self) -> Iterator[float]:
-        """The conditional chances, without end. No arrays: the loop asks in every round, for a few numbers."""
-        first, *others = self._tallies
-        yield (rate := first.rate())
-        for tally in others:
-            yield (rate := tally.rate(rate, self._lean))
-        yield from repeat(rate)
+    def _rates(self, k: int) -> list[float]:
+        """The conditional chances. No arrays: the loop asks in every round, for a few numbers."""
+        self._make_up()
+        rates: list[float] = []
+        rate, lean = 0.0, 0.0
+        for tally in self._tallies[:k]:
+            rate = (tally.hits + lean * rate) / (tally.weight + lean)
+            rates.append(rate)
+            lean = self._lean
+        return rates + [rate] * (k - len(rates))

@@ -46,7 +46,7 @@ class MtpDrafter:
         self._drafted, self._raw = [], []
 
     def forecast(self, nodes: int) -> Forecast:
-        return Forecast(self._acceptance.survival(nodes), self.name)
+        return Forecast(self._acceptance.survival(nodes), self.name, steady=True)
 
     def draft(self, request: DraftRequest) -> Draft:
         self._drafted, self._raw = [], []

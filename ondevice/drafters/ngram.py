@@ -55,10 +55,11 @@ class NgramDrafter:
         self._automaton = SuffixAutomaton()
         self._calibration = Calibration()
         self._guess: Guess | None = None
+        self._calibrated: tuple[int, list[float]] | None = None
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         """Start a sequence. One that continues the last, as a chat's next turn does, is only appended to."""
-        self._guess = None
+        self._guess = self._calibrated = None
         before = self._prompt + self._generated
         if self._generated:
             self._turns.append(self._generated)
@@ -76,7 +77,7 @@ class NgramDrafter:
         self._turns.clear()
         self._prompt, self._generated = [], []
         self._automaton = SuffixAutomaton()
-        self._guess = None
+        self._guess = self._calibrated = None
 
     def forecast(self, nodes: int) -> Forecast:
         return Forecast(np.array(list(accumulate(self._confidence(nodes), mul)), np.float32), SOURCE)
@@ -92,7 +93,7 @@ class NgramDrafter:
             self._calibration.observe(raw, token == own)
             if token != own:
                 break
-        self._guess = None
+        self._guess = self._calibrated = None
         self._generated.extend(emitted)
         self._automaton.extend(emitted)
 
@@ -104,9 +105,15 @@ class NgramDrafter:
 
     def _confidence(self, k: int) -> list[float]:
         """Calibrated confidence of up to `k` guessed tokens, up to where a draft should end."""
+        guess = self._guessed(k)
+        if self._calibrated is None or self._calibrated[0] < k:  # a forecast and its draft ask for the same
+            self._calibrated = k, self._calibrate(guess.raw[:k].tolist())
+        return self._calibrated[1][:k]
+
+    def _calibrate(self, raws: Sequence[float]) -> list[float]:
         confidence: list[float] = []
         survival = 1.0
-        for raw in self._guessed(k).raw[:k].tolist():
+        for raw in raws:
             chance = self._calibration.probability(raw)
             survival *= chance
             if survival < LEAST_SURVIVAL:

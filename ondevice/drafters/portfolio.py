@@ -51,7 +51,10 @@ class Portfolio:
             for forecast, trust in zip(self._forecasts, self._trusts, strict=True)
         ]
         self._chosen = rates.index(max(rates))
-        return self._forecasts[self._chosen]
+        best = self._forecasts[self._chosen]
+        if not best.steady or all(forecast.steady for forecast in self._forecasts):
+            return best
+        return Forecast(best.survival, best.source)
 
     def draft(self, request: DraftRequest) -> Draft:
         """The draft of the one that this round's forecast chose; makes the forecast where nobody asked for it."""

@@ -70,10 +70,13 @@ class Forecast:
         which the drafter would propose them; never rising, so the first k nodes are the best draft of k. Their sum is
         the number of tokens expected, for a chain and for a tree. Shorter where the drafter has no more to say.
     source : who would draft it
+    steady : whether it stays about as it is until something is drafted, because it depends on no text; where that does
+        not pay, it is asked for again when a draft is to be tried, and not in every round
     """
 
     survival: Floats
     source: str
+    steady: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ STATES, EDGES, LAST = range(3)
 MIX = -7046029254386353131
 """2**64 divided by the golden ratio, as a signed number: spreads consecutive keys over the hash slots."""
 
+MOST_ID = 2**31 - 1
+
 MAX_LINKS = 64
 """Links along which a new occurrence is counted. Prose has about ten; a token repeated n times has n."""
 
@@ -75,11 +77,11 @@ class SuffixAutomaton:
         Raises:
             ValueError: a token id that is negative or does not fit in 31 bits.
         """
-        ids = np.asarray(tokens, np.int64)
-        if not len(ids):
+        if not len(tokens):
             return
-        if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        if min(tokens) < 0 or max(tokens) > MOST_ID:  # mostly a few tokens of a round: numpy's would take longer
             raise ValueError("token ids must lie between 0 and 2**31 - 1")
+        ids = np.asarray(tokens, np.int64)
         self._tokens += len(ids)
         self._reserve(states=2 * self._tokens + 1, edges=3 * self._tokens + 1)
         append_all(self._tables, ids)

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 
-from ondevice.decoding.costs import PRIOR_SLOPE, STALE, WINDOW, Costs
+from ondevice.decoding.costs import PRIOR_SLOPE, STALE, SWEEP, WINDOW, Costs
 from ondevice.decoding.record import ForwardCost, Round
 from tests.decoding.rounds import decoded
 
@@ -83,7 +83,7 @@ def test_a_row_count_not_run_for_long_is_forgotten() -> None:
     teach(costs, 4, *[9.0] * 5)
     teach(costs, 1, *[1.0] * STALE)
     assert costs.measurements(4) == 5
-    teach(costs, 1, 1.0)
+    teach(costs, 1, *[1.0] * SWEEP)
     assert costs.measurements(4) == 0
     assert costs.forwards(4)[3] == pytest.approx(1 + 3 * PRIOR_SLOPE)
 

@@ -144,6 +144,30 @@ def test_probes_of_a_hopeless_drafter_cost_one_percent_at_most() -> None:
     assert {this.drafted for this in rounds[200:]} == {0, 1}
 
 
+class Steady(DiceDrafter):
+    """Counts how often it is asked for a forecast that would be the same every time."""
+
+    asked = 0
+
+    def forecast(self, nodes: int) -> Forecast:
+        self.asked += 1
+        return Forecast(self.acceptance.survival(nodes), self.name, steady=True)
+
+
+def test_a_steady_forecast_that_does_not_pay_is_asked_for_when_a_probe_is_due_alone() -> None:
+    drafter, world = Steady(), World.linear(0.5, 0.0)
+    schedule = AutoSchedule(Costs())
+    simulate(schedule, drafter, world, 500)
+    before = drafter.asked
+    rounds = simulate(schedule, drafter, world, 500)
+    probes = sum(this.drafted > 0 for this in rounds)
+    assert 0 < probes < 20
+    assert drafter.asked - before <= 2 * probes + 1
+    other = Steady()
+    schedule.plan(other, 16)
+    assert other.asked == 1
+
+
 def test_auto_does_not_draft_where_rows_cost_what_they_bring() -> None:
     world = World.linear(0.9, 0.6)
     rounds = simulate(AutoSchedule(Costs()), DiceDrafter(), world, ROUNDS)
