@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
@@ -21,7 +22,7 @@ from ondevice.decoding import loop
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.record import Round
 from ondevice.decoding.sampling import Sampler, SamplingOptions
-from ondevice.decoding.schedule import AutoSchedule, Schedule
+from ondevice.decoding.schedule import AutoSchedule
 from ondevice.drafters.mtp import MtpDrafter
 from ondevice.drafters.ngram import NgramDrafter
 from ondevice.drafters.portfolio import Portfolio
@@ -99,20 +100,24 @@ class InstantSession:
 
 
 class ClaimedTimes(AutoSchedule):
-    """Learns the times that the engine claims, not the few microseconds that it took."""
+    """Learns the times that the engine claims, not the few microseconds that it took.
+
+    claiming_s : seconds spent on that
+    """
+
+    claiming_s = 0.0
 
     def observe(self, this: Round) -> None:
+        started = perf_counter()
         if this.forward is not None:
-            claimed = this.forward._replace(seconds=FORWARD_S + ROW_S * this.rows)
+            forward = this.forward._replace(seconds=FORWARD_S + ROW_S * this.rows)
             drafting = STEP_S * this.drafted if this.source == "mtp" else this.draft_seconds
-            this = Round(
-                this.token_ids, this.drafted, this.accepted, this.depth, this.source, this.rows, this.seconds,
-                drafting, this.idle, claimed, this.finish_reason,
-            )  # fmt: skip
+            this = replace(this, forward=forward, draft_seconds=drafting)
+        self.claiming_s += perf_counter() - started
         super().observe(this)
 
 
-def microseconds_per_round(drafter: Drafter | None, schedule: Schedule | None, right: float, rounds: int) -> float:
+def microseconds_per_round(drafter: Drafter | None, schedule: ClaimedTimes | None, right: float, rounds: int) -> float:
     """Median over rounds, less what the drafts themselves took: a block of rounds would be interrupted by others."""
     text = Text(17 * rounds + 64, right)
     session = InstantSession(text)
@@ -127,9 +132,12 @@ def microseconds_per_round(drafter: Drafter | None, schedule: Schedule | None, r
     )
     times, started = [], perf_counter()
     for index, this in enumerate(loop.run(run, session.forward)):
-        times.append(perf_counter() - started - this.draft_seconds)
+        claiming_s = 0.0 if schedule is None else schedule.claiming_s
+        times.append(perf_counter() - started - this.draft_seconds - claiming_s)
         if index >= rounds:
             break
+        if schedule is not None:
+            schedule.claiming_s = 0.0
         started = perf_counter()
     return 1e6 * median(times[100:])
 

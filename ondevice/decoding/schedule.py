@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 from ondevice.decoding.costs import Costs
@@ -19,6 +20,13 @@ MOST = 16
 
 START = 4
 """Tokens that a schedule which was not told how many starts with."""
+
+DEAR = 0.01
+"""Share of a plain step that asking a drafter may take in every round."""
+
+NAP = 7
+"""Rounds at most for which a drafter that is dearer, and has nothing that pays, is not asked: text that begins to
+repeat itself is noticed so much later."""
 
 REFRESH = 128
 """Rounds with a draft after which one goes without, so that the cost of a single row stays known."""
@@ -108,8 +116,26 @@ class AutoSchedule:
         self._since_plain = 0
         self._parked: tuple[Drafter, Plan] | None = None
         """A drafter whose forecast stays as it is and does not pay, and the answer until the next probe."""
+        self._nap: tuple[Drafter, Plan] | None = None
+        """A drafter that is dear to ask and had nothing that pays, and the answer meanwhile."""
+        self._nap_rounds = self._idle_asked = 0
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
+        if self._nap is not None and self._nap[0] is drafter and self._nap_rounds > 0:
+            self._nap_rounds -= 1
+            return self._nap[1]
+        started = perf_counter()
+        plan = self._ask(drafter, limit, beside)
+        self._nap = None
+        if plan.k or plan is MEASURING or self._parked is not None:
+            self._idle_asked = 0
+        else:
+            self._idle_asked += 1
+            if perf_counter() - started > DEAR * self.costs.forwards(1)[0]:
+                self._nap, self._nap_rounds = (drafter, plan), min(self._idle_asked // 2, NAP)
+        return plan
+
+    def _ask(self, drafter: Drafter, limit: int, beside: int) -> Plan:
         due = False
         if self._parked is not None and self._parked[0] is drafter and not (due := self._probes.due()):
             return self._parked[1]
@@ -136,7 +162,8 @@ class AutoSchedule:
         return plan
 
     def observe(self, this: Round) -> None:
-        self.costs.observe(this)
+        if self._nap is None:
+            self.costs.observe(this)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         forecast, self._forecast = self._forecast, None
         if forecast is None:

@@ -72,10 +72,13 @@ class MtpDrafter:
         return Draft.chain(self._drafted, confidence, self.name)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        self._learn(emitted)
+        if self._drafted:
+            self._learn(emitted)
+            self._drafted, self._raw = [], []
+        else:
+            self._acceptance.observe(0, 0)
         self._newest = emitted[-1]
         self._hidden[:] = outputs.hidden[path[-1]]
-        self._drafted, self._raw = [], []
 
     def _learn(self, emitted: Sequence[int]) -> None:
         """Tokens up to the first miss were judged; later ones, and those after a stop token, say nothing."""

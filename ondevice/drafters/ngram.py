@@ -40,7 +40,8 @@ class NgramDrafter:
     """Follows the likeliest continuation of the longest suffix seen before, in the prompt, in what was generated since,
     and in what was generated in earlier turns.
 
-    It costs microseconds, so it guesses in every round, drafted or not, and learns from each how far to trust a guess.
+    It costs microseconds, so it guesses whenever it is asked what it expects, and learns from each guess, drafted or
+    not, how far to trust one.
 
     keep_turns : earlier turns whose generated tokens are kept
     """
@@ -51,6 +52,8 @@ class NgramDrafter:
         self._turns: deque[list[int]] = deque(maxlen=keep_turns)
         self._prompt: list[int] = []
         self._generated: list[int] = []
+        self._pending: list[int] = []
+        """Of these, the last ones, which the automaton does not have yet."""
         warm_up()
         self._automaton = SuffixAutomaton()
         self._calibration = Calibration()
@@ -60,6 +63,8 @@ class NgramDrafter:
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         """Start a sequence. One that continues the last, as a chat's next turn does, is only appended to."""
         self._guess = self._calibrated = None
+        self._automaton.extend(self._pending)
+        self._pending.clear()
         before = self._prompt + self._generated
         if self._generated:
             self._turns.append(self._generated)
@@ -76,6 +81,7 @@ class NgramDrafter:
     def forget(self) -> None:
         self._turns.clear()
         self._prompt, self._generated = [], []
+        self._pending.clear()
         self._automaton = SuffixAutomaton()
         self._guess = self._calibrated = None
 
@@ -88,17 +94,21 @@ class NgramDrafter:
         return Draft.chain(self._guessed(request.nodes).tokens[:count].tolist(), confidence[:count], SOURCE)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        guess = self._guessed(LEAST_GUESS)
-        for token, raw, own in zip(guess.tokens.tolist(), guess.raw.tolist(), emitted, strict=False):
-            self._calibration.observe(raw, token == own)
-            if token != own:
-                break
-        self._guess = self._calibrated = None
+        if self._guess is not None:
+            guess = self._guess
+            for token, raw, own in zip(guess.tokens.tolist(), guess.raw.tolist(), emitted, strict=False):
+                self._calibration.observe(raw, token == own)
+                if token != own:
+                    break
+            self._guess = self._calibrated = None
         self._generated.extend(emitted)
-        self._automaton.extend(emitted)
+        self._pending.extend(emitted)
 
     def _guessed(self, k: int) -> Guess:
         """At least the next `k` tokens, as far as anything matches."""
+        if self._pending:  # nobody asked in the rounds before
+            self._automaton.extend(self._pending)
+            self._pending.clear()
         if self._guess is None or self._guess.asked < k:
             self._guess = Guess(*self._automaton.continuation(max(k, LEAST_GUESS)), max(k, LEAST_GUESS))
         return self._guess
