@@ -132,7 +132,6 @@ def test_a_mistake_is_one_line(run, bundle, words, complaint):
 
 
 def test_a_picture(run, bundle, short, tmp_path):
-    pytest.importorskip("matplotlib")
     path = tmp_path / "scenarios.png"
     code, *_ = run("bench", bundle, "--scenarios", "--quick", "--max-new-tokens", 5, "--plot", path)
     assert code == 0
