@@ -72,7 +72,9 @@ class Trust:
         self._expected = KEEP * self._expected + sum(promised)
         self._accepted = KEEP * self._accepted + accepted
         if self._evidence > ALARM:
-            self._expected, self._accepted, self._evidence, self.drifted = START, 0.0, 0.0, True
+            # Not to nothing: one that is still right once in four may pay, and one that never is comes here again.
+            self._accepted, self._expected = START * FAR_BELOW * self.share, START
+            self._evidence, self.drifted = 0.0, True
             self._first, self._first_expected = Tally(START, START), START
         elif self.drifted:
             self.drifted = self._accepted < self._expected / 2
