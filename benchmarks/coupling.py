@@ -1,9 +1,10 @@
 """How often drafts are right when they are drawn with the target's own noise, and when they are greedy.
 
     python -m benchmarks.coupling bundles/reference [--temperature 1.0 0.7 0.0] [--tokens 300] [--nodes 4]
+    python -m benchmarks.coupling bundles/reference --schedule auto     # for tokens per second, on a quiet machine
 
 The MTP drafter on the same prompts and seeds, hence the same texts: only rounds and forwards differ. Prompts are Python
-of the standard library; a constant number of drafted tokens, so that nothing depends on the machine.
+of the standard library; a constant number of drafted tokens, so that but for the speed nothing depends on the machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ondevice import Model, Stats, load
 from ondevice.drafters.mtp import MtpDrafter
@@ -35,16 +37,17 @@ def prompts() -> Iterator[str]:
         yield inspect.getsource(__import__(name))[SKIP:][:LENGTH]
 
 
-def measure(model: Model, drafter: MtpDrafter, temperature: float, tokens: int, nodes: int) -> Stats:
+def measure(model: Model, drafter: MtpDrafter, temperature: float, tokens: int, chosen: dict[str, Any]) -> Stats:
     """Sums over all prompts, with the filters of Gemma's default."""
     total = Stats()
     for seed, prompt in enumerate(prompts()):
         stats = model.generate(
             prompt, max_new_tokens=tokens, temperature=temperature, top_k=64, top_p=0.95, seed=seed, drafter=drafter,
-            num_assistant_tokens=nodes, num_assistant_tokens_schedule="constant",
+            **chosen,
         ).stats  # fmt: skip
         total.new_tokens += stats.new_tokens - 1
         total.target_forwards += stats.target_forwards
+        total.decode_s += stats.decode_s
         total.num_drafts_per_pos = _added(total.num_drafts_per_pos, stats.num_drafts_per_pos)
         total.num_accepted_tokens_per_pos = _added(total.num_accepted_tokens_per_pos, stats.num_accepted_tokens_per_pos)
     return total
@@ -61,18 +64,29 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, nargs="+", default=(1.0, 0.7, 0.0), metavar="T")
     parser.add_argument("--tokens", type=int, default=300, metavar="N", help="per prompt (default: 300)")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="drafted tokens per round (default: 4)")
+    parser.add_argument("--schedule", choices=("constant", "auto"), default="constant")
     arguments = parser.parse_args()
+    chosen: dict[str, Any] = {"num_assistant_tokens_schedule": arguments.schedule}
+    if arguments.schedule == "constant":
+        chosen["num_assistant_tokens"] = arguments.nodes
     lines = []
     with load(arguments.bundle, threads=1) as model:
         sizes = model.manifest.target.hidden_size, model.manifest.target.vocab_size
         for temperature in arguments.temperature:
-            for name, drafter in {"greedy": Greedy(*sizes), "coupled": MtpDrafter(*sizes)}.items():
-                stats = measure(model, drafter, temperature, arguments.tokens, arguments.nodes)
+            ways = {
+                "greedy chain": Greedy(*sizes, branches=1),
+                "greedy tree": Greedy(*sizes),
+                "coupled chain": MtpDrafter(*sizes, branches=1),
+                "coupled tree": MtpDrafter(*sizes),
+            }
+            for name, drafter in ways.items():
+                stats = measure(model, drafter, temperature, arguments.tokens, chosen)
                 rounds = stats.num_drafts_per_pos[0]
-                survival = [f"{taken / rounds:.3f}" for taken in stats.num_accepted_tokens_per_pos[:4]]
+                survival = [f"{taken / rounds:.3f}" for taken in [*stats.num_accepted_tokens_per_pos, 0, 0, 0][:4]]
                 per_round = stats.new_tokens / stats.target_forwards
-                lines.append([f"{temperature:g}", name, *survival, f"{per_round:.2f}", str(rounds)])
-    header = ["T", "drafts", "1 taken", "2", "3", "4", "tokens per round", "rounds"]
+                speed = f"{stats.new_tokens / stats.decode_s:.0f}" if arguments.schedule == "auto" else "-"
+                lines.append([f"{temperature:g}", name, *survival, f"{per_round:.2f}", speed])
+    header = ["temperature", "drafts", "1 taken", "2", "3", "4", "tokens per round", "tokens/s"]
     print(table(header, lines, left={"drafts"}))
 
 

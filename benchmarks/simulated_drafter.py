@@ -32,7 +32,7 @@ class SimulatedDrafter:
         self._continuation = np.asarray(continuation, np.int64)
         self._vocab_size = engine.target.vocab_size
         sizes = engine.target.hidden_size, engine.target.vocab_size
-        self._paid = MtpDrafter(*sizes) if engine.has_drafter else None
+        self._paid = MtpDrafter(*sizes, branches=1) if engine.has_drafter else None
         self._acceptance = PositionAcceptance()
         self._place = 0
         self._drafted: list[int] = []

@@ -15,7 +15,7 @@ from ondevice.decoding.schedule import ConstantSchedule
 from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
-from tests.toy_engine import VOCAB, ToyEngine, logits_after
+from tests.toy_engine import VOCAB, ToyEngine, ToySession, logits_after
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingOptions(temperature=0.0)
@@ -181,6 +181,15 @@ def test_a_tree_is_counted_by_its_depth() -> None:
     drafted = [this for this in rounds if this.drafted]
     assert any(this.depth < this.drafted for this in drafted)
     assert all(this.accepted <= this.depth <= this.drafted for this in drafted)
+
+
+def test_a_tree_is_refused_where_the_engine_is_exact_in_chains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToySession, "exact_trees", False)
+    with pytest.raises(UsageError, match="proposed a tree, and this engine verifies chains"):
+        generated(GREEDY, Limits(60), Guesser(0.7, tree=True), 7)
+    drafter = Guesser(0.7)
+    generated(GREEDY, Limits(60), drafter, 7)
+    assert not any(request.trees for request in drafter.requests)
 
 
 def test_a_drafter_that_proposes_more_than_it_may_is_named() -> None:

@@ -89,7 +89,8 @@ def generate(
         idle: IdleReason | None = None
         if drafter is not None and schedule is not None:
             plan = schedule.plan(drafter, room - 1, beside) if room > 1 else NO_ROOM
-            draft, draft_seconds = _draft(drafter, DraftRequest(plan.k, plan.floor, sampler, tokens))
+            request = DraftRequest(plan.k, plan.floor, sampler, tokens, session.exact_trees)
+            draft, draft_seconds = _draft(drafter, request)
             idle = _idle(plan, draft)
         asked = perf_counter()
         outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))
@@ -143,6 +144,11 @@ def _draft(drafter: Drafter, request: DraftRequest) -> tuple[Draft, float]:
     if len(draft) > request.nodes:
         raise UsageError(
             f"the drafter {drafter.name} proposed {len(draft)} tokens where {request.nodes} were asked for"
+        )
+    if not request.trees and draft.depth < len(draft):
+        raise UsageError(
+            f"the drafter {drafter.name} proposed a tree, and this engine verifies chains: "
+            "use the simd engine, or a drafter that looks at request.trees"
         )
     return draft, perf_counter() - started
 

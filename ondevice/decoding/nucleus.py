@@ -14,6 +14,8 @@ Probabilities = NDArray[np.float64]
 
 DIGIT_BITS = 12
 DIGITS = 1 << DIGIT_BITS
+FEW = 128
+"""Weights that are sorted sooner than their digits are counted: top-k leaves no more in the usual case."""
 FIRST_SHIFT: Any = np.int64(4 * DIGIT_BITS)  # not a plain number, for which `digit` would be compiled once more
 ONE = 0x3FF << 52
 """The bits of 1.0. Bits order positive numbers as their values do, so a distance from these is a sort key."""
@@ -63,12 +65,39 @@ def crossed(mass: Probabilities, before: float, needed: float) -> tuple[int, flo
 
 
 @kernel
+def select_few(weights: Probabilities, top_p: float, kept: Ids, order: Ids) -> int:
+    """`select` by sorting: of 64 weights in a tenth of the time. `order` intp[n] is scratch."""
+    for index in range(len(weights)):
+        at = index
+        while at > 0 and weights[order[at - 1]] < weights[index]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = index
+    total = 0.0
+    for at in range(len(weights)):
+        total += weights[order[at]]
+    before, size = 0.0, 0
+    while size < len(weights) and before < top_p * total:
+        index = order[size]
+        before += weights[index]
+        at = size
+        while at > 0 and kept[at - 1] > index:
+            kept[at] = kept[at - 1]
+            at -= 1
+        kept[at] = index
+        size += 1
+    return size
+
+
+@kernel
 def select(weights: Probabilities, top_p: float, mass: Probabilities, kept: Ids, edge: Ids) -> int:
     """Fill `kept` with the set; how many there are. `mass` float64[DIGITS] and `edge` intp[n] are scratch.
 
     A radix selection. The mass of each leading digit says in which one the set ends; what shares that one, the edge, is
     told apart by the next digit, until what is left of it is equal.
     """
+    if len(weights) <= FEW:
+        return select_few(weights, top_p, kept, edge)
     bits = weights.view(np.int64)
     mass[:] = 0.0
     for index in range(len(weights)):

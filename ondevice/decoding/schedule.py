@@ -81,7 +81,7 @@ class ConstantSchedule:
 
 @dataclass
 class HeuristicSchedule:
-    """Two more when every draft was accepted, one less when any was rejected; transformers' rule, with an upper bound.
+    """Two more when a draft was accepted to its end, one less otherwise; transformers' rule, with an upper bound.
 
     A round without a draft changes nothing.
     """
@@ -93,7 +93,7 @@ class HeuristicSchedule:
 
     def observe(self, this: Round) -> None:
         if this.drafted:
-            change = 2 if this.accepted == this.drafted else -1
+            change = 2 if this.accepted == this.depth else -1
             self.num_assistant_tokens = min(max(self.num_assistant_tokens + change, 1), MOST)
 
 

@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush, merge
+from itertools import islice
 
 import numpy as np
 
-from ondevice.drafters.acceptance import Calibration, PositionAcceptance
-from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
-from ondevice.engines.protocol import Outputs, Session
+from ondevice.decoding.sampling import Guess
+from ondevice.drafters.acceptance import Calibration, PositionAcceptance, Tally
+from ondevice.drafters.protocol import ROOT, Draft, DraftRequest, Forecast
+from ondevice.engines.protocol import Floats, Outputs, Session
+
+BRANCHES = 3
+"""Children that a token of a draft may have. At temperature 1 the second is what the target takes in one round of nine
+(`benchmarks/coupling.py`), the third in one of twenty."""
+
+SIBLING = 0.1
+"""The chance of a second child before anything was seen."""
+
+SIBLING_WEIGHT = 3.0
+"""Events that it is worth."""
+
+KEEP = 0.97
+"""Weight of earlier events after a new one: remembers about 30."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A token that may be drafted further.
+
+    path : the drafted tokens up to this one
+    hidden : what the step that proposed it said of the text before it
+    survival : the chance that the target takes it
+    """
+
+    token: int
+    hidden: Floats
+    path: list[int]
+    survival: float
 
 
 class MtpDrafter:
@@ -22,69 +54,124 @@ class MtpDrafter:
 
     name = "mtp"
 
-    def __init__(self, hidden_size: int, vocab_size: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int, branches: int = BRANCHES) -> None:
         """
         Args:
             hidden_size: of the target's hidden states.
             vocab_size: above every token id.
+            branches: children of a token at most; 1 drafts chains.
         """
         self._vocab_size = vocab_size
+        self._branches = branches
+        self._grows_trees = False
         self._session: Session | None = None
         self._acceptance = PositionAcceptance()
-        self._calibration = Calibration()
+        self._second = Tally(SIBLING_WEIGHT * SIBLING, SIBLING_WEIGHT)
+        self._calibrations = Calibration(), Calibration()
+        """Of first children, and of their siblings."""
         self._newest: int | None = None
         self._hidden = np.zeros(hidden_size, np.float32)
-        self._raw: list[float] = []
-        self._drafted: list[int] = []
+        self._guesses: dict[int, list[Guess]] = {}
+        """What was guessed to follow each drafted token, or ROOT, that was looked beyond."""
+        self._children: dict[tuple[int, int], int] = {}
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._session, self._newest = session, None
-        self._drafted, self._raw = [], []
+        self._grows_trees = self._branches > 1 and session.exact_trees
+        self._clear()
 
     def forget(self) -> None:
         self._session, self._newest = None, None
-        self._drafted, self._raw = [], []
+        self._clear()
 
     def forecast(self, nodes: int) -> Forecast:
-        return Forecast(self._acceptance.survival(nodes), self.name, steady=True)
+        """First children, and beside each the second, whose parent the target must take as well."""
+        first = self._acceptance.survival(nodes)
+        if not self._grows_trees:
+            return Forecast(first, self.name, steady=True)
+        chances: list[float] = first.tolist()
+        rate = self._second.rate()
+        seconds = [rate * chance for chance in (1.0, *chances[:-1])]
+        best = islice(merge(chances, seconds, reverse=True), nodes)
+        return Forecast(np.array(list(best), np.float32), self.name, steady=True)
 
     def draft(self, request: DraftRequest) -> Draft:
-        self._drafted, self._raw = [], []
+        """Grow a tree, likeliest token first; a token is looked beyond when what follows is the likeliest to pay."""
+        self._clear()
         if self._newest is None or self._session is None:
             return Draft.empty()
-        token, hidden = self._newest, self._hidden
+        branches = self._branches if self._grows_trees and request.trees else 1
+        expected = self._acceptance.conditional(request.nodes).tolist()
+        nodes = {ROOT: Node(self._newest, self._hidden, [], 1.0)}
+        tokens: list[int] = []
+        parents: list[int] = []
         confidence: list[float] = []
-        survival = 1.0
-        for _ in range(request.nodes):
-            step = self._session.draft_step(token, hidden)
-            guesses = request.sampler.guess(step.logits, step.candidates, request.context, self._drafted)
-            if not guesses or not 0 <= guesses[0].token < self._vocab_size:
-                break  # a damaged drafter may cost speed, never a reply
-            proposed, raw = guesses[0]
-            chance = self._calibration.probability(raw)
-            survival *= chance
-            if survival < request.floor:
+        # A token that may be added, with its chance given its parent, or None and a token to look beyond.
+        frontier: list[tuple[float, int, tuple[int, float] | None, int]] = [(-1.0, 0, None, ROOT)]
+        entries = 0
+        while frontier and len(tokens) < request.nodes:
+            negative, _, added, index = heappop(frontier)
+            if -negative < request.floor:
                 break
-            token, hidden = proposed, step.hidden
-            self._drafted.append(token)
-            self._raw.append(raw)
-            confidence.append(chance)
-        return Draft.chain(self._drafted, confidence, self.name)
+            node, entries = nodes[index], entries + branches
+            if added is None:
+                hidden, guesses = self._beyond(self._session, node, request, branches)
+                self._guesses[index] = guesses
+                for rank, guess in enumerate(guesses):
+                    chance = self._calibrations[rank > 0].probability(guess.share)
+                    heappush(frontier, (-node.survival * chance, entries + rank, (guess.token, chance), index))
+                nodes[index] = Node(node.token, hidden, node.path, node.survival)
+            else:
+                token, chance = added
+                new = len(tokens)
+                nodes[new] = Node(token, node.hidden, [*node.path, token], -negative)
+                self._children[index, token] = new
+                tokens.append(token)
+                parents.append(index)
+                confidence.append(chance)
+                heappush(frontier, (negative * expected[len(node.path)], entries, None, new))
+        return Draft(
+            np.array(tokens, np.int64), np.array(parents, np.int64), np.array(confidence, np.float32), None, self.name
+        )
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        if self._drafted:
+        if self._guesses:
             self._learn(emitted)
-            self._drafted, self._raw = [], []
+            self._clear()
         else:
             self._acceptance.observe(0, 0)
         self._newest = emitted[-1]
         self._hidden[:] = outputs.hidden[path[-1]]
 
+    def _beyond(self, session: Session, node: Node, request: DraftRequest, most: int) -> tuple[Floats, list[Guess]]:
+        """One step: the next hidden state, and what may follow; nothing, where it makes no sense: a damaged drafter may
+        cost speed, never a reply.
+        """
+        step = session.draft_step(node.token, node.hidden)
+        guesses = request.sampler.guess(step.logits, step.candidates, request.context, node.path, most)
+        sound = all(0 <= guess.token < self._vocab_size for guess in guesses)
+        return step.hidden.copy(), guesses if sound else []
+
     def _learn(self, emitted: Sequence[int]) -> None:
-        """Tokens up to the first miss were judged; later ones, and those after a stop token, say nothing."""
-        judged = list(zip(self._drafted, emitted, strict=False))
-        accepted = next((i for i, (drafted, taken) in enumerate(judged) if drafted != taken), len(judged))
-        reached = judged[: accepted + 1]
-        for raw, (drafted, taken) in zip(self._raw, reached, strict=False):
-            self._calibration.observe(raw, drafted == taken)
-        self._acceptance.observe(len(reached), accepted)
+        """From what was guessed along the target's path, drafted or not."""
+        index, first, judged, hits = ROOT, True, 0, 0
+        for token in emitted:
+            guesses = self._guesses.get(index)
+            if not guesses:
+                break
+            for rank, guess in enumerate(guesses):
+                self._calibrations[rank > 0].observe(guess.share, guess.token == token)
+            if len(guesses) > 1:
+                self._second.fade(KEEP)
+                self._second.add(guesses[1].token == token)
+            if first:
+                judged += 1
+                first = guesses[0].token == token
+                hits += first
+            if (index, token) not in self._children:
+                break
+            index = self._children[index, token]
+        self._acceptance.observe(judged, hits)
+
+    def _clear(self) -> None:
+        self._guesses, self._children = {}, {}

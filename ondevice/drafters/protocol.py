@@ -87,12 +87,14 @@ class DraftRequest:
     floor : a deterministic drafter stops before a node whose chance of being taken, with all before it, is under this
     sampler : how the target will choose its tokens; `Sampler.guess` draws as it will
     context : every token up to the newest one
+    trees : whether tokens may have siblings; chains only where the engine is not exact in trees
     """
 
     nodes: int
     floor: float = 0.0
     sampler: Sampler = GREEDY
     context: Sequence[int] = ()
+    trees: bool = True
 
 
 class Drafter(Protocol):

@@ -68,6 +68,11 @@ class Session(Protocol):
     """One sequence: its committed tokens and their keys and values. Used by one thread at a time."""
 
     @property
+    def exact_trees(self) -> bool:
+        """Whether a row's outputs are the same bits in a tree as in a chain; else drafts must be chains."""
+        ...
+
+    @property
     def tokens(self) -> Sequence[int]:
         """The committed tokens. Not to be written to."""
         ...

@@ -38,6 +38,8 @@ class Snapshot:
 class CachedSequence(ABC):
     """Committed and pending rows of one sequence, in caches of its own."""
 
+    exact_trees = True
+
     def __init__(self, caches: Mapping[AttentionKind, KVCache], origin: Origin) -> None:
         """
         Args:

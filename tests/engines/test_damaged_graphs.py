@@ -89,6 +89,8 @@ def test_a_graph_that_fails_while_it_runs_is_one_line(reference_bundle: Path, tm
 )
 def test_a_damaged_drafter_drafts_nothing(logits: list[float], candidates: list[int]) -> None:
     class Session:
+        exact_trees = True
+
         def draft_step(self, token: int, hidden: object) -> DraftStep:
             return DraftStep(np.array(candidates), np.array(logits, np.float32), np.zeros(2, np.float32))
 

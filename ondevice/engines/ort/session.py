@@ -40,6 +40,9 @@ least : under 128 keys the same GEMM picks another block size, and other roundin
 class OrtSession(CachedSequence):
     """See `Session`. All that a run reads or writes belongs to the session, apart from the weights."""
 
+    exact_trees = False
+    """A row of a tree has other last bits than in a chain: seeded texts of the reference pair then change."""
+
     def __init__(self, engine: OrtEngine, origin: Origin, bound: Binding, draft_steps: DraftSteps | None) -> None:
         super().__init__(_caches(engine.target), origin)
         self.engine = engine

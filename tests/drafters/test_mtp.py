@@ -1,0 +1,99 @@
+"""Trees that the MTP drafter grows, over a session whose every draft step is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.drafters.mtp import MtpDrafter
+from ondevice.drafters.protocol import ROOT, Draft, DraftRequest
+from ondevice.engines.protocol import DraftStep, Outputs
+
+VOCAB = 6
+
+
+class Steps:
+    """`chances[token]`: those of what follows it. The hidden state holds the path, so that a mixed-up one shows."""
+
+    exact_trees = True
+
+    def __init__(self, chances: dict[int, list[float]]) -> None:
+        self._chances = chances
+        self._hidden = np.zeros(8, np.float32)
+        self.asked: list[list[int]] = []
+
+    def draft_step(self, token: int, hidden: np.ndarray) -> DraftStep:
+        depth = int((hidden >= 0).sum())
+        path = [*hidden[:depth].astype(int).tolist(), token]
+        self.asked.append(path)
+        self._hidden[:] = hidden  # the session's own array, the same one every time
+        self._hidden[depth] = token
+        chances = self._chances.get(token, [1.0] * VOCAB)
+        return DraftStep(np.arange(VOCAB), np.log(np.array(chances, np.float32) + 1e-9), self._hidden)
+
+
+def drafted(chances: dict[int, list[float]], request: DraftRequest, branches: int = 3) -> tuple[Draft, Steps]:
+    drafter, steps = MtpDrafter(8, VOCAB, branches), Steps(chances)
+    session: Any = steps
+    drafter.begin([0], session)
+    drafter.observe([0], outputs(), [0])
+    return drafter.draft(request), steps
+
+
+def outputs() -> Outputs:
+    return Outputs(np.zeros((1, VOCAB), np.float32), np.full((1, 8), -1, np.float32))
+
+
+SURE, TORN = [0.0, 0.94, 0.03, 0.01, 0.01, 0.01], [0.0, 0.0, 0.0, 0.52, 0.45, 0.03]
+
+
+def test_a_sure_drafter_drafts_a_chain() -> None:
+    draft, _ = drafted({0: SURE, 1: SURE}, DraftRequest(4))
+    assert draft.tokens.tolist() == [1, 1, 1, 1]
+    assert draft.parents.tolist() == [ROOT, 0, 1, 2]
+
+
+def test_a_torn_one_proposes_siblings_and_looks_beyond_the_likelier_first() -> None:
+    draft, steps = drafted({0: TORN, 3: SURE, 4: SURE}, DraftRequest(4))
+    assert draft.tokens.tolist()[:2] == [3, 4]
+    assert draft.parents.tolist()[:2] == [ROOT, ROOT]
+    assert draft.tokens.tolist()[2:] == [1, 1]
+    assert draft.parents.tolist()[2:] == [0, 1]
+    assert steps.asked == [[0], [0, 3], [0, 3, 1], [0, 4]], "each with the hidden state of its own path"
+
+
+def test_nothing_is_added_below_the_floor() -> None:
+    draft, steps = drafted({0: TORN}, DraftRequest(4, floor=0.9))
+    assert len(draft) == 0
+    assert steps.asked == [[0]]
+
+
+@pytest.mark.parametrize(("branches", "trees"), [(1, True), (3, False)])
+def test_chains_where_trees_are_not_wanted(branches: int, trees: bool) -> None:
+    draft, _ = drafted({0: TORN, 3: TORN}, DraftRequest(4, trees=trees), branches)
+    assert draft.depth == len(draft) == 4
+
+
+def test_siblings_have_the_noise_of_their_place() -> None:
+    sampler = Sampler(SamplingOptions(seed=3))
+    draft, _ = drafted({0: [1.0] * VOCAB}, DraftRequest(3, sampler=sampler, context=[7, 0]))
+    first = [token for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True) if parent == -1]
+    guesses = sampler.guess(np.zeros(VOCAB, np.float32), None, [7, 0], [], 3)
+    assert first == [guess.token for guess in guesses][: len(first)]
+
+
+def test_a_forecast_learns_that_second_children_are_taken() -> None:
+    drafter, steps = MtpDrafter(8, VOCAB), Steps({0: TORN})
+    session: Any = steps
+    drafter.begin([0], session)
+    drafter.observe([0], outputs(), [0])
+    before = drafter.forecast(4).survival
+    assert (np.diff(before) <= 0).all()
+    for _ in range(40):
+        drafter.draft(DraftRequest(2))
+        drafter.observe([4, 0], Outputs(np.zeros((2, VOCAB), np.float32), np.full((2, 8), -1, np.float32)), [0, 1])
+    after = drafter.forecast(2).survival
+    assert after[0] > 0.8 > before[0]
