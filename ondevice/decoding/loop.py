@@ -89,8 +89,9 @@ def generate(
         idle: IdleReason | None = None
         if drafter is not None and schedule is not None:
             plan = schedule.plan(drafter, room - 1, beside) if room > 1 else NO_ROOM
-            request = DraftRequest(plan.k, plan.floor, sampler, tokens, session.exact_trees)
-            draft, draft_seconds = _draft(drafter, request)
+            draft, draft_seconds = _draft(
+                drafter, DraftRequest(plan.k, plan.floor, sampler, tokens, session.exact_trees)
+            )
             idle = _idle(plan, draft)
         asked = perf_counter()
         outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))

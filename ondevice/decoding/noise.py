@@ -158,7 +158,7 @@ def race_all(  # noqa: PLR0917
 ) -> int:
     """`race` over a whole vocabulary, in which an entry is its own name, without weights: blocks of them share a bound.
 
-    A hash and a comparison per token: a quarter of what the exponentials of all would take.
+    A hash and a comparison per token, both vectorised: less than the exponentials of all would take.
     """
     row = hashed(key[0], position)
     count = 0

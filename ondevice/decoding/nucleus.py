@@ -66,7 +66,7 @@ def crossed(mass: Probabilities, before: float, needed: float) -> tuple[int, flo
 
 @kernel
 def select_few(weights: Probabilities, top_p: float, kept: Ids, order: Ids) -> int:
-    """`select` by sorting: of 64 weights in a tenth of the time. `order` intp[n] is scratch."""
+    """`select` by sorting. `order` intp[n] is scratch."""
     for index in range(len(weights)):
         at = index
         while at > 0 and weights[order[at - 1]] < weights[index]:

@@ -15,8 +15,8 @@ from ondevice.drafters.protocol import ROOT, Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Floats, Outputs, Session
 
 BRANCHES = 3
-"""Children that a token of a draft may have. At temperature 1 the second is what the target takes in one round of nine
-(`benchmarks/coupling.py`), the third in one of twenty."""
+"""Children that a token of a draft may have. On the reference pair at temperature 1 a token at depth 1 is taken in 0.72
+of the rounds, where a chain has 0.55 (`benchmarks/coupling.py`)."""
 
 SIBLING = 0.1
 """The chance of a second child before anything was seen."""
