@@ -161,7 +161,8 @@ class Place(caching._CacheLocator):
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> Place | None:
-        return cls(function) if can_keep() else None
+        known = function.__module__.rpartition(".")[0] in sys.modules  # else nobody can tell what it is made of
+        return cls(function) if known and can_keep() else None
 
 
 class Announcer(event.Listener):
