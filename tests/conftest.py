@@ -74,6 +74,14 @@ def _version(name: str) -> str:
         return "missing"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_costs_of_other_runs() -> Iterator[None]:
+    """What a busy machine measured yesterday decides nothing about today's drafts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ondevice.model._costs_file", lambda *about: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def reference_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pair that ships with the repository, as `make demo` exports it: int4 weights, int8 head."""

@@ -39,6 +39,13 @@ SWEEP = 16
 RECALLED = 3
 """Measurements that one from another process is worth."""
 
+UNCONFIRMED = 64
+"""Rounds after which a recalled cost that was not measured here is forgotten: one that is far too high would see to it
+that no such draft is made, and so never be corrected."""
+
+CERTAIN = 4
+"""Measurements behind a cost that is written down: a median of fewer may be a neighbour's burst."""
+
 CHANGE = 1.2
 """Times as long, or as short, as was expected: then the machine has changed, and what is new is written down."""
 
@@ -105,15 +112,16 @@ class Costs:
         busy with something else, or the context is longer.
         """
         with self._lock:
-            self._forwards = {rows: _Recent(seconds) for rows, seconds in known.forwards.items()}
-            self._drafts = {source: _Recent(seconds) for source, seconds in known.drafts.items()}
+            forwards, drafts = _plausible(known)
+            self._forwards = {rows: _Recent(seconds) for rows, seconds in forwards.items()}
+            self._drafts = {source: _Recent(seconds) for source, seconds in drafts.items()}
             self._measured_at, self._kept, self._table = known.measured_at, known, []
 
     def news(self) -> KnownCosts | None:
         """What another process should start from; None while that is what was recalled or kept already."""
         with self._lock:
-            forwards = {rows: recent.median for rows, recent in self._forwards.items() if recent.weight > 1}
-            drafts = {source: recent.median for source, recent in self._drafts.items() if recent.weight > 1}
+            forwards = {rows: recent.median for rows, recent in self._forwards.items() if recent.certain}
+            drafts = {source: recent.median for source, recent in self._drafts.items() if recent.certain}
             if self._measured_at is None or not forwards:
                 return None
             known = KnownCosts(self._measured_at, forwards, {name: cost for name, cost in drafts.items() if cost > 0})
@@ -203,7 +211,7 @@ class _Recent:
     """The last few measurements of one thing, the first of which may be recalled, and the round of the latest."""
 
     def __init__(self, recalled: float | None = None) -> None:
-        self.round = 0
+        self.round = 0 if recalled is None else UNCONFIRMED - STALE
         self.median = recalled or 0.0
         self._recalled = recalled
         self._seconds: deque[float] = deque([] if recalled is None else [recalled], maxlen=WINDOW)
@@ -212,6 +220,11 @@ class _Recent:
     def measured(self) -> int:
         """How many measurements this has of its own."""
         return len(self._seconds) - (self._recalled is not None)
+
+    @property
+    def certain(self) -> bool:
+        """Whether another process may go by it."""
+        return self._recalled is not None or len(self._seconds) >= CERTAIN
 
     @property
     def contradicts(self) -> bool:
@@ -264,13 +277,29 @@ def _entry(known: dict[Key, _Recent], key: Key) -> _Recent:
     return recent
 
 
+def _plausible(known: KnownCosts) -> tuple[dict[int, float], dict[str, float]]:
+    """Forwards and drafts that take no more than LONE_LIMIT times what is expected where nothing is known: what a busy
+    machine made dear may not keep drafts from being tried on an idle one.
+    """
+    least = min(known.forwards)
+    single = known.forwards[least] / (1.0 + PRIOR_SLOPE * (least - 1))
+    return (
+        {
+            rows: seconds
+            for rows, seconds in known.forwards.items()
+            if seconds <= LONE_LIMIT * single * (1.0 + PRIOR_SLOPE * (rows - 1))
+        },
+        {source: seconds for source, seconds in known.drafts.items() if seconds <= LONE_LIMIT * PRIOR_DRAFT * single},
+    )
+
+
 def _far(seconds: float, other: float) -> bool:
     return not 1.0 / CHANGE <= seconds / other <= CHANGE
 
 
 def _changed(now: Mapping[Any, float], before: Mapping[Any, float]) -> bool:
     """Whether something was measured that was not before, or is far from it."""
-    return any(name not in before or _far(seconds, before[name]) for name, seconds in now.items())
+    return now.keys() != before.keys() or any(_far(seconds, before[name]) for name, seconds in now.items())
 
 
 def _single(known: dict[int, _Recent]) -> float:

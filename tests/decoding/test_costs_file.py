@@ -155,7 +155,7 @@ def test_a_forged_file_cannot_harm(forwards, chance):
     forged = KnownCosts(0.0, forwards, {"dice": 1e-9})
     speeds = [speed(simulate(AutoSchedule(recalled(forged)), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
     cold = [speed(simulate(AutoSchedule(Costs()), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
-    assert sum(speeds) > 0.94 * sum(cold)
+    assert sum(speeds) > 0.9 * sum(cold)
 
 
 def test_measurements_that_leave_what_was_recalled_replace_it():
@@ -173,10 +173,10 @@ def test_only_news_are_written_down():
     costs = recalled(KNOWN)
     assert costs.news() is None
     for _ in range(20):
-        costs.observe(decoded(3, 1.1))
+        costs.observe(decoded(3, 1.14, draft_seconds=0.04))
     assert costs.news() is None
     for _ in range(20):
-        costs.observe(decoded(4, 1.1))
+        costs.observe(decoded(4, 1.16, draft_seconds=0.06))
     known = costs.news()
     assert known is not None
     assert known.forwards[4] == pytest.approx(1.1)
@@ -191,9 +191,20 @@ def test_a_model_starts_from_the_costs_of_another(file, tmp_path):
     with load_toy(bundle) as without:
         assert without.generate(prompt, max_new_tokens=8).stats.costs_age_s is None
     with model_over(ToyEngine(400), bundle, costs_file=file) as model:
-        model.generate(prompt, max_new_tokens=40, temperature=0.0)
+        model.generate(prompt, max_new_tokens=200, temperature=0.0)
     assert file.read() is not None
     with model_over(ToyEngine(400), bundle, costs_file=CostsFile(file.path.parent, KEY)) as model:
         stats = model.generate(prompt, max_new_tokens=8).stats
     assert stats.costs_age_s is not None
     assert 0 <= stats.costs_age_s < 600
+
+
+def test_a_recalled_cost_that_keeps_drafts_from_being_made_is_forgotten_soon():
+    """One of three rows that a neighbour's burst made twenty times as long, the others being right."""
+    bad = KNOWN._replace(forwards={1: 1.0, 2: 1.02, 3: 20.0, 17: 25.0})
+    costs = recalled(bad)
+    rounds = simulate(AutoSchedule(costs), DiceDrafter(), CHEAP_ROWS, 200)
+    assert sum(this.drafted >= 4 for this in rounds[100:]) > 90
+    known = costs.news()
+    assert known is not None
+    assert all(seconds < 2.0 for seconds in known.forwards.values())
