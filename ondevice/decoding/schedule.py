@@ -119,11 +119,14 @@ class AutoSchedule:
         self._nap: tuple[Drafter, Plan] | None = None
         """A drafter that is dear to ask and had nothing that pays, and the answer meanwhile."""
         self._nap_rounds = self._idle_asked = 0
+        self._napping = False
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         if self._nap is not None and self._nap[0] is drafter and self._nap_rounds > 0:
             self._nap_rounds -= 1
+            self._napping = True
             return self._nap[1]
+        self._napping = False
         started = perf_counter()
         plan = self._ask(drafter, limit, beside)
         self._nap = None
@@ -162,7 +165,7 @@ class AutoSchedule:
         return plan
 
     def observe(self, this: Round) -> None:
-        if self._nap is None:
+        if not self._napping:
             self.costs.observe(this)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         forecast, self._forecast = self._forecast, None
