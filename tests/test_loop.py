@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ondevice.decoding.costs import Costs
 from ondevice.decoding.loop import Limits, generate, run
 from ondevice.decoding.record import Round
 from ondevice.decoding.sampling import Sampler, SamplingOptions
-from ondevice.decoding.schedule import ConstantSchedule
-from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.decoding.schedule import AutoSchedule, ConstantSchedule
+from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from tests.toy_engine import VOCAB, ToyEngine, ToySession, logits_after
@@ -61,7 +64,9 @@ class Guesser:
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         """The toy engine's hidden state of a row is its logits."""
-        for token, row in zip(emitted, path, strict=True):
+        slept_through = len(emitted) - len(path)
+        self.tokens += emitted[:slept_through]
+        for token, row in zip(emitted[slept_through:], path, strict=True):
             np.testing.assert_array_equal(outputs.hidden[row], logits_after(self.tokens))
             self.tokens.append(token)
 
@@ -199,3 +204,60 @@ def test_a_drafter_that_proposes_more_than_it_may_is_named() -> None:
 
     with pytest.raises(UsageError, match="the drafter guesser proposed 5 tokens where 4 were asked for"):
         generated(GREEDY, Limits(60), Chatterbox(1.0))
+
+
+class Resting(ConstantSchedule):
+    """Rests in two rounds of three."""
+
+    rounds = 0
+    told = 0
+
+    def rests(self, drafter: Drafter) -> bool:
+        self.rounds += 1
+        return self.rounds % 3 != 0
+
+    def observe(self, this: Round) -> None:
+        self.told += 1
+
+
+def test_what_a_drafter_slept_through_is_told_when_it_is_asked_again_and_at_the_end() -> None:
+    engine, drafter, schedule = ToyEngine(), Guesser(0.9), Resting(2)
+    plain, _ = generated(GREEDY, Limits(40))
+    loop = generate(
+        engine.open_session(), PROMPT, Sampler(GREEDY), Limits(40), drafter=drafter, schedule=schedule
+    )  # fmt: skip
+    rounds = list(run(loop, alone(engine)))
+    tokens = [token for this in rounds for token in this.token_ids]
+    assert tokens == plain
+    assert drafter.tokens == [*PROMPT, *tokens]
+    assert len(drafter.requests) == schedule.told == (len(rounds) - 1) // 3
+    assert [this.drafted > 0 for this in rounds[1:7]] == [False, False, True] * 2
+    assert [this.idle for this in rounds[1:4]] == ["unprofitable", "unprofitable", None]
+
+
+class Slow(Guesser):
+    """Takes twice as long to ask as a forward takes, and has nothing to say."""
+
+    asked = 0
+
+    def forecast(self, nodes: int) -> Forecast:
+        self.asked += 1
+        time.sleep(0.002)
+        return Forecast(np.zeros(0, np.float32), self.name)
+
+
+@pytest.mark.parametrize(("forward_seconds", "least", "most"), [(0.001, 4, 40), (1.0, 190, 200)])
+def test_a_drafter_that_is_dear_to_ask_is_asked_seldom(forward_seconds: float, least: int, most: int) -> None:
+    """A forward that claims to have taken a second is not slowed down by questions."""
+    engine, drafter = ToyEngine(), Slow(0.0)
+    forward = alone(engine)
+
+    def claimed(rows: Rows) -> Outputs:
+        time.sleep(0.001)
+        return replace(forward(rows), seconds=forward_seconds)
+
+    loop = generate(
+        engine.open_session(), PROMPT, Sampler(GREEDY), Limits(200), drafter=drafter, schedule=AutoSchedule(Costs())
+    )  # fmt: skip
+    assert sum(1 for _ in run(loop, claimed)) == 200
+    assert least <= drafter.asked <= most

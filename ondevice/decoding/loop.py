@@ -8,16 +8,14 @@ from time import perf_counter
 
 import numpy as np
 
-from ondevice.decoding.record import FinishReason, ForwardCost, IdleReason, Round
+from ondevice.decoding.record import FinishReason, ForwardCost, Round
 from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.schedule import NO_ROOM, Plan, Schedule
+from ondevice.decoding.schedule import Schedule
+from ondevice.decoding.speculation import Speculation
 from ondevice.decoding.verify import accept
-from ondevice.drafters.protocol import Draft, Drafter, DraftRequest
+from ondevice.drafters.protocol import Draft, Drafter
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
-from ondevice.errors import UsageError
 from ondevice.progress import Progress, silent
-
-NO_DRAFT = Draft.empty()
 
 Loop = Generator[Rows | Round, Outputs | None, None]
 """Yields a forward that it wants run, and takes its outputs, or a finished round."""
@@ -71,28 +69,19 @@ def generate(
     assert outputs is not None
     session.snapshot()
     first = sampler.choose(outputs.logits[0], tokens)
-    if drafter is not None:
-        drafter.begin(tokens, session)
-        drafter.observe([first], outputs, [0])
+    speculation = Speculation(drafter, schedule, session, sampler)
+    speculation.begin(tokens, first, outputs)
     tokens.append(first)
+    path: Sequence[int] = [0]
     reason = _finished(tokens, len(prompt_ids), session, limits)
     yield Round((first,), rows=len(prompt_ids), seconds=perf_counter() - started, finish_reason=reason)
+    started = perf_counter()
     while reason is None:
         if limits.cancelled():
             yield Round((), rows=0, finish_reason="cancelled")
             return
-        started = perf_counter()
-        new_tokens = len(tokens) - len(prompt_ids)
-        room = min(limits.max_new_tokens - new_tokens, session.max_rows())
-        beside = outputs.wanted - len(outputs.logits)  # as many as last time
-        draft, draft_seconds = NO_DRAFT, 0.0
-        idle: IdleReason | None = None
-        if drafter is not None and schedule is not None:
-            plan = schedule.plan(drafter, room - 1, beside) if room > 1 else NO_ROOM
-            draft, draft_seconds = _draft(
-                drafter, DraftRequest(plan.k, plan.floor, sampler, tokens, session.exact_trees)
-            )
-            idle = _idle(plan, draft)
+        room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), session.max_rows())
+        draft = speculation.propose(tokens, room, outputs, path)
         asked = perf_counter()
         outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))
         assert outputs is not None
@@ -101,11 +90,11 @@ def generate(
         emitted = _up_to_stop(verdict.emitted, limits.stop_ids)
         path = verdict.path[: len(emitted)]
         session.commit(path)
-        if drafter is not None:
-            drafter.observe(emitted, outputs, path)
         tokens += emitted
         reason = _finished(tokens, len(prompt_ids), session, limits)
+        speculation.tell(emitted, outputs, path, last=reason is not None)
         seconds = perf_counter() - started
+        own = seconds - waited - speculation.draft_seconds - speculation.asking_seconds
         this = Round(
             token_ids=tuple(emitted),
             drafted=len(draft),
@@ -114,15 +103,16 @@ def generate(
             source=draft.source,
             rows=len(draft) + 1,
             seconds=seconds,
-            draft_seconds=draft_seconds,
-            idle=idle,
-            forward=ForwardCost(outputs.rows, outputs.wanted, seconds - draft_seconds - waited),
+            draft_seconds=speculation.draft_seconds,
+            asking_seconds=speculation.asking_seconds,
+            idle=speculation.idle,
+            forward=ForwardCost(outputs.rows, outputs.wanted, own),
             threads=outputs.threads,
             finish_reason=reason,
         )
-        if schedule is not None:
-            schedule.observe(this)
+        speculation.conclude(this)
         yield this
+        started = perf_counter() - speculation.concluding_seconds  # which come too late for `this`
 
 
 def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
@@ -134,31 +124,6 @@ def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
             item = next(loop, None)
         else:
             item = loop.send(forward(item))
-
-
-def _draft(drafter: Drafter, request: DraftRequest) -> tuple[Draft, float]:
-    """The draft, and the seconds it took; not those of planning, which a round without a draft pays as well."""
-    if not request.nodes:
-        return NO_DRAFT, 0.0
-    started = perf_counter()
-    draft = drafter.draft(request)
-    if len(draft) > request.nodes:
-        raise UsageError(
-            f"the drafter {drafter.name} proposed {len(draft)} tokens where {request.nodes} were asked for"
-        )
-    if not request.trees and draft.depth < len(draft):
-        raise UsageError(
-            f"the drafter {drafter.name} proposed a tree, and this engine verifies chains: "
-            "use the simd engine, or a drafter that looks at request.trees"
-        )
-    return draft, perf_counter() - started
-
-
-def _idle(plan: Plan, draft: Draft) -> IdleReason | None:
-    """Why nothing was drafted; None where something was."""
-    if len(draft):
-        return None
-    return "no_match" if plan.k else plan.reason
 
 
 def _tree(newest: int, draft: Draft) -> TokenTree:

@@ -23,7 +23,7 @@ class ForwardCost(NamedTuple):
 
     rows, wanted : its rows, and those whose outputs were wanted: fewer where one of the sequences was prefilling
     seconds : wall time, with the sequence's own work before and after it, which every round pays once; waiting for
-        other sequences and drafting are left out
+        other sequences, drafting and deciding on it are left out
     """
 
     rows: int
@@ -39,6 +39,7 @@ class Round:
     rows : those of this sequence in the round's forwards
     seconds : wall time of the round, drafting included
     draft_seconds : its share spent on making the draft
+    asking_seconds : its share spent on deciding whether to draft, and on telling the drafter and the schedule
     idle : why nothing was drafted; None where something was, or nobody could
     forward : what the round cost but for its draft; None for a prefill
     threads : that computed its last forward
@@ -52,6 +53,7 @@ class Round:
     rows: int = 1
     seconds: float = 0.0
     draft_seconds: float = 0.0
+    asking_seconds: float = 0.0
     idle: IdleReason | None = None
     forward: ForwardCost | None = None
     threads: int = 0

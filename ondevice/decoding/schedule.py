@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Protocol
 
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.probes import Probes
 from ondevice.decoding.record import IdleReason, Round
+from ondevice.decoding.rest import Rest
 from ondevice.decoding.trust import Trust
 from ondevice.drafters.protocol import Drafter, Forecast
 from ondevice.errors import UsageError
@@ -20,13 +20,6 @@ MOST = 16
 
 START = 4
 """Tokens that a schedule which was not told how many starts with."""
-
-DEAR = 0.01
-"""Share of a plain step that asking a drafter may take in every round."""
-
-NAP = 7
-"""Rounds at most for which a drafter that is dearer, and has nothing that pays, is not asked: text that begins to
-repeat itself is noticed so much later."""
 
 REFRESH = 128
 """Rounds with a draft after which one goes without, so that the cost of a single row stays known."""
@@ -51,6 +44,10 @@ DRIFT = Plan(0, reason="drift")
 
 
 class Schedule(Protocol):
+    def rests(self, drafter: Drafter) -> bool:
+        """A round begins: whether it goes without a plan, and without telling the drafter or this of it."""
+        ...
+
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         """The next round's plan, for a drafter that has observed everything so far.
 
@@ -62,7 +59,7 @@ class Schedule(Protocol):
         ...
 
     def observe(self, this: Round) -> None:
-        """What became of the plan. Called after every round but the prefill."""
+        """What became of the plan."""
         ...
 
 
@@ -71,6 +68,9 @@ class ConstantSchedule:
     """Always drafts as many as it was told."""
 
     num_assistant_tokens: int
+
+    def rests(self, drafter: Drafter) -> bool:
+        return False
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         return Plan(min(self.num_assistant_tokens, limit))
@@ -87,6 +87,9 @@ class HeuristicSchedule:
     """
 
     num_assistant_tokens: int
+
+    def rests(self, drafter: Drafter) -> bool:
+        return False
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
         return Plan(min(self.num_assistant_tokens, limit, MOST))
@@ -116,29 +119,14 @@ class AutoSchedule:
         self._since_plain = 0
         self._parked: tuple[Drafter, Plan] | None = None
         """A drafter whose forecast stays as it is and does not pay, and the answer until the next probe."""
-        self._nap: tuple[Drafter, Plan] | None = None
-        """A drafter that is dear to ask and had nothing that pays, and the answer meanwhile."""
-        self._nap_rounds = self._idle_asked = 0
-        self._napping = False
+        self._rests: defaultdict[str, Rest] = defaultdict(Rest)
+        self._rest: Rest | None = None
+
+    def rests(self, drafter: Drafter) -> bool:
+        self._rest = self._rests[drafter.name]
+        return self._rest.begins()
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
-        if self._nap is not None and self._nap[0] is drafter and self._nap_rounds > 0:
-            self._nap_rounds -= 1
-            self._napping = True
-            return self._nap[1]
-        self._napping = False
-        started = perf_counter()
-        plan = self._ask(drafter, limit, beside)
-        self._nap = None
-        if plan.k or plan is MEASURING or self._parked is not None:
-            self._idle_asked = 0
-        else:
-            self._idle_asked += 1
-            if perf_counter() - started > DEAR * self.costs.forwards(1)[0]:
-                self._nap, self._nap_rounds = (drafter, plan), min(self._idle_asked // 2, NAP)
-        return plan
-
-    def _ask(self, drafter: Drafter, limit: int, beside: int) -> Plan:
         due = False
         if self._parked is not None and self._parked[0] is drafter and not (due := self._probes.due()):
             return self._parked[1]
@@ -165,8 +153,11 @@ class AutoSchedule:
         return plan
 
     def observe(self, this: Round) -> None:
-        if not self._napping:
-            self.costs.observe(this)
+        self.costs.observe(this)
+        forward = this.forward
+        if self._rest is not None and forward is not None and forward.rows == this.rows:  # alone in its forward
+            seconds = forward.seconds + this.draft_seconds + this.asking_seconds
+            self._rest.observe(len(this.token_ids), seconds, this.asking_seconds, self.costs.forwards(1)[0])
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         forecast, self._forecast = self._forecast, None
         if forecast is None:

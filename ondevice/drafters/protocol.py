@@ -124,13 +124,15 @@ class Drafter(Protocol):
         ...
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        """The target's verdict of a round, whether or not this drafter drafted in it; first called after the prefill.
+        """The target's verdict, whether or not this drafter drafted; first called after the prefill.
+
+        It is told after every round, or, of rounds in which it was not asked, of some together when it will be.
 
         Args:
             emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
                 KV in the session yet.
-            outputs: the target's; they hold until the session's next forward.
-            path: emitted[i] was chosen from row path[i] of the outputs.
+            outputs: the target's of the last round; they hold until the session's next forward.
+            path: the rows of these outputs that the last tokens of `emitted` were chosen from.
         """
         ...
 

@@ -7,7 +7,6 @@ from ondevice.decoding.costs import Costs
 from ondevice.decoding.record import Round
 from ondevice.decoding.schedule import (
     MOST,
-    NAP,
     START,
     AutoSchedule,
     ConstantSchedule,
@@ -167,30 +166,6 @@ def test_a_steady_forecast_that_does_not_pay_is_asked_for_when_a_probe_is_due_al
     other = Steady()
     schedule.plan(other, 16)
     assert other.asked == 1
-
-
-class Silent(DiceDrafter):
-    """Has nothing to say until it is told to speak, and counts how often it is asked."""
-
-    asked = 0
-    speaks = False
-
-    def forecast(self, nodes: int) -> Forecast:
-        self.asked += 1
-        survival = self.acceptance.survival(nodes) if self.speaks else np.zeros(0, np.float32)
-        return Forecast(survival, self.name)
-
-
-@pytest.mark.parametrize(("step", "dear"), [(1e-6, True), (10.0, False)])
-def test_a_drafter_that_is_dear_to_ask_is_asked_less_while_it_has_nothing(step: float, dear: bool) -> None:
-    """A model whose forward takes a microsecond is slowed down by questions, one that takes ten seconds is not."""
-    world = World(lambda rows: step * (1 + 0.02 * rows), 0.02 * step, lambda index, source: 0.9)
-    drafter, schedule = Silent(), AutoSchedule(Costs())
-    simulate(schedule, drafter, world, 400)
-    assert drafter.asked < 100 if dear else drafter.asked > 390
-    drafter.speaks = True
-    rounds = simulate(schedule, drafter, world, NAP + 2)
-    assert rounds[-1].drafted > 0
 
 
 def test_auto_does_not_draft_where_rows_cost_what_they_bring() -> None:
