@@ -17,6 +17,7 @@ from ondevice.errors import UsageError
 if TYPE_CHECKING:
     from ondevice.decoding.noise import Key
     from ondevice.decoding.nucleus import Nucleus
+    from ondevice.decoding.shortlist import Shortlist
     from ondevice.decoding.top_k import TopK
 
 Floats = NDArray[np.float32]
@@ -123,11 +124,12 @@ class Sampler:
         self._top_k: TopK | None = None
         self._nucleus: Nucleus | None = None
         self._scratch: Probabilities = np.empty(0)
+        self._key: Key = np.zeros(1, np.uint64)
         if self.greedy:
             return
         from ondevice.decoding import noise
 
-        self._key: Key = noise.key_of(options.seed)
+        self._key = noise.key_of(options.seed)
         self._race, self._race_all = noise.race, noise.race_all
         self._own = np.empty(1, np.intp), np.empty(1)
         if options.top_k:
@@ -144,6 +146,12 @@ class Sampler:
         return self.options.temperature == 0
 
     @cached_property
+    def _shortlist(self) -> Shortlist:
+        from ondevice.decoding.shortlist import Shortlist
+
+        return Shortlist(self.options, self._key)
+
+    @cached_property
     def rng(self) -> np.random.Generator:
         """Random numbers for the ratio rule, which must not see the noise."""
         return np.random.default_rng(self.options.seed)
@@ -153,6 +161,9 @@ class Sampler:
         scores = self._processed(logits, context)
         if self.greedy:
             return _likeliest(scores)
+        if self._top_k is not None:
+            winners, _ = self._shortlist.winners(scores, None, len(context), 1)
+            return int(winners[0]) if len(winners) else int(_finite(math.nan))
         best, values = self._own
         self._draw(scores, None, len(context), best, values)
         return int(best[0])
@@ -179,17 +190,20 @@ class Sampler:
             ids = np.arange(len(logits)) if candidates is None else candidates
             seen = np.isin(ids, np.asarray([*context, *path], np.int64))
             scores = np.where(seen, self._penalised(logits), logits)
-        best, values = np.empty(max(most, RIVALS), np.intp), np.empty(max(most, RIVALS))
-        if not np.isfinite(scores.max(initial=-np.inf)):
-            return []
-        if self.greedy:
-            places, shares = _likeliest_few(scores, most)
+        position, rivals = len(context) + len(path), max(most, RIVALS)
+        if self.greedy or self._top_k is not None:
+            tokens, values = self._shortlist.winners(scores, candidates, position, rivals)
+        elif math.isfinite(scores.max(initial=-np.inf)):
+            best, values = np.empty(rivals, np.intp), np.empty(rivals)
+            count = self._draw(scores, candidates, position, best, values)
+            tokens = best[:count] if candidates is None else candidates[best[:count]]
         else:
-            count = self._draw(scores, candidates, len(context) + len(path), best, values)
-            weights = np.exp(values[:count] - values[0])
-            places, shares = best[:count][:most].tolist(), (weights / weights.sum()).tolist()
-        tokens = places if candidates is None else candidates[places].tolist()
-        return [Guess(token, share) for token, share in zip(tokens, shares, strict=False)]
+            return []
+        if not len(tokens):
+            return []
+        odds = [math.exp(value - values[0]) for value in values.tolist()]
+        total = sum(odds)
+        return [Guess(token, odd / total) for token, odd in zip(tokens.tolist()[:most], odds, strict=False)]
 
     def distribution(self, logits: Floats, context: Sequence[int]) -> Probabilities:
         """float64[V]: the chance of each token to be what `choose` returns."""
@@ -207,6 +221,8 @@ class Sampler:
 
     def _draw(self, scores: Floats, names: Tokens | None, position: int, best: Ids, values: Probabilities) -> int:
         """Fill `best` with where the winners lie in `scores`, and `values` with their log weight + noise.
+
+        For rows that no top-k cuts: there numpy's exponentials, which are vectorised, are worth its overheads.
 
         names : of the scores, token ids; None where their place is their name
         """
@@ -265,18 +281,6 @@ class Sampler:
         elif self.options.temperature != 1.0:
             weights /= self.options.temperature
         return np.exp(weights, out=weights)
-
-
-def _likeliest_few(scores: Floats, most: int) -> tuple[list[int], list[float]]:
-    """Where the largest scores lie, largest first, the lowest place in a tie, and their shares of all chances."""
-    places = [int(scores.argmax())]
-    weights = np.exp(scores - scores[places[0]])
-    shares = [1.0 / float(weights.sum())]
-    while len(places) < min(most, len(scores)):
-        weights[places[-1]] = -1.0
-        places.append(int(weights.argmax()))
-        shares.append(float(weights[places[-1]]) * shares[0])
-    return places, shares
 
 
 def _number(name: str, value: object, *, whole: bool) -> float:
