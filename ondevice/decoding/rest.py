@@ -11,11 +11,11 @@ KEEP = 0.9
 DEAR = 0.02
 """Of a plain round, what asking must take to be worth sparing: 0.1 ms are nothing beside a forward of 50 ms."""
 
-LOSS = 0.02
+LOSS = 0.03
 """Of all time, what asking may lose: that long is the rest after a loss."""
 
-MOST = 128
-"""Rounds of a rest at most: a text may have changed."""
+MOST = 32
+"""Rounds of a rest at most: the text may have become one that repeats itself."""
 
 ACCIDENT = 2.0
 """Times as long as it should take: no round counts for more, for another program may have had the core."""

@@ -44,6 +44,10 @@ DRIFT = Plan(0, reason="drift")
 
 
 class Schedule(Protocol):
+    def begin(self) -> None:
+        """A generation starts."""
+        ...
+
     def rests(self, drafter: Drafter) -> bool:
         """A round begins: whether it goes without a plan, and without telling the drafter or this of it."""
         ...
@@ -69,6 +73,9 @@ class ConstantSchedule:
 
     num_assistant_tokens: int
 
+    def begin(self) -> None:
+        """No text matters."""
+
     def rests(self, drafter: Drafter) -> bool:
         return False
 
@@ -87,6 +94,9 @@ class HeuristicSchedule:
     """
 
     num_assistant_tokens: int
+
+    def begin(self) -> None:
+        """No text matters."""
 
     def rests(self, drafter: Drafter) -> bool:
         return False
@@ -121,6 +131,9 @@ class AutoSchedule:
         """A drafter whose forecast stays as it is and does not pay, and the answer until the next probe."""
         self._rests: defaultdict[str, Rest] = defaultdict(Rest)
         self._rest: Rest | None = None
+
+    def begin(self) -> None:
+        self._rests.clear()  # another text may be another matter
 
     def rests(self, drafter: Drafter) -> bool:
         self._rest = self._rests[drafter.name]

@@ -40,6 +40,8 @@ class Speculation:
         if self._drafter is not None:
             self._drafter.begin(tokens, self._session)
             self._drafter.observe([first], outputs, [0])
+        if self._schedule is not None:
+            self._schedule.begin()
 
     def propose(self, tokens: Sequence[int], room: int, outputs: Outputs, path: Sequence[int]) -> Draft:
         """The draft of a round, perhaps none.

@@ -10,6 +10,9 @@ from ondevice.decoding.trust import Trust
 from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.engines.protocol import Outputs, Session
 
+STEADY_ROUNDS = 16
+"""Rounds after which a steady forecast is asked for again, though nothing was drafted."""
+
 
 class Portfolio:
     """Asks its drafters what they expect, and lets the best one draft.
@@ -31,10 +34,14 @@ class Portfolio:
         self._costs = costs
         self._trusts = [Trust() for _ in drafters]
         self._forecasts: list[Forecast] = []
+        self._steady: dict[int, tuple[int, Forecast]] = {}
+        """Of drafters whose forecasts stay about as they are: for how many nodes, and what."""
+        self._rounds = 0
         self._chosen: int | None = None
         self._drafted: int | None = None
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        self._steady.clear()
         self._chosen = self._drafted = None
         for drafter in self.drafters:
             drafter.begin(prompt_ids, session)
@@ -45,7 +52,10 @@ class Portfolio:
             drafter.forget()
 
     def forecast(self, nodes: int) -> Forecast:
-        self._forecasts = [drafter.forecast(nodes) for drafter in self.drafters]
+        self._rounds += 1
+        if self._rounds % STEADY_ROUNDS == 0:
+            self._steady.clear()
+        self._forecasts = [self._ask(number, nodes) for number in range(len(self.drafters))]
         rates = [
             expected_rate(forecast, self._costs, trust)
             for forecast, trust in zip(self._forecasts, self._trusts, strict=True)
@@ -56,6 +66,15 @@ class Portfolio:
             return best
         return Forecast(best.survival, best.source)
 
+    def _ask(self, number: int, nodes: int) -> Forecast:
+        known = self._steady.get(number)
+        if known is not None and known[0] == nodes:
+            return known[1]
+        forecast = self.drafters[number].forecast(nodes)
+        if forecast.steady:
+            self._steady[number] = nodes, forecast
+        return forecast
+
     def draft(self, request: DraftRequest) -> Draft:
         """The draft of the one that this round's forecast chose; makes the forecast where nobody asked for it."""
         if self._chosen is None:
@@ -63,6 +82,7 @@ class Portfolio:
         assert self._chosen is not None
         draft = self.drafters[self._chosen].draft(request)
         self._drafted = len(draft)
+        self._steady.pop(self._chosen, None)
         return draft
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
