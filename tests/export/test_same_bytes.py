@@ -1,8 +1,9 @@
-"""What numpy computes for a bundle has the same bytes whatever vectors the exporting CPU has."""
+"""An export has the same bytes whatever vectors the exporting CPU has, in numpy and in numba."""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +12,39 @@ import numpy as np
 import pytest
 
 from ondevice_export import export
-from tests.tiny_models import save_drafter, save_target
+from tests.tiny_models import save_pair
 
 ROOT = Path(__file__).parents[2]
 
+OTHERS = {
+    "numpy": {"NPY_DISABLE_CPU_FEATURES": " ".join(np.show_config(mode="dicts")["SIMD Extensions"].get("found", []))}
+}
+"""Environments by name: in the first, numpy keeps to what every CPU of this kind has."""
 
-@pytest.mark.parametrize("family", ["e2b", "31b"])
-def test_an_export_does_not_depend_on_numpy_s_vectors(family: str, tmp_path: Path) -> None:
-    save_target(tmp_path / "target", family)
-    save_drafter(tmp_path / "drafter", family)
-    here = export(tmp_path / "target", tmp_path / "here")
-    plain = tmp_path / "plain"
+if platform.machine() in ("x86_64", "AMD64"):
+    OTHERS |= {
+        "numba for SSE": {"NUMBA_CPU_NAME": "x86-64-v2", "NUMBA_CPU_FEATURES": "+sse4.2,+ssse3,+popcnt"},
+        "numba for AVX2": {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"},
+    }
+
+
+@pytest.fixture(scope="module", params=["e2b", "31b"])
+def here(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this process exports of a pair, beside its checkpoint."""
+    directory = tmp_path_factory.mktemp(request.param)
+    save_pair(directory, request.param)
+    return export(directory / "target", directory / "here")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_export_does_not_depend_on_the_cpu(here: Path, name: str, tmp_path: Path) -> None:
     code = "import sys; from ondevice_export import export; export(sys.argv[1], sys.argv[2])"
-    command = [sys.executable, "-c", code, str(tmp_path / "target"), str(plain)]
-    subprocess.run(command, cwd=ROOT, env=oldest_cpu(), check=True)
-    names = sorted(path.name for path in here.iterdir())
-    assert names == sorted(path.name for path in plain.iterdir())
-    differing = [name for name in names if (here / name).read_bytes() != (plain / name).read_bytes()]
-    assert not differing
-
-
-def oldest_cpu() -> dict[str, str]:
-    """An environment in which numpy keeps to what every CPU of this kind has."""
-    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    command = [sys.executable, "-c", code, str(here.with_name("target")), str(tmp_path / "there")]
     path = os.pathsep.join([str(ROOT), str(ROOT / "export"), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(found), "PYTHONPATH": path}
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **OTHERS[name]}, check=True)
+    assert contents(tmp_path / "there") == contents(here)
+
+
+def contents(directory: Path) -> dict[str, int]:
+    """A hash of every file, by name: a failure shows which ones differ."""
+    return {path.name: hash(path.read_bytes()) for path in directory.iterdir()}
