@@ -5,17 +5,20 @@ Nothing chooses an instruction set here: the boards' capabilities and features t
 
 from __future__ import annotations
 
+import inspect
 import platform
 import sys
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 import pytest
+from llvmlite import ir
 from numba.core import config
 
 from benchmarks.arm_code import TRIPLE, tile_code
 from ondevice import code_generator
 from ondevice.engines.simd.kernels.instruction_set import of_features, usable
+from ondevice.engines.simd.kernels.memory import ticks
 from ondevice.machine import processor
 
 
@@ -109,3 +112,17 @@ def test_the_tile_takes_no_more_instructions(cpu: str, bits: int) -> None:
         assert code.count() <= most, (rows, code.count())
         assert code.count("sdot|smull|smlal") == products * rows, "sixteen or eight products each"
         assert code.count("prfm") == bits, "one prefetch per line of 64 bytes"
+
+
+@pytest.mark.parametrize("triple", [TRIPLE, "arm64-apple-darwin"])
+def test_the_clock_is_read_without_an_assembler(triple: str) -> None:
+    """numba's code generator has no parser for inline assembly: on ARM it would end the process."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module("clock")
+    module.triple = triple
+    builder = ir.IRBuilder(ir.Function(module, ir.FunctionType(ir.IntType(64), []), "clock").append_basic_block())
+    builder.ret(inspect.unwrap(ticks)(builder))
+    assert " asm " not in str(module)
+    machine = llvm.Target.from_triple(triple).create_target_machine(opt=3)
+    assert "CNTVCT_EL0" in machine.emit_assembly(llvm.parse_assembly(str(module)))

@@ -1,7 +1,8 @@
 """ARM under qemu: the same bits, and the same token ids with every drafter, as on this machine.
 
-It runs where `tests/simd/arm64.sh` has set it up and $ONDEVICE_ARM64 names its directory, for a quarter of an hour.
-Nothing is forced: qemu has the capabilities of the CPU that it is told to be, and LLVM takes it for a `generic` one.
+It runs where `tests/simd/arm64.sh` has set it up and $ONDEVICE_ARM64 names its directory, for ten minutes: they go
+into compiling kernels. Nothing is forced: qemu has the capabilities of the CPU that it is told to be, and LLVM takes it
+for a `generic` one.
 """
 
 from __future__ import annotations
