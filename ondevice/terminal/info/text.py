@@ -97,5 +97,6 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "cache": _cache,
     "engine": _engine,
     "pack": _pack,
+    "threads": "at most {}".format,
     "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",
 }
