@@ -45,6 +45,7 @@ __all__ = [
     "ContextOverflowError",
     "Draft",
     "DraftRequest",
+    "DraftSampling",
     "Drafter",
     "EngineName",
     "FinishReason",
@@ -81,6 +82,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ondevice.decoding.record import FinishReason, Reply, Stats, Step
     from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
+    from ondevice.drafters.draft_model import DraftSampling
     from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
     from ondevice.engines.choice import EngineName
     from ondevice.engines.protocol import KVCacheType, Outputs, Session
@@ -96,6 +98,7 @@ else:
     _HOMES = {
         "decoding.record": ("FinishReason", "Reply", "Stats", "Step"),
         "decoding.sampling": ("LogitsProcessor", "SamplingOptions"),
+        "drafters.draft_model": ("DraftSampling",),
         "drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
         "engines.choice": ("EngineName",),
         "engines.protocol": ("KVCacheType", "Outputs", "Session"),

@@ -140,6 +140,15 @@ def model_home() -> Path:
     return home() / ".ondevice"
 
 
+def is_bundle(location: str) -> bool:
+    """Whether there is a bundle of that path or name; nothing is read."""
+    try:
+        _locate(location)
+    except BundleNotFoundError:
+        return False
+    return True
+
+
 def _locate(location: str | Path) -> Path:
     path = expanded(location)
     if (path / MANIFEST).is_file():

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Generator
 from contextlib import closing
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -22,7 +22,10 @@ from ondevice.decoding.processors import SuppressTokens
 from ondevice.decoding.record import FinishReason, Reply, Round, Stats, Step
 from ondevice.decoding.runner import Drafting, Runner, Task
 from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.draft_bundles import DraftBundles, OpenEngine, find
 from ondevice.drafters import registry
+from ondevice.drafters.draft_model import DraftSampling
+from ondevice.drafters.protocol import Drafter
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.process import Process
 from ondevice.engines.protocol import Engine, KVCacheType
@@ -65,7 +68,13 @@ class Model:
         max_sequences: int = MAX_SEQUENCES,
         cache_bytes: int = CACHE_BYTES,
         costs_file: CostsFile | None = None,
+        open_draft: OpenEngine | None = None,
     ) -> None:
+        """`load` makes one.
+
+        Args:
+            open_draft: opens a draft bundle; None where there can be none.
+        """
         self.manifest = bundle.manifest
         self.engine = engine
         self.threads = threads
@@ -77,6 +86,10 @@ class Model:
         self.defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
         self._runner = Runner(engine, max_sequences, cache_bytes, costs_file)
+        self._draft_bundles: DraftBundles | None = None
+        if open_draft is not None:
+            self._draft_bundles = DraftBundles(bundle, open_draft, cache_bytes, self._runner.draft_models)
+        self._drafter = registry.AUTO
         self._lock = threading.Lock()
         self._process = Process()
         self._cancellations: list[weakref.ref[Cancellation]] = []
@@ -177,7 +190,7 @@ class Model:
         prompt_ids = self.encode(prompt)
         limits = loop.Limits(1, cancelled=lambda: self._runner.closed)
         greedy = Sampler(SamplingOptions(temperature=0.0))
-        self._runner.save_prefix(Task(prompt_ids, greedy, limits, Drafting(registry.NONE, "auto", None), Stats()), path)
+        self._runner.save_prefix(Task(prompt_ids, greedy, limits, Drafting(None, "auto", None), Stats()), path)
         return len(prompt_ids)
 
     def load_prefix(self, path: str | PathLike[str]) -> int:
@@ -192,6 +205,22 @@ class Model:
         """
         self._check_open()
         return self._runner.load_prefix(path)
+
+    def draft_with(self, drafter: str | PathLike[str], on_prepare: OnPrepare | None = None) -> None:
+        """Who drafts from now on where a generation does not say; a draft model is made ready now.
+
+        Args:
+            drafter: what `GenerationOptions.drafter` takes, but for an application's own.
+            on_prepare: as `load` takes it.
+
+        Raises:
+            UsageError: nobody of that name, or no bundle with this model's vocabulary.
+            BundleError: a bundle that cannot be trusted.
+        """
+        self._check_open()
+        name = fspath(drafter)
+        self._entry(name, on_prepare=on_prepare)
+        self._drafter = name
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked against vocabulary and context."""
@@ -226,12 +255,30 @@ class Model:
         return None
 
     def _drafting(self, chosen: GenerationOptions) -> Drafting:
-        if isinstance(chosen.drafter, str) and chosen.drafter != registry.NONE:
-            registry.entry(chosen.drafter, self.engine)
         name, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
-        if count is None and name != "auto" and self.manifest.drafter is not None:
-            count = self.manifest.drafter.num_assistant_tokens
-        return Drafting(chosen.drafter, name, count)
+        drafter = self._drafter if chosen.drafter is None else chosen.drafter
+        if isinstance(drafter, PathLike):
+            drafter = fspath(drafter)
+        shipped = self.manifest.drafter
+        if count is None and name != "auto" and shipped is not None and not _is_draft_model(drafter):
+            count = shipped.num_assistant_tokens
+        if not isinstance(drafter, str):
+            return Drafting(drafter, name, count)
+        return Drafting(self._entry(drafter, chosen.draft_sampling), name, count)
+
+    def _entry(
+        self, drafter: str, sampling: DraftSampling = "coupled", on_prepare: OnPrepare | None = None
+    ) -> registry.DrafterEntry | None:
+        """Who that is; None for nobody."""
+        if self._draft_bundles is not None:
+            entry = self._draft_bundles.entry(drafter, sampling, on_prepare)
+            if entry is not None:
+                return entry
+        return None if drafter == registry.NONE else registry.entry(drafter, self.engine)
+
+
+def _is_draft_model(drafter: str | Drafter) -> bool:
+    return isinstance(drafter, str) and registry.draft_bundle(drafter) == drafter
 
 
 def _steps(
@@ -273,6 +320,7 @@ def load(
     kv_cache: KVCacheType = "fp16",
     max_sequences: int = MAX_SEQUENCES,
     cache_bytes: int = CACHE_BYTES,
+    drafter: str | PathLike[str] | None = None,
     verify_hashes: bool = False,
     on_prepare: OnPrepare | None = None,
 ) -> Model:
@@ -286,14 +334,17 @@ def load(
         kv_cache: `int8` halves the memory of a long context, on the `simd` engine; `fp16` there is float32 on `ort`.
         max_sequences: generations at the same time, 1 to 16; more wait for their turn.
         cache_bytes: keys and values of finished sequences that are kept for prompts that begin like them; the newest
-            stays even where it alone is larger. 0 keeps none.
+            stays even where it alone is larger. 0 keeps none. A draft model may keep as much of its own.
+        drafter: who drafts where a generation does not say; None is `auto`. A draft bundle's path, or `auto+` and that,
+            is opened now, with the same engine and as many threads.
         verify_hashes: compare every file's sha256 first.
         on_prepare: called while kernels are compiled and weights packed, which happens once and takes seconds, with
             what is going on and the share of all that is done, 0 to 1. An exception from it ends the loading.
 
     Raises:
         BundleError: nothing there, or nothing to trust.
-        UsageError: an engine, thread count, context or cache that does not exist.
+        UsageError: an engine, thread count, context, cache or drafter that does not exist, or a draft bundle with
+            another vocabulary.
     """
     started = perf_counter()
     if threads is not None:
@@ -305,26 +356,44 @@ def load(
     if on_prepare is not None and not callable(on_prepare):
         raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
+    if drafter is not None and (location := registry.draft_bundle(fspath(drafter))) is not None:
+        find(location, opened)  # before minutes are spent on the model
     count = threads or machine.default_threads()
     if count > (most := machine.processors()):
         _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
-    with Preparation(on_prepare) as preparation:
-        running = open_engine(engine, opened, count, context_length, kv_cache=kv_cache, preparation=preparation)
-        try:
-            preparation.finish()
-        except BaseException:
-            running.close()
-            raise
-    loaded = perf_counter() - started
-    return Model(
+
+    def open_one(which: Bundle, tell: OnPrepare | None, context: int | None) -> Engine:
+        with Preparation(tell) as preparation:
+            running = open_engine(engine, which, count, context, kv_cache=kv_cache, preparation=preparation)
+            try:
+                preparation.finish()
+            except BaseException:
+                running.close()
+                raise
+        return running
+
+    def open_draft(which: Bundle, tell: OnPrepare | None) -> Engine:
+        return open_one(which, tell, min(running.context_length, which.manifest.target.context_length))
+
+    running = open_one(opened, on_prepare, context_length)
+    model = Model(
         opened,
         running,
         count,
-        loaded,
+        perf_counter() - started,
         max_sequences=max_sequences,
         cache_bytes=cache_bytes,
         costs_file=_costs_file(opened, running, count),
+        open_draft=open_draft,
     )
+    try:
+        if drafter is not None:
+            model.draft_with(drafter, on_prepare)
+    except BaseException:
+        model.close()
+        raise
+    model.load_s = perf_counter() - started
+    return model
 
 
 def _costs_file(bundle: Bundle, engine: Engine, threads: int) -> CostsFile:

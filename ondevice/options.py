@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
 from ondevice.drafters import registry
+from ondevice.drafters.draft_model import DraftSampling
 from ondevice.drafters.protocol import Drafter
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.progress import Progress, silent
@@ -76,13 +78,18 @@ class GenerationOptions:
 
     temperature : 0 is greedy
     stop : strings that end the text; they are not part of it
-    drafter : a name of `ondevice.drafters.registry`, `none`, or a drafter of the application's own, which serves one
-        generation at a time
+    drafter : a name of `ondevice.drafters.registry`, `none`, a drafter of the application's own, which serves one
+        generation at a time, or the path of a bundle with the same vocabulary: a draft model, alone, or with `auto+`
+        before it beside all that the bundle offers. It is opened when first asked for; None is what `load` was told
+    draft_sampling : above temperature 0 a draft model draws `coupled` with the target's noise, so that a seed's text is
+        what it is without drafts; or with `ratio`, alone, from its own distribution, which is verified by the ratio
+        rule: distributed alike, but a seed's text is then another, and depends on how many tokens are drafted
     num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, longest of `auto`; None
         takes what the drafter ships with, and for `auto` no limit but its own
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
     logits_processors : change a row of logits before a token is chosen, for a grammar say; they see the draft path
-    on_prefill : called after every chunk of a prompt with the tokens done and their number
+    on_prefill : called after every chunk of a prompt with the tokens done and their number; and again later where a
+        draft model begins to read a long text
     """
 
     max_new_tokens: int = 256
@@ -93,7 +100,8 @@ class GenerationOptions:
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
-    drafter: str | Drafter = registry.AUTO
+    drafter: str | PathLike[str] | Drafter | None = None
+    draft_sampling: DraftSampling = "coupled"
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: ScheduleName = "auto"
     logits_processors: Sequence[LogitsProcessor] | None = ()
@@ -114,10 +122,12 @@ class GenerationOptions:
             _whole("num_assistant_tokens", self.num_assistant_tokens)
         if self.stop is not None and not isinstance(self.stop, Iterable):
             raise UsageError(f"stop must be a string or a list of strings, not {self.stop!r:.99}")
-        if isinstance(self.drafter, str) or not _has(
-            self.drafter, "name", "begin", "forget", "forecast", "draft", "observe"
-        ):
+        if isinstance(self.drafter, PathLike):
+            object.__setattr__(self, "drafter", fspath(self.drafter))
+        named = isinstance(self.drafter, str) or self.drafter is None
+        if not named and not _has(self.drafter, "name", "begin", "forget", "forecast", "draft", "observe"):
             _choice("drafter", self.drafter, registry.names())
+        _choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
         processors = self.logits_processors
         if processors is not None and not (isinstance(processors, Sequence) and all(map(callable, processors))):
             raise UsageError(f"logits_processors must be a list of functions, not {processors!r:.99}")
@@ -153,7 +163,8 @@ class GenerationKeywords(TypedDict, total=False):
     repetition_penalty: float | None
     seed: int | None
     stop: str | Sequence[str] | None
-    drafter: str | Drafter
+    drafter: str | PathLike[str] | Drafter | None
+    draft_sampling: DraftSampling
     num_assistant_tokens: int | None
     num_assistant_tokens_schedule: ScheduleName
     logits_processors: Sequence[LogitsProcessor] | None

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from ondevice.bundle import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Bundle
 from ondevice.decoding.costs_file import CostsFile
+from ondevice.draft_bundles import OpenEngine
 from ondevice.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.model import Model
 from tests.text.templates import GEMMA
@@ -59,6 +60,7 @@ def model_over(
     max_sequences: int = 4,
     cache_bytes: int = 1 << 30,
     costs_file: CostsFile | None = None,
+    open_draft: OpenEngine | None = None,
 ) -> Model:
     return Model(
         Bundle.open(bundle),
@@ -68,6 +70,7 @@ def model_over(
         max_sequences=max_sequences,
         cache_bytes=cache_bytes,
         costs_file=costs_file,
+        open_draft=open_draft or (lambda bundle, on_prepare: ToyEngine()),
     )
 
 

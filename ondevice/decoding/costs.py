@@ -74,6 +74,7 @@ class Costs:
         self._kept: KnownCosts | None = None
         self._forwards: dict[int, _Recent] = {}
         self._drafts: dict[str, _Recent] = {}
+        self._assumed: dict[str, float] = {}
         self._latest: deque[_Measured] = deque(maxlen=IN_A_ROW)
         self._table: list[float] = []
 
@@ -161,7 +162,13 @@ class Costs:
     def draft(self, source: str) -> float:
         """Seconds per token drafted by `source`."""
         recent = self._drafts.get(source)
-        return PRIOR_DRAFT * self.forwards(1)[0] if recent is None else recent.median
+        if recent is None:
+            return self._assumed.get(source, PRIOR_DRAFT) * self.forwards(1)[0]
+        return recent.median
+
+    def assume(self, source: str, share: float) -> None:
+        """What a token drafted by `source` costs, as a share of a single row's forward, until it was measured."""
+        self._assumed[source] = share
 
     def _follow(self) -> None:
         """Where the latest rounds have all changed, take what was measured before them as changed by as much.

@@ -103,7 +103,7 @@ def generate(
             source=draft.source,
             rows=len(draft) + 1,
             seconds=seconds,
-            draft_seconds=speculation.draft_seconds,
+            draft_seconds=speculation.draft_seconds - draft.reading_s,
             asking_seconds=speculation.asking_seconds,
             idle=speculation.idle,
             forward=ForwardCost(outputs.rows, outputs.wanted, own),

@@ -35,6 +35,11 @@ class PrefixCache:
         with self._lock:
             return sum(session.nbytes for session in self._kept)
 
+    def shared(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens that a prompt begins with like a kept sequence, at most."""
+        with self._lock:
+            return max((common_length(session.tokens, prompt_ids) for session in self._kept), default=0)
+
     def take(self, prompt_ids: Sequence[int]) -> Session:
         """A session that holds as much of a prompt's beginning as any kept one does, or nothing.
 

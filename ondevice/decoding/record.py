@@ -13,7 +13,8 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable", "drift"]
 """Why a round drafted nothing.
 
-no_room: for one more token only. measuring: what a plain row costs. no_match: the drafter had nothing to propose.
+no_room: for one more token only. measuring: what a plain row costs. no_match: the drafter had nothing to propose,
+or has yet to read a text, and that would not pay.
 unprofitable: no draft is expected to pay. drift: the drafter's last ones came to far less than it had said.
 """
 
@@ -38,7 +39,7 @@ class Round:
     drafted, depth : tokens proposed, and of these as many as could have been accepted: those of the longest path
     rows : those of this sequence in the round's forwards
     seconds : wall time of the round, drafting included
-    draft_seconds : its share spent on making the draft
+    draft_seconds : its share spent on making the draft, less what was spent once for this and later ones
     asking_seconds : its share spent on deciding whether to draft, and on telling the drafter and the schedule
     idle : why nothing was drafted; None where something was, or nobody could
     forward : what the round cost but for its draft; None for a prefill

@@ -19,16 +19,18 @@ from ondevice.decoding.record import Round, Stats
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.schedule import Schedule, make_schedule
 from ondevice.drafters import registry
-from ondevice.drafters.protocol import Drafter
+from ondevice.drafters.draft_model import DraftModel
+from ondevice.drafters.protocol import Drafter, Reader
+from ondevice.drafters.registry import DrafterEntry
 from ondevice.engines.protocol import Engine, Session
 from ondevice.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """Who drafts: a name of the registry or an application's own instance; and how many tokens."""
+    """Who drafts: a way of drafting, an application's own instance, or nobody; and how many tokens."""
 
-    drafter: str | Drafter
+    drafter: DrafterEntry | Drafter | None
     schedule: str
     num_assistant_tokens: int | None
 
@@ -70,6 +72,8 @@ class Runner:
         self._drafters: IdlePool[Drafter] = IdlePool()
         self._schedules: IdlePool[Schedule] = IdlePool()
         self._claims: list[list[Drafter]] = []
+        self.draft_models: list[DraftModel] = []
+        """Closed with the engine."""
         self._lock = threading.Lock()
         self._engine_closed = False
 
@@ -82,6 +86,8 @@ class Runner:
             self._engine_closed = True
         self._cache.clear()
         self.engine.close()
+        for model in self.draft_models:
+            model.close()
 
     def forget(self) -> None:
         """Drop every text; what was learnt about costs and acceptance stays.
@@ -101,7 +107,7 @@ class Runner:
             if seat is None:
                 yield Round((), rows=0, finish_reason="cancelled")
                 return
-            with self._lend(task.drafting) as (drafter, schedule), self._sequence(task) as session:
+            with self._lend(task) as (drafter, schedule), self._sequence(task) as session:
                 task.stats.drafter = drafter.name if drafter else registry.NONE
                 task.stats.costs_age_s = self._costs.age_s if schedule else None
                 this_loop = loop.generate(
@@ -169,27 +175,38 @@ class Runner:
                 self._cache.keep(session)
 
     @contextmanager
-    def _lend(self, drafting: Drafting) -> Iterator[tuple[Drafter | None, Schedule | None]]:
+    def _lend(self, task: Task) -> Iterator[tuple[Drafter | None, Schedule | None]]:
         """A drafter and a schedule for one generation, experienced ones where there are any."""
-        drafter = drafting.drafter
-        if drafter == registry.NONE:
+        drafting = task.drafting
+        if drafting.drafter is None:
             yield None, None
             return
         key = drafting.schedule, drafting.num_assistant_tokens
         schedule = self._schedules.take(key, lambda: make_schedule(*key, self._costs))
         try:
-            if isinstance(drafter, str):
-                make = registry.entry(drafter, self.engine).make
-                lent = self._drafters.take(drafter, lambda: make(self.engine, self._costs))
-                try:
-                    yield lent, schedule
-                finally:
-                    self._drafters.give_back(drafter, lent)
-            else:
-                with self._claim(drafter):
+            with self._drafter(drafting.drafter) as drafter:
+                if not isinstance(drafter, Reader):
                     yield drafter, schedule
+                    return
+                drafter.expect(task.limits)
+                try:
+                    yield drafter, schedule
+                finally:
+                    drafter.rest()
         finally:
             self._schedules.give_back(key, schedule)
+
+    @contextmanager
+    def _drafter(self, chosen: DrafterEntry | Drafter) -> Iterator[Drafter]:
+        if not isinstance(chosen, DrafterEntry):
+            with self._claim(chosen):
+                yield chosen
+            return
+        drafter = self._drafters.take(chosen.name, lambda: chosen.make(self.engine, self._costs))
+        try:
+            yield drafter
+        finally:
+            self._drafters.give_back(chosen.name, drafter)
 
     @contextmanager
     def _claim(self, drafter: Drafter) -> Iterator[None]:

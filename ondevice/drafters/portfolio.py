@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.schedule import expected_rate
 from ondevice.decoding.trust import Trust
-from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast, Reader
 from ondevice.engines.protocol import Outputs, Session
+
+if TYPE_CHECKING:
+    from ondevice.decoding.loop import Limits
 
 STEADY_ROUNDS = 16
 """Rounds after which a steady forecast is asked for again, though nothing was drafted."""
@@ -39,6 +43,16 @@ class Portfolio:
         self._rounds = 0
         self._chosen: int | None = None
         self._drafted: int | None = None
+
+    def expect(self, limits: Limits) -> None:
+        for drafter in self.drafters:
+            if isinstance(drafter, Reader):
+                drafter.expect(limits)
+
+    def rest(self) -> None:
+        for drafter in self.drafters:
+            if isinstance(drafter, Reader):
+                drafter.rest()
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._steady.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from ondevice.decoding.sampling import Sampler, SamplingOptions
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.engines.token_tree import ROOT
+
+if TYPE_CHECKING:
+    from ondevice.decoding.loop import Limits
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -33,6 +36,7 @@ class Draft:
     probs : float32[n, V] for a stochastic drafter: the distribution each token was drawn from, after the same
         temperature, top-k, top-p and penalties as the target's; None for a deterministic drafter
     source : who drafted it
+    reading_s : seconds that were spent on it once, as a draft model does that reads the text before its first draft
     """
 
     tokens: Ids
@@ -40,6 +44,7 @@ class Draft:
     confidence: Floats = field(default_factory=_no_floats)
     probs: Floats | None = None
     source: str = "none"
+    reading_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -137,4 +142,17 @@ class Drafter(Protocol):
         ...
 
 
-__all__ = ["ROOT", "Draft", "DraftRequest", "Drafter", "Forecast"]
+@runtime_checkable
+class Reader(Protocol):
+    """A drafter that reads the text itself, which may take long, and keeps what it has read."""
+
+    def expect(self, limits: Limits) -> None:
+        """A generation comes with these limits, which hold for reading too. Told before `begin`."""
+        ...
+
+    def rest(self) -> None:
+        """The generation has ended."""
+        ...
+
+
+__all__ = ["ROOT", "Draft", "DraftRequest", "Drafter", "Forecast", "Reader"]

@@ -14,11 +14,14 @@ from ondevice.errors import UsageError
 
 if TYPE_CHECKING:  # the command line lists the names, and needs neither numpy nor numba for that
     from ondevice.decoding.costs import Costs
+    from ondevice.drafters.draft_model import DraftModel, DraftSampling
     from ondevice.drafters.protocol import Drafter
     from ondevice.engines.protocol import Engine
 
 NONE = "none"
 AUTO = "auto"
+BESIDE = "auto+"
+"""Before a draft bundle's path: that one and all that the bundle offers."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,11 @@ def _ngram(engine: Engine, costs: Costs) -> Drafter:
 def _auto(engine: Engine, costs: Costs) -> Drafter:
     from ondevice.drafters.portfolio import Portfolio
 
-    return Portfolio([REGISTRY[name].make(engine, costs) for name in methods(engine)], costs)
+    return Portfolio(_methods(engine, costs), costs)
+
+
+def _methods(engine: Engine, costs: Costs) -> list[Drafter]:
+    return [REGISTRY[name].make(engine, costs) for name in methods(engine)]
 
 
 def _without_model(engine: Engine) -> str | None:
@@ -80,8 +87,39 @@ REGISTRY = {entry.name: entry for entry in _ENTRIES}
 
 
 def names() -> tuple[str, ...]:
-    """What `--drafter` takes."""
+    """What `--drafter` takes, beside the path of a draft bundle."""
     return (*REGISTRY, NONE)
+
+
+def draft_bundle(drafter: str) -> str | None:
+    """The path that follows no name, or `auto+`; None where there is none."""
+    if drafter in names() or not (location := drafter.removeprefix(BESIDE)):
+        return None
+    return location
+
+
+def with_draft_model(drafter: str, model: DraftModel, sampling: DraftSampling) -> DrafterEntry:
+    """The entry of a draft bundle's path, which was opened: alone, or with `auto+` before it as one of a portfolio.
+
+    Raises:
+        UsageError: the ratio rule in a portfolio, whose other drafts are drawn with the target's noise.
+    """
+
+    def alone(engine: Engine, costs: Costs) -> Drafter:
+        from ondevice.drafters.draft_model import DraftModelDrafter
+
+        return DraftModelDrafter(model, costs, sampling)
+
+    def beside(engine: Engine, costs: Costs) -> Drafter:
+        from ondevice.drafters.portfolio import Portfolio
+
+        return Portfolio([*_methods(engine, costs), alone(engine, costs)], costs)
+
+    if not drafter.startswith(BESIDE):
+        return DrafterEntry(f"{drafter} {sampling}", "a draft model", alone)
+    if sampling == "ratio":
+        raise UsageError("the ratio rule needs a draft model that drafts alone: leave auto+ or draft_sampling out")
+    return DrafterEntry(drafter, "a draft model beside all that the bundle offers", beside)
 
 
 def entry(name: str, engine: Engine) -> DrafterEntry:
@@ -91,7 +129,7 @@ def entry(name: str, engine: Engine) -> DrafterEntry:
         UsageError: there is none, or it cannot draft for this engine's bundle.
     """
     if name not in REGISTRY:
-        raise UsageError(f"drafter must be one of {', '.join(names())}, not {name!r}")
+        raise UsageError(f"drafter must be one of {', '.join(names())}, not {name!r:.99}")
     if obstacle := REGISTRY[name].obstacle(engine):
         raise UsageError(obstacle)
     return REGISTRY[name]

@@ -12,7 +12,7 @@ from ondevice.drafters import registry
 if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords
 
-DRAFTING = ("drafter", "num_assistant_tokens", "num_assistant_tokens_schedule")
+DRAFTING = ("drafter", "draft_sampling", "num_assistant_tokens", "num_assistant_tokens_schedule")
 
 
 def plain_options(options: GenerationKeywords) -> GenerationKeywords:

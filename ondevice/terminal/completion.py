@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from ondevice.bundle import MANIFEST, model_home
+from ondevice.drafters import registry
 from ondevice.errors import UsageError
 from ondevice.machine import expanded
 
@@ -84,6 +85,8 @@ def candidates(words: list[str]) -> list[str]:
         expected = positionals[given]
     if expected is None:
         return []
+    if expected.dest == "drafter" and before[0] != "export":
+        return [*_beginning(current, registry.names()), *_bundles(current)]
     return _bundles(current) if expected.dest == "bundle" else _beginning(current, map(str, expected.choices or ()))
 
 

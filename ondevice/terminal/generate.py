@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from ondevice.errors import UsageError
 from ondevice.terminal import prompt_input
 from ondevice.terminal.comparison import Comparison, plain_options
 from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
@@ -34,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     prompt = prompt_input.read_prompt(args)
     options = generation_options(args)
+    if args.compare and args.draft_sampling == "ratio":
+        raise UsageError("--compare compares tokens, and --draft-sampling ratio draws others: leave one of them out")
     if args.compare:
         options.setdefault("seed", 0)  # without one, two sampled runs say nothing about each other
     comparison = None

@@ -20,8 +20,9 @@ def load_model(args: argparse.Namespace) -> Model:
     import ondevice
 
     options = {name: getattr(args, name) for name in ("engine", "threads", "context_length", "kv_cache")}
+    drafter = getattr(args, "drafter", None)
     with preparing() as on_prepare:
-        return ondevice.load(args.bundle, on_prepare=on_prepare, **options)
+        return ondevice.load(args.bundle, drafter=drafter, on_prepare=on_prepare, **options)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from ondevice.bundle import is_bundle
 from ondevice.drafters import registry
 
 if TYPE_CHECKING:
@@ -56,14 +57,41 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         metavar="TEXT",
         help=r"end before this text; may be repeated; \n and \t are understood",
     )
-    group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
-    group.add_argument("--drafter", choices=registry.names(), help="who proposes tokens (default: auto, all there are)")
+    group = parser.add_argument_group(
+        "drafting", "Drafts change the speed, never the text, but for --draft-sampling ratio."
+    )
+    add_drafter_argument(group, "who proposes tokens (default: auto, all that the bundle offers)")
+    group.add_argument(
+        "--draft-sampling",
+        choices=["coupled", "ratio"],
+        help="how a draft bundle draws: coupled, with the target's noise (default), or ratio, as it sees fit itself "
+        "and verified by the ratio rule: a seed's text is then its own, and depends on how much is drafted",
+    )
     group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="tokens per draft")
     group.add_argument(
         "--num-assistant-tokens-schedule",
         choices=["auto", "heuristic", "constant"],
         help="how drafts grow and shrink (default: auto, as long as they pay on this machine)",
     )
+
+
+def add_drafter_argument(group: argparse._ArgumentGroup, text: str) -> None:
+    group.add_argument(
+        "--drafter",
+        type=drafter,
+        metavar="WHO",
+        help=f"{text}: {', '.join(registry.names())}; or PATH, a bundle with the same vocabulary, which drafts alone; "
+        "or auto+PATH, it and all that the bundle offers",
+    )
+
+
+def drafter(word: str) -> str:
+    """A name of the registry, or the path of a draft bundle."""
+    location = registry.draft_bundle(word)
+    if location is not None and not is_bundle(location):
+        known = ", ".join(registry.names())
+        raise argparse.ArgumentTypeError(f"{word!r} is none of {known}, and there is no such bundle")
+    return word
 
 
 def generation_options(args: argparse.Namespace) -> GenerationKeywords:
@@ -77,6 +105,7 @@ def generation_options(args: argparse.Namespace) -> GenerationKeywords:
         "repetition_penalty",
         "seed",
         "drafter",
+        "draft_sampling",
         "num_assistant_tokens",
         "num_assistant_tokens_schedule",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +31,7 @@ class ProgressBar:
         """
         self._options = {"desc": title, "delay": PATIENCE_S, "leave": False, "disable": None, **options}
         self._bar: tqdm[None] | None = None
+        self._since = 0.0
         self._handler = _Above(self)
 
     def __enter__(self) -> Self:
@@ -51,6 +53,19 @@ class ProgressBar:
         self._bar.update(done - self._bar.n)
         if done == total:
             self._close()
+
+    def show_below(self, done: int, total: int) -> None:
+        """`show` under text that has begun, which the bar would wipe out in its own line."""
+        if self._bar is None:
+            now = perf_counter()
+            self._since = self._since or now
+            if done == total or now - self._since < PATIENCE_S:
+                self._since = 0.0 if done == total else self._since
+                return
+            if sys.stderr.isatty():
+                print(file=sys.stderr)
+            self._options["delay"] = 0
+        self.show(done, total)
 
     def say(self, line: str) -> None:
         """Print a line, above the bar where there is one."""

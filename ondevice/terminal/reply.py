@@ -41,10 +41,14 @@ def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, *, s
     text: list[str] = []
     token_ids: list[int] = []
     reason: FinishReason | None = None
+
+    def on_prefill(done: int, total: int) -> None:
+        (bar.show_below if show and token_ids else bar.show)(done, total)
+
     with (
         cancel_on_interrupt(model) as interrupt,
         prompt_bar() as bar,
-        model.stream(prompt, **_with_progress(options, bar.show)) as generation,
+        model.stream(prompt, **_with_progress(options, on_prefill)) as generation,
     ):
         if interrupt.happened:
             generation.cancel()  # it came before there was anything to cancel

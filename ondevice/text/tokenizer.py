@@ -54,6 +54,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self._backend.get_vocab_size())
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Token ids by how the tokens are written."""
+        return self._backend.get_vocab()
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Control tokens: `decode` leaves them out."""

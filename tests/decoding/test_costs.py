@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ondevice.decoding.costs import PRIOR_SLOPE, STALE, SWEEP, WINDOW, Costs
+from ondevice.decoding.costs_file import KnownCosts
 from ondevice.decoding.record import ForwardCost, Round
 from tests.decoding.rounds import decoded
 
@@ -11,6 +12,15 @@ from tests.decoding.rounds import decoded
 def teach(costs: Costs, rows: int, *seconds: float) -> None:
     for value in seconds:
         costs.observe(decoded(rows, value))
+
+
+def test_a_draft_costs_what_was_assumed_until_it_was_measured() -> None:
+    costs = Costs()
+    costs.recall(KnownCosts(0.0, {1: 2.0}, {"known": 0.1}))
+    assert costs.draft("mtp") == pytest.approx(0.05 * 2.0)
+    costs.assume("large", 0.5)
+    costs.assume("known", 0.5)
+    assert (costs.draft("large"), costs.draft("known")) == (1.0, 0.1)
 
 
 def test_nothing_known_is_a_line_with_the_prior_slope() -> None:

@@ -45,6 +45,8 @@ def test_bundles_by_name_and_by_path(tmp_path, monkeypatch):
     assert candidates(["bench", ""]) == ["gemma", "here", "other"]
     assert candidates(["info", "bundles/g"]) == ["bundles/garnet", "bundles/gem"]
     assert candidates(["chat", "--engine", "simd", "--system", "hello", "he"]) == ["here"]
+    assert candidates(["chat", "here", "--drafter", "n"]) == ["ngram", "none"]
+    assert candidates(["chat", "here", "--drafter", "h"]) == ["here"]
     assert candidates(["generate", "--chat", "here", "g"]) == []  # the prompt
 
 

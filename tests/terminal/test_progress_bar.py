@@ -103,3 +103,22 @@ def test_a_line_where_there_is_no_bar_is_a_line(monkeypatch, stderr):
         bar.say("a note")
         progress_bar.LOG.warning("another")
         assert stderr.getvalue() == "a note\nanother\n"
+
+
+def test_a_bar_below_text_begins_on_a_line_of_its_own(monkeypatch):
+    stderr = shown_on(monkeypatch, Terminal())
+    with prompt_bar() as bar:
+        bar.show_below(1, 10)
+        assert stderr.getvalue().startswith("\n\r")
+        bar.show_below(10, 10)
+        assert bar._bar is None
+    assert stderr.getvalue().count("\n") == 1
+
+
+def test_what_is_soon_done_leaves_the_text_alone(monkeypatch):
+    monkeypatch.setattr(progress_bar, "PATIENCE_S", 60.0)
+    stderr = shown_on(monkeypatch, Terminal())
+    with prompt_bar() as bar:
+        for done in range(1, 11):
+            bar.show_below(done, 10)
+    assert not stderr.getvalue()

@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     group = parser.add_argument_group("configurations")
     group.add_argument(
-        "--drafters", type=parse_drafters, metavar="LIST", help=f"of {','.join(registry.REGISTRY)} (default: all there)"
+        "--drafters",
+        type=parse_drafters,
+        metavar="LIST",
+        help=f"of {','.join(registry.REGISTRY)}, a draft bundle's PATH, auto+PATH (default: what the bundle offers)",
     )
     group.add_argument(
         "--lengths",
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             "temperature": args.temperature or 0.0,
             "seed": args.seed,
         }
-        drafters = args.drafters or registry.offered(model.engine)
+        drafters = registry.offered(model.engine) if args.drafters is None else args.drafters
         results, interrupted = _measure(model, prompts, combine(drafters, args.lengths), options)
         if not results:
             return INTERRUPTED

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ondevice.drafters import registry
+from ondevice.terminal.options import drafter
 
 if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords, ScheduleName
@@ -48,10 +49,7 @@ def combine(drafters: Iterable[str], lengths: Iterable[str]) -> list[Configurati
 
 def parse_drafters(words: str) -> list[str]:
     chosen = _split(words)
-    for word in chosen:
-        if word not in registry.REGISTRY:
-            raise ArgumentTypeError(f"{word!r} is none of {', '.join(registry.REGISTRY)}")
-    return chosen
+    return [drafter(word) for word in chosen if word != registry.NONE]  # plain decoding is always measured
 
 
 def parse_lengths(words: str) -> list[str]:

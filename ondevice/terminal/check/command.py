@@ -13,7 +13,7 @@ from ondevice.terminal.bench.table import table
 from ondevice.terminal.check.replay import Difference, Replay, replay
 from ondevice.terminal.exit_codes import DIFFERENT
 from ondevice.terminal.loading import load_model
-from ondevice.terminal.options import add_model_arguments
+from ondevice.terminal.options import add_drafter_argument, add_model_arguments
 from ondevice.terminal.prompt_set import add_prompt_set_arguments, check_limit, fitting_prompts
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_set_arguments(group)
     group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default: 64)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled replays (default: 0)")
+    group = parser.add_argument_group("drafting")
+    add_drafter_argument(group, "compare this one only (default: each that the bundle offers)")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
@@ -111,7 +113,7 @@ def _findings(model: Model, args: argparse.Namespace) -> list[Finding]:
     from tqdm import tqdm
 
     prompts, _ = fitting_prompts(model, args)
-    drafters = registry.offered(model.engine)
+    drafters = [args.drafter] if args.drafter else registry.offered(model.engine)
     ways: dict[str, GenerationKeywords] = {
         GREEDY: {"max_new_tokens": args.max_new_tokens, "temperature": 0.0},
         SEEDED: {"max_new_tokens": args.max_new_tokens, "temperature": 1.0, "seed": args.seed},

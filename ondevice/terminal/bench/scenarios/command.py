@@ -101,7 +101,7 @@ def _ways(models: Mapping[Setup, Model], args: argparse.Namespace) -> list[Way]:
     """Plain decoding and every drafter; beside the first engine and number of threads, the last of those alone."""
     ways = []
     for number, (setup, model) in enumerate(models.items()):
-        names = args.drafters or registry.offered(model.engine)
+        names = registry.offered(model.engine) if args.drafters is None else args.drafters
         names = names if number == 0 else names[-1:]
         ways += [Way(setup, PLAIN), *(Way(setup, Configuration(name, "auto")) for name in names)]
     return ways
