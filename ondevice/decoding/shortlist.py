@@ -40,6 +40,7 @@ class Shortlist:
         )
         self._names, self._kept = np.empty(0, np.intp), np.empty(0, np.intp)
         self._room: dict[int, tuple[Ids, Weights]] = {}
+        self.winners(np.zeros(1, np.float32), None, 0, 1)  # so that no kernel is loaded while tokens wait for it
 
     def winners(self, scores: Floats, names: Ids | None, position: int, most: int) -> tuple[Ids, Weights]:
         """Up to `most` token ids, the best one first, and their log weight + noise; valid until the next call.

@@ -11,7 +11,7 @@ import numpy as np
 
 from ondevice.decoding.sampling import Guess
 from ondevice.drafters.acceptance import Calibration, PositionAcceptance, Tally
-from ondevice.drafters.protocol import ROOT, Draft, DraftRequest, Forecast
+from ondevice.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Floats, Outputs, Session
 
 BRANCHES = 3
@@ -19,10 +19,19 @@ BRANCHES = 3
 of the rounds, where a chain has 0.55 (`benchmarks/coupling.py`)."""
 
 SIBLING = 0.1
-"""The chance of a second child before anything was seen."""
+"""The chance of a second child before anything was seen: on the reference pair 0.17 at temperature 1, 0.11 at 0.7, 0.01
+at 0 (`benchmarks/coupling.py`, what a tree's first depth has more than a chain's)."""
 
 SIBLING_WEIGHT = 3.0
-"""Events that it is worth."""
+"""Events that it is worth: after a dozen rounds at temperature 0 it is below what a row costs on any machine."""
+
+SELDOM = 0.5
+"""Share of what a row costs. Where second children are taken less often than that on average, hardly one is worth its
+row, and none are guessed: at temperature 0 siblings took time on the reference pair, and brought nothing.
+"""
+
+LOOK = 8
+"""Drafts of which one guesses siblings nevertheless, for the average to follow the text."""
 
 KEEP = 0.97
 """Weight of earlier events after a new one: remembers about 30."""
@@ -67,6 +76,8 @@ class MtpDrafter:
         self._session: Session | None = None
         self._acceptance = PositionAcceptance()
         self._second = Tally(SIBLING_WEIGHT * SIBLING, SIBLING_WEIGHT)
+        self._since_look = 0
+        """Drafts since one with siblings."""
         self._calibrations = Calibration(), Calibration()
         """Of first children, and of their siblings."""
         self._newest: int | None = None
@@ -76,6 +87,7 @@ class MtpDrafter:
         self._children: dict[tuple[int, int], int] = {}
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        GREEDY.guess(np.zeros(1, np.float32), None, [], [])  # so that its kernel is loaded before tokens wait for it
         self._session, self._newest = session, None
         self._grows_trees = self._branches > 1 and session.exact_trees
         self._clear()
@@ -100,7 +112,7 @@ class MtpDrafter:
         self._clear()
         if self._newest is None or self._session is None:
             return Draft.empty()
-        branches = self._branches if self._grows_trees and request.trees else 1
+        branches = self._branching(request)
         expected = self._acceptance.conditional(request.nodes).tolist()
         nodes = {ROOT: Node(self._newest, self._hidden, [], 1.0)}
         tokens: list[int] = []
@@ -142,6 +154,16 @@ class MtpDrafter:
             self._acceptance.observe(0, 0)
         self._newest = emitted[-1]
         self._hidden[:] = outputs.hidden[path[-1]]
+
+    def _branching(self, request: DraftRequest) -> int:
+        """Children that a token may have in this draft."""
+        if not (self._grows_trees and request.trees):
+            return 1
+        self._since_look += 1
+        if self._second.rate() < SELDOM * request.floor and self._since_look < LOOK:
+            return 1
+        self._since_look = 0
+        return self._branches
 
     def _beyond(self, session: Session, node: Node, request: DraftRequest, most: int) -> tuple[Floats, list[Guess]]:
         """One step: the next hidden state, and what may follow; nothing, where it makes no sense: a damaged drafter may

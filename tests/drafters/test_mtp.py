@@ -97,3 +97,28 @@ def test_a_forecast_learns_that_second_children_are_taken() -> None:
         drafter.observe([4, 0], Outputs(np.zeros((2, VOCAB), np.float32), np.full((2, 8), -1, np.float32)), [0, 1])
     after = drafter.forecast(2).survival
     assert after[0] > 0.8 > before[0]
+
+
+def test_siblings_that_are_never_taken_are_guessed_in_one_draft_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, steps = MtpDrafter(8, VOCAB), Steps({0: TORN, 3: SURE})
+    session: Any = steps
+    drafter.begin([0], session)
+    drafter.observe([0], outputs(), [0])
+    asked: list[int] = []
+    guess = Sampler.guess
+    monkeypatch.setattr(Sampler, "guess", lambda *given: asked.append(given[-1]) or guess(*given))
+    three = Outputs(np.zeros((3, VOCAB), np.float32), np.full((3, 8), -1, np.float32))
+    for _ in range(60):
+        asked.clear()
+        draft = drafter.draft(DraftRequest(2, floor=0.1))
+        drafter.observe([3, 1, 0], three, [0, 1, 2])
+    assert draft.tokens.tolist() == [3, 1]
+    branches = []
+    for _ in range(16):
+        asked.clear()
+        drafter.draft(DraftRequest(2, floor=0.1))
+        drafter.observe([3, 1, 0], three, [0, 1, 2])
+        branches.append(asked[0])
+    assert sorted(branches) == [1] * 14 + [3] * 2
+    drafter.draft(DraftRequest(2, floor=0.0))
+    assert asked[-1] == 3, "where a row costs nothing"
