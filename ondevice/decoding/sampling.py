@@ -31,6 +31,11 @@ RIVALS = 4
 MOST_PENALTY = 1e6
 """Beyond this, and below one over this, a logit of float32 could become infinite."""
 
+MARGIN = 1e-5
+"""Share of a logit that is more than float32 rounds away."""
+
+LOWEST = float(np.finfo(np.float32).min)
+
 LEAST_TEMPERATURE = 1e-30
 """Below, differences of logits become infinite, which is as good as large."""
 
@@ -136,6 +141,7 @@ class Sampler:
             from ondevice.decoding.top_k import TopK
 
             self._top_k = TopK(options.top_k)
+            _ = self._shortlist  # made now, and its kernels loaded
         if options.top_p is not None and options.top_p < 1.0:
             from ondevice.decoding.nucleus import Nucleus
 
@@ -261,12 +267,21 @@ class Sampler:
             scores = scores[ids]
         elif self._nucleus is None and self.options.min_p is None:
             return Kept(None, None)
+        if ids is None and self._nucleus is None and self.options.min_p:
+            ids = self._above(scores, peak, self.options.min_p)
+            scores = scores[ids]
         weights = self._weights(scores, peak)
         if self._nucleus is not None:
             ids, weights = _narrowed(ids, weights, self._nucleus.of(weights))
         if self.options.min_p is not None:
             ids, weights = _narrowed(ids, weights, np.flatnonzero(weights >= self.options.min_p))
         return Kept(ids, weights)
+
+    def _above(self, scores: Floats, peak: float, least: float) -> Ids:
+        """Where weights of at least `least` can be, and a few more, before their exponentials are taken."""
+        below = self.options.temperature * math.log(least)
+        threshold = peak + below - MARGIN * (abs(peak) + abs(below))
+        return np.flatnonzero(scores >= np.float32(max(threshold, LOWEST)))
 
     def _weights(self, scores: Floats, peak: float) -> Probabilities:
         """float64[n], 1 for a token as likely as the likeliest."""

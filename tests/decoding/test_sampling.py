@@ -192,6 +192,31 @@ def test_a_guess_from_the_target_s_own_logits_is_its_choice(chosen: dict[str, An
             assert 0 < guesses[-1].share <= guesses[0].share <= 1
 
 
+@pytest.mark.parametrize("chosen", [each for each in WARPERS if each.get("top_k")], ids=str)
+@pytest.mark.parametrize("spread", [0.3, 3.0, 30.0])
+def test_one_kernel_draws_what_the_filters_and_the_race_do_one_after_the_other(
+    chosen: dict[str, Any], spread: float
+) -> None:
+    random = np.random.default_rng(4)
+    sampler = Sampler(SamplingOptions(**{**chosen, "repetition_penalty": 1.0}, seed=5))
+    for position, logits in enumerate((spread * random.standard_normal((40, 512))).astype(np.float32)):
+        names = random.permutation(4096)[:512]
+        places, values = np.empty(4, np.intp), np.empty(4)
+        count = sampler._draw(logits, names, position, places, values)
+        tokens, own = sampler._shortlist.winners(logits, names, position, 4)
+        assert tokens.tolist() == names[places[:count]].tolist()
+        np.testing.assert_allclose(own, values[:count], rtol=1e-12)
+
+
+def test_a_min_p_alone_keeps_what_it_keeps_behind_a_top_k_of_all() -> None:
+    random = np.random.default_rng(6)
+    for temperature in (1e-3, 0.7, 1.0, 1e30):
+        for logits in (5 * random.standard_normal((20, 300))).astype(np.float32):
+            chosen: dict[str, Any] = {"temperature": temperature, "min_p": float(random.uniform(0.001, 1.0))}
+            alone = Sampler(SamplingOptions(**chosen)).distribution(logits, [])
+            np.testing.assert_array_equal(alone, Sampler(SamplingOptions(**chosen, top_k=300)).distribution(logits, []))
+
+
 def test_guesses_of_similar_logits_mostly_agree() -> None:
     """More often than by the likeliest token, less often than the best rule could: 1 - the distance of p and q."""
     sampler = Sampler(SamplingOptions(seed=2))
