@@ -1,4 +1,9 @@
-"""Compares a bundle's files with their hashes, while they are packed: one thread reads as fast as two pack."""
+"""Compares a bundle's files with their hashes, while they are packed: one thread reads as fast as two pack.
+
+sha256 takes 0.85 s of a core per GB, reading included. A faster checksum in the manifest would do against damage, but
+it can be forged: packs are named by the hashes that a manifest lists, and a bundle that listed those of another would
+leave its own weights under the other's name.
+"""
 
 from __future__ import annotations
 
