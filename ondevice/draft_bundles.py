@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.drafters import registry
@@ -32,6 +32,10 @@ class DraftBundles:
     open_engine: OpenEngine
     cache_bytes: int
     opened: list[DraftModel]
+    _known: dict[str, DraftModel] = field(default_factory=dict)
+    """By path, as it was given."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while one is opened: two generations that ask for the same one share it."""
 
     def entry(
         self, drafter: str, sampling: DraftSampling = "coupled", on_prepare: OnPrepare | None = None
@@ -49,21 +53,15 @@ class DraftBundles:
         return registry.with_draft_model(drafter, self._model(location, on_prepare), sampling)
 
     def _model(self, location: str, on_prepare: OnPrepare | None) -> DraftModel:
-        with _OPENING:
-            bundle = find(location, self.target)
-            for model in self.opened:
-                if model.content == bundle.content:
-                    return model
-            name = f"draft:{bundle.path.resolve().name}"
-            share = max(_bytes(bundle), 1) / max(_bytes(self.target), 1)
-            engine = self.open_engine(bundle, on_prepare)
-            model = DraftModel(engine, name, self.cache_bytes, share=share, content=bundle.content)
-            self.opened.append(model)
-            return model
-
-
-_OPENING = threading.Lock()
-"""Held while a draft bundle is opened: two generations that ask for the same one share it."""
+        with self._lock:
+            if location not in self._known:
+                bundle = find(location, self.target)
+                name = f"draft:{bundle.path.resolve().name}"
+                share = max(_bytes(bundle), 1) / max(_bytes(self.target), 1)
+                model = DraftModel(self.open_engine(bundle, on_prepare), name, self.cache_bytes, share)
+                self.opened.append(model)
+                self._known[location] = model
+            return self._known[location]
 
 
 def find(location: str, target: Bundle) -> Bundle:

@@ -355,6 +355,8 @@ def load(
     _check_number("cache_bytes", cache_bytes, 0)
     if on_prepare is not None and not callable(on_prepare):
         raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
+    if drafter is not None and not isinstance(drafter, (str, PathLike)):
+        raise UsageError(f"drafter must be a name or a path, not {drafter!r:.99}: give your own to a generation")
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     if drafter is not None and (location := registry.draft_bundle(fspath(drafter))) is not None:
         find(location, opened)  # before minutes are spent on the model

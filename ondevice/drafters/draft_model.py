@@ -37,6 +37,9 @@ to go on for as long as it has gone on already, so no more than a share of that 
 READ_PRIOR = 0.2
 """Of a drafted token's cost, that of one that is only read, until it was measured: rows of a forward share weights."""
 
+NOTHING = np.zeros(0, np.float32)
+"""The survival of no tokens."""
+
 OWN_RANDOMNESS = 1
 """Beside the seed: what the ratio rule draws drafts with must be neither the noise nor the rule's own numbers."""
 
@@ -44,19 +47,17 @@ OWN_RANDOMNESS = 1
 class DraftModel:
     """A second bundle's engine and the sequences it has read; shared by the drafters of all generations."""
 
-    def __init__(self, engine: Engine, name: str, cache_bytes: int, *, share: float = 1.0, content: str = "") -> None:
+    def __init__(self, engine: Engine, name: str, cache_bytes: int, share: float = 1.0) -> None:
         """
         Args:
             engine: closed with this.
             name: of the drafter, in statistics.
             cache_bytes: of keys and values of sequences at rest.
             share: of the target's weights, how many this has: what a token may cost until that was measured.
-            content: identifies the bundle.
         """
         self.engine = engine
         self.share = share
         self.name = name
-        self.content = content
         self.sequences = PrefixCache(engine, cache_bytes)
         self._token_s = 0.0
 
@@ -119,6 +120,8 @@ class DraftModelDrafter:
         self._new = 0
         self._right = 0
         """Tokens of the session, or of what is kept, that the text begins with."""
+        self._look_at = 0
+        """Tokens generated, before which reading is not considered again."""
         self._proposals: list[Proposal] = []
         self._own: tuple[Sampler, np.random.Generator] | None = None
         self._word = Trust()
@@ -134,7 +137,7 @@ class DraftModelDrafter:
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._put_back()
-        self._prompt, self._new = list(prompt_ids), 0
+        self._prompt, self._new, self._look_at = list(prompt_ids), 0, 0
         self._right = self._model.sequences.shared(self._prompt)
         self._proposals, self._own = [], None
 
@@ -144,12 +147,15 @@ class DraftModelDrafter:
         self._prompt, self._new, self._right, self._proposals, self._own = (), 0, 0, [], None
 
     def forecast(self, nodes: int) -> Forecast:
+        if self._new < self._look_at:  # asked in every round, which takes longer than it should
+            return Forecast(NOTHING, self.name)
         nodes = min(nodes, self._model.engine.context_length - self._length)
         forecast = Forecast(self._acceptance.survival(max(nodes, 0)), self.name, steady=True)
         behind = self._length - self._right
         if behind <= NEAR or self._model.reading_s(behind, self._costs) <= self._savings(forecast):
             return forecast
-        return Forecast(forecast.survival[:0], self.name)
+        self._look_at = self._new + max(NEAR, self._new // 4)
+        return Forecast(NOTHING, self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
         self._proposals = []

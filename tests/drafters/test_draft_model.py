@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -172,6 +173,14 @@ def test_nothing_is_computed_for_a_drafter_that_never_drafts(bundle: Path, path:
         generate(model, LONG, drafter="auto", max_new_tokens=5)
         assert draft.forwards == 0
         assert model.engine.forwards > 0  # type: ignore[attr-defined]
+
+
+def test_one_that_pays_is_used_although_it_was_thought_to_be_dear(bundle: Path, path: str) -> None:
+    """The toys have no weights: a draft model is supposed to cost what the target does, until a probe has told."""
+    target, draft = ToyEngine(before=lambda batch: time.sleep(0.004)), murky(clear)
+    with model_over(target, bundle, open_draft=lambda bundle, on_prepare: draft) as model:
+        stats = generate(model, PROMPT, drafter=path, max_new_tokens=120).stats
+    assert stats.accepted == stats.drafted > 40
 
 
 def test_the_next_turn_of_a_chat_is_read_from_where_the_last_one_ended(bundle: Path, path: str) -> None:
