@@ -113,7 +113,7 @@ def test_a_long_chat_without_its_thoughts_computes_new_tokens_only(
         reply = reference_model.generate(prompt, **options)
         assert len(reply.token_ids) == 600
         cached = reply.stats.cached_tokens
-        assert 0 <= cached - (len(prompt) - new) < 5  # a reply may happen to begin like its last 40 tokens
+        assert cached >= len(prompt) - new  # more where a reply happens to begin like its last 40 tokens
         assert sum(rows) == len(prompt) - cached + 599
         prompt = [*prompt, *reply.token_ids[-40:], *rng.integers(300, 1000, 30).tolist()]
     warm = reference_model.generate(prompt, max_new_tokens=20, temperature=0.0)

@@ -106,7 +106,12 @@ def test_siblings_that_are_never_taken_are_guessed_in_one_draft_of_eight(monkeyp
     drafter.observe([0], outputs(), [0])
     asked: list[int] = []
     guess = Sampler.guess
-    monkeypatch.setattr(Sampler, "guess", lambda *given: asked.append(given[-1]) or guess(*given))
+
+    def counting(*given: Any) -> Any:
+        asked.append(given[-1])
+        return guess(*given)
+
+    monkeypatch.setattr(Sampler, "guess", counting)
     three = Outputs(np.zeros((3, VOCAB), np.float32), np.full((3, 8), -1, np.float32))
     for _ in range(60):
         asked.clear()
