@@ -43,6 +43,9 @@ class NgramDrafter:
     It costs microseconds, so it guesses whenever it is asked what it expects, and learns from each guess, drafted or
     not, how far to trust one.
 
+    Chains, no trees: on the reference pair the second-best continuation is right in 0.036 of the rounds with a match at
+    temperature 1, and in 0.005 at 0, which pays for no row (`benchmarks/ngram_siblings.py`).
+
     keep_turns : earlier turns whose generated tokens are kept
     """
 

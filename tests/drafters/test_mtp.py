@@ -107,11 +107,11 @@ def test_siblings_that_are_never_taken_are_guessed_in_one_draft_of_eight(monkeyp
     asked: list[int] = []
     guess = Sampler.guess
 
-    def counting(*given: Any) -> Any:
+    def counted(sampler: Sampler, *given: Any) -> Any:
         asked.append(given[-1])
-        return guess(*given)
+        return guess(sampler, *given)
 
-    monkeypatch.setattr(Sampler, "guess", counting)
+    monkeypatch.setattr(Sampler, "guess", counted)
     three = Outputs(np.zeros((3, VOCAB), np.float32), np.full((3, 8), -1, np.float32))
     for _ in range(60):
         asked.clear()
