@@ -115,6 +115,22 @@ def test_threads_that_wait_and_are_faster_all_the_same_stay() -> None:
     assert 0 < alone <= 200 / 16
 
 
+def test_a_load_that_comes_after_a_trial_in_vain_is_noticed_at_once() -> None:
+    choice, now = ThreadChoice(2), 0.0
+    for _ in range(20):  # idle: a trial of one thread fails
+        seconds = 0.05 if choice.threads == 2 else 0.1
+        now += seconds
+        choice.observe(seconds, 0.02, now)
+    assert choice._losses[0] > 0
+    ran = []
+    for _ in range(10):
+        ran.append(choice.threads)
+        seconds = 0.15 if choice.threads == 2 else 0.1
+        now += seconds
+        choice.observe(seconds, 0.5 if choice.threads == 2 else 0.0, now)
+    assert ran == [2, 2, *[1] * 8]
+
+
 def test_work_is_compared_by_its_units() -> None:
     """Chunks of a prompt differ in size; what counts is the time of a row."""
     choice, rng, now = ThreadChoice(2), random.Random(3), 0.0

@@ -24,6 +24,9 @@ WAITED = 0.5
 WAKING = 1e-3
 """Seconds of a run below which the first one with more threads says little: they take 0.1 ms to wake up."""
 
+CHANGED = 1.2
+"""Times as long as when fewer threads were tried in vain: then another program has come, and they are tried anew."""
+
 FORGOTTEN = 2.0
 """Seconds after which times say nothing about the machine now; eight runs if that is longer."""
 
@@ -52,6 +55,8 @@ class ThreadChoice:
         self._rung = len(self._ladder) - 1
         self._losses = [0.0] * len(self._ladder)
         """Seconds that the last trial of each rung lost."""
+        self._limits = [0.0] * len(self._ladder)
+        """What it was compared with, in seconds per unit."""
         self._recent: deque[float] = deque(maxlen=MEMORY)
         self._trial: _Trial | None = None
         self._credit = 0.0
@@ -100,8 +105,10 @@ class ThreadChoice:
             return None
         rested = self._since_trial >= BETWEEN_TRIALS
         below, top = self._rung - 1, len(self._ladder) - 1
-        if self._rung and self._waiting >= MEMORY - 1 and (rested or not self._losses[below]):
-            return below
+        if self._rung and self._waiting >= MEMORY - 1:
+            tried = self._losses[below] > 0 and median(self._recent) < CHANGED * self._limits[below]
+            if rested or not tried:
+                return below
         upwards = self._rung == 0 or (self._upwards and self._rung < top)
         rung = self._rung + 1 if upwards else below
         if not rested or self._credit < self._losses[rung]:
@@ -115,7 +122,7 @@ class ThreadChoice:
             self._rung = trial.rung
             self._recent = deque(trial.times, maxlen=MEMORY)
         else:
-            self._losses[trial.rung] = trial.lost
+            self._losses[trial.rung], self._limits[trial.rung] = trial.lost, trial.limit
             self._credit -= trial.lost
         self._end_trial()
 
