@@ -43,7 +43,9 @@ BUSY = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() 
 class AllThreads:
     """In the place of `ThreadChoice`: never fewer."""
 
-    def __init__(self, most: int) -> None:
+    tried = False
+
+    def __init__(self, most: int, start: int | None) -> None:
         self.threads = most
 
     def observe(self, *_: float) -> None: ...

@@ -70,7 +70,9 @@ def test_threads_that_come_and_go_change_no_bit(bundle: Bundle, monkeypatch: pyt
     class Turns:
         """Every run has another number of threads."""
 
-        def __init__(self, most: int) -> None:
+        tried = False
+
+        def __init__(self, most: int, start: int | None) -> None:
             self.threads = self._most = most
 
         def observe(self, *_: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -65,16 +66,21 @@ def test_threads_that_wait_are_told_of() -> None:
 def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed:
         made = 0
+        started: ClassVar[list[int | None]] = []
 
-        def __init__(self, most: int) -> None:
+        def __init__(self, most: int, start: int | None) -> None:
             Fixed.made += 1
             self.threads = min(most, Fixed.made)
+            self.tried = Fixed.made != 1
+            Fixed.started.append(start)
 
         def observe(self, *_: float) -> None: ...
 
     monkeypatch.setattr(thread_pool, "ThreadChoice", Fixed)
     pool = ThreadPool(3, 64)
     assert [pool.run(NOTHING, STATE, kind) for kind in (5, 6, 7, 6, 5)] == [1, 2, 3, 2, 1]
+    assert pool.run(NOTHING, STATE, 4) == 3
+    assert Fixed.started == [None, None, 2, 2], "from the nearest that has tried"
     pool.close()
 
 

@@ -44,15 +44,18 @@ class ThreadChoice:
 
     Attributes:
         threads: to run next with.
+        tried: whether any other count was.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, start: int | None = None) -> None:
         """
         Args:
             most: threads that there are.
+            start: what served work of another size; None takes all.
         """
         self._ladder = ladder(most)
-        self._rung = len(self._ladder) - 1
+        self._rung = len(self._ladder) - 1 if start is None else self._ladder.index(start)
+        self.tried = False
         self._losses = [0.0] * len(self._ladder)
         """Seconds that the last trial of each rung lost."""
         self._limits = [0.0] * len(self._ladder)
@@ -64,7 +67,7 @@ class ThreadChoice:
         self._waiting = 0
         self._upwards = False
         self._last: float | None = None
-        self.threads = most
+        self.threads = self._ladder[self._rung]
 
     def observe(self, seconds: float, waited: float, now: float, units: int = 1) -> None:
         """Learn from a run with `threads`.
@@ -117,6 +120,7 @@ class ThreadChoice:
         return rung
 
     def _conclude(self, trial: _Trial) -> None:
+        self.tried = True
         if trial.faster:
             self._losses[trial.rung] = self._losses[self._rung] = 0.0
             self._rung = trial.rung

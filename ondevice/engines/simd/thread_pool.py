@@ -67,7 +67,7 @@ class ThreadPool:
         """Run every step; all threads are through the last one when this returns, even by an interrupt.
 
         Args:
-            kind: number of a kind of work, which takes the same time each time.
+            kind: number of a kind of work, which takes the same time each time; neighbours are of nearly that size.
             units: such times that this work takes.
 
         Returns:
@@ -75,7 +75,7 @@ class ThreadPool:
         """
         choice = self._choices.get(kind)
         if choice is None:
-            choice = self._choices[kind] = ThreadChoice(self.threads)
+            choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind))
         threads = choice.threads
         with _Turn.lock if threads > 1 else nullcontext():
             started = time.perf_counter()
@@ -88,6 +88,11 @@ class ThreadPool:
         for queue in self._queues:
             queue.put(None)
         self._queues = []
+
+    def _served(self, kind: int) -> int | None:
+        """The threads of the kind that is nearest, of those that have tried: a busy core is one for all of them."""
+        tried = {other: choice.threads for other, choice in self._choices.items() if choice.tried}
+        return tried[min(tried, key=lambda other: abs(other - kind))] if tried else None
 
     def _run(self, plan: Plan, state: State, threads: int) -> None:
         job = _Job(plan, state, threads, self._counters.arrivals)
