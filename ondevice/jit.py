@@ -21,6 +21,7 @@ from numba.core.registry import cpu_target
 
 import ondevice
 from ondevice.code_generator import tell_numba
+from ondevice.compiler_locks import hold_while_forking
 from ondevice.machine import cache_directory
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -31,6 +32,7 @@ _log = logging.getLogger("ondevice")
 _locating = threading.Lock()
 
 tell_numba()  # here, because no function of ondevice is compiled without this module
+hold_while_forking()
 
 
 def kernel(function: AnyFunction) -> AnyFunction:

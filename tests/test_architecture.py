@@ -18,8 +18,8 @@ GROUND = "ground"
 TOKENS = ("decoding/", "drafters/", "engines/")
 OUTSIDE = {
     "onnxruntime": ("engines/ort/",),
-    "llvmlite": ("engines/simd/kernels/", "code_generator.py"),
-    "numba": ("engines/simd/kernels/", "jit.py", "code_generator.py"),
+    "llvmlite": ("engines/simd/kernels/", "code_generator.py", "compiler_locks.py"),
+    "numba": ("engines/simd/kernels/", "jit.py", "code_generator.py", "compiler_locks.py"),
     "tokenizers": ("text/",),
     "jinja2": ("text/",),
     "argparse": ("terminal/",),

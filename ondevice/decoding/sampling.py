@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -126,6 +125,8 @@ class Sampler:
         self.options = options
         self.processors = tuple(processors)
         # Imported where they are needed: with numba, and `ondevice --help` needs the options above.
+        self._made_shortlist: Shortlist | None = None
+        self._made_rng: np.random.Generator | None = None
         self._top_k: TopK | None = None
         self._nucleus: Nucleus | None = None
         self._scratch: Probabilities = np.empty(0)
@@ -151,16 +152,22 @@ class Sampler:
     def greedy(self) -> bool:
         return self.options.temperature == 0
 
-    @cached_property
+    # Not functools.cached_property: before Python 3.12 it has one lock for all samplers, held while kernels are loaded,
+    # and a process that was forked meanwhile waits for it for ever.
+    @property
     def _shortlist(self) -> Shortlist:
-        from ondevice.decoding.shortlist import Shortlist
+        if self._made_shortlist is None:
+            from ondevice.decoding.shortlist import Shortlist
 
-        return Shortlist(self.options, self._key)
+            self._made_shortlist = Shortlist(self.options, self._key)
+        return self._made_shortlist
 
-    @cached_property
+    @property
     def rng(self) -> np.random.Generator:
         """Random numbers for the ratio rule, which must not see the noise."""
-        return np.random.default_rng(self.options.seed)
+        if self._made_rng is None:
+            self._made_rng = np.random.default_rng(self.options.seed)
+        return self._made_rng
 
     def choose(self, logits: Floats, context: Sequence[int]) -> int:
         """The token that follows `context`, whose logits are float32[V]."""
