@@ -5,14 +5,26 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from benchmarks.busy import AllThreads
 from ondevice.bundle import Bundle
+from ondevice.engines.protocol import KVCacheType
+from ondevice.engines.simd import thread_pool
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.session import SimdSession
 from ondevice_export import export
 from tests.tiny_models import QUANTISED, save_pair
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_thread_runs() -> Iterator[None]:
+    """Models as small as these are soon left to one thread, and comparisons would be between one thread and one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thread_pool, "ThreadChoice", AllThreads)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +51,15 @@ def bundle(request: pytest.FixtureRequest, bundles: dict[str, Bundle]) -> Bundle
 def tiny(bundles: dict[str, Bundle]) -> Path:
     """The directory of the E2B-like pair."""
     return bundles["e2b"].path
+
+
+@pytest.fixture(scope="module", params=get_args(KVCacheType))
+def pair(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[tuple[SimdEngine, SimdEngine]]:
+    """One engine with a thread, one with two."""
+    engines = SimdEngine(bundle, 1, kv_cache=request.param), SimdEngine(bundle, 2, kv_cache=request.param)
+    yield engines
+    for engine in engines:
+        engine.close()
 
 
 @pytest.fixture

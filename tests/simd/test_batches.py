@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_args
@@ -22,15 +21,6 @@ from tests.simd.forwards import assert_row_alone, drafted, extend, path_to, rand
 from tests.tiny_models import CONTEXT, VOCAB
 
 SESSIONS = 5
-
-
-@pytest.fixture(scope="module", params=get_args(KVCacheType))
-def pair(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[tuple[SimdEngine, SimdEngine]]:
-    """One engine with a thread, one with two."""
-    engines = SimdEngine(bundle, 1, kv_cache=request.param), SimdEngine(bundle, 2, kv_cache=request.param)
-    yield engines
-    for engine in engines:
-        engine.close()
 
 
 def random_ids(rng: np.random.Generator, most: int) -> list[int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines import kv_cache
-from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd import thread_pool
 from ondevice.engines.simd.engine import SimdEngine
@@ -20,15 +18,6 @@ from tests.simd.forwards import assert_row_alone, drafted, extend, path_to, rand
 from tests.tiny_models import CONTEXT, VOCAB
 
 MOST_ROWS = 16
-
-
-@pytest.fixture(scope="module", params=get_args(KVCacheType))
-def pair(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[tuple[SimdEngine, SimdEngine]]:
-    """One engine with a thread, one with two."""
-    engines = SimdEngine(bundle, 1, kv_cache=request.param), SimdEngine(bundle, 2, kv_cache=request.param)
-    yield engines
-    for engine in engines:
-        engine.close()
 
 
 def filled(engine: SimdEngine, ids: list[int], rng: np.random.Generator) -> SimdSession:
