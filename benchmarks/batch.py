@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from benchmarks.llama_batched_bench import BatchedBench
+from benchmarks.llama_batched_bench import add_batched_bench, batched_benches
 from ondevice import machine
 from ondevice.engines.choice import EngineName
 from ondevice.model import Model, load
@@ -196,16 +196,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="default: the physical cores")
     parser.add_argument("--tokens", type=int, default=40, metavar="N", help="of each sequence (default: 40)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
-    parser.add_argument("--batched-bench", type=Path, metavar="PROGRAM", help="llama.cpp's llama-batched-bench")
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help="what it runs: see benchmarks.e2b_gguf")
+    add_batched_bench(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
-    if (arguments.batched_bench is None) != (arguments.gguf is None):
-        parser.error("--batched-bench and --gguf belong together")
     threads = arguments.threads or machine.default_threads()
     peer: dict[int, float] = {}
-    if arguments.gguf is not None:  # first: it fails at once if it does
-        bench = BatchedBench(arguments.batched_bench, arguments.gguf, threads)
+    for bench in batched_benches(parser, arguments, [threads]):  # first: it fails at once if it does
         peer = bench.tokens_per_s(COUNTS, PROMPT_TOKENS, arguments.tokens)
     with load(
         arguments.bundle, engine=arguments.engine, threads=threads, max_sequences=max(COUNTS), cache_bytes=0

@@ -25,7 +25,7 @@ from unittest.mock import patch
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.llama_batched_bench import BatchedBench
+from benchmarks.llama_batched_bench import BatchedBench, add_batched_bench, batched_benches
 from ondevice import machine
 from ondevice.engines.choice import EngineName
 from ondevice.model import Model, load
@@ -184,18 +184,13 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=("simd", "ort"), default=["simd", "ort"])
     parser.add_argument("--seconds", type=float, default=4.0, metavar="N", help="of each run (default: 4)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind (default: 3)")
-    parser.add_argument("--batched-bench", type=Path, metavar="PROGRAM", help="llama.cpp's llama-batched-bench")
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help="what it runs: see benchmarks.e2b_gguf")
+    add_batched_bench(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
     if "simd" not in arguments.engines:
         parser.error("--engines must have simd among them")
-    if (arguments.batched_bench is None) != (arguments.gguf is None):
-        parser.error("--batched-bench and --gguf belong together")
     threads = machine.default_threads()
-    peers = []
-    if arguments.gguf is not None:
-        peers = [BatchedBench(arguments.batched_bench, arguments.gguf, count) for count in sorted({1, threads})]
+    peers = batched_benches(parser, arguments, sorted({1, threads}))
     counts = sorted({0, 1, machine.processors()})
     models = {entrant: entrant.load(arguments.bundle) for entrant in contenders(arguments.engines, threads)}
     speeds = measure(models, peers, counts, arguments.seconds, arguments.repeats)

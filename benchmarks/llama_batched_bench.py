@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 from collections.abc import Sequence
@@ -42,6 +43,23 @@ class BatchedBench:
             last = (found.stderr.strip().splitlines() or ["it gives no reason"])[-1]
             raise SystemExit(f"{' '.join(command)} failed with exit code {found.returncode}: {last}")
         return speeds
+
+
+def add_batched_bench(parser: argparse.ArgumentParser) -> None:
+    """The options that name the program and its file."""
+    parser.add_argument("--batched-bench", type=Path, metavar="PROGRAM", help="llama.cpp's llama-batched-bench")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="what it runs: see benchmarks.e2b_gguf")
+
+
+def batched_benches(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, threads: Sequence[int]
+) -> list[BatchedBench]:
+    """One for each number of threads; none where they were not named."""
+    if (arguments.batched_bench is None) != (arguments.gguf is None):
+        parser.error("--batched-bench and --gguf belong together")
+    if arguments.gguf is None:
+        return []
+    return [BatchedBench(arguments.batched_bench, arguments.gguf, count) for count in threads]
 
 
 def speeds_of(output: str) -> dict[int, float]:
