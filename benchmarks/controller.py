@@ -21,7 +21,8 @@ import numpy as np
 from ondevice.decoding import loop
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.record import Round
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import AutoSchedule
 from ondevice.drafters.mtp import MtpDrafter
 from ondevice.drafters.ngram import NgramDrafter

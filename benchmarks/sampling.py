@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import machine
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
 from ondevice.terminal.bench.table import table
 

@@ -12,7 +12,8 @@ from ondevice.decoding.costs import Costs
 from ondevice.decoding.loop import Limits, generate
 from ondevice.decoding.loop import run as driven
 from ondevice.decoding.record import Stats
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import MOST, AutoSchedule, ConstantSchedule, Schedule
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 

@@ -81,7 +81,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ondevice.decoding.record import FinishReason, Reply, Stats, Step
-    from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
+    from ondevice.decoding.sampling import LogitsProcessor
+    from ondevice.decoding.sampling_options import SamplingOptions
     from ondevice.drafters.draft_model import DraftSampling
     from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
     from ondevice.engines.choice import EngineName
@@ -97,7 +98,8 @@ else:
     # this `__getattr__`, or it would believe in every attribute.
     _HOMES = {
         "decoding.record": ("FinishReason", "Reply", "Stats", "Step"),
-        "decoding.sampling": ("LogitsProcessor", "SamplingOptions"),
+        "decoding.sampling": ("LogitsProcessor",),
+        "decoding.sampling_options": ("SamplingOptions",),
         "drafters.draft_model": ("DraftSampling",),
         "drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
         "engines.choice": ("EngineName",),

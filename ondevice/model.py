@@ -21,7 +21,8 @@ from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.processors import SuppressTokens
 from ondevice.decoding.record import FinishReason, Reply, Round, Stats, Step
 from ondevice.decoding.runner import Drafting, Runner, Task
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.draft_bundles import DraftBundles, OpenEngine, find
 from ondevice.drafters import registry
 from ondevice.drafters.draft_model import DraftSampling

@@ -10,7 +10,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
-from ondevice.decoding.sampling import LogitsProcessor, SamplingOptions
+from ondevice.decoding.sampling import LogitsProcessor
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.drafters import registry
 from ondevice.drafters.draft_model import DraftSampling
 from ondevice.drafters.protocol import Drafter

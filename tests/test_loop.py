@@ -13,7 +13,8 @@ import pytest
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.loop import Limits, generate, run
 from ondevice.decoding.record import Round
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import AutoSchedule, ConstantSchedule
 from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree

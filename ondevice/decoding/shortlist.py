@@ -16,7 +16,7 @@ from ondevice.decoding.noise import Floats, Ids, Key, Weights, insert, race
 from ondevice.jit import kernel
 
 if TYPE_CHECKING:
-    from ondevice.decoding.sampling import SamplingOptions
+    from ondevice.decoding.sampling_options import SamplingOptions
 
 
 MOST = 2**31

@@ -5,7 +5,8 @@ import pytest
 
 from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
 from ondevice.decoding.loop import Limits, generate, run
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import ConstantSchedule
 from ondevice.drafters.acceptance import PositionAcceptance
 from ondevice.engines.protocol import DraftStep

@@ -13,7 +13,8 @@ import pytest
 from ondevice.decoding import batch as batch_module
 from ondevice.decoding.batch import FIRST_SHARE, Batch, Pace, Seat
 from ondevice.decoding.loop import Limits, generate, run
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
 from tests.toy_engine import VOCAB, ToyEngine, ToySession

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ondevice.decoding import noise
-from ondevice.decoding.sampling import LogitsProcessor, Sampler, SamplingOptions
+from ondevice.decoding.sampling import LogitsProcessor, Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.errors import UsageError
 
 VOCAB = 300

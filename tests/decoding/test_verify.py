@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ondevice.decoding import verify
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.verify import accept, accept_matching, accept_ratio, draw
 from ondevice.drafters.protocol import Draft
 from ondevice.engines.protocol import Floats

@@ -18,7 +18,8 @@ from ondevice import Model, Reply, UsageError
 from ondevice.bundle import MANIFEST
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.costs_file import KnownCosts
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.drafters.draft_model import NEAR, DraftModel, DraftModelDrafter
 from ondevice.drafters.protocol import DraftRequest
 from ondevice.engines.protocol import Floats, Outputs, Rows

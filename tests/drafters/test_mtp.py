@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.drafters.mtp import MtpDrafter
 from ondevice.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.engines.protocol import DraftStep, Outputs

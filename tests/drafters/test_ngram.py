@@ -4,7 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import Sampler, SamplingOptions
+from ondevice.decoding.sampling import Sampler
+from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.verify import accept
 from ondevice.drafters.ngram import NgramDrafter
 from ondevice.drafters.protocol import ROOT
