@@ -28,7 +28,8 @@ from tqdm import tqdm
 from benchmarks.llama_batched_bench import BatchedBench, add_batched_bench, batched_benches
 from ondevice import machine
 from ondevice.engines.choice import EngineName
-from ondevice.model import Model, load
+from ondevice.loading import load
+from ondevice.model import Model
 from ondevice.terminal.bench.footer import setup, setup_line, versions_line
 from ondevice.terminal.bench.table import table
 

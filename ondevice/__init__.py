@@ -88,7 +88,8 @@ if TYPE_CHECKING:
     from ondevice.engines.choice import EngineName
     from ondevice.engines.protocol import KVCacheType, Outputs, Session
     from ondevice.generation import Generation
-    from ondevice.model import Model, load, prepare
+    from ondevice.loading import load, prepare
+    from ondevice.model import Model
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
     from ondevice.progress import OnPrepare, Progress
     from ondevice.text.chat_template import Message
@@ -105,7 +106,8 @@ else:
         "engines.choice": ("EngineName",),
         "engines.protocol": ("KVCacheType", "Outputs", "Session"),
         "generation": ("Generation",),
-        "model": ("Model", "load", "prepare"),
+        "loading": ("load", "prepare"),
+        "model": ("Model",),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
         "progress": ("OnPrepare", "Progress"),
         "text.chat_template": ("Message",),

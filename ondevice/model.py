@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import threading
 import weakref
 from collections.abc import Generator
 from contextlib import closing
 from os import PathLike, fspath
-from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Unpack
 
-from ondevice import __version__, machine
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.decoding import loop
 from ondevice.decoding.costs_file import CostsFile
@@ -23,17 +18,15 @@ from ondevice.decoding.record import FinishReason, Reply, Round, Stats, Step
 from ondevice.decoding.runner import Drafting, Runner, Task
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.draft_bundles import DraftBundles, OpenEngine, find
+from ondevice.draft_bundles import DraftBundles, OpenEngine
 from ondevice.drafters import registry
 from ondevice.drafters.draft_model import DraftSampling
 from ondevice.drafters.protocol import Drafter
-from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.process import Process
-from ondevice.engines.protocol import Engine, KVCacheType
+from ondevice.engines.protocol import Engine
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.generation import Cancellation, Generation
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
-from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.prompt import Prompt, encode_prompt
@@ -45,11 +38,6 @@ MAX_SEQUENCES = 4
 
 CACHE_BYTES = 1 << 29
 """Of finished sequences, where nobody says how many: eight chats of 4,096 tokens at Gemma 4 E2B's shape."""
-
-MOST_THREADS = 256
-"""More would only wait for one another, where there are not as many processors."""
-
-_log = logging.getLogger("ondevice")
 
 
 class Model:
@@ -310,120 +298,6 @@ def _steps(
             if reason:
                 return
             process.check()
-
-
-def load(
-    bundle: str | Path,
-    *,
-    engine: EngineName = "auto",
-    threads: int | None = None,
-    context_length: int | None = None,
-    kv_cache: KVCacheType = "fp16",
-    max_sequences: int = MAX_SEQUENCES,
-    cache_bytes: int = CACHE_BYTES,
-    drafter: str | PathLike[str] | None = None,
-    verify_hashes: bool = False,
-    on_prepare: OnPrepare | None = None,
-) -> Model:
-    """Open a bundle and make it ready to generate.
-
-    Args:
-        bundle: a directory, or a name under the model home (`$ONDEVICE_HOME`, else `~/.ondevice`).
-        engine: `auto` takes the fastest that runs here.
-        threads: most compute threads; None takes the physical cores that this process may use.
-        context_length: most tokens of a sequence; None takes the model's own.
-        kv_cache: `int8` halves the memory of a long context, on the `simd` engine; `fp16` there is float32 on `ort`.
-        max_sequences: generations at the same time, 1 to 16; more wait for their turn.
-        cache_bytes: keys and values of finished sequences that are kept for prompts that begin like them; the newest
-            stays even where it alone is larger. 0 keeps none. A draft model may keep as much of its own.
-        drafter: who drafts where a generation does not say; None is `auto`. A draft bundle's path, or `auto+` and that,
-            is opened now, with the same engine and as many threads.
-        verify_hashes: compare every file's sha256 first.
-        on_prepare: called while kernels are compiled and weights packed, which happens once and takes seconds, with
-            what is going on and the share of all that is done, 0 to 1. An exception from it ends the loading.
-
-    Raises:
-        BundleError: nothing there, or nothing to trust.
-        UsageError: an engine, thread count, context, cache or drafter that does not exist, or a draft bundle with
-            another vocabulary.
-    """
-    started = perf_counter()
-    if threads is not None:
-        _check_number("threads", threads, 1, max(MOST_THREADS, machine.processors()))
-    if context_length is not None:
-        _check_number("context_length", context_length, 2)
-    _check_number("max_sequences", max_sequences, 1)
-    _check_number("cache_bytes", cache_bytes, 0)
-    if on_prepare is not None and not callable(on_prepare):
-        raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
-    if drafter is not None and not isinstance(drafter, (str, PathLike)):
-        raise UsageError(f"drafter must be a name or a path, not {drafter!r:.99}: give your own to a generation")
-    opened = Bundle.open(bundle, verify_hashes=verify_hashes)
-    if drafter is not None and (location := registry.draft_bundle(fspath(drafter))) is not None:
-        find(location, opened)  # before minutes are spent on the model
-    count = threads or machine.default_threads()
-    if count > (most := machine.processors()):
-        _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
-
-    def open_one(which: Bundle, tell: OnPrepare | None, context: int | None) -> Engine:
-        with Preparation(tell) as preparation:
-            running = open_engine(engine, which, count, context, kv_cache=kv_cache, preparation=preparation)
-            try:
-                preparation.finish()
-            except BaseException:
-                running.close()
-                raise
-        return running
-
-    def open_draft(which: Bundle, tell: OnPrepare | None) -> Engine:
-        return open_one(which, tell, min(running.context_length, which.manifest.target.context_length))
-
-    running = open_one(opened, on_prepare, context_length)
-    model = Model(
-        opened,
-        running,
-        count,
-        perf_counter() - started,
-        max_sequences=max_sequences,
-        cache_bytes=cache_bytes,
-        costs_file=_costs_file(opened, running, count),
-        open_draft=open_draft,
-    )
-    try:
-        if drafter is not None:
-            model.draft_with(drafter, on_prepare)
-    except BaseException:
-        model.close()
-        raise
-    model.load_s = perf_counter() - started
-    return model
-
-
-def _costs_file(bundle: Bundle, engine: Engine, threads: int) -> CostsFile:
-    """Where the costs of this bundle stay, on this machine, with this engine and so many threads."""
-    weights = hashlib.sha256(repr(sorted(bundle.manifest.files.items())).encode()).hexdigest()
-    key = [__version__, machine.processor_name(), weights, engine.name, engine.kv_cache, str(threads)]
-    return CostsFile(machine.cache_directory() / "costs", key)
-
-
-def prepare(
-    bundle: str | Path,
-    *,
-    engine: EngineName = "auto",
-    threads: int | None = None,
-    on_prepare: OnPrepare | None = None,
-) -> None:
-    """Do now what the first `load` of a bundle on this machine would: compile kernels, pack weights.
-
-    Takes and raises what `load` does.
-    """
-    load(bundle, engine=engine, threads=threads, on_prepare=on_prepare).close()
-
-
-def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        upper = "on" if most is None else f"to {most}"
-        raise UsageError(f"{name} must be a whole number from {least} {upper}, not {value!r:.99}")
 
 
 def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplate | None]:

@@ -78,7 +78,7 @@ def _version(name: str) -> str:
 def no_costs_of_other_runs() -> Iterator[None]:
     """What a busy machine measured yesterday decides nothing about today's drafts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ondevice.model._costs_file", lambda *about: None)
+        patch.setattr("ondevice.loading._costs_file", lambda *about: None)
         yield
 
 

@@ -49,7 +49,8 @@ def test_steps_add_up_to_the_reply(reference_model: Model) -> None:
     assert stats.new_tokens == len(reply.token_ids)
     assert stats.prompt_tokens == len(reference_model.encode(PROMPT))
     assert sum(stats.num_drafts_per_pos[:1]) + stats.rounds_without_draft == stats.target_forwards
-    assert sum(stats.num_accepted_tokens_per_pos) == stats.accepted <= stats.drafted == sum(stats.num_drafts_per_pos)
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.accepted
+    assert stats.accepted <= sum(stats.num_drafts_per_pos) <= stats.drafted  # less than that where there were siblings
     assert sum(stats.fallbacks.values()) == stats.rounds_without_draft
     sources = stats.by_source.values()
     assert sum(counts.num_drafts for counts in sources) == stats.num_drafts == sum(stats.num_drafts_per_pos[:1])

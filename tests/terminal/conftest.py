@@ -21,7 +21,7 @@ def toy(monkeypatch):
         loaded.append(load_toy(location, **options))
         return loaded[-1]
 
-    monkeypatch.setattr("ondevice.model.load", load)
+    monkeypatch.setattr("ondevice.loading.load", load)
     return loaded
 
 

@@ -37,7 +37,7 @@ def test_equal_replies(run, bundle, prompts_file):
 
 
 def test_a_difference_is_named_and_fails(run, bundle, prompts_file, monkeypatch):
-    monkeypatch.setattr("ondevice.model.load", lambda location, **options: model_over(Unsteady(400), location))
+    monkeypatch.setattr("ondevice.loading.load", lambda location, **options: model_over(Unsteady(400), location))
     words = ["check", bundle, "--prompts", prompts_file, "--max-new-tokens", 20]
     code, out, _ = run(*words)
     assert code == 1

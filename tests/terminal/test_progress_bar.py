@@ -72,7 +72,7 @@ def test_every_command_shows_how_far_preparing_is(run, bundle, monkeypatch, word
         on_prepare("packing weights", 1.0)
         return load_toy(location, **options)
 
-    monkeypatch.setattr("ondevice.model.load", load)
+    monkeypatch.setattr("ondevice.loading.load", load)
     stderr = shown_on(monkeypatch, Terminal())
     run(words[0], bundle, *words[1:], stdin="")
     assert "packing weights" in stderr.getvalue()

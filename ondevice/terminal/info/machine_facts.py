@@ -64,7 +64,7 @@ def reason_of(error: Exception) -> str:
 
 def _import_obstacle(module: str) -> str | None:
     try:
-        for each in ("ondevice.model", "ondevice.jit", module):  # drafters and sampling need numba too
+        for each in ("ondevice.loading", "ondevice.jit", module):  # drafters and sampling need numba too
             import_module(each)
     except Exception as error:  # a package for another processor, a cache that cannot be written, ...
         return reason_of(error)

@@ -84,14 +84,14 @@ def test_several_thread_counts_take_turns(run, bundle, short, monkeypatch):
         return real(model, prompt, configuration, options)
 
     monkeypatch.setattr(measurement, "run_prompt", noted)
-    load = sys.modules["ondevice.model"].load
+    load = sys.modules["ondevice.loading"].load
 
     def with_threads(location, **options):
         model = load(location, **options)
         model.threads = options["threads"]
         return model
 
-    monkeypatch.setattr("ondevice.model.load", with_threads)
+    monkeypatch.setattr("ondevice.loading.load", with_threads)
     code, out, _ = run("bench", bundle, "--scenarios", "--quick", "--max-new-tokens", 5, "--threads", "1,2")
     assert code == 0
     turns = [way[:2] for way in used if way[2] == 5][:12]
