@@ -3,82 +3,111 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.drafters.acceptance import PositionAcceptance
-from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.drafters.acceptance import PositionAcceptance, Tally
+from ondevice.drafters.mtp import KEEP, SIBLING, SIBLING_WEIGHT, MtpDrafter
+from ondevice.drafters.protocol import ROOT, Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Engine, Outputs, Session
 
-Luck = NDArray[np.bool_]
+Luck = NDArray[np.int64]
+
+FIRST, SECOND, NEITHER = range(3)
 
 
 class SimulatedDrafter:
     """Replays a known continuation, wrong at places chosen beforehand.
 
-    Whatever a real drafter pays, it pays: where the bundle has an MTP drafter, that one drafts just as many tokens,
-    which are then thrown away. And it knows no more than a real one: its forecast is learnt from the verdicts.
+    Whatever a real drafter pays, it pays: where the bundle has an MTP drafter, that one takes as many steps, whose
+    tokens are then thrown away. And it knows no more than a real one: its forecast is learnt from the verdicts.
 
     continuation : int64[n], what plain decoding emits after the prompt, whose first token the prefill gives
-    luck : bool[n], whether it gets the token at that place right. Every place is judged at most once in a generation,
-        so independent places make independent verdicts.
+    trees : whether a token may have a second child
+    luck : int64[n], which of its children is right at that place: FIRST, SECOND or NEITHER. Every place is judged at
+        most once in a generation, so independent places make independent verdicts.
     """
 
     name = "simulated"
 
-    def __init__(self, engine: Engine, continuation: Sequence[int]) -> None:
+    def __init__(self, engine: Engine, continuation: Sequence[int], *, trees: bool = False) -> None:
         self._continuation = np.asarray(continuation, np.int64)
         self._vocab_size = engine.target.vocab_size
+        self._branches = 2 if trees else 1
         sizes = engine.target.hidden_size, engine.target.vocab_size
         self._paid = MtpDrafter(*sizes, branches=1) if engine.has_drafter else None
         self._acceptance = PositionAcceptance()
+        self._second = Tally(SIBLING_WEIGHT * SIBLING, SIBLING_WEIGHT)
         self._place = 0
-        self._drafted: list[int] = []
-        self.luck: Luck = np.ones(len(self._continuation), np.bool_)
+        self._firsts = 0
+        """Tokens of the draft along first children alone."""
+        self.luck: Luck = np.full(len(self._continuation), FIRST)
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        self._place = 0
-        self._drafted = []
+        self._place = self._firsts = 0
         if self._paid is not None:
             self._paid.begin(prompt_ids, session)
 
     def forget(self) -> None:
-        self._drafted = []
+        self._firsts = 0
         if self._paid is not None:
             self._paid.forget()
 
     def forecast(self, nodes: int) -> Forecast:
-        return Forecast(self._acceptance.survival(nodes), self.name)
+        if self._branches == 1:
+            return Forecast(self._acceptance.survival(nodes), self.name)
+        return Forecast(self._acceptance.survival_with_siblings(nodes, self._second.rate()), self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
-        count = int((self._acceptance.survival(request.nodes) >= request.floor).sum())
+        """The likeliest nodes, as far as it knows; a chain where only first children are."""
+        rates = self._acceptance.conditional(request.nodes).tolist()
+        chances = (rates, [self._second.rate()] * len(rates))[: self._branches]
+        tokens: list[int] = []
+        parents: list[int] = []
+        expanded = {ROOT}
+        # Survival, order, parent, depth, which child, whether its parent is right, whether all before it are firsts.
+        frontier = [(-each[0], rank, ROOT, 0, rank, True, True) for rank, each in enumerate(chances) if rates]
+        self._firsts = 0
+        while frontier and len(tokens) < request.nodes:
+            negative, order, parent, depth, rank, follows, alone = heappop(frontier)
+            if -negative < request.floor or self._place + depth >= len(self._continuation):
+                break
+            right = follows and self.luck[self._place + depth] == rank
+            alone = alone and rank == FIRST
+            self._firsts += alone
+            truth = self._continuation[self._place + depth]
+            tokens.append(int(truth if right else (truth + 1 + rank) % self._vocab_size))
+            parents.append(parent)
+            expanded.add(parent)
+            new = len(tokens) - 1
+            for child, each in enumerate(chances if depth + 1 < len(rates) else ()):
+                chance, later = negative * each[depth + 1], order + 2 * request.nodes + child
+                heappush(frontier, (chance, later, new, depth + 1, child, right, alone))
         if self._paid is not None:
             # A real one has to draft a token to see that it is not worth submitting.
-            self._paid.draft(DraftRequest(min(count + 1, request.nodes)))
-        ahead = slice(self._place, self._place + count)
-        right = self._continuation[ahead]
-        tokens = np.where(self.luck[ahead], right, (right + 1) % self._vocab_size)
-        self._drafted = tokens.tolist()
-        return Draft.chain(self._drafted, self._acceptance.conditional(len(tokens)).tolist(), self.name)
+            self._paid.draft(DraftRequest(min(len(expanded) + (len(tokens) < request.nodes), request.nodes)))
+        return Draft(np.array(tokens, np.int64), np.array(parents, np.int64), source=self.name)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        judged = [drafted == taken for drafted, taken in zip(self._drafted, emitted, strict=False)]
-        accepted = judged.index(False) if False in judged else len(judged)
+        judged = self.luck[self._place : self._place + min(self._firsts, len(emitted))] == FIRST
+        accepted = len(judged) if judged.all() else int(judged.argmin())
         self._acceptance.observe(min(len(judged), accepted + 1), accepted)
+        if self._branches > 1 and self._firsts:
+            self._second.fade(KEEP)
+            self._second.add(bool(self.luck[self._place] == SECOND))
         self._place += len(emitted)
-        self._drafted = []
+        self._firsts = 0
         if self._paid is not None:
             self._paid.observe(emitted, outputs, path)
 
 
-def make_luck(count: int, acceptance: float, repeat: int, repeats: int) -> Luck:
-    """bool[count]: independent draws that are true with a given probability.
+def make_luck(count: int, acceptance: float, repeat: int, repeats: int, second: float = 0.0) -> Luck:
+    """int64[count]: independent draws, FIRST with the one probability, SECOND with the other, NEITHER else.
 
     The draws of repeats lie evenly around the circle of probabilities, so that over all of them a place is right about
     as often as it should be; each repeat by itself is as random as any. The same for every acceptance and length.
     """
-    draws = np.random.default_rng(0).random(count)
-    luck: Luck = (draws + repeat / repeats) % 1.0 < acceptance
-    return luck
+    draws = (np.random.default_rng(0).random(count) + repeat / repeats) % 1.0
+    return np.where(draws < acceptance, FIRST, np.where(draws < acceptance + second, SECOND, NEITHER))

@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculate BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--quick] [--json]
     python -m benchmarks.speculate BUNDLE --acceptance 0 --lengths auto --repeats 12    # one row, with less noise
+    python -m benchmarks.speculate BUNDLE --siblings 0.4 --lengths 4 auto               # chains beside trees
 
 The loop, the engine and the cost of a draft are real; acceptance is simulated, by replaying the plain continuation with
 mistakes. So the table holds for any weights of this shape, and says nothing about how often a drafter is right.
@@ -21,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.engines import EngineName, open_engine
-from benchmarks.speculation import AUTO, Bench, Block, DraftStepCost, measure_draft_step
+from benchmarks.speculation import AUTO, TREES, Bench, Block, DraftStepCost, measure_draft_step
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.terminal.bench.footer import setup, setup_line, versions_line
@@ -40,20 +41,23 @@ def main() -> int:
     bundle = Bundle.open(arguments.bundle)
     threads = arguments.threads or machine.default_threads()
     engine = open_engine(arguments.engine, bundle, threads)
-    acceptances, lengths = arguments.acceptance, arguments.lengths
+    acceptances, lengths, second = arguments.acceptance, arguments.lengths, arguments.siblings
+    if second is not None:
+        lengths = (*lengths, TREES)
     try:
         prompt_ids = np.random.default_rng(0).integers(engine.target.vocab_size, size=PROMPT_TOKENS).tolist()
         bench = Bench.prepare(engine, prompt_ids, arguments.tokens)
         step = measure_draft_step(engine, prompt_ids)
         runs = len(acceptances) * (len(lengths) + 1) * arguments.repeats
         with tqdm(total=runs, unit="run", leave=False, disable=None) as bar:
-            blocks = list(bench.measure(acceptances, lengths, arguments.repeats, bar.update))
+            blocks = list(bench.measure(acceptances, lengths, arguments.repeats, bar.update, second or 0.0))
     finally:
         engine.close()
     different = _different(blocks, bench.continuation)
     facts = {
         **setup(bundle.manifest, arguments.engine, threads),
         "acceptance": "simulated",
+        "siblings": second,
         "prompt_tokens": PROMPT_TOKENS,
         "tokens": arguments.tokens,
         "different_runs": different,
@@ -75,6 +79,7 @@ def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str,
             speed_up_table(blocks),
             "",
             "`auto, first` is a generation in which `auto` knows nothing yet; `auto` has learnt from that one.",
+            *_trees(facts["siblings"]),
             "",
             "What `auto` did:",
             "",
@@ -100,19 +105,20 @@ def speed_up_table(blocks: Sequence[Block]) -> str:
 
 def auto_table(blocks: Sequence[Block]) -> str:
     """Of the generations in which `auto` had learnt from one before."""
-    titles = ["acceptance", "drafted/round", "tokens/round", "speed-up"]
+    titles = ["acceptance", "draft", "drafted/round", "tokens/round", "speed-up"]
     cells = [
         [
             f"{block.acceptance:g}",
+            cell.length,
             f"{cell.drafted_per_round:.2f}",
             f"{cell.tokens_per_round:.2f}",
             f"{block.speed_up(cell):.2f}",
         ]
         for block in blocks
         for cell in block.cells
-        if cell.length == AUTO
+        if cell.length in (AUTO, TREES)
     ]
-    return table(titles, cells, left=())
+    return table(titles, cells, left={"draft"})
 
 
 def as_json(blocks: Sequence[Block], step: DraftStepCost | None) -> dict[str, Any]:
@@ -134,6 +140,13 @@ def as_json(blocks: Sequence[Block], step: DraftStepCost | None) -> dict[str, An
             for cell in (block.plain, *block.cells)
         ],
     }
+
+
+def _trees(second: float | None) -> list[str]:
+    """A line on what trees are given, where there are any."""
+    if second is None:
+        return []
+    return [f"`{TREES}`: where a token is wrong, a second one in its place is right with probability {second:g}."]
 
 
 def _draft_cost(step: DraftStepCost | None) -> str:
@@ -169,6 +182,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--acceptance", type=_share, nargs="+", default=ACCEPTANCES, metavar="P", help="(default: 0 to 0.9)"
     )
+    parser.add_argument(
+        "--siblings", type=_share, metavar="P", help="measure trees too, whose second children are right where the "
+        "first are wrong with this probability",
+    )  # fmt: skip
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS, metavar="K", help="1 to 8, or auto")
     lengths.add_argument(

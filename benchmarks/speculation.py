@@ -17,7 +17,7 @@ from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import MOST, AutoSchedule, ConstantSchedule, Schedule
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 
-PLAIN, AUTO, FIRST_AUTO = "plain", "auto", "auto, first"
+PLAIN, AUTO, TREES, FIRST_AUTO = "plain", "auto", "auto, trees", "auto, first"
 
 NOISE = 0.05
 """What ratios may be off by on a quiet machine."""
@@ -109,36 +109,40 @@ class Bench:
         lengths: Sequence[str],
         repeats: int,
         progress: Callable[[], None] = lambda: None,
+        second: float = 0.0,
     ) -> Iterator[Block]:
         """Yield a block per acceptance.
+
+        Second children, which trees have, are right in a share `second` of the places where first ones are wrong.
 
         Within a block every way of decoding takes its turn, beginning with another each time: a machine that is busy
         for a while is so for all alike. `auto` has one generation more, in which it knows nothing yet.
         """
         for acceptance in acceptances:
             cells = tuple(self._cell(length) for length in lengths)
-            first = [self._first(cell, acceptance, repeats) for cell in cells if cell.length == AUTO]
+            first = [self._first(cell, acceptance, repeats, second) for cell in cells if cell.length == AUTO]
             block = Block(acceptance, Cell(PLAIN), (*cells, *first))
             ways = [block.plain, *cells]
             for repeat in range(repeats):
                 start = repeat * len(ways) // repeats
                 for cell in [*ways[start:], *ways[:start]]:
-                    self._add(cell, acceptance, repeat, repeats)
+                    self._add(cell, acceptance, repeat, repeats, second)
                     progress()
             yield block
 
     def _cell(self, length: str) -> Cell:
-        schedule = AutoSchedule(Costs()) if length == AUTO else ConstantSchedule(int(length))
-        return Cell(length, SimulatedDrafter(self.engine, self.continuation), schedule)
+        schedule = AutoSchedule(Costs()) if length in (AUTO, TREES) else ConstantSchedule(int(length))
+        return Cell(length, SimulatedDrafter(self.engine, self.continuation, trees=length == TREES), schedule)
 
-    def _first(self, auto: Cell, acceptance: float, repeats: int) -> Cell:
+    def _first(self, auto: Cell, acceptance: float, repeats: int, second: float) -> Cell:
         cell = Cell(FIRST_AUTO, auto.drafter, auto.schedule)
-        self._add(cell, acceptance, 0, repeats)
+        self._add(cell, acceptance, 0, repeats, second)
         return cell
 
-    def _add(self, cell: Cell, acceptance: float, repeat: int, repeats: int) -> None:
+    def _add(self, cell: Cell, acceptance: float, repeat: int, repeats: int, second: float) -> None:
         if cell.drafter is not None:
-            cell.drafter.luck = make_luck(len(self.continuation), acceptance, repeat, repeats)
+            siblings = second * (1.0 - acceptance)
+            cell.drafter.luck = make_luck(len(self.continuation), acceptance, repeat, repeats, siblings)
         cell.runs.append(self.run(cell))
 
 

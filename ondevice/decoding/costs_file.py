@@ -13,9 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 1 << 16
-MOST_ROWS = 1024
+MOST_COUNT = 1024
 MOST_SECONDS = 3600.0
 
 EVERY_S = 60.0
@@ -23,11 +23,11 @@ EVERY_S = 60.0
 
 
 class KnownCosts(NamedTuple):
-    """Seconds of a forward by its rows, of a drafted token by its drafter, and when that was measured (Unix time)."""
+    """Seconds of a forward by rows, of a draft by drafter and tokens, and when they were measured (Unix time)."""
 
     measured_at: float
     forwards: dict[int, float]
-    drafts: dict[str, float]
+    drafts: dict[str, dict[int, float]]
 
 
 class CostsFile:
@@ -68,7 +68,7 @@ class CostsFile:
             "version": VERSION,
             "key": self._key,
             "measured_at": known.measured_at,
-            "forwards": {str(rows): seconds for rows, seconds in sorted(known.forwards.items())},
+            "forwards": known.forwards,
             "drafts": known.drafts,
         }
         temporary = None
@@ -76,7 +76,7 @@ class CostsFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.stem, suffix=".part")
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(entry, file)
+                json.dump(entry, file, sort_keys=True)
             Path(temporary).replace(self.path)
         except OSError:
             if temporary is not None:
@@ -88,16 +88,17 @@ class CostsFile:
     def _parse(self, entry: Mapping[str, Any]) -> KnownCosts | None:
         if entry["version"] != VERSION or entry["key"] != self._key:
             return None
-        forwards = {int(rows): _seconds(seconds) for rows, seconds in entry["forwards"].items()}
-        drafts = {str(source): _seconds(seconds) for source, seconds in entry["drafts"].items()}
-        if not forwards or min(forwards) < 1 or max(forwards) > MOST_ROWS:
-            return None
+        forwards = _by_count(entry["forwards"])
+        drafts = {str(source): _by_count(counts) for source, counts in entry["drafts"].items()}
         measured_at = float(entry["measured_at"])
         return KnownCosts(measured_at, forwards, drafts) if math.isfinite(measured_at) else None
 
 
-def _seconds(value: object) -> float:
-    """Raises ValueError for what is no time that a forward could take."""
-    if not isinstance(value, float) or not 0.0 < value < MOST_SECONDS:
-        raise ValueError("not a time")
-    return value
+def _by_count(entry: Mapping[str, Any]) -> dict[int, float]:
+    """Raises ValueError for what no forward or draft could have, or take."""
+    times = {int(count): seconds for count, seconds in entry.items()}
+    if not times or min(times) < 1 or max(times) > MOST_COUNT:
+        raise ValueError("not counts")
+    if not all(isinstance(seconds, float) and 0.0 < seconds < MOST_SECONDS for seconds in times.values()):
+        raise ValueError("not times")
+    return times

@@ -176,15 +176,20 @@ class Runner:
 
     @contextmanager
     def _lend(self, task: Task) -> Iterator[tuple[Drafter | None, Schedule | None]]:
-        """A drafter and a schedule for one generation, experienced ones where there are any."""
+        """A drafter and a schedule for one generation, experienced ones where there are any.
+
+        What they learnt from greedy generations says little of sampled ones: the reference pair's first draft is right
+        in 0.95 of the ones, and in 0.55 of the others. So each kind has its own.
+        """
         drafting = task.drafting
         if drafting.drafter is None:
             yield None, None
             return
-        key = drafting.schedule, drafting.num_assistant_tokens
-        schedule = self._schedules.take(key, lambda: make_schedule(*key, self._costs))
+        chosen, name, count = drafting.drafter, drafting.schedule, drafting.num_assistant_tokens
+        key = chosen.name, task.sampler.greedy, name, count
+        schedule = self._schedules.take(key, lambda: make_schedule(name, count, self._costs))
         try:
-            with self._drafter(drafting.drafter) as drafter:
+            with self._drafter(chosen, task.sampler.greedy) as drafter:
                 if not isinstance(drafter, Reader):
                     yield drafter, schedule
                     return
@@ -197,16 +202,17 @@ class Runner:
             self._schedules.give_back(key, schedule)
 
     @contextmanager
-    def _drafter(self, chosen: DrafterEntry | Drafter) -> Iterator[Drafter]:
+    def _drafter(self, chosen: DrafterEntry | Drafter, greedy: bool) -> Iterator[Drafter]:
         if not isinstance(chosen, DrafterEntry):
             with self._claim(chosen):
                 yield chosen
             return
-        drafter = self._drafters.take(chosen.name, lambda: chosen.make(self.engine, self._costs))
+        key = chosen.name, greedy
+        drafter = self._drafters.take(key, lambda: chosen.make(self.engine, self._costs))
         try:
             yield drafter
         finally:
-            self._drafters.give_back(chosen.name, drafter)
+            self._drafters.give_back(key, drafter)
 
     @contextmanager
     def _claim(self, drafter: Drafter) -> Iterator[None]:

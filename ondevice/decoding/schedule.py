@@ -113,7 +113,8 @@ class HeuristicSchedule:
 class AutoSchedule:
     """Chooses the k, 0 included, with the most expected tokens per second: speculation never loses.
 
-    A drafter that does not pay is not called, but for probes of one token, which notice when the text has changed.
+    A drafter that does not pay is not called, but for probes, which notice when the text has changed: the draft that
+    would lose least, for a single token says little of the cost of the next.
 
     costs : this machine's, shared by all generations of a model
     most : tokens to draft at most
@@ -152,14 +153,14 @@ class AutoSchedule:
             return NO_MATCH
         self._parked = None
         trust = self._trust[forecast.source]
-        plan = best_plan(forecast, self.costs, trust, beside)
-        self._probing = plan.k == 0
+        plan, gain = best_plan(forecast, self.costs, trust, beside)
+        self._probing = gain <= 1.0
         if self._probing:
             if not (due or self._probes.due()):
-                idle = DRIFT if trust.drifted else plan
+                idle = DRIFT if trust.drifted else UNPROFITABLE
                 self._parked = (drafter, idle) if forecast.steady else None
                 return idle
-            plan = Plan(1)
+            plan = Plan(plan.k)
         else:
             self._probes.end()
         self._forecast = forecast
@@ -177,8 +178,9 @@ class AutoSchedule:
             return
         self._trust[forecast.source].observe(forecast.survival, this.drafted, this.accepted)
         if self._probing:
-            one, two = self.costs.forwards(2)
-            loss = (two + self.costs.draft(forecast.source)) / one - 1
+            count = max(this.drafted, 1)
+            one, *_, all_of_them = self.costs.forwards(count + 1)
+            loss = (all_of_them + self.costs.drafts(forecast.source, count)[count - 1]) / one - 1
             self._probes.observe(this.accepted - loss, loss)
 
     def _refresh(self, beside: int) -> int:
@@ -187,19 +189,20 @@ class AutoSchedule:
         return min(2 ** (measurements + 1), REFRESH) if measurements else 0
 
 
-def best_plan(forecast: Forecast, costs: Costs, trust: Trust, beside: int = 0) -> Plan:
-    """The k with the most expected tokens per second, and the survival below which one more row does not pay.
+def best_plan(forecast: Forecast, costs: Costs, trust: Trust, beside: int = 0) -> tuple[Plan, float]:
+    """The k from 1 on with the most expected tokens per second, the survival below which one more row does not pay, and
+    how many times as many tokens per second that is as without a draft.
 
     With a_j the chance that the target takes node j and all before it on its path, C(b) the seconds of a forward of b
-    rows beside those of other sequences, d those of a drafted token: the largest
-    (1 + a_1 + .. + a_k) / (C(k + 1) + k d), which is DSpark's rule for one request; a share `trust.empty` of the rounds
-    gives 1 / (C(1) + d) instead. All k are compared, for C may have jumps.
+    rows beside those of other sequences, D(k) those of a draft of k tokens: the largest
+    (1 + a_1 + .. + a_k) / (C(k + 1) + D(k)), which is DSpark's rule for one request; a share `trust.empty` of the
+    rounds gives 1 / (C(1) + D(1)) instead. All k are compared, for C and D may have jumps.
 
     The floor leaves the cost of drafting out: when a drafter knows how sure it is of a token, that is already spent.
     """
     plain, *forwards = costs.forwards(len(forecast.survival) + 1, beside)
     best, rate = _best(forecast, plain, forwards, costs, trust)
-    return Plan(best, rate * (forwards[best - 1] - plain) / best) if rate * plain > 1.0 else UNPROFITABLE
+    return Plan(best, rate * (forwards[best - 1] - plain) / best), rate * plain
 
 
 def expected_rate(forecast: Forecast, costs: Costs, trust: Trust) -> float:
@@ -210,16 +213,21 @@ def expected_rate(forecast: Forecast, costs: Costs, trust: Trust) -> float:
 
 def _best(forecast: Forecast, plain: float, forwards: Sequence[float], costs: Costs, trust: Trust) -> tuple[int, float]:
     """The best k from 1 on, and its tokens per second; two zeros where there is nothing to draft."""
-    draft, empty = costs.draft(forecast.source), trust.empty
+    if not forwards:
+        return 0, 0.0
+    drafts, empty = costs.drafts(forecast.source, len(forwards)), trust.empty
     drafting = 1.0 - empty
-    brings, takes_none = drafting * trust.share, empty * (plain + draft)
-    tokens, best, best_rate = 1.0, 0, 0.0
+    brings, takes_none = drafting * trust.share, empty * (plain + drafts[0])
+    tokens, best, best_rate, left = 1.0, 0, 0.0, len(forwards)
     # Several times in every round, for a handful of numbers: arrays would take several times as long.
-    for k, chance in enumerate(forecast.survival.tolist(), 1):
+    for chance, forward, draft in zip(forecast.survival.tolist(), forwards, drafts, strict=False):
+        seconds = takes_none + drafting * (forward + draft)
+        if tokens + brings * chance * left < best_rate * seconds:  # even if all the others were as likely, and free
+            break
         tokens += brings * chance
-        rate = tokens / (takes_none + drafting * (forwards[k - 1] + k * draft))
-        if rate > best_rate:
-            best, best_rate = k, rate
+        left -= 1
+        if tokens > best_rate * seconds:
+            best, best_rate = len(forwards) - left, tokens / seconds
     return best, best_rate
 
 

@@ -76,7 +76,7 @@ class DraftModel:
 
     def reading_s(self, tokens: int, costs: Costs) -> float:
         """Seconds that reading so many tokens is expected to take."""
-        return tokens * (self._token_s or READ_PRIOR * costs.draft(self.name))
+        return tokens * (self._token_s or READ_PRIOR * costs.drafts(self.name, 1)[0])
 
     def close(self) -> None:
         self.sequences.clear()

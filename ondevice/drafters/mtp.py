@@ -97,23 +97,10 @@ class MtpDrafter:
 
     def forecast(self, nodes: int) -> Forecast:
         """First children, and beside each the second, whose parent the target must take as well."""
-        first = self._acceptance.survival(nodes)
         if not self._grows_trees:
-            return Forecast(first, self.name, steady=True)
-        rate = self._second.rate()
-        best: list[float] = []
-        # Two falling lists merged by hand, in every round: sorting them, or heapq, takes twice as long.
-        firsts: list[float] = first.tolist()
-        at, beside, second = 0, 0, rate
-        while len(best) < nodes:
-            if firsts[at] >= second:
-                best.append(firsts[at])
-                at += 1
-            else:
-                best.append(second)
-                second = rate * firsts[beside]
-                beside += 1
-        return Forecast(np.array(best, np.float32), self.name, steady=True)
+            return Forecast(self._acceptance.survival(nodes), self.name, steady=True)
+        survival = self._acceptance.survival_with_siblings(nodes, self._second.rate())
+        return Forecast(survival, self.name, steady=True)
 
     def draft(self, request: DraftRequest) -> Draft:
         """Grow a tree, likeliest token first; a token is looked beyond when what follows is the likeliest to pay."""

@@ -18,6 +18,7 @@ FACTS = {
     "versions": {"ondevice": "1"},
     "tokens": 4,
     "prompt_tokens": 3,
+    "siblings": None,
     "different_runs": 0,
 }
 REPORT = """\
@@ -31,9 +32,9 @@ Speed-up over plain decoding, **simulated acceptance**:
 
 What `auto` did:
 
-| acceptance | drafted/round | tokens/round | speed-up |
-| ---------: | ------------: | -----------: | -------: |
-|        0.6 |          0.00 |         1.00 |     0.80 |
+| acceptance | draft | drafted/round | tokens/round | speed-up |
+| ---------: | ----- | ------------: | -----------: | -------: |
+|        0.6 | auto  |          0.00 |         1.00 |     0.80 |
 
 A real MTP draft step takes 1.00 ms, 0.020 of a forward of one row (50.0 ms); every drafted token above pays for one.
 

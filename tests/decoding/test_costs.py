@@ -3,8 +3,9 @@ import threading
 import numpy as np
 import pytest
 
-from ondevice.decoding.costs import PRIOR_SLOPE, STALE, SWEEP, WINDOW, Costs
+from ondevice.decoding.costs import PRIOR_ROW, PRIOR_TOKEN, SWEEP, Costs
 from ondevice.decoding.costs_file import KnownCosts
+from ondevice.decoding.recent import STALE, WINDOW
 from ondevice.decoding.record import ForwardCost, Round
 from tests.decoding.rounds import decoded
 
@@ -16,19 +17,19 @@ def teach(costs: Costs, rows: int, *seconds: float) -> None:
 
 def test_a_draft_costs_what_was_assumed_until_it_was_measured() -> None:
     costs = Costs()
-    costs.recall(KnownCosts(0.0, {1: 2.0}, {"known": 0.1}))
-    assert costs.draft("mtp") == pytest.approx(0.05 * 2.0)
+    costs.recall(KnownCosts(0.0, {1: 2.0}, {"known": {1: 0.1}}))
+    assert costs.drafts("mtp", 2) == pytest.approx([0.05 * 2.0, 0.1 * 2.0])
     costs.assume("large", 0.5)
     costs.assume("known", 0.5)
-    assert (costs.draft("large"), costs.draft("known")) == (1.0, 0.1)
+    assert (costs.drafts("large", 1), costs.drafts("known", 1)) == ([1.0], [0.1])
 
 
 def test_nothing_known_is_a_line_with_the_prior_slope() -> None:
     costs = Costs()
     assert costs.measurements(1) == 0
     forwards = np.array(costs.forwards(5))
-    np.testing.assert_allclose(forwards / forwards[0], 1 + PRIOR_SLOPE * np.arange(5))
-    assert 0 < costs.draft("mtp") < forwards[0]
+    np.testing.assert_allclose(forwards / forwards[0], 1 + PRIOR_ROW * np.arange(5))
+    assert 0 < costs.drafts("mtp", 1)[0] < forwards[0]
 
 
 def test_a_prefill_teaches_nothing() -> None:
@@ -95,16 +96,26 @@ def test_a_row_count_not_run_for_long_is_forgotten() -> None:
     assert costs.measurements(4) == 5
     teach(costs, 1, *[1.0] * SWEEP)
     assert costs.measurements(4) == 0
-    assert costs.forwards(4)[3] == pytest.approx(1 + 3 * PRIOR_SLOPE)
+    assert costs.forwards(4)[3] == pytest.approx(1 + 3 * PRIOR_ROW)
 
 
-def test_drafting_is_timed_per_token_and_source() -> None:
+def test_drafting_is_timed_by_source_and_number_of_tokens() -> None:
     costs = Costs()
-    for _ in range(3):
+    for _ in range(WINDOW):
         costs.observe(decoded(5, 1.4, draft_seconds=0.4, source="mtp"))
+        costs.observe(decoded(3, 1.2, draft_seconds=0.3, source="mtp"))
         costs.observe(decoded(3, 1.0, draft_seconds=0.0, source="ngram"))
-    assert costs.draft("mtp") == pytest.approx(0.1)
-    assert costs.draft("ngram") == 0.0
+    np.testing.assert_allclose(costs.drafts("mtp", 8)[1:4], [0.3, 0.35, 0.4], rtol=0.05)
+    assert costs.drafts("ngram", 2)[:2] == [0.0, 0.0]
+
+
+def test_a_lone_token_says_little_of_the_cost_of_several() -> None:
+    costs = Costs()
+    costs.observe(decoded(2, 1.1, draft_seconds=0.3, source="mtp"))
+    assert costs.drafts("mtp", 3)[2] == pytest.approx(0.3 * (1 + 2 * PRIOR_TOKEN))
+    for _ in range(WINDOW):
+        costs.observe(decoded(4, 1.3, draft_seconds=0.9, source="mtp"))
+    assert costs.drafts("mtp", 3)[2] == pytest.approx(0.9, rel=0.05)
 
 
 def test_rows_of_other_sequences_count() -> None:
@@ -125,7 +136,7 @@ def test_several_threads_may_teach_and_ask() -> None:
             for index in range(3 * STALE):
                 teach(costs, first + index % 40, 1.0)
                 assert len(costs.forwards(index % 17 + 1, beside=index % 5)) == index % 17 + 1
-                assert costs.draft("dice") >= 0.0
+                assert costs.drafts("dice", 1)[0] >= 0.0
         except Exception as error:
             failures.append(error)
 

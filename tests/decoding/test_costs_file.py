@@ -13,7 +13,7 @@ from tests.model_made import BOS, load_toy, model_over, write_bundle
 from tests.toy_engine import ToyEngine
 
 KEY = ["0.1.0", "a processor", "weights", "simd", "fp16", "2"]
-KNOWN = KnownCosts(1e9, {1: 1.0, 3: 1.04, 5: 1.08, 9: 1.16}, {"dice": 0.02})
+KNOWN = KnownCosts(1e9, {1: 1.0, 3: 1.04, 5: 1.08, 9: 1.16}, {"dice": {1: 0.02, 2: 0.04}})
 CHEAP_ROWS = World.linear(0.02, 0.9, draft=0.02)
 
 
@@ -48,7 +48,7 @@ def test_a_file_of_another_key_in_this_ones_place_is_ignored(file, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"key": None},
         {"forwards": {}},
         {"forwards": {"0": 1.0}},
@@ -62,7 +62,9 @@ def test_a_file_of_another_key_in_this_ones_place_is_ignored(file, tmp_path):
         {"forwards": {"one": 1.0}},
         {"forwards": {"999999": 1.0}},
         {"forwards": [1.0]},
-        {"drafts": {"mtp": -1.0}},
+        {"drafts": {"mtp": {"1": -1.0}}},
+        {"drafts": {"mtp": {}}},
+        {"drafts": {"mtp": 1.0}},
         {"drafts": None},
         {"measured_at": "yesterday"},
         {"measured_at": float("inf")},
@@ -110,7 +112,7 @@ def test_several_processes_may_write_it(tmp_path):
     def work(number):
         for _ in range(40):
             own = CostsFile(tmp_path / "costs", KEY)
-            known = KNOWN._replace(drafts={f"drafter {number}": 0.5})
+            known = KNOWN._replace(drafts={f"drafter {number}": {1: 0.5}})
             if not own.write(known) or own.read() is None:
                 failures.append(number)
 
@@ -152,7 +154,7 @@ def test_a_second_process_drafts_the_right_length_from_its_first_rounds(file):
 def test_a_forged_file_cannot_harm(forwards, chance):
     """Measurements of two rounds or so overrule it."""
     world = World.linear(0.2, chance)
-    forged = KnownCosts(0.0, forwards, {"dice": 1e-9})
+    forged = KnownCosts(0.0, forwards, {"dice": {1: 1e-9}})
     speeds = [speed(simulate(AutoSchedule(recalled(forged)), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
     cold = [speed(simulate(AutoSchedule(Costs()), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
     assert sum(speeds) > 0.9 * sum(cold)

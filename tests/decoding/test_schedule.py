@@ -80,17 +80,18 @@ def taught(forward: list[float], draft: float) -> Costs:
 
 def test_the_best_plan_maximises_tokens_per_second() -> None:
     costs = taught([1.0, 1.1, 1.2, 1.3, 1.4], draft=0.05)
-    plan = best_plan(Forecast(np.array([0.7, 0.5, 0.1, 0.05], np.float32), "dice"), costs, Trust())
+    plan, gain = best_plan(Forecast(np.array([0.7, 0.5, 0.1, 0.05], np.float32), "dice"), costs, Trust())
     assert plan.k == 2
     # 2.2 tokens in 1.3 seconds: a row that costs 0.1 must bring 0.17 tokens
     assert plan.floor == pytest.approx(2.2 / 1.3 * 0.1, rel=0.01)
-    assert best_plan(Forecast(np.array([0.14, 0.1], np.float32), "dice"), costs, Trust()) == Plan(0)
+    assert gain > 1
+    assert best_plan(Forecast(np.array([0.14, 0.1], np.float32), "dice"), costs, Trust())[1] < 1
 
 
 def test_the_best_plan_sees_past_a_jump() -> None:
     """Two more rows do not pay, four do: every length is compared, not only the next."""
     costs = taught([1.0, 1.9, 1.9, 1.9, 1.9], draft=0.0)
-    assert best_plan(Forecast(np.array([0.85, 0.7, 0.6, 0.5], np.float32), "dice"), costs, Trust()).k == 4
+    assert best_plan(Forecast(np.array([0.85, 0.7, 0.6, 0.5], np.float32), "dice"), costs, Trust())[0].k == 4
 
 
 class Untouchable(DiceDrafter):
@@ -254,6 +255,6 @@ def test_rows_of_other_sequences_make_drafts_dearer() -> None:
     """Rows are free up to four here: one sequence alone drafts three tokens, beside three others none."""
     costs = taught([1.0, 1.0, 1.0, 1.0, 1.6, 2.2, 2.8, 3.4], 0.0)
     forecast = Forecast(np.array([0.5, 0.4, 0.3, 0.2], np.float32), "dice")
-    assert best_plan(forecast, costs, Trust()).k == 3
-    assert best_plan(forecast, costs, Trust(), beside=2).k == 1
-    assert best_plan(forecast, costs, Trust(), beside=3).k == 0
+    assert best_plan(forecast, costs, Trust())[0].k == 3
+    assert best_plan(forecast, costs, Trust(), beside=2)[0].k == 1
+    assert best_plan(forecast, costs, Trust(), beside=3)[1] < 1

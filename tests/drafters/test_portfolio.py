@@ -14,7 +14,7 @@ from tests.drafters.rounds import NO_SESSION, draft, observe
 def costs() -> Costs:
     """Rows are free, and a token of `mtp` takes a tenth of a forward."""
     known = Costs()
-    known.recall(KnownCosts(0.0, dict.fromkeys(range(1, 9), 1.0), {"mtp": 0.1, "ngram": 1e-6}))
+    known.recall(KnownCosts(0.0, dict.fromkeys(range(1, 9), 1.0), {"mtp": {1: 0.1, 8: 0.8}, "ngram": {1: 1e-6}}))
     return known
 
 
