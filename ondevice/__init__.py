@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
     from ondevice.progress import OnPrepare, Progress
-    from ondevice.text.chat_template import Message
+    from ondevice.text.messages import Message
     from ondevice.text.prompt import Prompt
 else:
     # Imported when they are first needed: `ondevice --help` needs neither numpy nor numba. A type checker must not see
@@ -110,7 +110,7 @@ else:
         "model": ("Model",),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
         "progress": ("OnPrepare", "Progress"),
-        "text.chat_template": ("Message",),
+        "text.messages": ("Message",),
         "text.prompt": ("Prompt",),
     }
     _HOME_OF = {name: f"ondevice.{module}" for module, names in _HOMES.items() for name in names}

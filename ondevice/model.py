@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
-from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, Bundle
+from ondevice.bundle import GENERATION_CONFIG, Bundle
 from ondevice.decoding import loop
 from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.processors import SuppressTokens
@@ -24,14 +24,14 @@ from ondevice.drafters.draft_model import DraftSampling
 from ondevice.drafters.protocol import Drafter
 from ondevice.engines.process import Process
 from ondevice.engines.protocol import Engine
-from ondevice.errors import ContextOverflowError, PromptError, UsageError
+from ondevice.errors import UsageError
 from ondevice.generation import Cancellation, Generation
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
 from ondevice.progress import OnPrepare, silent
-from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.prompt import Prompt, encode_prompt
+from ondevice.text.chat_options import ChatOptions, Tool
+from ondevice.text.codec import TextCodec
+from ondevice.text.prompt import Prompt
 from ondevice.text.stream import TextStream
-from ondevice.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 4
 """Generations of a model at the same time, where nobody says how many."""
@@ -71,7 +71,8 @@ class Model:
         self.context_length = engine.context_length
         self.last_stats = Stats()
         """Of the generation that began last."""
-        self.tokenizer, self._template = _text_side(bundle)
+        self._codec = TextCodec(bundle)
+        self.tokenizer = self._codec.tokenizer
         self.defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
         self._runner = Runner(engine, max_sequences, cache_bytes, costs_file)
@@ -148,11 +149,11 @@ class Model:
         """
         cancellation, runner = self._cancellation(), self._runner
         chosen = GenerationOptions.of(options)
-        prompt_ids = self.encode(prompt)
+        prompt_ids = self._encode(prompt, chosen.chat)
         suppressed = self.defaults.suppress_tokens
         own = [SuppressTokens(suppressed)] if suppressed else []
         sampler = Sampler(chosen.sampling(self.defaults), [*own, *(chosen.logits_processors or ())])
-        text_stream = self._text_stream(chosen)
+        text_stream = self._codec.stream(chosen.stop)
         drafting = self._drafting(chosen)
 
         def cancelled() -> bool:
@@ -164,10 +165,23 @@ class Model:
         self.last_stats = stats
         return Generation(_steps(rounds, text_stream, self._process), stats, cancellation, runner.batch.wake)
 
-    def save_prefix(self, prompt: Prompt, path: str | PathLike[str]) -> int:
+    def save_prefix(
+        self,
+        prompt: Prompt,
+        path: str | PathLike[str],
+        *,
+        tools: Sequence[Tool] | None = None,
+        thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> int:
         """Read a prompt once and keep what was computed in a file: a system prompt on a small machine, say.
 
         Messages are saved with the beginning of a reply after them; prompts that go on otherwise share all but that.
+
+        Args:
+            prompt: text, token ids, or messages.
+            path: of the file.
+            tools, thinking, template_options: as `GenerationOptions` has them.
 
         Returns:
             How many tokens were saved.
@@ -176,7 +190,7 @@ class Model:
             PromptError: as `stream` does.
             OSError: the file cannot be written.
         """
-        prompt_ids = self.encode(prompt)
+        prompt_ids = self.encode(prompt, tools=tools, thinking=thinking, template_options=template_options)
         limits = loop.Limits(1, cancelled=lambda: self._runner.closed)
         greedy = Sampler(SamplingOptions(temperature=0.0))
         self._runner.save_prefix(Task(prompt_ids, greedy, limits, Drafting(None, "auto", None), Stats()), path)
@@ -211,17 +225,29 @@ class Model:
         self._entry(name, on_prepare=on_prepare)
         self._drafter = name
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, checked against vocabulary and context."""
+    def encode(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Tool] | None = None,
+        thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a prompt, checked against vocabulary and context.
+
+        Args:
+            prompt: text, token ids, or messages.
+            tools, thinking, template_options: as `GenerationOptions` has them.
+
+        Raises:
+            UsageError: options that make no sense, or for a prompt that is no messages.
+            PromptError: as `stream` does.
+        """
+        return self._encode(prompt, ChatOptions(tools, thinking, template_options))
+
+    def _encode(self, prompt: Prompt, chat: ChatOptions) -> list[int]:
         self._check_open()
-        token_ids = encode_prompt(prompt, self.tokenizer, self._template, self.context_length)
-        vocab_size = self.manifest.target.vocab_size
-        for token in token_ids:
-            if not 0 <= token < vocab_size:
-                raise PromptError(f"token id {token} is out of range: this model has ids 0 to {vocab_size - 1}")
-        if len(token_ids) >= self.context_length:
-            raise ContextOverflowError(len(token_ids), self.context_length)
-        return token_ids
+        return self._codec.encode(prompt, self.context_length, chat)
 
     def _check_open(self) -> None:
         self._process.check()
@@ -235,13 +261,6 @@ class Model:
             alive = [reference for reference in self._cancellations if reference() is not None]
             self._cancellations = [*alive, weakref.ref(made)]
         return made
-
-    def _text_stream(self, chosen: GenerationOptions) -> TextStream | None:
-        if self.tokenizer is not None:
-            return TextStream(self.tokenizer, chosen.stop)
-        if chosen.stop:
-            raise UsageError("stop strings need a tokenizer, and this bundle has none")
-        return None
 
     def _drafting(self, chosen: GenerationOptions) -> Drafting:
         name, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
@@ -298,16 +317,3 @@ def _steps(
             if reason:
                 return
             process.check()
-
-
-def _text_side(bundle: Bundle) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """Tokenizer and chat template, as far as the bundle has them."""
-    path, template = bundle.file(TOKENIZER), bundle.file(CHAT_TEMPLATE)
-    if path is None:
-        return None, None
-    manifest = bundle.manifest
-    tokenizer = Tokenizer.from_file(path, manifest.bos_token_id)
-    eos = manifest.eos_token_ids[0] if manifest.eos_token_ids else None
-    names = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
-    special = {name: tokenizer.text_of(token) for name, token in names.items()}
-    return tokenizer, None if template is None else ChatTemplate.from_file(template, special)

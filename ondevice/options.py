@@ -17,6 +17,7 @@ from ondevice.drafters.draft_model import DraftSampling
 from ondevice.drafters.protocol import Drafter
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.progress import Progress, silent
+from ondevice.text.chat_options import ChatOptions, Tool
 
 ScheduleName = Literal["auto", "heuristic", "constant"]
 
@@ -89,6 +90,7 @@ class GenerationOptions:
         takes what the drafter ships with, and for `auto` no limit but its own
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
     logits_processors : change a row of logits before a token is chosen, for a grammar say; they see the draft path
+    tools, thinking, template_options : for a prompt of messages: see `ChatOptions`
     on_prefill : called after every chunk of a prompt with the tokens done and their number; and again later where a
         draft model begins to read a long text
     """
@@ -106,6 +108,9 @@ class GenerationOptions:
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: ScheduleName = "auto"
     logits_processors: Sequence[LogitsProcessor] | None = ()
+    tools: Sequence[Tool] | None = None
+    thinking: bool | None = None
+    template_options: Mapping[str, Any] | None = None
     on_prefill: Progress | None = silent
 
     @classmethod
@@ -137,6 +142,12 @@ class GenerationOptions:
         _choice("num_assistant_tokens_schedule", self.num_assistant_tokens_schedule, get_args(ScheduleName))
         if self.drafter == registry.NONE and self.num_assistant_tokens is not None:
             raise UsageError("num_assistant_tokens says nothing where the drafter is none: leave one of them out")
+        _ = self.chat
+
+    @property
+    def chat(self) -> ChatOptions:
+        """What the chat template is told."""
+        return ChatOptions(self.tools, self.thinking, self.template_options)
 
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         """These options where given, else the bundle's. A temperature of 0 leaves the bundle's filters out."""
@@ -169,6 +180,9 @@ class GenerationKeywords(TypedDict, total=False):
     num_assistant_tokens: int | None
     num_assistant_tokens_schedule: ScheduleName
     logits_processors: Sequence[LogitsProcessor] | None
+    tools: Sequence[Tool] | None
+    thinking: bool | None
+    template_options: Mapping[str, Any] | None
     on_prefill: Progress | None
 
 

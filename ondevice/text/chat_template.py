@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
+from ondevice.text.messages import Message
 from ondevice.text.template_sandbox import LimitedEnvironment
 
-Message = Mapping[str, Any]
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
+PARTS: Message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+NULL: list[Message] = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "x", "arguments": {}}}]},
+]
+"""A template that does not know these forms writes them down as Python does."""
 
 
 class ChatTemplate:
@@ -55,39 +60,46 @@ class ChatTemplate:
         """The prompt text, control tokens and `<bos>` included: encode it without adding special tokens.
 
         Args:
-            messages: `{"role": ..., "content": ...}`, oldest first; further keys are for the template.
+            messages: as `plain_messages` makes them, oldest first.
             add_generation_prompt: open the model's turn at the end.
-            variables: anything else this template understands, such as `enable_thinking`.
+            variables: anything else this template understands, such as `enable_thinking` and `tools`.
 
         Raises:
-            PromptError: malformed messages, or ones that the template refuses.
+            PromptError: messages that the template refuses.
         """
-        check_messages(messages)
+        understood = [self._understood(message) for message in messages]
         # None, not undefined: templates ask `tools is not none`.
         known = {"tools": None, "documents": None, **self._special_tokens, **variables}
         try:
             with self._environment.limits():
-                return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **known)
+                return self._template.render(messages=understood, add_generation_prompt=add_generation_prompt, **known)
         except Exception as error:  # a template can make Python raise anything
             raise PromptError(f"the chat template refuses these messages: {reason(error)}") from error
 
+    def _understood(self, message: Message) -> Message:
+        """Content as a string, where the template reads nothing else."""
+        content = message.get("content", "")
+        if isinstance(content, list) and not self._reads_parts:
+            return {**message, "content": "\n".join(part["text"] for part in content)}
+        if content is None and not self._reads_null:
+            return {**message, "content": ""}
+        return message
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Complain of the first message that is none.
+    @cached_property
+    def _reads_parts(self) -> bool:
+        return not self._tried([PARTS]).count("'type'")
 
-    Raises:
-        PromptError: naming the message, counted from 1.
-    """
-    if not messages:
-        raise PromptError("there are no messages: pass at least one with the role 'user'")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping):
-            raise PromptError(f"message {number} is not a mapping with 'role' and 'content' but {message!r:.60}")
-        role = message.get("role")
-        if role not in ROLES:
-            raise PromptError(f"message {number} has the role {role!r}: use one of {', '.join(ROLES)}")
-        if not isinstance(message.get("content"), str):
-            raise PromptError(f"message {number} needs a string as its 'content', not {message.get('content')!r:.60}")
+    @cached_property
+    def _reads_null(self) -> bool:
+        return not self._tried(NULL).count("None")
+
+    def _tried(self, messages: Sequence[Message]) -> str:
+        """What the template makes of messages; where it refuses them, what Python would write."""
+        try:
+            with self._environment.limits():
+                return self._template.render(messages=messages, tools=None, documents=None, **self._special_tokens)
+        except Exception:  # as above
+            return str(messages)
 
 
 def _environment() -> LimitedEnvironment:

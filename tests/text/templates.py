@@ -26,3 +26,80 @@ THINKING = """\
     {% if loop.index > 8 %}{% break %}{% endif %}
 {% endfor %}
 """
+
+GEMMA_4 = """\
+{#- Tools, thoughts, parts, null content, results by their call's id: the forms that Gemma 4's own templates know. -#}
+{%- macro value_of(value) -%}
+{%- if value is none -%}null
+{%- elif value is string -%}<|"|>{{ value }}<|"|>
+{%- elif value is boolean -%}{{ 'true' if value else 'false' }}
+{%- elif value is mapping -%}{{ fields_of(value) }}
+{%- elif value is sequence -%}[{% for item in value %}{{ value_of(item) }}{{ ',' if not loop.last }}{% endfor %}]
+{%- else -%}{{ value }}
+{%- endif -%}
+{%- endmacro -%}
+{%- macro fields_of(fields) -%}
+{ {%- for key, value in fields | dictsort -%}
+{{ key }}:{{ value_of(value) }}{{ ',' if not loop.last }}
+{%- endfor -%} }
+{%- endmacro -%}
+{%- macro said(content) -%}
+{%- if content is string -%}{{ content | trim }}
+{%- elif content is sequence and content is not mapping -%}
+{%- for part in content if part.type == 'text' %}{{ part.text | trim }}{% endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- set state = namespace(open=false, answered=false, asked=-1) -%}
+{%- set leading = messages[0].role in ('system', 'developer') -%}
+{%- for message in messages if message.role == 'user' -%}{%- set state.asked = state.asked + 1 -%}{%- endfor -%}
+{{- bos_token -}}
+{%- if leading or tools or enable_thinking | default(false) -%}
+{{- '<|turn>system\\n' -}}
+{{- '<|think|>\\n' if enable_thinking | default(false) -}}
+{{- said(messages[0].content) if leading -}}
+{%- for tool in tools or [] -%}
+{{- '<|tool>declaration:' ~ tool.function.name ~ fields_of(tool.function.parameters or {}) ~ '<tool|>' -}}
+{%- endfor -%}
+{{- '<turn|>\\n' -}}
+{%- endif -%}
+{%- set turns = namespace(user=-1) -%}
+{%- for message in (messages[1:] if leading else messages) -%}
+{%- if message.role == 'tool' -%}
+{%- set found = namespace(name=message.name or 'unknown') -%}
+{%- for other in messages -%}
+{%- for call in other.tool_calls or [] if call.id == message.tool_call_id -%}
+{%- set found.name = call.function.name -%}
+{%- endfor -%}
+{%- endfor -%}
+{{- '<|tool_response>response:' ~ found.name ~ fields_of({'value': said(message.content)}) ~ '<tool_response|>' -}}
+{%- set state.answered = true -%}
+{%- else -%}
+{%- if message.role == 'user' -%}{%- set turns.user = turns.user + 1 -%}{%- endif -%}
+{%- if not (message.role == 'assistant' and state.open) -%}
+{{- '<|turn>' ~ ('model' if message.role == 'assistant' else message.role) ~ '\\n' -}}
+{%- endif -%}
+{%- if message.reasoning_content and (turns.user == state.asked or preserve_thinking) -%}
+{{- '<|channel>thought\\n' ~ message.reasoning_content ~ '\\n<channel|>' -}}
+{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{%- if call.function.arguments is string -%}{{ raise_exception('arguments must be a mapping') }}{%- endif -%}
+{{- '<|tool_call>call:' ~ call.function.name ~ fields_of(call.function.arguments or {}) ~ '<tool_call|>' -}}
+{%- endfor -%}
+{{- said(message.content) -}}
+{%- set state.open = message.tool_calls is defined and message.tool_calls -%}
+{{- '<turn|>\\n' if not state.open -}}
+{%- set state.answered = false -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{%- if not state.answered -%}{{- '<|turn>model\\n' -}}
+{%- elif enable_thinking | default(false) -%}{{- '<|channel>thought\\n' -}}
+{%- endif -%}
+{%- endif -%}
+"""
+
+GEMMA_4_LARGE = GEMMA_4.replace(
+    "{{- '<|turn>model\\n' -}}",
+    "{{- '<|turn>model\\n' -}}{{- '<|channel>thought\\n<channel|>' if not enable_thinking | default(false) -}}",
+)
+"""As the larger models' templates: where the model shall not think, its empty thought is written for it."""

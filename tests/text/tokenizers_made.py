@@ -1,6 +1,7 @@
 """Small tokenizers of the kinds that bundles hold, made on the spot."""
 
 import random
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
@@ -9,6 +10,11 @@ from ondevice.text.tokenizer import Tokenizer
 
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
 BOS = 2
+CHANNELS = [
+    "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>', "<|think|>",
+    "<|channel>", "<channel|>",
+]  # fmt: skip
+"""Gemma 4's further control tokens."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
     "def spam(eggs):\n    return [egg for egg in eggs if egg]\n",
@@ -37,6 +43,11 @@ def gemma_like() -> Tokenizer:
     return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
+def gemma_chat() -> Tokenizer:
+    """As `gemma_like`, with all the control tokens of Gemma 4's chats."""
+    return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], CHANNELS)
+
+
 def llama_like() -> Tokenizer:
     """As `gemma_like`, and the first word's space is stripped."""
     return _byte_fallback(
@@ -54,14 +65,15 @@ def metaspace() -> Tokenizer:
 KINDS = [byte_level, gemma_like, llama_like, metaspace]
 
 
-def _byte_fallback(decoder: list[decoders.Decoder]) -> Tokenizer:
+def _byte_fallback(decoder: list[decoders.Decoder], further: Sequence[str] = ()) -> Tokenizer:
     pieces = ["▁", "▁▁", "▁▁▁▁", "\n", "a", "b", "é", "\N{REPLACEMENT CHARACTER}", "世", "▁the", "▁fox", "ab", "b▁a"]
-    tokens = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    specials = [*SPECIALS, *further]
+    tokens = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     vocab = {token: number for number, token in enumerate(tokens)}
     backend = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence(decoder)
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     return Tokenizer(backend, BOS)
 
 

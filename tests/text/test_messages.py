@@ -1,0 +1,128 @@
+"""Messages as clients send them: every template renders them as transformers does, and what is malformed is named."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ondevice.errors import PromptError
+from ondevice.text.chat_template import ChatTemplate
+from ondevice.text.messages import plain_messages, plain_tools
+from tests.text.conversations import CALLED, CONVERSATIONS, Messages, call
+from tests.text.templates import GEMMA, GEMMA_4, GEMMA_4_LARGE
+
+TEMPLATES = {"gemma-4": GEMMA_4, "gemma-4-large": GEMMA_4_LARGE}
+if given := os.environ.get("ONDEVICE_TEMPLATES"):  # a directory of templates, the published ones for instance
+    TEMPLATES |= {path.name: path.read_text("utf-8") for path in sorted(Path(given).glob("*.jinja*"))}
+
+
+def rendered(source: str, messages: Any, **variables: Any) -> str:
+    return ChatTemplate(source, {"bos_token": "<bos>"}).render(plain_messages(messages), **variables)
+
+
+@pytest.mark.needs("oracle")
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_it_renders_as_transformers_does(source, conversation):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages, variables = CONVERSATIONS[conversation]
+    rendering: Any = render_jinja_template(
+        [messages], chat_template=source, add_generation_prompt=True, bos_token="<bos>", **variables
+    )
+    assert rendered(source, messages, **variables) == rendering[0][0]
+
+
+def test_the_two_templates_differ():
+    assert GEMMA_4 != GEMMA_4_LARGE
+    assert rendered(GEMMA_4_LARGE, [{"role": "user", "content": "x"}]).endswith("<|channel>thought\n<channel|>")
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Bern", "days": 1}', {"city": "Bern", "days": 1}])
+def test_arguments_may_be_a_string_of_json(arguments):
+    said: Messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call("get_weather", arguments)]},
+    ]
+    assert 'call:get_weather{city:<|"|>Bern<|"|>,days:1}' in rendered(GEMMA_4, said)
+    assert said[1]["tool_calls"][0]["function"]["arguments"] == arguments  # the caller's own stay as they are
+
+
+def test_no_arguments_may_be_an_empty_string():
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call("clock", "")]}]
+    assert "call:clock{}" in rendered(GEMMA_4, said)
+
+
+def test_a_template_that_reads_strings_only_gets_strings():
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    text = rendered(GEMMA, [{"role": "user", "content": parts}, CALLED[1]])
+    assert text == "<bos><|turn>user\none\ntwo<turn|>\n<|turn>model\n<turn|>\n<|turn>model\n"
+
+
+def test_thoughts_go_by_all_their_names():
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        [_, said] = plain_messages([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", name: "z"}])
+        assert said["reasoning_content"] == said["thinking"] == "z"
+
+
+USER = {"role": "user", "content": "x"}
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "no messages"),
+        (["hello"], "message 1 is not a mapping"),
+        ([{"content": "x"}], "message 1 has the role None"),
+        ([{"role": "user", "content": "x"}, {"role": "bot", "content": "x"}], "message 2 has the role 'bot'"),
+        ([{"role": "user"}], "message 1 needs a string"),
+        ([{"role": "user", "content": None}], "message 1 needs a string"),
+        ([{"role": "user", "content": None, "tool_calls": [call("f", {})]}], "message 1 needs a string"),
+        ([USER, {"role": "assistant", "content": None}], "message 2 needs a string"),
+        ([{"role": "user", "content": ["x"]}], "message 1 needs a string"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "a part of the type 'image_url': this runtime reads"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "message 1 has a text part whose 'text' is None"),
+        ([USER, {"role": "assistant", "tool_calls": "f"}], "message 2 needs a list as its 'tool_calls'"),
+        ([USER, {"role": "assistant", "tool_calls": ["f"]}], "message 2, tool call 1 is no"),
+        ([USER, {"role": "assistant", "tool_calls": [call("f", "{")]}], "tool call 1 has arguments that are no JSON"),
+        ([USER, {"role": "assistant", "tool_calls": [call("f", "[1]")]}], "arguments that are no JSON object: [1]"),
+        ([USER, {"role": "assistant", "tool_calls": [call("f", "[" * 10**5)]}], "arguments that are no JSON"),
+        ([USER, {"role": "tool", "tool_call_id": "x", "content": ""}], "message 2 answers the tool call 'x', which no"),
+        ([{**USER, "extra": {1, 2}}], "message 1 holds {1, 2}, which is not JSON"),
+        ([{**USER, "extra": DEEP}], "message 1 holds too many lists in each other"),
+    ],
+)
+def test_a_bad_message_is_named(messages, complaint):
+    with pytest.raises(PromptError, match=re.escape(complaint)):
+        plain_messages(messages)
+
+
+@pytest.mark.parametrize(
+    ("tools", "complaint"),
+    [
+        ("clock", "tools must be a list of declarations"),
+        ({"type": "function"}, "tools must be a list of declarations"),
+        ([{"name": "clock"}], "tool 1 is no"),
+        ([{"type": "function", "function": {"name": 5}}], "tool 1 is no"),
+        ([{"type": "function", "function": {"name": "f", "parameters": b"{}"}}], "tool 1 holds b'{}', which is not"),
+    ],
+)
+def test_a_bad_declaration_is_named(tools, complaint):
+    with pytest.raises(PromptError, match=re.escape(complaint)):
+        plain_tools(tools)
+
+
+def test_a_template_sees_plain_values_only():
+    class Text(str):
+        def harm(self) -> str:
+            return "done"
+
+    [message] = plain_messages([{"role": "user", "content": Text("x")}])
+    assert type(message["content"]) is str
+    assert json.dumps(message)
