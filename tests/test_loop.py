@@ -16,7 +16,7 @@ from ondevice.decoding.record import Round
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import AutoSchedule, ConstantSchedule
-from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from tests.toy_engine import VOCAB, ToyEngine, ToySession, logits_after
@@ -213,7 +213,7 @@ class Resting(ConstantSchedule):
     rounds = 0
     told = 0
 
-    def rests(self, drafter: Drafter) -> bool:
+    def rests(self) -> bool:
         self.rounds += 1
         return self.rounds % 3 != 0
 

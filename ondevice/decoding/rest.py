@@ -8,14 +8,21 @@ ASKED = 4
 KEEP = 0.9
 """Weight of what was seen before after a round more: remembers about 10."""
 
+LONG_KEEP = 0.99
+"""The same for whether it is worth asking at all: remembers about 100."""
+
 DEAR = 0.02
 """Of a plain round, what asking must take to be worth sparing: 0.1 ms are nothing beside a forward of 50 ms."""
 
-LOSS = 0.03
+LOSS = 0.01
 """Of all time, what asking may lose: that long is the rest after a loss."""
 
-MOST = 32
-"""Rounds of a rest at most: the text may have become one that repeats itself."""
+FIRST = 32
+"""Rounds of a rest at most while asking has gained in the long run: the text may soon repeat itself again."""
+
+MOST = 256
+"""Rounds of a rest at most where it has not, after one loss upon the other. Only models with rounds of a few hundred
+microseconds ever rest, so that is a tenth of a second."""
 
 ACCIDENT = 2.0
 """Times as long as it should take: no round counts for more, for another program may have had the core."""
@@ -29,7 +36,10 @@ class Rest:
 
     def __init__(self) -> None:
         self._left = self._asked = 0
+        self._longest = FIRST
         self._gain = self._asking = self._weight = 0.0
+        self._balance = 0.0
+        """Plain rounds that asking has saved in the long run."""
 
     def begins(self) -> bool:
         """A round begins: whether it is one of rest."""
@@ -48,11 +58,14 @@ class Rest:
             plain: seconds of a plain round.
         """
         usual = tokens * plain
-        self._gain = KEEP * self._gain + usual - min(seconds, ACCIDENT * usual)
+        gain = usual - min(seconds, ACCIDENT * usual)
+        self._gain = KEEP * self._gain + gain
+        self._balance = LONG_KEEP * self._balance + gain / plain
         self._asking = KEEP * self._asking + asking / plain
         self._weight = KEEP * self._weight + 1.0
         self._asked += 1
         if self._asked >= ASKED and self._gain < 0 and self._asking > DEAR * self._weight:
-            self._left = min(round(-self._gain / (LOSS * plain)), MOST)
+            self._longest = FIRST if self._balance >= 0 else min(2 * self._longest, MOST)
+            self._left = min(round(-self._gain / (LOSS * plain)), self._longest)
             self._asked = 0
             self._gain = self._asking = self._weight = 0.0

@@ -44,11 +44,7 @@ DRIFT = Plan(0, reason="drift")
 
 
 class Schedule(Protocol):
-    def begin(self) -> None:
-        """A generation starts."""
-        ...
-
-    def rests(self, drafter: Drafter) -> bool:
+    def rests(self) -> bool:
         """A round begins: whether it goes without a plan, and without telling the drafter or this of it."""
         ...
 
@@ -73,10 +69,7 @@ class ConstantSchedule:
 
     num_assistant_tokens: int
 
-    def begin(self) -> None:
-        """No text matters."""
-
-    def rests(self, drafter: Drafter) -> bool:
+    def rests(self) -> bool:
         return False
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
@@ -95,10 +88,7 @@ class HeuristicSchedule:
 
     num_assistant_tokens: int
 
-    def begin(self) -> None:
-        """No text matters."""
-
-    def rests(self, drafter: Drafter) -> bool:
+    def rests(self) -> bool:
         return False
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
@@ -113,8 +103,8 @@ class HeuristicSchedule:
 class AutoSchedule:
     """Chooses the k, 0 included, with the most expected tokens per second: speculation never loses.
 
-    A drafter that does not pay is not called, but for probes, which notice when the text has changed: the draft that
-    would lose least, for a single token says little of the cost of the next.
+    One drafter's, or one portfolio's. Where it does not pay it is not called, but for probes, which notice when the
+    text has changed: with the draft that would lose least, for a single token says little of the cost of the next.
 
     costs : this machine's, shared by all generations of a model
     most : tokens to draft at most
@@ -130,14 +120,9 @@ class AutoSchedule:
         self._since_plain = 0
         self._parked: tuple[Drafter, Plan] | None = None
         """A drafter whose forecast stays as it is and does not pay, and the answer until the next probe."""
-        self._rests: defaultdict[str, Rest] = defaultdict(Rest)
-        self._rest: Rest | None = None
+        self._rest = Rest()
 
-    def begin(self) -> None:
-        self._rests.clear()  # another text may be another matter
-
-    def rests(self, drafter: Drafter) -> bool:
-        self._rest = self._rests[drafter.name]
+    def rests(self) -> bool:
         return self._rest.begins()
 
     def plan(self, drafter: Drafter, limit: int, beside: int = 0) -> Plan:
@@ -169,7 +154,7 @@ class AutoSchedule:
     def observe(self, this: Round) -> None:
         self.costs.observe(this)
         forward = this.forward
-        if self._rest is not None and forward is not None and forward.rows == this.rows:  # alone in its forward
+        if forward is not None and forward.rows == this.rows:  # alone in its forward
             seconds = forward.seconds + this.draft_seconds + this.asking_seconds
             self._rest.observe(len(this.token_ids), seconds, this.asking_seconds, self.costs.forwards(1)[0])
         self._since_plain = self._since_plain + 1 if this.drafted else 0

@@ -40,8 +40,6 @@ class Speculation:
         if self._drafter is not None:
             self._drafter.begin(tokens, self._session)
             self._drafter.observe([first], outputs, [0])
-        if self._schedule is not None:
-            self._schedule.begin()
 
     def propose(self, tokens: Sequence[int], room: int, outputs: Outputs, path: Sequence[int]) -> Draft:
         """The draft of a round, perhaps none.
@@ -54,7 +52,7 @@ class Speculation:
         started = perf_counter()
         draft, self.draft_seconds = NO_DRAFT, 0.0
         if self._drafter is not None and self._schedule is not None:
-            self.idle, self._resting = "unprofitable", self._schedule.rests(self._drafter)
+            self.idle, self._resting = "unprofitable", self._schedule.rests()
             if not self._resting:
                 self._tell(outputs, path)
                 beside = outputs.wanted - len(outputs.logits)  # as many as last time
