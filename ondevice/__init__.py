@@ -72,6 +72,8 @@ __all__ = [
     "SessionFileError",
     "Stats",
     "Step",
+    "Tool",
+    "ToolCall",
     "UnsupportedBundleError",
     "UsageError",
     "__version__",
@@ -80,7 +82,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ondevice.decoding.record import FinishReason, Reply, Stats, Step
+    from ondevice.decoding.record import Stats
     from ondevice.decoding.sampling import LogitsProcessor
     from ondevice.decoding.sampling_options import SamplingOptions
     from ondevice.drafters.draft_model import DraftSampling
@@ -92,13 +94,16 @@ if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
     from ondevice.progress import OnPrepare, Progress
+    from ondevice.reply import FinishReason, Reply, Step
+    from ondevice.text.chat_options import Tool
     from ondevice.text.messages import Message
     from ondevice.text.prompt import Prompt
+    from ondevice.text.tool_call import ToolCall
 else:
     # Imported when they are first needed: `ondevice --help` needs neither numpy nor numba. A type checker must not see
     # this `__getattr__`, or it would believe in every attribute.
     _HOMES = {
-        "decoding.record": ("FinishReason", "Reply", "Stats", "Step"),
+        "decoding.record": ("Stats",),
         "decoding.sampling": ("LogitsProcessor",),
         "decoding.sampling_options": ("SamplingOptions",),
         "drafters.draft_model": ("DraftSampling",),
@@ -110,8 +115,11 @@ else:
         "model": ("Model",),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
         "progress": ("OnPrepare", "Progress"),
+        "reply": ("FinishReason", "Reply", "Step"),
+        "text.chat_options": ("Tool",),
         "text.messages": ("Message",),
         "text.prompt": ("Prompt",),
+        "text.tool_call": ("ToolCall",),
     }
     _HOME_OF = {name: f"ondevice.{module}" for module, names in _HOMES.items() for name in names}
 

@@ -16,6 +16,8 @@ from ondevice.progress import Advance, Progress, counted, silent
 
 MANIFEST = "bundle.json"
 TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG = "tokenizer.json", "chat_template.jinja", "generation_config.json"
+RESPONSE_TEMPLATE = "response_template.json"
+"""How to tell a reply's thoughts, calls and answer apart; transformers keeps it in `tokenizer_config.json`."""
 
 PIECE = 1 << 20
 """Bytes that are hashed at a time."""

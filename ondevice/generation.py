@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ondevice.decoding.record import Stats, Step
+from ondevice.decoding.record import Stats
 from ondevice.errors import UsageError
+from ondevice.reply import Step
 
 
 @dataclass

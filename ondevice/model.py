@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Unpack
@@ -14,7 +13,7 @@ from ondevice.bundle import GENERATION_CONFIG, Bundle
 from ondevice.decoding import loop
 from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.processors import SuppressTokens
-from ondevice.decoding.record import FinishReason, Reply, Round, Stats, Step
+from ondevice.decoding.record import Stats
 from ondevice.decoding.runner import Drafting, Runner, Task
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
@@ -28,10 +27,11 @@ from ondevice.errors import UsageError
 from ondevice.generation import Cancellation, Generation
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
 from ondevice.progress import OnPrepare, silent
+from ondevice.reply import Reply
+from ondevice.steps import steps
 from ondevice.text.chat_options import ChatOptions, Tool
 from ondevice.text.codec import TextCodec
 from ondevice.text.prompt import Prompt
-from ondevice.text.stream import TextStream
 
 MAX_SEQUENCES = 4
 """Generations of a model at the same time, where nobody says how many."""
@@ -123,15 +123,8 @@ class Model:
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Reply:
         """The whole reply at once. Takes and raises what `stream` does."""
-        text: list[str] = []
-        token_ids: list[int] = []
-        reason: FinishReason = "cancelled"
         with self.stream(prompt, **options) as generation:
-            for step in generation:
-                text.append(step.text)
-                token_ids += step.token_ids
-                reason = step.finish_reason or reason
-        return Reply("".join(text), tuple(token_ids), reason, generation.stats)
+            return Reply.of(generation, generation.stats)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Generation:
         """Generate, a `Step` per round; the last one has a finish_reason.
@@ -153,7 +146,7 @@ class Model:
         suppressed = self.defaults.suppress_tokens
         own = [SuppressTokens(suppressed)] if suppressed else []
         sampler = Sampler(chosen.sampling(self.defaults), [*own, *(chosen.logits_processors or ())])
-        text_stream = self._codec.stream(chosen.stop)
+        reply_stream = self._codec.reply_stream(prompt_ids, chosen.stop)
         drafting = self._drafting(chosen)
 
         def cancelled() -> bool:
@@ -163,7 +156,7 @@ class Model:
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
         rounds = self._runner.rounds(Task(prompt_ids, sampler, limits, drafting, stats))
         self.last_stats = stats
-        return Generation(_steps(rounds, text_stream, self._process), stats, cancellation, runner.batch.wake)
+        return Generation(steps(rounds, reply_stream, self._process.check), stats, cancellation, runner.batch.wake)
 
     def save_prefix(
         self,
@@ -287,33 +280,3 @@ class Model:
 
 def _is_draft_model(drafter: str | Drafter) -> bool:
     return isinstance(drafter, str) and registry.draft_bundle(drafter) == drafter
-
-
-def _steps(
-    rounds: Generator[Round, None, None], text_stream: TextStream | None, process: Process
-) -> Generator[Step, None, None]:
-    """Rounds as text, ended at a stop string.
-
-    A token whose text may be the beginning of a stop string waits with it, so that the ids of a reply do not depend on
-    how drafts divide it into rounds.
-    """
-    waiting: list[int] = []
-    given = 0
-    with closing(rounds):
-        for this in rounds:
-            waiting += this.token_ids
-            text, reason, final = "", this.finish_reason, given + len(waiting)
-            if text_stream is not None:
-                text = text_stream.feed(this.token_ids)
-                if reason and not text_stream.stopped:
-                    text += text_stream.finish()
-                if text_stream.stopped:
-                    reason = "stop"
-                if text_stream.stopped or not reason:
-                    final = text_stream.final_tokens
-            token_ids, waiting = tuple(waiting[: final - given]), waiting[final - given :]
-            given = final
-            yield Step(text, token_ids, this.drafted, this.accepted, this.source, this.seconds, reason)
-            if reason:
-                return
-            process.check()

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.decoding.record import Step
 from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Outputs, Rows, Session
 from ondevice.errors import SessionFileError, UsageError
 from ondevice.generation import Generation
 from ondevice.model import Model
+from ondevice.reply import Step
 from tests.model_made import SPECIALS, model_over, write_bundle
 from tests.toy_engine import VOCAB, ToyEngine
 

@@ -70,10 +70,10 @@ def answer(path: str) -> str:
 
 REVEALED = [
     "ondevice.generation.Generation",
-    "ondevice.decoding.record.Step",
-    "Literal['stop'] | Literal['length'] | Literal['context'] | Literal['cancelled'] | None",
+    "ondevice.reply.Step",
+    "Literal['stop'] | Literal['length'] | Literal['context'] | Literal['cancelled'] | Literal['tool_calls'] | None",
     "float",
-    "ondevice.decoding.record.Reply",
+    "ondevice.reply.Reply",
 ]
 
 MISTAKES = {

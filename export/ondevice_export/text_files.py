@@ -1,4 +1,4 @@
-"""The text side of a bundle: tokenizer, chat template and generation defaults, copied from the checkpoint."""
+"""The text side of a bundle: tokenizer, templates and generation defaults, copied from the checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
 from ondevice.errors import CheckpointError
 from ondevice_export.json_fields import read_json
+from ondevice_export.response_template import write_response_template
 from ondevice_export.source import Note
 
 
@@ -18,6 +19,7 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
             shutil.copyfile(source / name, bundle / name)
     if not (bundle / TOKENIZER).exists():
         note(f"no {TOKENIZER} in the checkpoint: the bundle will take and return token ids only")
+    write_response_template(source, bundle, note)
     template = None if (bundle / CHAT_TEMPLATE).exists() else _configured_template(source)
     if template is not None:
         try:

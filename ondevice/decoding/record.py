@@ -1,4 +1,4 @@
-"""What one round of generation yields, and what a whole generation sums up to."""
+"""What one round of generation yields, and what the rounds of a generation sum up to."""
 
 from __future__ import annotations
 
@@ -59,19 +59,6 @@ class Round:
     forward: ForwardCost | None = None
     threads: int = 0
     finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a caller of `Model.stream` sees: a round, as text. `text` may be empty while half a character waits."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    drafted: int
-    accepted: int
-    source: str
-    seconds: float
-    finish_reason: FinishReason | None
 
 
 @dataclass
@@ -168,11 +155,3 @@ class Stats(DraftCounts):
             "draft_n": self.num_draft_tokens,
             "draft_n_accepted": self.num_accepted_tokens,
         }
-
-
-@dataclass(frozen=True)
-class Reply:
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: Stats

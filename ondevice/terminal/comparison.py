@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ondevice.decoding.record import Reply
 from ondevice.drafters import registry
+from ondevice.reply import Reply
 
 if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ondevice.decoding.record import Reply
 from ondevice.errors import ContextOverflowError, PromptError
+from ondevice.reply import Reply
 from ondevice.terminal.reply import stream_reply, summary
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ondevice.decoding.record import FinishReason, Reply, Stats, Step
+from ondevice.decoding.record import Stats
 from ondevice.progress import Progress
+from ondevice.reply import Reply, Step
 from ondevice.terminal.interrupt import cancel_on_interrupt
 from ondevice.terminal.progress_bar import prompt_bar
 
@@ -38,12 +39,10 @@ STATS_KEYS = (
 
 def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, *, show: bool = True) -> Reply:
     """Generate, writing to standard output as text comes. Ctrl-C ends it with the finish reason `cancelled`."""
-    text: list[str] = []
-    token_ids: list[int] = []
-    reason: FinishReason | None = None
+    steps: list[Step] = []
 
     def on_prefill(done: int, total: int) -> None:
-        (bar.show_below if show and token_ids else bar.show)(done, total)
+        (bar.show_below if show and steps else bar.show)(done, total)
 
     with (
         cancel_on_interrupt(model) as interrupt,
@@ -54,14 +53,12 @@ def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, *, s
             generation.cancel()  # it came before there was anything to cancel
         for step in generation:
             if show:
-                _write(step, model.tokenizer is None, first=not token_ids)
-            text.append(step.text)
-            token_ids += step.token_ids
-            reason = step.finish_reason
-    whole = "".join(text)
-    if show and not whole.endswith("\n"):
+                _write(step, model.tokenizer is None, first=not steps)
+            steps.append(step)
+    reply = Reply.of(steps, generation.stats)
+    if show and not reply.text.endswith("\n"):
         print(flush=True)
-    return Reply(whole, tuple(token_ids), reason or "cancelled", generation.stats)
+    return reply
 
 
 def _with_progress(options: GenerationKeywords, on_prefill: Progress) -> GenerationKeywords:

@@ -47,6 +47,16 @@ class Detokenizer:
         self._window, self._run, self._given = [], [], 0
         return text
 
+    def interrupt(self) -> str:
+        """What was held back, because a token follows that is no text, and text after that."""
+        last = (self._window + self._run)[-1:]
+        text = self.flush()
+        before = self._tokenizer.decode(last)
+        if before and REPLACEMENT not in before and not self._tokenizer.byte_ids.intersection(last):
+            # What comes is not the first word, whose space some decoders strip.
+            self._window, self._given = last, len(before)
+        return text
+
     def _advance(self) -> str:
         text = self._tokenizer.decode(self._window)
         final = len(text) - text.endswith(REPLACEMENT)

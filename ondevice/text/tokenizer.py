@@ -72,6 +72,18 @@ class Tokenizer:
         return tuple(sorted((text for text in texts if text), key=len, reverse=True))
 
     @cached_property
+    def control_texts(self) -> dict[int, str]:
+        """How tokens are written that stand beside the text: control tokens, and added ones in angle brackets, which
+        some tokenizers do not call special.
+        """
+        added = self._backend.get_added_tokens_decoder()
+        return {
+            token_id: token.content
+            for token_id, token in added.items()
+            if token.content and (token.special or (token.content[0] == "<" and token.content[-1] == ">"))
+        }
+
+    @cached_property
     def byte_ids(self) -> frozenset[int]:
         """The byte-fallback tokens `<0x00>` to `<0xFF>`, as far as the vocabulary has them."""
         ids = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -13,8 +14,11 @@ from huggingface_hub import errors
 from ondevice.bundle import Bundle
 from ondevice.errors import CheckpointError
 from ondevice_export import export, source
+from ondevice_export.response_template import GEMMA_4
 from ondevice_export.source import Checkout, default_name, locate, locate_drafter
+from ondevice_export.text_files import copy_text_files
 from tests.export.conftest import Pair
+from tests.text.tokenizers_made import gemma_chat, gemma_like
 
 COMMIT = "0123456789abcdef"
 
@@ -95,6 +99,30 @@ def test_text_side_and_defaults(e2b: Pair, tmp_path: Path) -> None:
     assert (bundle.path / "chat_template.jinja").read_text() == "{{ messages }}"
     assert set(bundle.manifest.files) >= {"tokenizer.json", "generation_config.json", "chat_template.jinja"}
     assert str(tmp_path) not in (bundle.path / "bundle.json").read_text()
+
+
+def test_the_response_template_is_the_checkpoint_s_own_or_gemma_s(tmp_path: Path) -> None:
+    checkpoint, bundle, notes = tmp_path / "checkpoint", tmp_path / "bundle", list[str]()
+
+    def written(config: dict[str, Any], tokenizer: str) -> Any:
+        for directory in (checkpoint, bundle):
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+        (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+        (checkpoint / "tokenizer.json").write_text(tokenizer)
+        copy_text_files(checkpoint, bundle, notes.append)
+        path = bundle / "response_template.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    gemma, other = gemma_chat()._backend.to_str(), gemma_like()._backend.to_str()
+    own = {"start_anchor": "<|turn>", "fields": {"content": {}}}
+    assert written({}, gemma) == GEMMA_4
+    assert written({}, other) is None
+    assert written({"response_template": own}, gemma) == own
+    assert written({"response_template": own}, other) == own
+    assert notes == []
+    assert written({"response_template": {**own, "version": 2}}, gemma) is None
+    assert "the response template is unknown" in notes[0]
 
 
 def test_manifest_describes_the_model(pair: Pair) -> None:

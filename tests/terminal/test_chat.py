@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from ondevice.decoding.record import Reply, Stats
+from ondevice.decoding.record import Stats
+from ondevice.reply import Reply
 from ondevice.terminal.conversation import Conversation
 from tests.model_made import load_toy, write_bundle
 from tests.terminal.test_generate import interrupt_after

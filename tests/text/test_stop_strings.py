@@ -4,7 +4,7 @@ import pytest
 
 from ondevice.errors import UsageError
 from ondevice.text.stop_strings import StopStrings
-from ondevice.text.stream import TextStream
+from ondevice.text.stream import ReplyStream
 from tests.text.tokenizers_made import KINDS, byte_level, random_ids
 
 
@@ -88,11 +88,11 @@ def test_batches_change_nothing(make):
     for _ in range(100):
         ids = random_ids(tokenizer, rng, 30)
         stops = [text for text in ("a", " a", "é\ufffd", "世") if rng.random() < 0.4]
-        one = TextStream(tokenizer, stops)
-        text = "".join(one.feed([token_id]) for token_id in ids) + one.finish()
-        many = TextStream(tokenizer, stops)
+        one = ReplyStream(tokenizer, stops)
+        text = "".join(one.feed([token_id]).text for token_id in ids) + one.finish().text
+        many = ReplyStream(tokenizer, stops)
         cut = rng.randrange(30)
-        assert many.feed(ids[:cut]) + many.feed(ids[cut:]) + many.finish() == text
+        assert many.feed(ids[:cut]).then(many.feed(ids[cut:])).then(many.finish()).text == text
         assert (many.stopped, many.final_tokens) == (one.stopped, one.final_tokens)
         assert text == naive([tokenizer.decode(ids)], stops)[0] if stops else tokenizer.decode(ids)
 
@@ -100,7 +100,7 @@ def test_batches_change_nothing(make):
 def test_a_stop_string_inside_a_drafted_batch_cuts_the_rest_of_it():
     tokenizer = byte_level()
     ids = tokenizer.encode("one two\n\nthree", add_special_tokens=False)
-    stream = TextStream(tokenizer, ["\n\n"])
-    assert stream.feed(ids) + stream.finish() == "one two"
+    stream = ReplyStream(tokenizer, ["\n\n"])
+    assert stream.feed(ids).then(stream.finish()).text == "one two"
     assert stream.stopped
     assert tokenizer.decode(ids[: stream.final_tokens]) == "one two"

@@ -1,0 +1,64 @@
+"""How a model's replies are to be read: what its tokenizer_config.json says, or else what is known of Gemma 4."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ondevice.bundle import RESPONSE_TEMPLATE, TOKENIZER
+from ondevice.errors import BundleCorruptError, reason
+from ondevice.text.response_template import ResponseTemplate
+from ondevice.text.tokenizer import Tokenizer
+from ondevice_export.json_fields import read_json
+from ondevice_export.source import Note
+
+GEMMA_4: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ["<|turn>model\n", "<tool_response|>"],
+    "fields": {
+        "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"<\|tool_call>call:(?P<name>[\w.-]+)",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": ["<turn|>", "<|tool_response>", "<eos>"], "content": "text"},
+    },
+}
+"""For a checkpoint that brings none: that of transformers 5.22.2, `_RESPONSE_TEMPLATE_FALLBACKS` in
+cli/serving/utils.py, but for names of functions with dots and dashes, which OpenAI allows and `\\w+` does not.
+"""
+
+NEEDED = ("<|turn>", "<|channel>", "<|tool_call>")
+"""Control tokens without which it is not Gemma 4's format."""
+
+
+def write_response_template(source: Path, bundle: Path, note: Note) -> None:
+    """Write the template of a checkpoint that has one, or is known; a bundle without one gives replies as plain text.
+
+    Args:
+        source, bundle: directories; the bundle has its tokenizer already, or gets none.
+        note: hears of a template that cannot be used.
+    """
+    if not (bundle / TOKENIZER).is_file():
+        return
+    try:
+        tokenizer = Tokenizer.from_file(bundle / TOKENIZER)
+    except BundleCorruptError:  # who loads the bundle will hear of it
+        return
+    path = source / "tokenizer_config.json"
+    template = read_json(path).get("response_template") if path.is_file() else None
+    if template is None and set(NEEDED) <= set(tokenizer.control_texts.values()):
+        template = GEMMA_4
+    if template is None:
+        return
+    try:
+        ResponseTemplate(template, tokenizer)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        note(f"replies will be text with thoughts and calls in it: the response template is unknown ({reason(error)})")
+    else:
+        (bundle / RESPONSE_TEMPLATE).write_text(json.dumps(template, indent=1, ensure_ascii=True), encoding="utf-8")
