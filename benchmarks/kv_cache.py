@@ -19,7 +19,7 @@ import numpy as np
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
-from ondevice.engines.simd.cache_rows import row_type
+from ondevice.engines.simd.cache_rows import UNITS, unit_type
 from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
 from ondevice.engines.simd.session import SimdSession
 from ondevice.manifest import Target
@@ -39,7 +39,7 @@ def bytes_per_token(target: Target, kind: KVCacheType) -> tuple[int, int]:
     sizes = {"full": 0, "sliding": 0}
     for index in target.kv_layers():
         layer = target.layers[index]
-        sizes[layer.kind] += 2 * row_type(kind, layer.kv_heads, layer.head_dim).itemsize
+        sizes[layer.kind] += 2 * unit_type(kind, layer.kv_heads, layer.head_dim).itemsize // UNITS[kind].positions
     return sizes["full"], sizes["sliding"]
 
 

@@ -17,6 +17,9 @@ KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 SLACK = 256
 """Rows kept beyond a window: how far a rewind may go without a snapshot."""
 
+LINE = 64
+"""Bytes of a cache line, where every buffer begins."""
+
 MARGIN = 64
 """Rows that a copy of a sliding cache holds beyond the window, so that it serves somewhat shorter sequences too: a
 chat's next prompt may part from the last one a few tokens before its end."""
@@ -34,9 +37,23 @@ class Views:
     least: int = 0
 
 
+class Units:
+    """How the rows of a cache lie: units of some positions, from a multiple of `positions` on. Here a row is a unit."""
+
+    positions = 1
+
+    def move(self, keys: NDArray[Any], values: NDArray[Any], source: NDArray[np.int64], first: int) -> None:
+        """Copy the rows `source`, which ascend, to those from `first` on, none of which lies behind its source."""
+        for part in (keys, values):
+            part[first : first + len(source)] = part[source]
+
+
+SINGLE = Units()
+
+
 @dataclass(frozen=True)
 class HeldRows:
-    """Rows of a cache for positions base..length - 1: arrays [2, length - base] (keys, values) by layer."""
+    """Units of a cache for positions base..length - 1: arrays [2, units] (keys, values) by layer."""
 
     base: int
     length: int
@@ -57,28 +74,38 @@ class KVCache:
     some slack in one linear buffer, and moves them to its front when it reaches the end: one copy of the window in
     `SLACK + max_rows` tokens, where a ring buffer would need two views per layer.
 
-    Buffers are [2, capacity] rows (keys, values) for every layer; row r holds position `base + r`.
+    Buffers are [2, units] (keys, values) for every layer, with room for `capacity` rows; row r holds position
+    `base + r`.
     """
 
     def __init__(
-        self, types: Mapping[int, np.dtype[Any]], max_rows: int, history: int | None = None, views: Views = Views()
+        self,
+        types: Mapping[int, np.dtype[Any]],
+        max_rows: int,
+        history: int | None = None,
+        views: Views = Views(),
+        units: Units = SINGLE,
     ) -> None:
         """
         Args:
-            types: layer index -> dtype of a row of keys or of values.
+            types: layer index -> dtype of a unit of keys or of values.
             max_rows: most rows that one forward appends.
             history: positions before the newest that must stay visible; None keeps all.
-            views: what the engine reads together.
+            views: what the engine reads together; whole units.
+            units: how rows lie.
         """
         self.base = 0
         self._history = history
         self._types = types
         self._views = views
+        self._units = units
         capacity = 2 * max_rows + views.least
-        if history is not None:
+        if history is None:
+            capacity = _up(capacity, views.align)
+        else:
             capacity = _up(capacity + history + SLACK + views.step, views.align) + views.align
         self.capacity = capacity
-        self._buffers = {layer: np.zeros((2, capacity), row) for layer, row in types.items()}
+        self._buffers = self._zeros(capacity)
 
     @property
     def layers(self) -> list[int]:
@@ -114,7 +141,7 @@ class KVCache:
         return start, stop
 
     def parts(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values of a layer, [capacity] rows each."""
+        """Keys and values of a layer, all units of each."""
         keys, values = self._buffers[layer]
         return keys, values
 
@@ -126,9 +153,9 @@ class KVCache:
     def gather(self, length: int, path: Sequence[int]) -> None:
         """Move the pending rows `path` (ascending) to follow `length` without gaps."""
         first = length - self.base
-        source = first + np.asarray(path, np.intp)
-        for buffer in self._buffers.values():
-            buffer[:, first : first + len(path)] = buffer[:, source]
+        source = first + np.asarray(path, np.int64)
+        for buffer in self._buffers.values() if path else ():
+            self._units.move(buffer[0], buffer[1], source, first)
 
     def can_rewind(self, length: int) -> bool:
         return self._first(length) >= self.base
@@ -139,7 +166,7 @@ class KVCache:
     def held(self, length: int) -> HeldRows:
         """The rows that a sequence of `length` tokens needs, and a margin: views, which the next forward may change."""
         base = max(self.base, self._first(max(0, length - MARGIN)))
-        kept = slice(base - self.base, length - self.base)
+        kept = self._kept(base, length)
         return HeldRows(base, length, {layer: buffer[:, kept] for layer, buffer in self._buffers.items()})
 
     def can_adopt(self, held: HeldRows, length: int) -> bool:
@@ -148,9 +175,9 @@ class KVCache:
 
     def adopt(self, held: HeldRows) -> None:
         """Hold a copy of these rows, and nothing else."""
-        count = held.length - held.base
-        if count > self.capacity:
-            self._allocate(count)
+        count = self._count(held.length - held.base)
+        if count * self._units.positions > self.capacity:
+            self._allocate(count * self._units.positions)
         self.base = held.length  # so that an interrupt leaves nothing to rewind to
         for layer, buffer in self._buffers.items():
             buffer[:, :count] = held.rows[layer]
@@ -164,7 +191,7 @@ class KVCache:
         """
         if not self._first(max(0, length - MARGIN)) <= base <= self._first(length):
             raise ValueError(f"rows from {base} on do not fit a sequence of {length} tokens")
-        return HeldRows(base, length, {layer: np.zeros((2, length - base), row) for layer, row in self._types.items()})
+        return HeldRows(base, length, self._zeros(length - base))
 
     def _first(self, length: int) -> int:
         """The position at which the view for a row at `length` starts."""
@@ -173,43 +200,66 @@ class KVCache:
         return max(0, length - self._history) // self._views.align * self._views.align
 
     def _grow(self, stop: int) -> None:
-        capacity, grown = max(2 * self.capacity, stop), {}
+        capacity = max(2 * self.capacity, stop)
+        grown = self._zeros(capacity)
         for layer, old in self._buffers.items():
-            grown[layer] = np.zeros((2, capacity), self._types[layer])
-            grown[layer][:, : self.capacity] = old
+            grown[layer][:, : old.shape[1]] = old
         self._buffers, self.capacity = grown, capacity  # all at once, or nothing after an interrupt
 
     def _allocate(self, capacity: int) -> None:
-        buffers = {layer: np.zeros((2, capacity), row) for layer, row in self._types.items()}
-        self._buffers, self.capacity = buffers, capacity
+        buffers = self._zeros(capacity)
+        self._buffers, self.capacity = buffers, capacity  # all at once, or nothing after an interrupt
+
+    def _zeros(self, rows: int) -> dict[int, NDArray[Any]]:
+        """Buffers for so many rows, each on a cache line: of memory from numpy, vectors would lie on two."""
+        count, zeros = self._count(rows), {}
+        for layer, unit in self._types.items():
+            size = 2 * count * unit.itemsize
+            room = np.zeros(size + LINE, np.uint8)
+            zeros[layer] = np.ndarray((2, count), unit, room, -room.ctypes.data % LINE)
+        return zeros
+
+    def _count(self, rows: int) -> int:
+        """Units of so many rows, the last of which may have room for more."""
+        return -(-rows // self._units.positions)
+
+    def _kept(self, base: int, length: int) -> slice:
+        """The units of the positions base..length - 1; a unit begins at `base`."""
+        first = (base - self.base) // self._units.positions
+        return slice(first, first + self._count(length - base))
 
     def _slide(self, length: int) -> None:
         base = max(self.base, self._first(max(0, length - SLACK)))
-        kept = slice(base - self.base, length - self.base)
+        kept, count = self._kept(base, length), self._count(length - base)
         self.base = length  # so that an interrupt leaves nothing to rewind to
         for buffer in self._buffers.values():
-            buffer[:, : length - base] = buffer[:, kept].copy()
+            buffer[:, :count] = buffer[:, kept].copy()
         self.base = base
 
 
 def make_caches(
-    target: Target, row_type: Callable[[Layer], np.dtype[Any]], max_rows: int, views: Mapping[AttentionKind, Views]
+    target: Target,
+    unit_type: Callable[[Layer], np.dtype[Any]],
+    max_rows: int,
+    views: Mapping[AttentionKind, Views],
+    units: Units = SINGLE,
 ) -> dict[AttentionKind, KVCache]:
     """The caches of one sequence.
 
     Args:
         target: whose layers own them.
-        row_type: the dtype of a row of a layer's keys, and of its values.
+        unit_type: the dtype of a unit of a layer's keys, and of its values.
         max_rows: most rows that one forward appends.
         views: what the engine reads together, where that is more than single rows.
+        units: how rows lie.
     """
     caches: dict[AttentionKind, KVCache] = {}
     for kind in KINDS:
         owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
-        types = {index: row_type(target.layers[index]) for index in owners}
+        types = {index: unit_type(target.layers[index]) for index in owners}
         # window - 1 rows are enough for the target; a drafter at position `length` sees two more: `first_drafted`
         history = target.sliding_window + 1 if kind == "sliding" else None
-        caches[kind] = KVCache(types, max_rows, history, views.get(kind, Views()))
+        caches[kind] = KVCache(types, max_rows, history, views.get(kind, Views()), units)
     return caches
 
 

@@ -29,7 +29,7 @@ from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.errors import SessionFileError
 
 MAGIC = b"ondevice session\n"
-VERSION = 1
+VERSION = 2
 """Of the layout of this file and of the rows in it."""
 
 _PREFIX = struct.Struct("<IQ")

@@ -15,7 +15,7 @@ def test_bytes_are_those_of_the_caches(reference_bundle: Path) -> None:
     bundle = Bundle.open(reference_bundle)
     engine = SimdEngine(bundle, 1, kv_cache="int8")
     held = {
-        kind: sum(part.nbytes // len(part) for layer in cache.layers for part in cache.parts(layer))
+        kind: sum(part.nbytes // cache.capacity for layer in cache.layers for part in cache.parts(layer))
         for kind, cache in engine.make_caches().items()
     }
     engine.close()

@@ -8,27 +8,46 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.engines.protocol import KVCacheType
-from ondevice.engines.simd.cache_rows import BITS, row_type
-from ondevice.engines.simd.kernels.heads import to_cache
+from ondevice.engines.simd.cache_rows import BITS, UNITS, unit_type
+from ondevice.engines.simd.kernels.heads import to_key, to_value
 from ondevice.engines.simd.kernels.norm import quantize_row
 from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, SHIFT
 from tests.simd.twins import Floats, Quantized
 
 
 def cache_of(x: Floats, kind: KVCacheType) -> npt.NDArray[Any]:
-    """Keys and values [2, rows, head_dim] of one head, as rows of a cache."""
-    cache = np.zeros(x.shape[:2], row_type(kind, 1, x.shape[2]))
-    for part in range(2):
+    """Keys and values [2, rows, head_dim] of one head, as a cache has them: [2, units]."""
+    positions = UNITS[kind].positions
+    cache = np.zeros((2, -(-x.shape[1] // positions)), unit_type(kind, 1, x.shape[2]))
+    for part, write in zip(range(2), (to_key, to_value), strict=True):
         for row in range(x.shape[1]):
-            to_cache(BITS[kind], x[part, row].ctypes.data, cache[part, row].ctypes.data, x.shape[2])
+            used = x[part, row].copy()
+            write(BITS[kind], used.ctypes.data, cache[part].ctypes.data, row, cache.strides[1], x.shape[2])
     return cache
 
 
-def numbers_of(cache: npt.NDArray[Any]) -> Floats:
+def numbers_of(cache: npt.NDArray[Any], rows: int) -> Floats:
     """The numbers that a cache of one head holds, [2, rows, head_dim]."""
-    if cache.dtype.names is None:
-        return cache[:, :, 0].astype(np.float32)
-    return (cache["codes"] * cache["scale"][..., None])[:, :, 0]
+    if cache.dtype == np.float16:
+        return cache[:, :rows, 0].astype(np.float32)
+    codes, scales = codes_of(cache)
+    return (codes * scales[..., None])[:, :rows].astype(np.float32)
+
+
+def codes_of(cache: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Signed codes [2, rows, head_dim] and scales [2, rows] of an int8 cache of one head."""
+    units, head_dim = cache.shape[1], cache.shape[3] // 32 - 4
+    tiles = cache[0].reshape(units * 2, 16 * (head_dim + 4))
+    keys = tiles[:, : 16 * head_dim].reshape(-1, head_dim // 4, 16, 4).transpose(0, 2, 1, 3)
+    key_scales = np.ascontiguousarray(tiles[:, 16 * head_dim :]).view(np.float32)
+    parts = cache[1].reshape(units, 32 * (head_dim + 4))
+    values = parts[:, : 32 * head_dim].view(np.int8).reshape(units, head_dim // 16, 8, 16, 4).transpose(0, 2, 4, 1, 3)
+    value_scales = np.ascontiguousarray(parts[:, 32 * head_dim :]).view(np.float32)
+    codes = [keys.astype(np.int64) - 128, values.astype(np.int64)]
+    return (
+        np.stack([part.reshape(units * 32, head_dim) for part in codes]),
+        np.stack([part.reshape(units * 32) for part in (key_scales, value_scales)]),
+    )
 
 
 def records_of(x: Floats, zero: int) -> npt.NDArray[np.uint8]:

@@ -10,62 +10,60 @@ import pytest
 
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd.attention_scratch import AttentionScratch
-from ondevice.engines.simd.cache_rows import BITS
 from ondevice.engines.simd.forward_state import ForwardState
-from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.attention import (
-    ROWS,
-    KVHead,
-    Output,
-    Queries,
-    RowGroup,
-    Scratch,
-    attend,
-    mix,
-    read_sequence,
-    score,
-)
+from ondevice.engines.simd.kernels import instruction_set, slots, steps
+from ondevice.engines.simd.kernels.attention import PART, SPLIT_ROWS
+from ondevice.engines.simd.kernels.attention_rows import scratch_at
 from ondevice.engines.simd.kernels.attention_tile import HEADS
+from ondevice.engines.simd.kernels.float_attention import mix, score
+from ondevice.engines.simd.kernels.integer_attention import mix_values, score_keys
+from ondevice.engines.simd.kernels.integer_tile import UNIT
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, Attend, to_row
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from tests.simd import twins
-from tests.simd.memory import cache_of, numbers_of, read_records
+from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
 
 HEAD_DIM = 64
 SLIDING = 1
 
-pytestmark = pytest.mark.parametrize("kind", get_args(KVCacheType))
+kinds = pytest.mark.parametrize("kind", get_args(KVCacheType))
 
 
 def run(
-    query: twins.Floats, cache: npt.NDArray[Any], tree: TokenTree, row: int, length: int, window: int
+    query: twins.Floats, cache: npt.NDArray[Any], tree: TokenTree, wanted: list[int], length: int, window: int
 ) -> twins.Quantized:
-    """What the records of some rows' heads hold, and zeros for all other rows.
+    """What attention makes of some rows of a tree.
 
     Args:
-        query: [rows, heads, head_dim], of rows `row` and following.
-        cache: keys and values of one head, [2, positions, 1]
+        query: [wanted rows, heads, head_dim]
+        cache: keys and values of one head, [2, units]
         window: positions that a row sees.
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
-    state, record, scratch = ForwardState(len(tree), {}, bits), SequenceRecord({}), AttentionScratch(head_dim, 1)
+    state, record = ForwardState(len(tree), {}, bits), SequenceRecord({0: 0})
+    scratch = AttentionScratch(head_dim, heads, 1)
     record.set_rows(tree, length)
+    record.set_place(slots.ALL, 0, len(tree))
+    record.set_place(slots.WANTED, 0, count)
+    record.most_keys = length + len(tree)
+    for offset in range(2):
+        record._point(slots.CACHES + offset, cache[offset])
     positions = length + tree.depths()
-    state.set_rows(tree.tokens, positions, positions + 1, np.arange(len(tree)))
+    state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted))
     state.set_window(window)
-    scratch.reserve(cache.shape[1])
-    keys, values = cache
-    blocks = heads * head_dim // 32
-    records = np.zeros(len(positions) * blocks * 40, np.uint8)
-    for start in range(0, heads, HEADS):
-        attend(
-            RowGroup(state.slots, read_sequence(record.address, SLIDING), SLIDING, slots.ALL, row, count),
-            Queries(query[:, start:].ctypes.data, query.strides[0], min(HEADS, heads - start), head_dim),
-            KVHead(bits, keys.ctypes.data, values.ctypes.data, cache.strides[1]),
-            Scratch(scratch.address, scratch.stride),
-            Output(records.ctypes.data, start * head_dim // 32, blocks, 8),
+    state.set_sequences([record], scratch)
+    records = np.zeros(count * heads * head_dim // 32 * 40, np.uint8)
+    row = to_row(
+        Attend(
+            slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
         )
-    return read_records(records, len(positions))
+    )
+    words, claims = np.zeros(WIDTH, np.int64), np.zeros(1, np.int64)
+    words[: len(row)] = row
+    steps.attend_share(words, state.slots, 0, 1, claims.ctypes.data)
+    assert not scratch._counters.any()
+    return read_records(records, count)
 
 
 def assert_same(found: twins.Quantized, row: int, expected: twins.Quantized, other: int) -> None:
@@ -74,70 +72,130 @@ def assert_same(found: twins.Quantized, row: int, expected: twins.Quantized, oth
     np.testing.assert_array_equal(found.exponents[row], expected.exponents[other])
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8])
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 200])
+@kinds
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 11])
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 200, 2500])
 def test_attention_equals_its_twin(kind: KVCacheType, heads: int, length: int) -> None:
     rng = np.random.default_rng(heads * 1000 + length)
     query = rng.standard_normal((1, heads, HEAD_DIM)).astype(np.float32) * np.float32(0.3)
     cache = cache_of(rng.standard_normal((2, length + 1, HEAD_DIM)).astype(np.float32), kind)
     window = length - length // 3 + 1
-    found = run(query, cache, TokenTree.chain([1]), 0, length, window)
-    keys, values = numbers_of(cache[:, -window:])
+    found = run(query, cache, TokenTree.chain([1]), [0], length, window)
+    keys, values = numbers_of(cache, length + 1)[:, -window:]
+    if kind == "int8":
+        codes, scales = twins.to_int8(query[0])
+        query = (codes * scales[:, None])[None]
     expected = twins.attend(query[0], keys, values).reshape(1, -1)
     step = np.exp2(found.exponents).repeat(32, axis=1)
-    assert (np.abs(found.values() - expected) <= 0.5001 * step + 1e-5).all()
+    # weights are rounded to a 127th of the largest of 32: more than this is no rounding
+    rounding = 1e-5 if kind == "fp16" else 2 / 127 * np.abs(values).max()
+    assert (np.abs(found.values() - expected) <= 0.5001 * step + rounding).all()
 
 
-def test_a_row_of_a_tree_sums_what_it_would_after_its_ancestors(kind: KVCacheType) -> None:
-    rng = np.random.default_rng(0)
-    length, parents = 37, np.array([-1, 0, 0, 2, 1, 3])
-    tree = TokenTree(np.arange(6), parents)
-    cache = cache_of(rng.standard_normal((2, length + 6, HEAD_DIM)).astype(np.float32), kind)
-    query = rng.standard_normal((1, 4, HEAD_DIM)).astype(np.float32)
-    in_tree = run(query, cache, tree, 5, length, 21)
-    path = [0, 2, 3, 5]
-    committed = np.ascontiguousarray(np.concatenate([cache[:, :length], cache[:, [length + i for i in path]]], axis=1))
-    assert_same(in_tree, 5, run(query, committed, TokenTree.chain([5]), 0, length + 3, 21), 0)
-
-
-@pytest.mark.parametrize("head_dim", [32, 64, 96])
-@pytest.mark.parametrize("window", [3, 20, 500])
-@pytest.mark.parametrize("branches", [0.0, 0.4])
-@pytest.mark.parametrize("length", [0, 5, 90])
-def test_rows_together_are_rows_alone(
-    kind: KVCacheType, head_dim: int, window: int, branches: float, length: int
-) -> None:
+@kinds
+@pytest.mark.parametrize("length", [37, 250, 1020])
+@pytest.mark.parametrize("window", [21, 5000])
+def test_a_row_of_a_tree_sums_what_it_would_after_its_ancestors(kind: KVCacheType, length: int, window: int) -> None:
     rng = np.random.default_rng(length)
-    parents = [int(rng.integers(ROOT, row)) if rng.random() < branches else row - 1 for row in range(30)]
-    tree = TokenTree(np.arange(30), np.array(parents))
+    parents = np.array([-1, 0, 0, 2, 1, 3, 5, 4, *range(7, 40)])
+    tree = TokenTree(np.arange(len(parents)), parents)
+    x = rng.standard_normal((2, length + len(parents), HEAD_DIM)).astype(np.float32)
+    query = rng.standard_normal((1, 4, HEAD_DIM)).astype(np.float32)
+    for row in (5, 6, 7, 39, 40):
+        path, node = list[int](), row
+        while node != ROOT:
+            path.insert(0, node)
+            node = int(parents[node])
+        in_tree = run(query, cache_of(x, kind), tree, [row], length, window)
+        after = cache_of(np.concatenate([x[:, :length], x[:, [length + i for i in path]]], axis=1), kind)
+        alone = run(query, after, TokenTree.chain([5]), [0], length + len(path) - 1, window)
+        assert_same(in_tree, 0, alone, 0)
+
+
+@kinds
+@pytest.mark.parametrize("head_dim", [32, 96])
+@pytest.mark.parametrize("window", [3, 20, 5000])
+@pytest.mark.parametrize("branches", [0.0, 0.4])
+@pytest.mark.parametrize("length", [0, 5, 90, 2 * PART - 7])
+@pytest.mark.parametrize("count", [SPLIT_ROWS, 30])
+def test_rows_together_are_rows_alone(
+    kind: KVCacheType, head_dim: int, window: int, branches: float, length: int, count: int
+) -> None:
+    """Whether parts are shared by threads, or there are too many rows for that."""
+    rng = np.random.default_rng(length)
+    parents = [int(rng.integers(ROOT, row)) if rng.random() < branches else row - 1 for row in range(count)]
+    tree = TokenTree(np.arange(count), np.array(parents))
     assert tree.is_chain == (branches == 0.0)
-    cache = cache_of(rng.standard_normal((2, length + 30, head_dim)).astype(np.float32), kind)
-    query = rng.standard_normal((30, 3, head_dim)).astype(np.float32)
-    for start in range(0, 30, ROWS):
-        some = query[start : start + ROWS]
-        together = run(some, cache, tree, start, length, window)
-        for row in range(start, start + len(some)):
-            assert_same(together, row, run(query[row : row + 1], cache, tree, row, length, window), row)
+    cache = cache_of(rng.standard_normal((2, length + count, head_dim)).astype(np.float32), kind)
+    query = rng.standard_normal((count, 3, head_dim)).astype(np.float32)
+    together = run(query, cache, tree, list(range(count)), length, window)
+    for row in range(0, count, 7):
+        assert_same(together, row, run(query[row : row + 1], cache, tree, [row], length, window), 0)
+
+
+def test_parts_that_threads_share_are_those_of_a_unit() -> None:
+    rng = np.random.default_rng(0)
+    length, row = 5 * PART + 100, TokenTree.chain([1])
+    many = TokenTree.chain(range(SPLIT_ROWS + 1))
+    for kind in get_args(KVCacheType):
+        cache = cache_of(rng.standard_normal((2, length + len(many), HEAD_DIM)).astype(np.float32), kind)
+        query = rng.standard_normal((len(many), 8, HEAD_DIM)).astype(np.float32)
+        shared = run(query[:1], cache, row, [0], length, 10 * PART)
+        assert_same(run(query, cache, many, list(range(len(many))), length, 10 * PART), 0, shared, 0)
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 512])
-def test_tiles_equal_their_twins(kind: KVCacheType, head_dim: int) -> None:
+def test_tiles_equal_their_twins(head_dim: int) -> None:
     rng = np.random.default_rng(head_dim)
     count = 11
     query = rng.standard_normal((HEADS, head_dim)).astype(np.float32)
-    cache = cache_of(rng.standard_normal((2, count, head_dim)).astype(np.float32), kind)
+    cache = cache_of(rng.standard_normal((2, count, head_dim)).astype(np.float32), "fp16")
     keys, values = cache[:, :, 0]
-    bits, size = BITS[kind], cache.strides[1]
     scores = np.zeros((HEADS, count), np.float32)
-    score(bits, query.ctypes.data, HEADS, head_dim, keys.ctypes.data, size, count, scores.ctypes.data, 4 * count)
-    if kind == "fp16":
-        expected, weights = twins.scores(query, keys), scores
-    else:
-        expected, weights = twins.scores(query, keys["codes"]) * keys["scale"], scores * values["scale"]
-        values = values["codes"]
-    np.testing.assert_array_equal(scores, expected)
-    # a pair's memory holds what is mixed, then the weights
-    pairs = np.concatenate([query, scores], axis=1)
-    at = pairs.ctypes.data
-    mix(bits, at + 4 * head_dim, pairs.strides[0], cache[1].ctypes.data, size, count, head_dim, at)
-    np.testing.assert_array_equal(pairs[:, :head_dim], twins.mix(query, weights, values))
+    size = cache.strides[1]
+    score(query.ctypes.data, HEADS, head_dim, keys.ctypes.data, size, count, scores.ctypes.data, 4 * count)
+    np.testing.assert_array_equal(scores, twins.scores(query, keys))
+    mixed = query.copy()
+    mix(
+        scores.ctypes.data, 4 * count, HEADS, values.ctypes.data, size, count, head_dim, mixed.ctypes.data, 4 * head_dim
+    )
+    np.testing.assert_array_equal(mixed, twins.mix(query, scores, values))
+
+
+@pytest.mark.parametrize("members", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [32, 64, 512])
+@pytest.mark.parametrize("extreme", [False, True])
+def test_integer_tiles_equal_their_twins(members: int, head_dim: int, extreme: bool) -> None:
+    rng = np.random.default_rng(head_dim)
+    units = 3
+    x = rng.standard_normal((2, units * UNIT, head_dim)).astype(np.float32)
+    if extreme:  # every code is 127 or -127
+        x = np.sign(x)
+    cache = cache_of(x, "int8")
+    codes, scales = codes_of(cache)
+    queries = rng.integers(-127, 128, (members, head_dim))
+    weights = rng.integers(0, 128, (units, members, UNIT))
+    if extreme:
+        queries, weights = np.where(queries < 0, -127, 127), np.full_like(weights, 127)
+    factors = rng.random(members).astype(np.float32)
+    laid = np.ascontiguousarray(queries.reshape(members, -1, 32).swapaxes(0, 1), np.int8)
+    starts = (-instruction_set.current().int8_zero * queries.sum(axis=1)).astype(np.int32)
+    scores = np.zeros((members, units * UNIT), np.float32)
+
+    scratch = scratch_at.py_func(0, head_dim)._replace(
+        codes=laid.ctypes.data, starts=starts.ctypes.data, query_scales=factors.ctypes.data
+    )
+    size = cache.strides[1]
+    score_keys(
+        scratch, 0, members, head_dim, cache[0].ctypes.data, 2 * units, size, scores.ctypes.data, scores.strides[0]
+    )
+    np.testing.assert_array_equal(scores, twins.integer_scores(queries, factors, codes[0], scales[0]))
+    shares = rng.random((units, members)).astype(np.float32)
+    start = rng.standard_normal((members, head_dim)).astype(np.float32)
+    for chain in (1, units):
+        mixed, packed = start.copy(), weights.astype(np.uint8)
+        mix_values(
+            members, cache[1].ctypes.data, size, packed.ctypes.data, shares.ctypes.data, units // chain, chain,
+            head_dim, mixed.ctypes.data, mixed.strides[0],
+        )  # fmt: skip
+        np.testing.assert_array_equal(mixed, twins.integer_mix(start, weights, shares, codes[1], chain))

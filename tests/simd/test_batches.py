@@ -13,6 +13,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines import kv_cache
 from ondevice.engines.protocol import MOST_SESSIONS, KVCacheType, Outputs, Rows, TokenTree
+from ondevice.engines.simd import attention_scratch
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.session import SimdSession
@@ -320,6 +321,7 @@ def test_an_engine_is_closed_while_others_run(bundle: Bundle) -> None:
 def test_an_interrupt_while_the_memory_of_several_grows(
     bundles: dict[str, Bundle], place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention_scratch, "PART", 8)  # as small as the caches: it grows too
     engine = SimdEngine(bundles["e2b"], threads=2)
     sessions = [engine.open_session() for _ in range(2)]
     for session in sessions:

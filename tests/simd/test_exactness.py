@@ -9,8 +9,8 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines import kv_cache
+from ondevice.engines.simd import attention_scratch, thread_pool
 from ondevice.engines.simd import engine as engine_module
-from ondevice.engines.simd import thread_pool
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.session import SimdSession
@@ -110,6 +110,7 @@ def test_an_interrupt_while_memory_grows(
 ) -> None:
     """At whichever array, of caches, scratch and outputs: the next forward must not take for pointed at what is not."""
     monkeypatch.setattr(kv_cache, "SLACK", 0)
+    monkeypatch.setattr(attention_scratch, "PART", 8)  # as small as the caches: they all grow now
     engines = [SimdEngine(bundles["e2b"], threads=1)]
     monkeypatch.setattr(engine_module, "MOST_ROWS", 8)
     engines.append(SimdEngine(bundles["e2b"], threads=1))

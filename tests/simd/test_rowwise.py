@@ -9,7 +9,7 @@ import pytest
 from numba import njit
 
 from ondevice.engines.simd.kernels import functions
-from ondevice.engines.simd.kernels.heads import rotate, to_half, to_int8
+from ondevice.engines.simd.kernels.heads import quantize_head, rotate, to_half
 from ondevice.engines.simd.kernels.norm import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import load, load_half, store
@@ -92,7 +92,7 @@ def test_int8_rows_equal_their_twin(size: float) -> None:
     x[7] = 0
     out = np.zeros(50, [("codes", np.int8, 96), ("scale", np.float32)])
     for row in range(50):
-        to_int8(x[row].ctypes.data, out[row : row + 1].ctypes.data, 96)
+        out[row]["scale"] = quantize_head(x[row].ctypes.data, out[row : row + 1].ctypes.data, 96)
     codes, scales = twins.to_int8(x)
     np.testing.assert_array_equal(out["codes"], codes)
     np.testing.assert_array_equal(out["scale"], scales)

@@ -109,3 +109,23 @@ def mix(start: Floats, weights: Floats, values: npt.NDArray[Any]) -> Floats:
     for weight, value in zip(weights.T.astype(np.float64), values.astype(np.float64), strict=True):
         start = (weight[:, None] * value + start).astype(np.float32)
     return start
+
+
+def integer_scores(
+    queries: npt.NDArray[np.int64], factors: Floats, keys: npt.NDArray[np.int64], scales: Floats
+) -> Floats:
+    """Exact products of codes, times both scales: [rows, d], [rows], [n, d], [n] -> [rows, n]."""
+    return (queries @ keys.T).astype(np.float32) * factors[:, None] * scales
+
+
+def integer_mix(
+    start: Floats, weights: npt.NDArray[np.int64], scales: Floats, values: npt.NDArray[np.int64], chain: int
+) -> Floats:
+    """start + exact sums of `chain` units, each times its scale, one after another.
+
+    [rows, d], [units, rows, 32], [units / chain, rows], [units * 32, d] -> [rows, d]
+    """
+    sums = np.einsum("urp,upd->urd", weights, values.reshape(len(weights), -1, values.shape[1]))
+    for sum_of_chain, scale in zip(sums.reshape(-1, chain, *sums.shape[1:]).sum(axis=1), scales, strict=False):
+        start = (sum_of_chain * scale.astype(np.float64)[:, None] + start).astype(np.float32)
+    return start

@@ -12,13 +12,13 @@ from os import PathLike
 from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
 from ondevice.engines.context import context_within
-from ondevice.engines.kv_cache import KVCache, make_caches
+from ondevice.engines.kv_cache import KINDS, KVCache, make_caches
 from ondevice.engines.process import Process
 from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, Rows
 from ondevice.engines.session_file import Origin
 from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.batch import Batch
-from ondevice.engines.simd.cache_rows import BITS, layer_row_type
+from ondevice.engines.simd.cache_rows import BITS, UNITS, VIEWS, layer_unit_type
 from ondevice.engines.simd.draft_state import DraftState
 from ondevice.engines.simd.forward_state import ForwardState
 from ondevice.engines.simd.kernels import slots
@@ -83,8 +83,7 @@ class SimdEngine:
         self.target = bundle.manifest.target
         self.context_length = context_within(context_length, self.target.context_length)
         self.kv_cache: str = kv_cache
-        self._row_type = partial(layer_row_type, kv_cache)
-        self._cache_bits = BITS[kv_cache]
+        self._cache_type: KVCacheType = kv_cache
         self.has_drafter = bundle.manifest.drafter is not None
         self.most_rows = MOST_ROWS
         self._program = load_program(bundle, MOST_ROWS, threads, preparation)
@@ -92,8 +91,8 @@ class SimdEngine:
         self.origin = Origin(bundle.content, self.name, kv_cache)
         self._pool = ThreadPool(threads, self._program.scratch_bytes)
         weakref.finalize(self, self._pool.close)  # its threads would outlive an engine that nobody closed
-        self._scratch = AttentionScratch(max(layer.head_dim for layer in self.target.layers), threads)
-        self._state = ForwardState(self.most_rows, self._program.target_frequencies, self._cache_bits)
+        self._scratch = AttentionScratch(*self._program.widest_attention, threads)
+        self._state = ForwardState(self.most_rows, self._program.target_frequencies, BITS[self._cache_type])
         self._state.set_window(self.target.sliding_window)
         self._outputs = OutputPool(self._program.logits_width, self.target.hidden_size)
         self._since_release = 0
@@ -147,14 +146,16 @@ class SimdEngine:
 
     def make_caches(self) -> dict[AttentionKind, KVCache]:
         """Those of a new session."""
-        return make_caches(self.target, self._row_type, self.most_rows, {})
+        kind = self._cache_type
+        unit_type = partial(layer_unit_type, kind)
+        return make_caches(self.target, unit_type, self.most_rows, dict.fromkeys(KINDS, VIEWS[kind]), UNITS[kind])
 
     def draft_state(self) -> DraftState | None:
         """What a new session drafts with; None where there is no drafter."""
         program = self._program
         if program.drafter is None:
             return None
-        return DraftState(program.drafter, program.drafter_frequencies, self._cache_bits)
+        return DraftState(program.drafter, program.drafter_frequencies, BITS[self._cache_type])
 
     def run_draft_step(self, drafts: DraftState, record: SequenceRecord, token: int, hidden: Floats) -> DraftStep:
         """A step of the session whose state and record these are."""

@@ -13,6 +13,7 @@ from ondevice.engines.protocol import MOST_SESSIONS, Ids
 from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.graph.model import DecoderLayer
 from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.kernels.attention import SPLIT_ROWS
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
@@ -98,10 +99,14 @@ class ForwardState:
         """Whose rows these are, and the memory for their attention."""
         for index, record in enumerate(records):
             self._addresses[index] = record.address
-            scratch.reserve(record.most_keys)
+        rows = int(self.slots[slots.ALL])
+        scratch.reserve(rows, max(record.most_keys for record in records))
         self.slots[slots.SEQUENCE_COUNT] = len(records)
         self.slots[slots.SCRATCH] = scratch.address
         self.slots[slots.SCRATCH_STRIDE] = scratch.stride
+        self.slots[slots.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
+        self.slots[slots.MOST_PARTS] = scratch.most_parts
+        self.slots[slots.COUNTERS] = scratch.counters
 
     def _point_at_rotary(self, rotary: Frequencies) -> None:
         """The kinds of attention share rows of cosines and of sines: one call of numpy computes them all."""

@@ -18,7 +18,7 @@ from ondevice.engines.simd.graph.target import read_target
 from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
-from ondevice.engines.simd.plan.layer import scratch_bytes
+from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
 from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_plan
 from ondevice.errors import BundleCorruptError
 from ondevice.preparation import SIMD, SIMD_LAST, TOKENS, Preparation
@@ -40,6 +40,8 @@ class Program:
     drafter_frequencies: Frequencies
     scratch_bytes: int
     """Working memory of a thread, in bytes."""
+    widest_attention: tuple[int, int]
+    """Numbers of the widest head, and most query heads of a layer."""
     buffers: Buffers
     sources: Sources
     """The mapped data files, of whose tables single rows are read."""
@@ -80,7 +82,7 @@ def load_program(bundle: Bundle, most_rows: int, threads: int, preparation: Prep
     read.sources.release()
     return Program(
         caches, steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies,
-        scratch_bytes(layers), buffers, read.sources, pack,
+        scratch_bytes(layers), widest_attention(layers), buffers, read.sources, pack,
     )  # fmt: skip
 
 

@@ -42,10 +42,9 @@ AHEAD = 16
 take 1.7 times as long behind 8,192 tokens, for a new page begins every four keys (AMD Zen 4)."""
 
 
-@emits(types.void, LITERAL, LITERAL, *[types.int64] * 7)
+@emits(types.void, LITERAL, *[types.int64] * 7)
 def score_tile(
     builder: Any,
-    bits: int,
     keys: int,
     query: Any,
     heads: Any,
@@ -58,7 +57,6 @@ def score_tile(
     """out[h, j] = q[h] . k[j] for HEADS heads.
 
     Args:
-        bits: of a number in the cache: 16 or 8.
         keys: of the tile, 1 or 4.
         query: address of float32[heads, head_dim]; missing heads are the last one again.
         heads: 1..HEADS.
@@ -66,69 +64,65 @@ def score_tile(
         key: address of the first key; the next is `stride` bytes on.
         out: address of the first head's float32[keys]; the next head's is `out_stride` bytes on.
     """
-    size = bits // 8
-    last, width = builder.sub(heads, I64(1)), builder.mul(head_dim, I64(4))
-    numbers = [builder.select(builder.icmp_signed("<", I64(h), last), I64(h), last) for h in range(HEADS)]
-    queries = [builder.add(query, builder.mul(number, width)) for number in numbers]
+    width = builder.mul(head_dim, I64(4))
+    queries = [builder.add(query, builder.mul(number, width)) for number in _numbers_of(builder, heads)]
     rows = [builder.add(key, builder.mul(stride, I64(j))) for j in range(keys)]
     following = builder.mul(stride, I64(AHEAD))
 
     def step(index: Any, sums: Vectors) -> Vectors:
-        """32 numbers of a head: in fp16 a cache line of keys."""
+        """32 numbers of a head: a cache line of keys."""
         for row in rows:
-            _prefetch(builder, _pointer(builder, builder.add(row, following), index, 32 * size))
+            _prefetch(builder, _pointer(builder, builder.add(row, following), index, 64))
         for half in range(2):
-            k = [_numbers(builder, size, _pointer(builder, row, index, 32 * size), half) for row in rows]
+            k = [_halves(builder, _pointer(builder, row, index, 64), half) for row in rows]
             q = [read(builder, _pointer(builder, row, index, 128), VF32, 64 * half) for row in queries]
             sums = [fused(builder, q[i // keys], k[i % keys], total) for i, total in enumerate(sums)]
         return sums
 
     zeros = [constant(0.0, VF32)] * (HEADS * keys)
     totals = sums_of_lanes(builder, accumulate(builder, builder.sdiv(head_dim, I64(32)), zeros, step))
-    if bits == 8:
-        scales = [read(builder, _pointer(builder, row, head_dim, 1), F32) for row in rows]
-        totals = builder.fmul(totals, _repeated(builder, scales, HEADS))
     for head in range(HEADS):
         own = _shuffle(builder, totals, totals, list(range(head * keys, (head + 1) * keys)))
         builder.store(own, _pointer(builder, out, out_stride, head), align=4)
 
 
-@emits(types.void, LITERAL, LITERAL, *[types.int64] * 6)
+@emits(types.void, LITERAL, *[types.int64] * 8)
 def mix_tile(
     builder: Any,
-    bits: int,
     width: int,
     weight: Any,
     weight_stride: Any,
+    heads: Any,
     value: Any,
     stride: Any,
     count: Any,
     out: Any,
+    out_stride: Any,
 ) -> None:
     """out[h] += sum over j of weight[h, j] * value[j], in the order of j, for HEADS heads.
 
     Args:
-        bits: of a number in the cache: 16 or 8; the scales of the latter are in the weights.
         width: vectors of 16 numbers, 1 or 4.
         weight: address of the first head's float32[count]; the next head's is `weight_stride` bytes on.
+        heads: 1..HEADS; missing heads are the last one again.
         value: address of the first value; the next is `stride` bytes on.
         count: of values, at least 1.
-        out: address of the first head's float32[width, 16]; the next head's is `weight_stride` bytes on.
+        out: address of the first head's float32[width, 16]; the next head's is `out_stride` bytes on.
     """
-    size = bits // 8
-    weights = [builder.add(weight, builder.mul(weight_stride, I64(head))) for head in range(HEADS)]
+    numbers = _numbers_of(builder, heads)
+    weights = [builder.add(weight, builder.mul(weight_stride, number)) for number in numbers]
     targets = [
-        builder.gep(_pointer(builder, out, weight_stride, head), [I64(64 * part)], source_etype=I8)
-        for head in range(HEADS)
+        builder.gep(_pointer(builder, out, out_stride, number), [I64(64 * part)], source_etype=I8)
+        for number in numbers
         for part in range(width)
     ]
 
     def step(index: Any, sums: Vectors) -> Vectors:
         row = _pointer(builder, value, index, stride)
         following = _pointer(builder, value, builder.add(index, I64(AHEAD)), stride)
-        for line in range(0, 16 * size * width, 64):
+        for line in range(0, 32 * width, 64):
             _prefetch(builder, following, line)
-        v = [_numbers(builder, size, row, part) for part in range(width)]
+        v = [_halves(builder, row, part) for part in range(width)]
         w = [splat(builder, read(builder, _pointer(builder, at, index, 4), F32), LANES) for at in weights]
         return [fused(builder, w[i // width], v[i % width], total) for i, total in enumerate(sums)]
 
@@ -175,19 +169,15 @@ def sums_of_lanes(builder: Any, vectors: Vectors) -> Any:
     return _shuffle(builder, vectors[0], vectors[0], [owners[0].index(i) for i in range(width)])
 
 
-def _numbers(builder: Any, size: int, pointer: Any, index: int) -> Any:
-    """The index-th sixteen numbers of fp16, or codes of int8, as floats."""
-    kind = ir.VectorType(I16 if size == 2 else I8, LANES)
-    numbers = read(builder, pointer, kind, size * LANES * index, align=size)
-    return widen_half(builder, numbers) if size == 2 else builder.sitofp(numbers, VF32)
+def _numbers_of(builder: Any, heads: Any) -> list[Any]:
+    """The numbers of HEADS heads, the last again where there are fewer."""
+    last = builder.sub(heads, I64(1))
+    return [builder.select(builder.icmp_signed("<", I64(h), last), I64(h), last) for h in range(HEADS)]
 
 
-def _repeated(builder: Any, values: list[Any], times: int) -> Any:
-    """A vector of some floats, several times over."""
-    vector = ir.Constant(ir.VectorType(F32, len(values)), ir.Undefined)
-    for lane, value in enumerate(values):
-        vector = builder.insert_element(vector, value, I32(lane))
-    return _shuffle(builder, vector, vector, list(range(len(values))) * times)
+def _halves(builder: Any, pointer: Any, index: int) -> Any:
+    """The index-th sixteen numbers of fp16, as floats."""
+    return widen_half(builder, read(builder, pointer, ir.VectorType(I16, LANES), 2 * LANES * index, align=2))
 
 
 def _prefetch(builder: Any, pointer: Any, offset: int = 0) -> None:

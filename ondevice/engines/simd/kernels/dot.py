@@ -15,7 +15,7 @@ from ondevice.engines.simd.kernels.instruction_set import (
     NEON_DOTPROD,
     InstructionSet,
 )
-from ondevice.engines.simd.kernels.vector import I16, I32, call, constant
+from ondevice.engines.simd.kernels.vector import I8, I16, I32, call, constant, read, splat
 
 
 def add_dots(
@@ -25,7 +25,7 @@ def add_dots(
 
     Args:
         isa: the instruction set; `isa.signed` says whether bytes of `weights` are signed.
-        bits: 4 where `weights` are 0..15, else 8.
+        bits: 4 where `weights` are 0..15, 7 where they are 0..127, which are signed and unsigned, else 8.
         total: <n x i32>.
         weights: vectors <4n x i8>, up to eight.
         activations: as many <4n x i8>, -127..127.
@@ -35,6 +35,22 @@ def add_dots(
     for w, a in zip(weights, activations, strict=True):
         total = _dot4(builder, isa, bits, total, w, a)
     return total
+
+
+def groups_of_four(builder: Any, isa: InstructionSet, base: Any, offset: int) -> list[Any]:
+    """The eight groups of four among 32 bytes, `offset` behind a pointer, each in all lanes of a vector of bytes.
+
+    x86 repeats what it loads at no cost. ARM does not, but it takes one lane of a vector as an operand.
+    """
+    if isa.by_lane:
+        kind = ir.VectorType(I32, 4)
+        halves = [read(builder, base, kind, offset + at) for at in (0, 16)]
+        groups = [
+            builder.shuffle_vector(half, half, ir.Constant(kind, [lane] * 4)) for half in halves for lane in range(4)
+        ]
+    else:
+        groups = [splat(builder, read(builder, base, I32, offset + 4 * j), isa.lanes) for j in range(8)]
+    return [builder.bitcast(group, ir.VectorType(I8, 4 * isa.lanes)) for group in groups]
 
 
 def _dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any, activations: Any) -> Any:

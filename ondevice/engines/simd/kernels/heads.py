@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.memory import write_f32
+from ondevice.engines.simd.kernels.memory import read_i8, read_i32, write_f32, write_i8, write_i32
 from ondevice.engines.simd.kernels.norm import norm
+from ondevice.engines.simd.kernels.tile import TILE
 from ondevice.engines.simd.kernels.vector import (
     fma,
     full,
@@ -23,6 +25,8 @@ from ondevice.engines.simd.kernels.vector import (
 )
 
 _ONE, _MOST = np.float32(1.0), np.float32(127.0)
+_OFFSET = np.int32(-0x7F7F7F80)
+"""128 in each of four bytes: an exclusive or with it adds that to signed bytes."""
 _LEAST = np.float32(1e-30)
 """What is smaller than this everywhere becomes zeros: its scale would have no inverse."""
 
@@ -46,9 +50,9 @@ def rotated_head(x: int, weight: int, cosines: int, sines: int, head_dim: int, e
 
 
 @kernel
-def head_bytes(bits: int, head_dim: int) -> Any:
-    """Bytes of a KV head in a row of a cache."""
-    return 2 * head_dim if bits == 16 else head_dim + 4
+def part_bytes(bits: int, head_dim: int) -> Any:
+    """Bytes of a KV head's part in a row of a cache, or in a unit."""
+    return 2 * head_dim if bits == 16 else UNIT * (head_dim + 4)
 
 
 @kernel
@@ -59,8 +63,8 @@ def to_half(x: int, out: int, count: int) -> None:
 
 
 @kernel
-def to_int8(x: int, out: int, count: int) -> None:
-    """Round `count` floats to int8 codes, and the scale behind them, float32: a 127th of the largest magnitude."""
+def quantize_head(x: int, out: int, count: int) -> Any:
+    """Round floats to int8 codes and return their scale, a 127th of the largest magnitude; `out` may be `x`."""
     largest = full(_LEAST)
     for i in range(0, 4 * count, 64):
         largest = maximum(largest, magnitude(load(x + i)))
@@ -68,13 +72,32 @@ def to_int8(x: int, out: int, count: int) -> None:
     inverse = full(_ONE / scale)
     for i in range(0, count, 16):
         store_rounded_int8(out + i, round_even(load(x + 4 * i) * inverse))
-    write_f32(out + count, scale)
+    return scale
 
 
 @kernel
-def to_cache(bits: int, x: int, out: int, count: int) -> None:
-    """Write a KV head of `count` numbers to a row of a cache."""
+def to_key(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
+    """Write a key to row `row` of a KV head; see `attention_rows.KVHead`. In int8, x float32[head_dim] is used up."""
     if bits == 16:
-        to_half(x, out, count)
-    else:
-        to_int8(x, out, count)
+        to_half(x, cache + row * stride, head_dim)
+        return
+    scale = quantize_head(x, x, head_dim)
+    tile = cache + row // UNIT * stride + row % UNIT // TILE * TILE * (head_dim + 4)
+    to = tile + 4 * (row % TILE)
+    for at in range(0, head_dim, 4):
+        write_i32(to + TILE * at, read_i32(x + at) ^ _OFFSET)
+    write_f32(to + TILE * head_dim, scale)
+
+
+@kernel
+def to_value(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
+    """Write a value, as `to_key` does."""
+    if bits == 16:
+        to_half(x, cache + row * stride, head_dim)
+        return
+    scale = quantize_head(x, x, head_dim)
+    unit, place = cache + row // UNIT * stride, row % UNIT
+    to = unit + place // 4 * 4 * TILE + place % 4
+    for at in range(head_dim):
+        write_i8(to + at // TILE * TILE * UNIT + at % TILE * 4, read_i8(x + at))
+    write_f32(unit + UNIT * head_dim + 4 * place, scale)

@@ -25,10 +25,10 @@ def accumulate(builder: Any, count: Any, sums: Vectors, step: Callable[[Any, Vec
     index = builder.phi(I64)
     carried = [builder.phi(total.type) for total in sums]
     results = step(index, carried)
-    next_index = builder.add(index, I64(1))
+    next_index, last = builder.add(index, I64(1)), builder.block  # the body may have loops of its own
     for phi, first, new in zip([index, *carried], [I64(0), *sums], [next_index, *results], strict=True):
         phi.add_incoming(first, before)
-        phi.add_incoming(new, loop)
+        phi.add_incoming(new, last)
     builder.cbranch(builder.icmp_signed("<", next_index, count), loop, after)
     builder.position_at_end(after)
     return results

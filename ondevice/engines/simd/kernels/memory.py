@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 
 from ondevice.engines.simd.kernels.jit import emits
-from ondevice.engines.simd.kernels.vector import F32, I16, I32, I64, call, pointer_to, widen_half
+from ondevice.engines.simd.kernels.vector import F32, I8, I16, I32, I64, call, pointer_to, widen_half
 
 
 @emits(types.float32, types.int64)
@@ -37,6 +37,24 @@ def write_f32(builder: Any, address: Any, value: Any) -> None:
 def write_i32(builder: Any, address: Any, value: Any) -> None:
     """Store an int32."""
     builder.store(value, pointer_to(builder, address), align=4)
+
+
+@emits(types.int32, types.int64)
+def read_i32(builder: Any, address: Any) -> Any:
+    """The int32 at an address."""
+    return builder.load(pointer_to(builder, address), typ=I32, align=4)
+
+
+@emits(types.int32, types.int64)
+def read_i8(builder: Any, address: Any) -> Any:
+    """The int8 at an address."""
+    return builder.sext(builder.load(pointer_to(builder, address), typ=I8, align=1), I32)
+
+
+@emits(types.void, types.int64, types.int32)
+def write_i8(builder: Any, address: Any, value: Any) -> None:
+    """Store the low byte of an int32."""
+    builder.store(builder.trunc(value, I8), pointer_to(builder, address), align=1)
 
 
 @emits(types.int64, types.int64)

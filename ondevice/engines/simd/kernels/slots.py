@@ -28,12 +28,15 @@ SEQUENCES, SEQUENCE_COUNT = 12, 13
 CACHE_BITS = 14
 """Of a number in the caches: 16 or 8."""
 SCRATCH, SCRATCH_STRIDE = 15, 16
-"""Address of attention's working memory, and bytes of it for each pair of a row and a head: `attention.Scratch`."""
-LOGITS, HIDDEN = 17, 18
+"""Address of attention's working memory, and bytes of it for each thread: `attention_rows.scratch_at`."""
+PARTIALS, MOST_PARTS, COUNTERS = 17, 18, 19
+"""Address of the states of parts that threads share, 0 where they do not: [rows, query heads, MOST_PARTS] states; and
+of int64[rows, query heads], zeros."""
+LOGITS, HIDDEN = 20, 21
 """Addresses of float32[R, stride]; in a draft step, float32[C] and the drafter's own hidden state."""
-CANDIDATES, NEXT_HIDDEN = 19, 20
+CANDIDATES, NEXT_HIDDEN = 22, 23
 """Addresses of int64[C] and float32[H]: what a draft step answers."""
-SLOTS = 21
+SLOTS = 24
 
 # a sequence's record
 FIRST_ROW = 0

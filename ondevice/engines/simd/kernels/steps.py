@@ -9,21 +9,26 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice.engines.simd.kernels.attention import (
-    PAIRS,
-    ROWS,
-    KVHead,
     Output,
+    Partials,
+    attend_all,
+    attend_one,
+    begin_unit,
+    parts_of,
+    share_of_pairs,
+)
+from ondevice.engines.simd.kernels.attention_rows import (
+    KVHead,
+    Pairs,
     Queries,
-    RowGroup,
-    Scratch,
-    attend,
     read_sequence,
+    scratch_at,
     sequence_of,
     source_row,
+    state_bytes,
 )
-from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.barrier import claim, claim_part
-from ondevice.engines.simd.kernels.heads import head_bytes, rotated_head, to_cache
+from ondevice.engines.simd.kernels.heads import part_bytes, rotated_head, to_key, to_value
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import add_normed, norm, norm_quantize_row, quantize_row
@@ -41,8 +46,11 @@ from ondevice.engines.simd.kernels.slots import (
     CACHES,
     CANDIDATES,
     COSINES,
+    COUNTERS,
     FIRST_ROW,
     LOGITS,
+    MOST_PARTS,
+    PARTIALS,
     ROTARY_STRIDE,
     ROW_COUNT,
     SCRATCH,
@@ -213,51 +221,76 @@ def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratc
         record = sequence_of(state, row_set, row)
         sequence = read_sequence(record, kind)
         cache_row = sequence.length - sequence.base + row - sequence.first_row
-        to = head_bytes(state[CACHE_BITS], size) * (cache_row * kv_heads + number)
+        bits, own = state[CACHE_BITS], number * part_bytes(state[CACHE_BITS], size)
+        line = kv_heads * part_bytes(bits, size)
         norm(x + row * stride + 4 * (step.value + number * size), step.value_norm, scratch, size, eps)
-        to_cache(state[CACHE_BITS], scratch, read_i64(record + 8 * (cache + 1)) + to, size)
+        to_value(bits, scratch, read_i64(record + 8 * (cache + 1)) + own, cache_row, line, size)
         rotated_head(at, key_norm, cosines, sines, size, eps)
-        to_cache(state[CACHE_BITS], at, read_i64(record + 8 * cache) + to, size)
+        to_key(bits, at, read_i64(record + 8 * cache) + own, cache_row, line, size)
 
 
 @kernel
 def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
     """activations = softmax(queries @ keys.T) @ values, quantised, int8[rows, query_heads * size]: causal attention.
 
-    A unit is up to ROWS neighbouring rows of a sequence and up to HEADS of the query heads that share a KV head.
-    Threads claim one at a time: the later a row, the more keys it sees, so that equal shares would be unequal work.
+    A unit is some pairs of a row and a query head, all of a sequence and a KV head, over all their positions or over a
+    part of them. Threads claim one at a time: the later a row, the more keys it sees.
     """
     step = read_step(Attend, words)
     row_set, stride, kind, size = step.row_set, step.stride, step.kind, step.size
     query_heads, kv_heads, cache = step.query_heads, step.kv_heads, CACHES + step.cache
-    group = query_heads // kv_heads
-    parts = (group + HEADS - 1) // HEADS
-    units = kv_heads * parts
-    together = max(1, min(ROWS, state[row_set] * units // threads))  # work for every thread comes first
-    bits, part_bytes = state[CACHE_BITS], head_bytes(state[CACHE_BITS], size)
-    scratch = Scratch(state[SCRATCH] + thread * PAIRS * state[SCRATCH_STRIDE], state[SCRATCH_STRIDE])
-    unit = claim(claims, _ONE)
-    before = 0
+    group, bits, split = query_heads // kv_heads, state[CACHE_BITS], state[PARTIALS] != 0
+    skipped, line, own = part_bytes(bits, size), kv_heads * part_bytes(bits, size), state_bytes(size)
+    scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
+    most_parts = state[MOST_PARTS]
+    total = np.int64(0)
+    for index in range(state[SEQUENCE_COUNT]):
+        record = read_i64(state[SEQUENCES] + 8 * index)
+        first_row, count = read_i64(record + 8 * (FIRST_ROW + row_set)), read_i64(record + 8 * (ROW_COUNT + row_set))
+        sequence = read_sequence(record, kind)
+        pairs = Pairs(sequence, kind, row_set, first_row, group, 0, count * group)
+        total += kv_heads * count * group * (parts_of(state, pairs)[1] if split and count else 1)
+    together = share_of_pairs(total, threads)
+    unit, before = claim(claims, _ONE), np.int64(0)
     for index in range(state[SEQUENCE_COUNT]):
         record = read_i64(state[SEQUENCES] + 8 * index)
         first_row, count = read_i64(record + 8 * (FIRST_ROW + row_set)), read_i64(record + 8 * (ROW_COUNT + row_set))
         keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
         sequence = read_sequence(record, kind)
-        while (unit - before) // units * together < count:
-            row, number = (unit - before) // units * together, (unit - before) % units
-            kv_head, first = number // parts, number % parts * HEADS
-            query_head, skipped = kv_head * group + first, kv_head * part_bytes
-            attend(
-                RowGroup(state, sequence, kind, row_set, first_row + row, min(together, count - row)),
-                Queries(
-                    step.x + (first_row + row) * stride + 4 * query_head * size, stride, min(HEADS, group - first), size
-                ),
-                KVHead(bits, keys + skipped, values + skipped, kv_heads * part_bytes),
-                scratch,
-                Output(step.activations, query_head * size // 32, query_heads * size // 32, step.zero),
-            )
-            unit = claim(claims, _ONE)
-        before += (count + together - 1) // together * units
+        for kv_head in range(kv_heads):
+            for first in range(0, count * group, together):
+                pairs = Pairs(sequence, kind, row_set, first_row, group, first, min(together, count * group - first))
+                if not split and before < unit:
+                    before += 1
+                    continue
+                first_part, parts = parts_of(state, pairs)
+                units = parts if split else np.int64(1)
+                while unit < before + units:
+                    queries = Queries(step.x + 4 * kv_head * group * size, stride, size)
+                    head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, line)
+                    blocks = query_heads * size // 32
+                    output = Output(step.activations, state[row_set], kv_head * group * size // 32, blocks, step.zero)
+                    begin_unit(state, pairs, queries, head, scratch)
+                    if units == 1:
+                        attend_all(pairs, head, size, scratch, own, first_part, parts, output)
+                    else:
+                        place = first_row * query_heads + (kv_head * count * group) + first
+                        attend_one(
+                            pairs,
+                            head,
+                            size,
+                            scratch,
+                            own,
+                            Partials(
+                                state[PARTIALS] + place * most_parts * own, most_parts, state[COUNTERS] + 8 * place
+                            ),
+                            first_part,
+                            parts,
+                            unit - before,
+                            output,
+                        )
+                    unit = claim(claims, _ONE)
+                before += units
 
 
 @kernel

@@ -24,7 +24,7 @@ from numba import types
 from numba.core import cgutils
 
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.dot import add_dots
+from ondevice.engines.simd.kernels.dot import add_dots, groups_of_four
 from ondevice.engines.simd.kernels.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
@@ -149,7 +149,7 @@ class _Tile(NamedTuple):
             base = _at(builder, activations, block, record_bytes)
             results = []
             for vector in range(vectors):
-                codes = _codes(builder, isa, self.bits, codes_at, 4 * isa.lanes * vector)
+                codes = weight_codes(builder, isa, self.bits, codes_at, 4 * isa.lanes * vector)
                 kind = ir.VectorType(I16, isa.lanes)
                 scale = widen_half(builder, read(builder, scales_at, kind, 2 * isa.lanes * vector, align=2))
                 for row in range(rows):
@@ -195,7 +195,7 @@ def _prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
         call(builder, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(level), I32(1))
 
 
-def _codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any, offset: int) -> list[Any]:
+def weight_codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any, offset: int) -> list[Any]:
     """Weights of a block as eight vectors of bytes, vector j with k = 4j .. 4j + 3 of the output rows.
 
     Args:
@@ -220,22 +220,6 @@ def _high(builder: Any, isa: InstructionSet, pairs: Any) -> Any:
 def _block_sum(builder: Any, isa: InstructionSet, bits: int, codes: list[Any], base: Any, offset: int) -> Any:
     """2**e * (w . q) of one row of activations, whose block lies `offset` bytes behind `base`; exact."""
     start = splat(builder, read(builder, base, I32, offset + START), isa.lanes)
-    total = add_dots(builder, isa, bits, start, codes, _groups(builder, isa, base, offset))
+    total = add_dots(builder, isa, bits, start, codes, groups_of_four(builder, isa, base, offset))
     shift = splat(builder, read(builder, base, F32, offset + SHIFT), isa.lanes)
     return builder.fsub(builder.bitcast(total, ir.VectorType(F32, isa.lanes)), shift)
-
-
-def _groups(builder: Any, isa: InstructionSet, base: Any, offset: int) -> list[Any]:
-    """The eight groups of four activations in a block, each in all lanes of a vector of bytes.
-
-    x86 repeats what it loads at no cost. ARM does not, but it takes one lane of a vector as an operand.
-    """
-    if isa.by_lane:
-        kind = ir.VectorType(I32, 4)
-        halves = [read(builder, base, kind, offset + at) for at in (0, 16)]
-        groups = [
-            builder.shuffle_vector(half, half, ir.Constant(kind, [lane] * 4)) for half in halves for lane in range(4)
-        ]
-    else:
-        groups = [splat(builder, read(builder, base, I32, offset + 4 * j), isa.lanes) for j in range(8)]
-    return [builder.bitcast(group, ir.VectorType(I8, 4 * isa.lanes)) for group in groups]

@@ -211,6 +211,16 @@ def minimum(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<", b, a), b, a)
 
 
+@emits(floats16, floats16, types.int64, types.int64, types.float32)
+def within(builder: Any, value: Any, first: Any, stop: Any, other: Any) -> Any:
+    """The lanes first..stop - 1 of a vector, and another number in the others."""
+    wide = ir.VectorType(I64, LANES)
+    lanes = ir.Constant(wide, list(range(LANES)))
+    low = builder.icmp_signed(">=", lanes, splat(builder, first, LANES))
+    high = builder.icmp_signed("<", lanes, splat(builder, stop, LANES))
+    return builder.select(builder.and_(low, high), value, splat(builder, other, LANES))
+
+
 @emits(types.float32, floats16)
 def sum_lanes(builder: Any, value: Any) -> Any:
     """The sum of the lanes, pairwise: lanes i and i + 8, then i and i + 4, i + 2, i + 1."""

@@ -182,3 +182,9 @@ def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:
 def scratch_bytes(layers: Sequence[DecoderLayer]) -> int:
     """Working memory of a thread: `kernels.project.gated`'s tiles, or a head."""
     return max(SCRATCH_BYTES, *(4 * layer.attention.head_dim for layer in layers))
+
+
+def widest_attention(layers: Sequence[DecoderLayer]) -> tuple[int, int]:
+    """The widest head of some layers, and the most query heads."""
+    attentions = [layer.attention for layer in layers]
+    return max(each.head_dim for each in attentions), max(each.query_heads for each in attentions)

@@ -1,0 +1,290 @@
+"""Attention over a cache of int8: a tile of up to MOST pairs over a block of positions.
+
+A row of a tree whose ancestors lie among other pending rows must sum exactly what it would after they were committed.
+Scores are a key's own, so all pending keys are scored where they lie, and the scores are put in the order of the path.
+Weights go the other way: to the places of their values, with zeros between, where sums of integers do not show it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.attention_rows import (
+    BLOCK,
+    TAIL,
+    KVHead,
+    Scratch,
+    Sequence,
+    cache_row,
+    query_of,
+    score_row,
+    score_stride,
+    seen,
+    seen_by_any,
+)
+from ondevice.engines.simd.kernels.attention_state import States, raise_peak
+from ondevice.engines.simd.kernels.functions import exp
+from ondevice.engines.simd.kernels.heads import quantize_head
+from ondevice.engines.simd.kernels.integer_tile import MOST, UNIT, mix_tile, score_tile
+from ondevice.engines.simd.kernels.jit import kernel
+from ondevice.engines.simd.kernels.memory import (
+    read_f32,
+    read_i8,
+    read_i32,
+    write_f32,
+    write_i8,
+    write_i32,
+    write_i64,
+)
+from ondevice.engines.simd.kernels.tile import TILE
+from ondevice.engines.simd.kernels.vector import (
+    full,
+    load,
+    max_lanes,
+    maximum,
+    round_even,
+    store_rounded_int8,
+    sum_lanes,
+    within,
+)
+
+_ZERO, _MOST_WEIGHT = np.float32(0.0), np.float32(127.0)
+_LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)
+_OFFSET = instruction_set.current().int8_zero
+"""Of the codes of keys, as the instruction takes them."""
+_NOWHERE = 1 << 62
+
+
+@kernel
+def tile_size(pairs: int) -> Any:
+    """How many of some pairs are a tile: a power of two, and every size is code of its own."""
+    size = np.int64(MOST)
+    while size > pairs:
+        size //= 2
+    return size
+
+
+@kernel
+def quantize_queries(scratch: Scratch, count: int, head_dim: int) -> None:
+    """The queries of `count` pairs as int8, tile by tile."""
+    codes = scratch.scores  # nothing is there yet
+    first = 0
+    while first < count:
+        members = tile_size(count - first)
+        for i in range(members):
+            pair = first + i
+            scale = quantize_head(query_of(scratch.table, pair), codes, head_dim)
+            total = np.int64(0)
+            for block in range(head_dim // 32):
+                to = scratch.codes + first * head_dim + 32 * (block * members + i)
+                for at in range(0, 32, 4):
+                    write_i32(to + at, read_i32(codes + 32 * block + at))
+                for at in range(32):
+                    total += read_i8(codes + 32 * block + at)
+            write_i32(scratch.starts + 4 * pair, np.int32(-_OFFSET * total))
+            write_f32(scratch.query_scales + 4 * pair, scale)
+        first += members
+
+
+@kernel
+def score_keys(
+    scratch: Scratch, first: int, members: int, head_dim: int, keys: int, count: int, stride: int, out: int, line: int
+) -> None:
+    """The scores of `count` tiles of keys, from the first of a unit on, for the tile of pairs that begins at `first`.
+
+    keys : address of the first unit's
+    stride : bytes from a unit to the next
+    out, line : address of float32[members, 16 * count], and bytes from a row of it to the next
+    """
+    queries, starts = scratch.codes + first * head_dim, scratch.starts + 4 * first
+    scales, blocks = scratch.query_scales + 4 * first, head_dim // 32
+    for tile in range(count):
+        at = keys + tile // 2 * stride + tile % 2 * TILE * (head_dim + 4)
+        to = out + 4 * TILE * tile
+        if members == 8:
+            score_tile(8, at, queries, starts, scales, blocks, to, line)
+        elif members == 4:
+            score_tile(4, at, queries, starts, scales, blocks, to, line)
+        elif members == 2:
+            score_tile(2, at, queries, starts, scales, blocks, to, line)
+        else:
+            score_tile(1, at, queries, starts, scales, blocks, to, line)
+
+
+@kernel
+def mix_values(
+    members: int,
+    values: int,
+    stride: int,
+    weights: int,
+    scales: int,
+    count: int,
+    chain: int,
+    head_dim: int,
+    out: int,
+    line: int,
+) -> None:
+    """`mix_tile` of as many pairs."""
+    tiles = head_dim // TILE
+    if members == 8:
+        mix_tile(8, values, stride, weights, scales, count, chain, tiles, out, line)
+    elif members == 4:
+        mix_tile(4, values, stride, weights, scales, count, chain, tiles, out, line)
+    elif members == 2:
+        mix_tile(2, values, stride, weights, scales, count, chain, tiles, out, line)
+    else:
+        mix_tile(1, values, stride, weights, scales, count, chain, tiles, out, line)
+
+
+@kernel
+def order_tail(scratch: Scratch, sequence: Sequence, pair: int, member: int, tail: int, start: int, stop: int) -> None:
+    """Put scores of the positions start..stop - 1, none before `tail`, in the order of a pair's path."""
+    scores, found = score_row(scratch, member), scratch.tail_scores + 4 * TAIL * member
+    for position in range(start, stop):
+        place = cache_row(sequence, scratch.table, pair, position) + sequence.base - tail
+        write_f32(scores + 4 * (position % BLOCK), read_f32(found + 4 * place))
+
+
+@kernel
+def scale_address(
+    scratch: Scratch, sequence: Sequence, head: KVHead, head_dim: int, pair: int, tail: int, unit: int, stop: int
+) -> Any:
+    """Where the scales of the values of a unit of positions are, float32[UNIT], as far as the pair sees them."""
+    if unit < tail:
+        return head.values + (unit - sequence.base) // UNIT * head.stride + UNIT * head_dim
+    for position in range(unit, min(unit + UNIT, stop)):
+        place = cache_row(sequence, scratch.table, pair, position)
+        at = head.values + place // UNIT * head.stride + UNIT * head_dim + 4 * (place % UNIT)
+        write_f32(scratch.tail_scales + 4 * (position - unit), read_f32(at))
+    return scratch.tail_scales
+
+
+@kernel
+def weigh(
+    scratch: Scratch,
+    states: States,
+    sequence: Sequence,
+    head: KVHead,
+    head_dim: int,
+    first: int,
+    member: int,
+    members: int,
+    tail: int,
+    begin: int,
+    end: int,
+) -> None:
+    """The weights of a pair in the units begin..end - 1, which are within a block, and their part in its state."""
+    pair = first + member
+    low, high = seen(scratch.table, pair)
+    low, high = max(low, begin), min(high, end)
+    scores, offset = score_row(scratch, member), begin // BLOCK * BLOCK
+    largest = full(_LOWEST)
+    for at in range(low // TILE * TILE, high, TILE):
+        largest = maximum(largest, within(load(scores + 4 * (at - offset)), low - at, high - at, _LOWEST))
+    peak = full(raise_peak(states, pair, head_dim, max_lanes(largest)))
+    total, zeros = full(_ZERO), full(_ZERO)
+    for unit in range(begin, end, UNIT):
+        number = (unit - begin) // UNIT * members + member
+        to, scale = scratch.weights + UNIT * number, _ZERO
+        if unit < high and low < unit + UNIT:
+            at, factors = (
+                scores + 4 * (unit - offset),
+                scale_address(scratch, sequence, head, head_dim, pair, tail, unit, high),
+            )
+            left = within(exp(load(at) - peak), low - unit, high - unit, _ZERO)
+            right = within(exp(load(at + 64) - peak), low - unit - TILE, high - unit - TILE, _ZERO)
+            total = total + left + right
+            left = within(left * load(factors), low - unit, high - unit, _ZERO)
+            right = within(right * load(factors + 64), low - unit - TILE, high - unit - TILE, _ZERO)
+            most = max(max_lanes(maximum(left, right)), _LEAST)
+            scale, inverse = most / _MOST_WEIGHT, full(_MOST_WEIGHT / most)
+            store_rounded_int8(to, round_even(left * inverse))
+            store_rounded_int8(to + TILE, round_even(right * inverse))
+        else:
+            store_rounded_int8(to, zeros)
+            store_rounded_int8(to + TILE, zeros)
+        write_f32(scratch.weight_scales + 4 * number, scale)
+    states_total = states.address + pair * states.stride + 4 * head_dim + 4
+    write_f32(states_total, read_f32(states_total) + sum_lanes(total))
+
+
+@kernel
+def mix_tail(
+    scratch: Scratch,
+    states: States,
+    sequence: Sequence,
+    head: KVHead,
+    head_dim: int,
+    first: int,
+    members: int,
+    tail: int,
+    units: int,
+    begin: int,
+    end: int,
+) -> None:
+    """Add values that may lie anywhere in `units` units behind `tail`, unit of positions by unit of positions."""
+    out = states.address + first * states.stride
+    for unit in range(max(begin, tail), end, UNIT):
+        for at in range(0, units * members * UNIT, 8):
+            write_i64(scratch.tail_weights + at, np.int64(0))
+        number = (unit - begin) // UNIT * members
+        for member in range(members):
+            low, high = seen(scratch.table, first + member)
+            for position in range(max(low, unit), min(high, unit + UNIT)):
+                place = cache_row(sequence, scratch.table, first + member, position) + sequence.base - tail
+                code = read_i8(scratch.weights + UNIT * (number + member) + position - unit)
+                write_i8(scratch.tail_weights + UNIT * (place // UNIT * members + member) + place % UNIT, code)
+        values = head.values + (tail - sequence.base) // UNIT * head.stride
+        scales = scratch.weight_scales + 4 * number
+        mix_values(members, values, head.stride, scratch.tail_weights, scales, 1, units, head_dim, out, states.stride)
+
+
+@kernel
+def attend_tile(
+    scratch: Scratch,
+    states: States,
+    sequence: Sequence,
+    head: KVHead,
+    head_dim: int,
+    first: int,
+    members: int,
+    block: int,
+) -> None:
+    """Add what the tile of pairs that begins at `first` sees of a block of positions to their states."""
+    begin, end = seen_by_any(scratch.table, first, members)
+    begin, end = max(begin, block), min(end, block + BLOCK)
+    if begin >= end:
+        return
+    tail, units = _NOWHERE, 0
+    if sequence.paths:
+        tail = sequence.length // UNIT * UNIT
+        units = (sequence.length + sequence.rows - tail + UNIT - 1) // UNIT
+    begin, stop = begin // UNIT * UNIT, end
+    end = (end + UNIT - 1) // UNIT * UNIT
+    body = min(end, max(begin, tail))
+    keys = head.keys + (begin - sequence.base) // UNIT * head.stride
+    count = (min(stop, body) - begin + TILE - 1) // TILE
+    out = score_row(scratch, 0) + 4 * (begin - block)
+    score_keys(scratch, first, members, head_dim, keys, count, head.stride, out, score_stride())
+    if body < end:
+        keys = head.keys + (tail - sequence.base) // UNIT * head.stride
+        count = (sequence.length + sequence.rows - tail + TILE - 1) // TILE
+        score_keys(scratch, first, members, head_dim, keys, count, head.stride, scratch.tail_scores, 4 * TAIL)
+        for member in range(members):
+            low, high = seen(scratch.table, first + member)
+            start = max(low, body)
+            order_tail(scratch, sequence, first + member, member, tail, start, min(high, stop))
+    for member in range(members):
+        weigh(scratch, states, sequence, head, head_dim, first, member, members, tail, begin, end)
+    if begin < body:
+        values = head.values + (begin - sequence.base) // UNIT * head.stride
+        out = states.address + first * states.stride
+        count = (body - begin) // UNIT
+        mix_values(
+            members, values, head.stride, scratch.weights, scratch.weight_scales, count, 1, head_dim, out, states.stride
+        )
+    if body < end:
+        mix_tail(scratch, states, sequence, head, head_dim, first, members, tail, units, begin, end)

@@ -1,0 +1,204 @@
+"""The two products of attention in integers: of queries with sixteen keys, and of weights with the values they weigh.
+
+Both are the product of a weight tile (`tile`): what is multiplied lies in 64 bytes for sixteen sums of four products,
+and up to eight rows share what is loaded. All sums are exact, so no order of them shows.
+
+A unit of a cache holds UNIT positions of a KV head, from a multiple of UNIT on, in UNIT * (head_dim + 4) bytes:
+
+    keys     two tiles of 16: codes + 128, uint8[head_dim / 4][16 keys][4 dims], then float32[16], a scale for each key
+    values   int8[head_dim / 16][8][16 dims][4 positions], then float32[32], a scale for each position
+
+Codes of keys have an offset, as those of int8 weights have, because x86 multiplies unsigned with signed bytes. Weights
+are 0..127: with 0..255 two products of 16 bits would overflow in AVX2's instruction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.dot import add_dots, groups_of_four
+from ondevice.engines.simd.kernels.instruction_set import InstructionSet
+from ondevice.engines.simd.kernels.jit import LITERAL, emits
+from ondevice.engines.simd.kernels.loop import Vectors, accumulate
+from ondevice.engines.simd.kernels.tile import TILE, weight_codes
+from ondevice.engines.simd.kernels.vector import (
+    F32,
+    I8,
+    I32,
+    I64,
+    call,
+    constant,
+    fused,
+    pointer_to,
+    read,
+    splat,
+)
+
+UNIT = 32
+"""Positions of a unit: the values whose weights share a scale."""
+MOST = 8
+"""Rows of a product."""
+AHEAD = 4096
+"""Bytes from the keys that are read to those that are prefetched."""
+CHAINS = 4
+"""Sums that are at work at least: one would wait for itself."""
+
+
+@emits(types.void, LITERAL, *[types.int64] * 7)
+def score_tile(
+    builder: Any, rows: int, keys: Any, queries: Any, starts: Any, scales: Any, blocks: Any, out: Any, stride: Any
+) -> None:
+    """out[r, n] = (q[r] . k[n]) * query scale[r] * key scale[n], for 16 keys.
+
+    Args:
+        rows: 1..MOST.
+        keys: address of a tile of keys.
+        queries: address of int8[blocks][rows][32].
+        starts: address of int32[rows], -zero * sum(q) of every row.
+        scales: address of float32[rows], of the queries.
+        blocks: head_dim / 32.
+        out: address of float32[rows, 16].
+        stride: bytes from a row of `out` to the next.
+    """
+    isa = instruction_set.current()
+    vectors, chains = isa.vectors_of_a_pass(rows), max(1, CHAINS // rows)
+    scales_at = builder.add(keys, builder.mul(blocks, I64(8 * 4 * TILE)))
+    with cgutils.for_range(builder, I64(TILE // isa.lanes // vectors)) as turn:
+        lane = builder.mul(turn.index, I64(4 * vectors * isa.lanes))  # in bytes
+        first = builder.add(keys, lane)
+
+        def step(block: Any, sums: Vectors) -> Vectors:
+            keys_at, base = _at(builder, first, block, 8 * 4 * TILE), _at(builder, queries, block, 32 * rows)
+            for line in range(0, 8 * 4 * vectors * isa.lanes, 64):
+                _prefetch(builder, keys_at, AHEAD + line)
+            results = []
+            for vector in range(vectors):
+                codes = weight_codes(builder, isa, 8, keys_at, 4 * isa.lanes * vector)
+                for row in range(rows):
+                    own = sums[(vector * rows + row) * chains :][:chains]
+                    results += _dots(builder, isa, 8, own, codes, groups_of_four(builder, isa, base, 32 * row))
+            return results
+
+        zero = constant(0, ir.VectorType(I32, isa.lanes))
+        begin = [zero] * chains
+        sums = []
+        for _ in range(vectors):
+            for row in range(rows):
+                start = splat(builder, read(builder, pointer_to(builder, starts), I32, 4 * row), isa.lanes)
+                sums += [start, *begin[1:]]
+        totals = _chained(builder, accumulate(builder, blocks, sums, step), chains)
+        for index, total in enumerate(totals):
+            vector, row = divmod(index, rows)
+            kind = ir.VectorType(F32, isa.lanes)
+            key_scale = read(builder, pointer_to(builder, builder.add(scales_at, lane)), kind, 4 * isa.lanes * vector)
+            scale = splat(builder, read(builder, pointer_to(builder, scales), F32, 4 * row), isa.lanes)
+            score = builder.fmul(builder.fmul(builder.sitofp(total, kind), scale), key_scale)
+            line = builder.add(builder.add(out, builder.mul(stride, I64(row))), lane)
+            builder.store(score, pointer_to(builder, builder.add(line, I64(4 * isa.lanes * vector))), align=4)
+
+
+@emits(types.void, LITERAL, *[types.int64] * 9)
+def mix_tile(
+    builder: Any,
+    rows: int,
+    values: Any,
+    stride: Any,
+    weights: Any,
+    scales: Any,
+    count: Any,
+    chain: Any,
+    tiles: Any,
+    out: Any,
+    out_stride: Any,
+) -> None:
+    """out[r] += sum over i of scale[i, r] * (sum over c of w[i, c, r] . v[i, c]), in the order of i.
+
+    Args:
+        rows: 1..MOST.
+        values: address of the first unit's values.
+        stride: bytes from a unit to the next.
+        weights: address of uint8[count][chain][rows][32], 0..127.
+        scales: address of float32[count][rows].
+        count: of scales for each row, at least 1.
+        chain: units that share them, at least 1.
+        tiles: head_dim / 16.
+        out: address of float32[rows, head_dim].
+        out_stride: bytes from a row of `out` to the next.
+    """
+    isa = instruction_set.current()
+    vectors, chains = isa.vectors_of_a_pass(rows), max(1, CHAINS // rows)
+    kind, zero = ir.VectorType(F32, isa.lanes), constant(0, ir.VectorType(I32, isa.lanes))
+    passes = TILE // isa.lanes // vectors
+    with cgutils.for_range(builder, builder.mul(tiles, I64(passes))) as turn:
+        tile, part = builder.sdiv(turn.index, I64(passes)), builder.srem(turn.index, I64(passes))
+        lane = builder.mul(part, I64(4 * vectors * isa.lanes))  # in bytes
+        first = builder.add(builder.add(values, builder.mul(tile, I64(8 * 4 * TILE))), lane)
+        line = builder.add(builder.add(out, builder.mul(tile, I64(4 * TILE))), lane)
+        targets = [
+            pointer_to(builder, builder.add(line, builder.add(builder.mul(out_stride, I64(row)), I64(at))))
+            for at in range(0, 4 * vectors * isa.lanes, 4 * isa.lanes)
+            for row in range(rows)
+        ]
+
+        def scaled(index: Any, sums: Vectors) -> Vectors:
+            def step(link: Any, ints: Vectors) -> Vectors:
+                unit = builder.add(builder.mul(index, chain), link)
+                pointer = pointer_to(builder, builder.add(first, builder.mul(unit, stride)))
+                base = _at(builder, weights, unit, 32 * rows)
+                for ahead in range(0, 8 * 4 * vectors * isa.lanes, 64):
+                    _prefetch(builder, pointer, 2 * 8 * 4 * TILE + ahead)
+                results = []
+                for vector in range(vectors):
+                    codes = [
+                        read(builder, pointer, ir.VectorType(I8, 4 * isa.lanes), 64 * j + 4 * isa.lanes * vector)
+                        for j in range(8)
+                    ]
+                    for row in range(rows):
+                        own = ints[(vector * rows + row) * chains :][:chains]
+                        groups = groups_of_four(builder, isa, base, 32 * row)
+                        pair = (codes, groups) if isa.by_lane else (groups, codes)
+                        results += _dots(builder, isa, 8 if isa.by_lane else 7, own, *pair)
+                return results
+
+            ints = _chained(builder, accumulate(builder, chain, [zero] * (len(sums) * chains), step), chains)
+            base = _at(builder, scales, index, 4 * rows)
+            factors = [splat(builder, read(builder, base, F32, 4 * row), isa.lanes) for row in range(rows)]
+            return [
+                fused(builder, builder.sitofp(value, kind), factors[i % rows], total)
+                for i, (value, total) in enumerate(zip(ints, sums, strict=True))
+            ]
+
+        sums = [builder.load(target, typ=kind, align=4) for target in targets]
+        for total, target in zip(accumulate(builder, count, sums, scaled), targets, strict=True):
+            builder.store(total, target, align=4)
+
+
+def _dots(builder: Any, isa: InstructionSet, bits: int, sums: Vectors, weights: Vectors, other: Vectors) -> Vectors:
+    """`add_dots` of eight vectors, shared among sums."""
+    every = len(sums)
+    return [add_dots(builder, isa, bits, total, weights[i::every], other[i::every]) for i, total in enumerate(sums)]
+
+
+def _chained(builder: Any, sums: Vectors, chains: int) -> Vectors:
+    """The totals of neighbouring sums."""
+    totals = []
+    for first in range(0, len(sums), chains):
+        total, *others = sums[first : first + chains]
+        for other in others:
+            total = builder.add(total, other)
+        totals.append(total)
+    return totals
+
+
+def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
+    return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
+
+
+def _prefetch(builder: Any, pointer: Any, offset: int) -> None:
+    line = builder.gep(pointer, [I64(offset)], source_etype=I8)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(2), I32(1))
