@@ -72,6 +72,7 @@ __all__ = [
     "SessionFileError",
     "Stats",
     "Step",
+    "TokenLogprob",
     "Tool",
     "ToolCall",
     "UnsupportedBundleError",
@@ -82,7 +83,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ondevice.decoding.record import Stats
+    from ondevice.decoding.record import Stats, TokenLogprob
     from ondevice.decoding.sampling import LogitsProcessor
     from ondevice.decoding.sampling_options import SamplingOptions
     from ondevice.drafters.draft_model import DraftSampling
@@ -103,7 +104,7 @@ else:
     # Imported when they are first needed: `ondevice --help` needs neither numpy nor numba. A type checker must not see
     # this `__getattr__`, or it would believe in every attribute.
     _HOMES = {
-        "decoding.record": ("Stats",),
+        "decoding.record": ("Stats", "TokenLogprob"),
         "decoding.sampling": ("LogitsProcessor",),
         "decoding.sampling_options": ("SamplingOptions",),
         "drafters.draft_model": ("DraftSampling",),

@@ -12,7 +12,6 @@ from typing import Any, Unpack
 from ondevice.bundle import GENERATION_CONFIG, Bundle
 from ondevice.decoding import loop
 from ondevice.decoding.costs_file import CostsFile
-from ondevice.decoding.processors import SuppressTokens
 from ondevice.decoding.record import Stats
 from ondevice.decoding.runner import Drafting, Runner, Task
 from ondevice.decoding.sampling import Sampler
@@ -143,9 +142,14 @@ class Model:
         cancellation, runner = self._cancellation(), self._runner
         chosen = GenerationOptions.of(options)
         prompt_ids = self._encode(prompt, chosen.chat)
-        suppressed = self.defaults.suppress_tokens
-        own = [SuppressTokens(suppressed)] if suppressed else []
-        sampler = Sampler(chosen.sampling(self.defaults), [*own, *(chosen.logits_processors or ())])
+        sampling = chosen.sampling(self.defaults)
+        sampling.check_tokens(self.manifest.target.vocab_size)
+        sampler = Sampler(
+            sampling,
+            chosen.logits_processors or (),
+            suppressed=self.defaults.suppress_tokens,
+            begins=len(prompt_ids),
+        )
         reply_stream = self._codec.reply_stream(prompt_ids, chosen.stop)
         drafting = self._drafting(chosen)
 
@@ -154,7 +158,7 @@ class Model:
 
         limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
-        rounds = self._runner.rounds(Task(prompt_ids, sampler, limits, drafting, stats))
+        rounds = self._runner.rounds(Task(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs))
         self.last_stats = stats
         return Generation(steps(rounds, reply_stream, self._process.check), stats, cancellation, runner.batch.wake)
 

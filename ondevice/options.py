@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+from ondevice.decoding.logprobs import MOST, Logprobs
 from ondevice.decoding.sampling import LogitsProcessor
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.drafters import registry
@@ -79,6 +80,9 @@ class GenerationOptions:
     """The keywords of `Model.stream` and `Model.generate`. None means: as the bundle's generation_config.json says.
 
     temperature : 0 is greedy
+    presence_penalty, frequency_penalty, logit_bias : by OpenAI's names; see `SamplingOptions`
+    logprobs, top_logprobs : tell how likely the model found each token, and so many of the likeliest ones beside it, up
+        to 20, before temperature, filters and penalties; the same with and without drafts
     stop : strings that end the text; they are not part of it
     drafter : a name of `ondevice.drafters.registry`, `none`, a drafter of the application's own, which serves one
         generation at a time, or the path of a bundle with the same vocabulary: a draft model, alone, or with `auto+`
@@ -102,6 +106,11 @@ class GenerationOptions:
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
     stop: str | Sequence[str] | None = None
     drafter: str | PathLike[str] | Drafter | None = None
     draft_sampling: DraftSampling = "coupled"
@@ -126,6 +135,11 @@ class GenerationOptions:
         _whole("max_new_tokens", self.max_new_tokens)
         if self.num_assistant_tokens is not None:
             _whole("num_assistant_tokens", self.num_assistant_tokens)
+        if not isinstance(self.logprobs, bool):
+            raise UsageError(f"logprobs must be True or False, not {self.logprobs!r:.99}")
+        top = self.top_logprobs
+        if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST:
+            raise UsageError(f"top_logprobs must be a whole number from 0 to {MOST}, not {top!r:.99}")
         if self.stop is not None and not isinstance(self.stop, Iterable):
             raise UsageError(f"stop must be a string or a list of strings, not {self.stop!r:.99}")
         if isinstance(self.drafter, PathLike):
@@ -149,6 +163,11 @@ class GenerationOptions:
         """What the chat template is told."""
         return ChatOptions(self.tools, self.thinking, self.template_options)
 
+    @property
+    def wanted_logprobs(self) -> Logprobs | None:
+        """None where nobody asked for them."""
+        return Logprobs(self.top_logprobs) if self.logprobs or self.top_logprobs else None
+
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         """These options where given, else the bundle's. A temperature of 0 leaves the bundle's filters out."""
         temperature = defaults.temperature if self.temperature is None else self.temperature
@@ -161,6 +180,9 @@ class GenerationOptions:
             min_p=defaults.min_p if self.min_p is None and sampled else self.min_p,
             repetition_penalty=penalty,
             seed=self.seed,
+            presence_penalty=0.0 if self.presence_penalty is None else self.presence_penalty,
+            frequency_penalty=0.0 if self.frequency_penalty is None else self.frequency_penalty,
+            logit_bias=self.logit_bias,
         )
 
 
@@ -174,6 +196,11 @@ class GenerationKeywords(TypedDict, total=False):
     min_p: float | None
     repetition_penalty: float | None
     seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    logprobs: bool
+    top_logprobs: int
     stop: str | Sequence[str] | None
     drafter: str | PathLike[str] | Drafter | None
     draft_sampling: DraftSampling

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ondevice.decoding.record import Stats
+from ondevice.decoding.record import Stats, TokenLogprob
 from ondevice.text.tool_call import ToolCall
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "tool_calls"]
@@ -22,6 +22,7 @@ class Step:
     text : of the answer; it may be empty while half a character or what may become a stop string waits
     reasoning : of the model's thoughts, which come before the answer
     tool_calls : those that are complete now
+    logprobs : of the tokens, where they were asked for
     """
 
     text: str
@@ -33,6 +34,7 @@ class Step:
     finish_reason: FinishReason | None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Reply:
     stats: Stats
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @classmethod
     def of(cls, steps: Iterable[Step], stats: Stats) -> Reply:
@@ -60,6 +63,7 @@ class Reply:
             stats=stats,
             reasoning="".join(step.reasoning for step in taken),
             tool_calls=tuple(call for step in taken for call in step.tool_calls),
+            logprobs=tuple(each for step in taken for each in step.logprobs),
         )
 
     @property

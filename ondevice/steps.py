@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 
-from ondevice.decoding.record import Round
+from ondevice.decoding.record import Round, TokenLogprob
 from ondevice.reply import FinishReason, Step
 from ondevice.text.reply_parser import Parsed
 from ondevice.text.stream import ReplyStream
@@ -25,10 +25,12 @@ def steps(
         check: called before the next round is asked for; an exception from it ends them.
     """
     waiting: list[int] = []
+    looked_up: list[TokenLogprob] = []
     given = calls = 0
     with closing(rounds):
         for this in rounds:
             waiting += this.token_ids
+            looked_up += this.logprobs
             reason: FinishReason | None = this.finish_reason
             parsed, final = Parsed(), given + len(waiting)
             if stream is not None:
@@ -43,6 +45,7 @@ def steps(
                 if stream.stopped or not reason:
                     final = stream.final_tokens
             token_ids, waiting = tuple(waiting[: final - given]), waiting[final - given :]
+            logprobs, looked_up = tuple(looked_up[: final - given]), looked_up[final - given :]
             given = final
             yield Step(
                 text=parsed.text,
@@ -54,6 +57,7 @@ def steps(
                 finish_reason=reason,
                 reasoning=parsed.reasoning,
                 tool_calls=parsed.tool_calls,
+                logprobs=logprobs,
             )
             if reason:
                 return

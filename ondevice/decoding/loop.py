@@ -8,7 +8,8 @@ from time import perf_counter
 
 import numpy as np
 
-from ondevice.decoding.record import FinishReason, ForwardCost, Round
+from ondevice.decoding.logprobs import Logprobs
+from ondevice.decoding.record import FinishReason, ForwardCost, Round, TokenLogprob
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.schedule import Schedule
 from ondevice.decoding.speculation import Speculation
@@ -43,6 +44,7 @@ def generate(
     *,
     drafter: Drafter | None = None,
     schedule: Schedule | None = None,
+    logprobs: Logprobs | None = None,
 ) -> Loop:
     """Continue `prompt_ids`; the first round is the prefill with the first token.
 
@@ -54,6 +56,7 @@ def generate(
 
     Args:
         drafter, schedule: both, or neither for plain decoding.
+        logprobs: looks up every token; None where nobody wants to know. What that takes counts for no round.
     """
     started = perf_counter()
     tokens = list(prompt_ids)
@@ -74,7 +77,13 @@ def generate(
     tokens.append(first)
     path: Sequence[int] = [0]
     reason = _finished(tokens, len(prompt_ids), session, limits)
-    yield Round((first,), rows=len(prompt_ids), seconds=perf_counter() - started, finish_reason=reason)
+    yield Round(
+        (first,),
+        rows=len(prompt_ids),
+        seconds=perf_counter() - started,
+        logprobs=_looked_up(logprobs, [first], outputs, path),
+        finish_reason=reason,
+    )
     started = perf_counter()
     while reason is None:
         if limits.cancelled():
@@ -108,6 +117,7 @@ def generate(
             idle=speculation.idle,
             forward=ForwardCost(outputs.rows, outputs.wanted, own),
             threads=outputs.threads,
+            logprobs=_looked_up(logprobs, emitted, outputs, path),
             finish_reason=reason,
         )
         speculation.conclude(this)
@@ -134,6 +144,15 @@ def _tree(newest: int, draft: Draft) -> TokenTree:
         np.concatenate([np.array([newest], np.int64), draft.tokens]),
         np.concatenate([np.array([-1], np.int64), draft.parents + 1]),
     )
+
+
+def _looked_up(
+    logprobs: Logprobs | None, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]
+) -> tuple[TokenLogprob, ...]:
+    """Each token in the row that it was chosen from."""
+    if logprobs is None:
+        return ()
+    return tuple(logprobs.of(outputs.logits[row], token) for token, row in zip(emitted, path, strict=True))
 
 
 def _up_to_stop(emitted: Sequence[int], stop_ids: frozenset[int]) -> list[int]:

@@ -33,6 +33,20 @@ class ForwardCost(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token.
+
+    logprob : natural logarithm of the token's probability, by the target's own logits: before biases, penalties,
+        temperature and filters
+    top : the likeliest tokens at this place and theirs, the likeliest first, the lowest id in a tie
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Round:
     """One pass of the loop: the prefill with the first token, or draft, verify, accept.
 
@@ -44,6 +58,7 @@ class Round:
     idle : why nothing was drafted; None where something was, or nobody could
     forward : what the round cost but for its draft; None for a prefill
     threads : that computed its last forward
+    logprobs : of the tokens, where they were asked for
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +73,7 @@ class Round:
     idle: IdleReason | None = None
     forward: ForwardCost | None = None
     threads: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
 
 

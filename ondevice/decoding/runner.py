@@ -14,6 +14,7 @@ from ondevice.decoding.batch import Batch, Seat
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.idle_pool import IdlePool
+from ondevice.decoding.logprobs import Logprobs
 from ondevice.decoding.prefix_cache import PrefixCache
 from ondevice.decoding.record import Round, Stats
 from ondevice.decoding.sampling import Sampler
@@ -44,6 +45,7 @@ class Task:
     limits: loop.Limits
     drafting: Drafting
     stats: Stats
+    logprobs: Logprobs | None = None
 
 
 class Runner:
@@ -111,7 +113,13 @@ class Runner:
                 task.stats.drafter = drafter.name if drafter else registry.NONE
                 task.stats.costs_age_s = self._costs.age_s if schedule else None
                 this_loop = loop.generate(
-                    session, task.prompt_ids, task.sampler, task.limits, drafter=drafter, schedule=schedule
+                    session,
+                    task.prompt_ids,
+                    task.sampler,
+                    task.limits,
+                    drafter=drafter,
+                    schedule=schedule,
+                    logprobs=task.logprobs,
                 )
                 for this in loop.run(this_loop, seat.forward):
                     task.stats.count(this)

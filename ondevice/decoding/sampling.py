@@ -1,4 +1,4 @@
-"""From a row of logits to a token: penalty, temperature, top-k, top-p, min-p, a draw with the noise of its place."""
+"""From a row of logits to a token: penalties, temperature, top-k, top-p, min-p, a draw with the noise of its place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.decoding.adjustments import Adjustments
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.errors import UsageError
 
@@ -76,9 +77,25 @@ class Sampler:
     drafts, or one that goes on where another was cut off, draws as a plain run with that seed does.
     """
 
-    def __init__(self, options: SamplingOptions, processors: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(
+        self,
+        options: SamplingOptions,
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        suppressed: Sequence[int] = (),
+        begins: int = 0,
+    ) -> None:
+        """
+        Args:
+            options: see there.
+            processors: asked in this order, after penalties and before temperature.
+            suppressed: tokens never to be chosen.
+            begins: tokens of the prompt, which presence and frequency penalty do not count.
+        """
         self.options = options
         self.processors = tuple(processors)
+        self._suppressed, self._begins = tuple(suppressed), begins
+        self._adjustments = Adjustments(options, suppressed, begins)
         # Imported where they are needed, because they bring numba.
         self._made_shortlist: Shortlist | None = None
         self._made_rng: np.random.Generator | None = None
@@ -102,6 +119,10 @@ class Sampler:
             from ondevice.decoding.nucleus import Nucleus
 
             self._nucleus = Nucleus(options.top_p)
+
+    def without_processors(self) -> Sampler:
+        """One that draws alike, for whoever guesses: processors may have a state."""
+        return Sampler(self.options, suppressed=self._suppressed, begins=self._begins)
 
     @property
     def greedy(self) -> bool:
@@ -154,10 +175,10 @@ class Sampler:
             Up to `most`; none where the logits hold NaN or infinity.
         """
         scores = logits
-        if self.options.repetition_penalty != 1.0:
-            ids = np.arange(len(logits)) if candidates is None else candidates
-            seen = np.isin(ids, np.asarray([*context, *path], np.int64))
-            scores = np.where(seen, self._penalised(logits), logits)
+        if self._adjustments:
+            said = [*context, *path]
+            adjust = self._adjustments
+            scores = adjust.row(logits, said) if candidates is None else adjust.some(logits, candidates, said)
         position, rivals = len(context) + len(path), max(most, RIVALS)
         if self.greedy or self._top_k is not None:
             tokens, values = self._shortlist.winners(scores, candidates, position, rivals)
@@ -205,21 +226,12 @@ class Sampler:
         return self._race(scores, ids, weights, named, peak, temperature, self._key, position, best, values)
 
     def _processed(self, logits: Floats, context: Sequence[int]) -> Floats:
-        penalty = self.options.repetition_penalty
-        if penalty == 1.0 and not self.processors:
+        if not self._adjustments and not self.processors:
             return logits
-        scores = np.array(logits, np.float32)
-        if penalty != 1.0:
-            seen = np.asarray(context, np.int64)
-            seen = seen[seen < len(scores)]
-            scores[seen] = self._penalised(scores[seen])  # a token seen twice is written twice, with the same value
+        scores = self._adjustments.row(logits, context) if self._adjustments else np.array(logits, np.float32)
         for processor in self.processors:
             scores = _row(processor, processor(scores, context), len(scores))
         return scores
-
-    def _penalised(self, scores: Floats) -> Floats:
-        penalty = np.float32(self.options.repetition_penalty)
-        return np.where(scores < 0, scores * penalty, scores / penalty)
 
     def _kept(self, scores: Floats, peak: float) -> Kept:
         """Temperature, top-k, top-p and min-p in turn; valid until the next call."""

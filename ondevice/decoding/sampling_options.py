@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -19,6 +20,9 @@ class SamplingOptions:
     temperature : 0 chooses the likeliest token, always
     top_k, top_p, min_p : None keeps every token, and so do 0, 1 and 0
     repetition_penalty : 1.0 changes nothing
+    presence_penalty, frequency_penalty : taken from the logits of tokens that were generated, once and for each time;
+        0.0 changes nothing. OpenAI's names, and so is the next
+    logit_bias : added to logits, by token id, before all else
     seed : of the noise that tokens are drawn with; None takes one from the operating system, for one generation
 
     Raises:
@@ -31,10 +35,15 @@ class SamplingOptions:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None:
+            if name == "logit_bias":
+                object.__setattr__(self, name, _biases(value))
+            elif value is not None:
                 object.__setattr__(self, name, _number(name, value, whole=name in ("top_k", "seed")))
         if not self.temperature >= 0:
             raise UsageError(f"temperature must be 0 (always the likeliest token) or more, not {self.temperature}")
@@ -49,8 +58,35 @@ class SamplingOptions:
                 f"repetition_penalty must be over 0 and at most {MOST_PENALTY:.0f}, not {self.repetition_penalty}; "
                 "1 changes nothing"
             )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) <= MOST_PENALTY:
+                raise UsageError(
+                    f"{name} must be between {-MOST_PENALTY:.0f} and {MOST_PENALTY:.0f}, not {getattr(self, name)}; "
+                    "0 changes nothing"
+                )
         if self.seed is not None and self.seed < 0:
             raise UsageError(f"seed must be 0 or more, not {self.seed}")
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raises UsageError for a bias of a token that is outside the vocabulary."""
+        for token in self.logit_bias or {}:
+            if token >= vocab_size:
+                raise UsageError(f"logit_bias names the token {token}: this model has ids 0 to {vocab_size - 1}")
+
+
+def _biases(given: object) -> dict[int, float] | None:
+    """Raises UsageError for anything but a mapping of token ids to numbers."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise UsageError(f"logit_bias must be a mapping of token ids to numbers, not {given!r:.99}")
+    biases = {int(_number("a token id in logit_bias", token, whole=True)): bias for token, bias in given.items()}
+    for token, bias in biases.items():
+        if token < 0:
+            raise UsageError(f"a token id in logit_bias must be 0 or more, not {token}")
+        if not abs(_number(f"the logit_bias of token {token}", bias, whole=False)) <= MOST_PENALTY:
+            raise UsageError(f"the logit_bias of token {token} must be at most {MOST_PENALTY:.0f}, not {bias!r:.99}")
+    return {token: float(bias) for token, bias in biases.items()}
 
 
 def _number(name: str, value: object, *, whole: bool) -> float:

@@ -263,9 +263,9 @@ class DraftModelDrafter:
         return Proposal(draw(probs.astype(np.float64), rng), float(probs.max()), probs)
 
     def _own_sampler(self, sampler: Sampler) -> tuple[Sampler, np.random.Generator]:
-        """The target's options without its processors, which may have a state; and the random numbers of this text."""
+        """The target's sampler without its processors, and the random numbers of this text."""
         if self._own is None:
             seed = sampler.options.seed
             rng = np.random.default_rng(None if seed is None else [seed, OWN_RANDOMNESS])
-            self._own = Sampler(sampler.options), rng
+            self._own = sampler.without_processors(), rng
         return self._own
