@@ -34,10 +34,11 @@ class Adjustments:
         self._repetition = np.float32(options.repetition_penalty)
         self._presence, self._frequency = options.presence_penalty, options.frequency_penalty
         self._begins = begins
+        self._any = bool(biases or options.repetition_penalty != 1 or self._presence or self._frequency)
 
     def __bool__(self) -> bool:
         """Whether anything is changed."""
-        return bool(len(self._biased) or self._repetition != 1 or self._presence or self._frequency)
+        return self._any
 
     def row(self, logits: Floats, context: Sequence[int]) -> Floats:
         """A row of the whole vocabulary, float32[V], changed in a copy."""

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ondevice.errors import ContextOverflowError, PromptError
+from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
 from ondevice.reply import Reply
+from ondevice.terminal.keyboard import unseen_keys
 from ondevice.terminal.reply import stream_reply, summary
+from ondevice.terminal.reply_view import TextView
+from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
 
+FULL = "/drop forgets the oldest question and its reply, /clear all"
+
 NOTICES = {
     "cancelled": "(stopped)",
     "length": "(cut at --max-new-tokens)",
-    "context": "(the context is full: /clear starts anew)",
+    "context": f"(the context is full: {FULL})",
 }
+
+HELLO = {"role": "user", "content": "Hello"}
+
+SYSTEM = ("system", "developer")
 
 
 class Conversation:
@@ -29,45 +40,117 @@ class Conversation:
 
     def __init__(self, model: Model, options: GenerationKeywords, system: str | None = None) -> None:
         self._model = model
-        self._options = options
-        self._beginning = [{"role": "system", "content": system}] if system else []
-        self.messages = list(self._beginning)
+        self.options = options
+        self.messages: list[dict[str, Any]] = []
+        self.thoughts = ""
+        """Of the last reply."""
         self._replies = 0
+        self.instruct(system)
         # A bundle that cannot chat should say so now, not after the first message was typed.
-        model.encode([*self.messages, {"role": "user", "content": "Hello"}])
+        model.encode([*self.messages, HELLO])
+
+    @property
+    def system(self) -> str | None:
+        """The instructions for the model."""
+        return self.messages[0]["content"] if self._beginning else None
+
+    @property
+    def _beginning(self) -> list[dict[str, Any]]:
+        """The messages that are no turn of the conversation."""
+        return self.messages[:1] if self.messages and self.messages[0]["role"] in SYSTEM else []
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the template knows a difference."""
+        return self._model.encode([HELLO], thinking=True) != self._model.encode([HELLO], thinking=False)
+
+    def instruct(self, system: str | None) -> None:
+        """Other instructions from now on, or none."""
+        rest = self.messages[len(self._beginning) :]
+        self.messages = [*([{"role": "system", "content": system}] if system else []), *rest]
 
     def say(self, text: str) -> None:
-        """Send a message and show the reply. One that does not fit leaves the conversation as it was."""
+        """Send a message and show the reply. One that cannot be sent leaves the conversation as it was."""
         asked = [*self.messages, {"role": "user", "content": text}]
         try:
-            reply = stream_reply(self._model, asked, self._options)
-        except PromptError as error:
-            hint = " (/clear starts anew)" if isinstance(error, ContextOverflowError) else ""
+            with unseen_keys():
+                reply = stream_reply(self._model, asked, self.options, TextView())
+        except (PromptError, UsageError) as error:
+            hint = f" ({FULL})" if isinstance(error, ContextOverflowError) else ""
             print(f"ondevice: {error}{hint}", file=sys.stderr)
             return
-        self.messages = [*asked, {"role": "assistant", "content": self._as_said(reply)}]
+        self.messages = [*asked, self._message(reply)]
+        self.thoughts = reply.reasoning
         self._replies += 1
         if reply.finish_reason in NOTICES:
             print(NOTICES[reply.finish_reason], file=sys.stderr)
 
     def regenerate(self) -> None:
-        """Answer the last message anew, in place of the reply that it had."""
-        if len(self.messages) == len(self._beginning):
-            print("ondevice: no message yet", file=sys.stderr)
-            return
+        """Answer the last message anew, in place of the reply that it had.
+
+        Raises:
+            UsageError: there is none.
+        """
         before = self.messages
+        if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
+            raise UsageError("no message yet that could be answered anew")
         self.messages = before[:-2]
         self.say(before[-2]["content"])
         if len(self.messages) < len(before):  # it failed
             self.messages = before
 
+    def drop(self) -> None:
+        """Forget the oldest question, and what came of it.
+
+        Raises:
+            UsageError: there is none.
+        """
+        beginning = self._beginning
+        turns = self.messages[len(beginning) :]
+        if not turns:
+            raise UsageError("no message yet that could be dropped")
+        later = [place for place, message in enumerate(turns) if place and message["role"] == "user"]
+        self.messages = [*beginning, *(turns[later[0] :] if later else [])]
+
     def clear(self) -> None:
         """Forget everything said; the model's cache and its drafters forget it too."""
-        self.messages = list(self._beginning)
+        self.messages = self._beginning
+        self.thoughts = ""
         self._model.forget()
 
+    def save(self, path: Path) -> None:
+        """Write the messages to a file, as JSON in OpenAI's form.
+
+        Raises:
+            UsageError: there is something else of that name.
+            OSError: it cannot be written.
+        """
+        if path.exists():
+            try:
+                _read_messages(path)
+            except PromptError as error:
+                raise UsageError(f"{path} is no conversation, it will not be overwritten") from error
+        path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    def load(self, path: Path) -> None:
+        """Go on with the messages of a file.
+
+        Raises:
+            PromptError: it holds none that this bundle can read.
+        """
+        messages = _read_messages(path)
+        self._model.encode([*messages, HELLO])
+        self.messages, self.thoughts = messages, ""
+
+    def _message(self, reply: Reply) -> dict[str, Any]:
+        """The reply as the template needs it: where a bundle does not say how to tell thoughts, the template can only
+        drop them by their control tokens.
+        """
+        if reply.reasoning or reply.tool_calls:
+            return reply.message
+        return {"role": "assistant", "content": self._as_said(reply)}
+
     def _as_said(self, reply: Reply) -> str:
-        """The reply as the template needs it: only by their control tokens can it tell thoughts, and drop them."""
         tokenizer = self._model.tokenizer
         inner = list(reply.token_ids)
         while tokenizer and inner and inner[-1] in tokenizer.special_ids:
@@ -78,3 +161,15 @@ class Conversation:
 
     def stats(self) -> str:
         return summary(self._model.last_stats) if self._replies else "no reply yet"
+
+
+def _read_messages(path: Path) -> list[dict[str, Any]]:
+    try:
+        messages = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, OndeviceError):
+            raise
+        raise PromptError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise PromptError(f"{path} holds no list of messages")
+    return messages

@@ -14,6 +14,7 @@ from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
 from ondevice.terminal.loading import load_model
 from ondevice.terminal.options import add_generation_arguments, add_model_arguments, generation_options
 from ondevice.terminal.reply import as_json, stream_reply, summary
+from ondevice.terminal.reply_view import JsonLinesView, TextView
 
 if TYPE_CHECKING:
     from ondevice.model import Model
@@ -29,12 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_generation_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
+    group.add_argument("--json-lines", action="store_true", help="and before it one for every step, a line each")
+    group.add_argument("--top-logprobs", type=int, metavar="N", help="how likely each token was, and the N likeliest")
     group.add_argument("--compare", action="store_true", help="generate again without drafts: speed-up, equal tokens")
 
 
 def run(args: argparse.Namespace) -> int:
     prompt = prompt_input.read_prompt(args)
     options = generation_options(args)
+    if args.tools is not None:
+        options["tools"] = prompt_input.read_tools(args.tools)
+    as_objects = args.json or args.json_lines
     if args.compare and args.draft_sampling == "ratio":
         raise UsageError("--compare compares tokens, and --draft-sampling ratio draws others: leave one of them out")
     if args.compare:
@@ -43,15 +49,16 @@ def run(args: argparse.Namespace) -> int:
     with load_model(args) as model:
         if args.compare:
             _warm_up(model, prompt, options)
-        reply = stream_reply(model, prompt, options, show=not args.json)
+        view = None if args.json else TextView(as_ids=model.tokenizer is None)
+        reply = stream_reply(model, prompt, options, JsonLinesView() if args.json_lines else view)
         interrupted = reply.finish_reason == "cancelled"
-        if not args.json:
+        if not as_objects:
             print(summary(reply.stats), file=sys.stderr)
         if args.compare and not interrupted:
-            plain = stream_reply(model, prompt, plain_options(options), show=False)
+            plain = stream_reply(model, prompt, plain_options(options))
             interrupted = plain.finish_reason == "cancelled"
             comparison = None if interrupted else Comparison(reply, plain)
-    if args.json:
+    if as_objects:
         extra = {"comparison": comparison.as_json()} if comparison else {}
         print(json.dumps({**as_json(reply), **extra}))
     elif comparison:

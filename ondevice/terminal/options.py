@@ -22,12 +22,15 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str]
     group = parser.add_argument_group("model")
     group.add_argument("--engine", choices=["auto", "simd", "ort"], default="auto", help="what runs the graphs")
     group.add_argument(
+        "-t",
         "--threads",
         type=threads,
         metavar="N",
         help="compute threads at most; fewer run where that is faster (default: the physical cores)",
     )
-    group.add_argument("--context-length", type=int, metavar="N", help="most tokens held (default: the model's own)")
+    group.add_argument(
+        "-c", "--context-length", type=int, metavar="N", help="most tokens held (default: the model's own)"
+    )
     group.add_argument(
         "--kv-cache", choices=["fp16", "int8"], default="fp16", help="what keys and values are held in (default: fp16)"
     )
@@ -35,11 +38,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str]
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling", "What is not given is as the bundle's generation_config.json says.")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
+    group.add_argument("--temperature", "--temp", type=float, metavar="T", help="0 always takes the likeliest token")
     group.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
     group.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest tokens that sum to P")
     group.add_argument("--min-p", type=float, metavar="P", help="drop tokens under P times the likeliest")
     group.add_argument("--repetition-penalty", type=float, metavar="F", help="over 1: shun tokens that occurred")
+    group.add_argument("--presence-penalty", type=float, metavar="P", help="taken from tokens that were generated")
+    group.add_argument("--frequency-penalty", type=float, metavar="P", help="the same, for each time that they were")
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
 
 
@@ -48,7 +53,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
     add_sampling_arguments(parser)
     group = parser.add_argument_group("end of the text")
     group.add_argument(
-        "--max-new-tokens", type=int, metavar="N", default=max_new_tokens, help=f"default: {max_new_tokens}"
+        "-n", "--max-new-tokens", type=int, metavar="N", default=max_new_tokens, help=f"default: {max_new_tokens}"
     )
     group.add_argument(
         "--stop",
@@ -72,6 +77,14 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         "--num-assistant-tokens-schedule",
         choices=["auto", "heuristic", "constant"],
         help="how drafts grow and shrink (default: auto, as long as they pay on this machine)",
+    )
+
+
+def add_chat_arguments(group: argparse._ActionsContainer) -> None:
+    """What a conversation begins with."""
+    group.add_argument("--system", metavar="TEXT", help="instructions for the model")
+    group.add_argument(
+        "--thinking", action="store_const", const=True, help="let the model think first, where its template knows how"
     )
 
 
@@ -103,6 +116,10 @@ def generation_options(args: argparse.Namespace) -> GenerationKeywords:
         "top_p",
         "min_p",
         "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "top_logprobs",
+        "thinking",
         "seed",
         "drafter",
         "draft_sampling",

@@ -1,8 +1,7 @@
-"""A generation on the terminal: text as it comes, and what is said about it afterwards."""
+"""A generation on the terminal, and what is said about it afterwards."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ondevice.decoding.record import Stats
@@ -10,6 +9,7 @@ from ondevice.progress import Progress
 from ondevice.reply import Reply, Step
 from ondevice.terminal.interrupt import cancel_on_interrupt
 from ondevice.terminal.progress_bar import prompt_bar
+from ondevice.terminal.reply_view import View
 
 if TYPE_CHECKING:
     from ondevice.model import Model
@@ -37,12 +37,12 @@ STATS_KEYS = (
 )
 
 
-def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, *, show: bool = True) -> Reply:
-    """Generate, writing to standard output as text comes. Ctrl-C ends it with the finish reason `cancelled`."""
+def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, view: View | None = None) -> Reply:
+    """Generate, and show it as it comes. Ctrl-C ends it with the finish reason `cancelled`."""
     steps: list[Step] = []
 
     def on_prefill(done: int, total: int) -> None:
-        (bar.show_below if show and steps else bar.show)(done, total)
+        (bar.show_below if view and steps else bar.show)(done, total)
 
     with (
         cancel_on_interrupt(model) as interrupt,
@@ -52,27 +52,17 @@ def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, *, s
         if interrupt.happened:
             generation.cancel()  # it came before there was anything to cancel
         for step in generation:
-            if show:
-                _write(step, model.tokenizer is None, first=not steps)
+            if view:
+                view.step(step)
             steps.append(step)
     reply = Reply.of(steps, generation.stats)
-    if show and not reply.text.endswith("\n"):
-        print(flush=True)
+    if view:
+        view.end(reply)
     return reply
 
 
 def _with_progress(options: GenerationKeywords, on_prefill: Progress) -> GenerationKeywords:
     return {**options, "on_prefill": on_prefill}
-
-
-def _write(step: Step, as_ids: bool, *, first: bool) -> None:
-    """Without a tokenizer the ids themselves, in the form that `--ids` reads."""
-    text = step.text
-    if as_ids and step.token_ids:
-        text = ("" if first else ",") + ",".join(map(str, step.token_ids))
-    if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()
 
 
 def summary(stats: Stats) -> str:
@@ -97,8 +87,10 @@ def summary(stats: Stats) -> str:
 def as_json(reply: Reply) -> dict[str, Any]:
     """The object that `generate --json` prints: `stats` with vLLM's names for drafts, `timings` with llama.cpp's."""
     stats = reply.stats
-    return {
+    made: dict[str, Any] = {
         "text": reply.text,
+        "reasoning": reply.reasoning,
+        "tool_calls": [call.as_openai() for call in reply.tool_calls],
         "token_ids": list(reply.token_ids),
         "finish_reason": reply.finish_reason,
         "stats": {
@@ -108,3 +100,9 @@ def as_json(reply: Reply) -> dict[str, Any]:
         },
         "timings": stats.timings(),
     }
+    if reply.logprobs:
+        made["logprobs"] = [
+            {"token_id": each.token_id, "logprob": each.logprob, "top": [list(pair) for pair in each.top]}
+            for each in reply.logprobs
+        ]
+    return made

@@ -38,3 +38,19 @@ def run(capsys, monkeypatch, toy):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def prompts(toy, monkeypatch):
+    """The messages that the model was asked to answer, one list per reply."""
+    from ondevice.model import Model
+
+    asked = []
+    real = Model.stream
+
+    def stream(self, prompt, **options):
+        asked.append(prompt)
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(Model, "stream", stream)
+    return asked

@@ -16,23 +16,7 @@ OPTIONS = ["--max-new-tokens", "6", "--drafter", "none"]
 
 
 @pytest.fixture
-def prompts(toy, monkeypatch):
-    """The messages that the model was asked to answer, one list per reply."""
-    from ondevice.model import Model
-
-    asked = []
-    real = Model.stream
-
-    def stream(self, prompt, **options):
-        asked.append(prompt)
-        return real(self, prompt, **options)
-
-    monkeypatch.setattr(Model, "stream", stream)
-    return asked
-
-
-@pytest.fixture
-def typed(monkeypatch):
+def typed(monkeypatch, tmp_path):
     """Pretend that a person types these lines; an exception is raised instead, and the end is Ctrl-D."""
 
     def start(lines):
@@ -45,6 +29,7 @@ def typed(monkeypatch):
             return line
 
         monkeypatch.setattr(builtins, "input", type_one)
+        monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
 
     return start
@@ -127,7 +112,7 @@ def test_a_message_that_does_not_fit_leaves_the_conversation_as_it_was(run, bund
     code, _, err = run("chat", bundle, *OPTIONS, "--context-length", "60", stdin=f"ab\n{'a' * 90}\ncd\n")
     assert code == 0
     assert "the context holds 60" in err
-    assert "/clear starts anew" in err
+    assert "/drop forgets the oldest question" in err
     assert [message["content"] for message in prompts[2]][::2] == ["ab", "cd"]
 
 
@@ -157,11 +142,11 @@ def test_a_bundle_that_cannot_chat_says_so_at_once(run, tmp_path, tokenizer, com
 
 
 def test_ctrl_c_between_piped_lines_leaves(run, bundle, monkeypatch):
-    from ondevice.terminal import chat
+    from ondevice.terminal import lines as chat_lines
 
     def lines():
         os.kill(os.getpid(), signal.SIGINT)
         yield "never"
 
-    monkeypatch.setattr(chat, "_piped", lines)
+    monkeypatch.setattr(chat_lines, "piped", lines)
     assert run("chat", bundle, stdin="")[0] == 130

@@ -1,6 +1,8 @@
 import json
 import os
 import signal
+import sys
+import threading
 
 import pytest
 
@@ -28,7 +30,7 @@ def test_json_is_one_object_of_the_documented_shape(run, bundle):
     assert (code, err) == (0, "")
     data = json.loads(out)
     expected = answer(bundle)
-    assert list(data) == ["text", "token_ids", "finish_reason", "stats", "timings"]
+    assert list(data) == ["text", "reasoning", "tool_calls", "token_ids", "finish_reason", "stats", "timings"]
     assert (data["text"], tuple(data["token_ids"]), data["finish_reason"]) == (
         expected.text,
         expected.token_ids,
@@ -162,3 +164,67 @@ def interrupt_after(monkeypatch, forwards):
         return real(self, batch)
 
     monkeypatch.setattr(ToyEngine, "forward", forward)
+
+
+def test_what_makes_a_prompt_a_message(run, bundle, tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
+    message = [{"role": "user", "content": "ab"}]
+    for words, messages in (
+        (["--system", "cd"], [{"role": "system", "content": "cd"}, *message]),
+        (["--thinking"], message),
+        (["--tools", tools], message),
+    ):
+        _, out, _ = run("generate", bundle, "ab", *words, "--max-new-tokens", 12, "--json")
+        assert tuple(json.loads(out)["token_ids"]) == answer(bundle, messages).token_ids
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]"])
+def test_tools_that_are_none(run, bundle, tmp_path, content):
+    (tmp_path / "tools.json").write_text(content)
+    code, out, err = run("generate", bundle, "ab", "--tools", tmp_path / "tools.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_short_names(run, bundle):
+    _, out, _ = run("generate", bundle, "ab", "-n", 5, "--temp", 0.5, "-t", 1, "-c", 100, "--seed", 3, "--json")
+    assert json.loads(out)["text"] == answer(bundle, "ab", max_new_tokens=5, temperature=0.5, seed=3).text
+
+
+def test_json_lines_are_the_steps_and_then_the_reply(run, bundle):
+    code, out, err = run("generate", bundle, "abc", "-n", 12, "--json-lines", "--top-logprobs", 2)
+    assert (code, err) == (0, "")
+    *steps, last = map(json.loads, out.splitlines())
+    assert "".join(step["text"] for step in steps) == last["text"]
+    assert [token for step in steps for token in step["token_ids"]] == last["token_ids"]
+    assert "stats" in last
+    assert [each["token_id"] for each in last["logprobs"]] == last["token_ids"]
+    assert all(len(each["top"]) == 2 for each in last["logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("piped", "prompt"), [("a\nb\n", "a\nb\n\ncd"), ("", "cd"), (None, "cd")], ids=["text", "nothing", "closed"]
+)
+def test_what_is_piped_stands_before_the_prompt(run, bundle, monkeypatch, piped, prompt):
+    _, expected, _ = run("generate", bundle, prompt, "-n", 8, "--json")
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as standard_input:
+        os.write(writing, (piped or "").encode())
+        os.close(writing)
+        monkeypatch.setattr(sys, "stdin", None if piped is None else standard_input)
+        _, out, _ = run("generate", bundle, "cd", "-n", 8, "--json")
+    assert json.loads(out)["token_ids"] == json.loads(expected)["token_ids"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs select on a pipe")
+def test_a_pipe_that_nobody_writes_to_is_explained(run, bundle, monkeypatch):
+    monkeypatch.setattr("ondevice.terminal.prompt_input.PATIENCE_S", 0.0)
+    reading, writing = os.pipe()
+    closing = threading.Timer(0.3, os.close, [writing])
+    closing.start()
+    with os.fdopen(reading) as standard_input:
+        monkeypatch.setattr(sys, "stdin", standard_input)
+        code, _, err = run("generate", bundle, "cd", "-n", 8)
+    closing.join()
+    assert code == 0
+    assert err.startswith("ondevice: waiting for standard input to end (< /dev/null")

@@ -12,8 +12,8 @@ readline = pytest.importorskip("readline", reason="Windows has none")
 pty = pytest.importorskip("pty", reason="Windows has none")
 
 CODE = """
-from ondevice.terminal.chat import _messages, _typed
-for message in _messages(_typed()):
+from ondevice.terminal.lines import messages, typed
+for message in messages(typed()):
     print("got", [message], flush=True)
 """
 
