@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
+    "AsyncGeneration",
     "BundleCorruptError",
     "BundleError",
     "BundleNotFoundError",
@@ -83,6 +84,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from ondevice.async_generation import AsyncGeneration
     from ondevice.decoding.record import Stats, TokenLogprob
     from ondevice.decoding.sampling import LogitsProcessor
     from ondevice.decoding.sampling_options import SamplingOptions
@@ -104,6 +106,7 @@ else:
     # Imported when they are first needed: `ondevice --help` needs neither numpy nor numba. A type checker must not see
     # this `__getattr__`, or it would believe in every attribute.
     _HOMES = {
+        "async_generation": ("AsyncGeneration",),
         "decoding.record": ("Stats", "TokenLogprob"),
         "decoding.sampling": ("LogitsProcessor",),
         "decoding.sampling_options": ("SamplingOptions",),

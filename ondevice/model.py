@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Unpack
 
+from ondevice.async_generation import AsyncGeneration
 from ondevice.bundle import GENERATION_CONFIG, Bundle
 from ondevice.decoding import loop
 from ondevice.decoding.costs_file import CostsFile
@@ -158,9 +159,14 @@ class Model:
 
         limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
-        rounds = self._runner.rounds(Task(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs))
+        task = Task(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs, chosen.copies)
+        rounds = self._runner.rounds(task)
         self.last_stats = stats
         return Generation(steps(rounds, reply_stream, self._process.check), stats, cancellation, runner.batch.wake)
+
+    def astream(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> AsyncGeneration:
+        """`stream` for `async for`: takes and raises the same, at once."""
+        return AsyncGeneration(self.stream(prompt, **options))
 
     def save_prefix(
         self,

@@ -97,6 +97,8 @@ class GenerationOptions:
     tools, thinking, template_options : for a prompt of messages: see `ChatOptions`
     on_prefill : called after every chunk of a prompt with the tokens done and their number; and again later where a
         draft model begins to read a long text
+    copies : of the prompt's keys and values, kept when it has been read, for as many other generations of the same
+        prompt, which then need not read it: several replies to one prompt
     """
 
     max_new_tokens: int = 256
@@ -121,6 +123,7 @@ class GenerationOptions:
     thinking: bool | None = None
     template_options: Mapping[str, Any] | None = None
     on_prefill: Progress | None = silent
+    copies: int = 0
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> GenerationOptions:
@@ -133,6 +136,7 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         _whole("max_new_tokens", self.max_new_tokens)
+        _whole("copies", self.copies, least=0)
         if self.num_assistant_tokens is not None:
             _whole("num_assistant_tokens", self.num_assistant_tokens)
         if not isinstance(self.logprobs, bool):
@@ -211,11 +215,12 @@ class GenerationKeywords(TypedDict, total=False):
     thinking: bool | None
     template_options: Mapping[str, Any] | None
     on_prefill: Progress | None
+    copies: int
 
 
-def _whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} must be a whole number from 1 on, not {value!r:.99}")
+def _whole(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} must be a whole number from {least} on, not {value!r:.99}")
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -46,6 +46,8 @@ class Task:
     drafting: Drafting
     stats: Stats
     logprobs: Logprobs | None = None
+    copies: int = 0
+    """Of the prompt's keys and values, left in the cache for other generations of the same prompt."""
 
 
 class Runner:
@@ -122,6 +124,8 @@ class Runner:
                     logprobs=task.logprobs,
                 )
                 for this in loop.run(this_loop, seat.forward):
+                    if this.rows and not task.stats.new_tokens:
+                        self._leave_copies(session, task.copies)
                     task.stats.count(this)
                     seat.pause()
                     yield this
@@ -181,6 +185,11 @@ class Runner:
             else:
                 session.rewind(session.length)  # an interrupt may have come while rows moved
                 self._cache.keep(session)
+
+    def _leave_copies(self, session: Session, count: int) -> None:
+        """Of a prompt that was just read: a running sequence cannot be shared, as its window slides on."""
+        for _ in range(count):
+            self._cache.keep(session.fork())
 
     @contextmanager
     def _lend(self, task: Task) -> Iterator[tuple[Drafter | None, Schedule | None]]:

@@ -15,14 +15,26 @@ if TYPE_CHECKING:
     from ondevice.model import Model
 
 
-def load_model(args: argparse.Namespace) -> Model:
-    """`ondevice.load`, with the options of `add_model_arguments` and a bar while the bundle is prepared first."""
+OPTIONS = ("engine", "threads", "context_length", "kv_cache", "drafter", "max_sequences")
+
+
+def load_model(args: argparse.Namespace, tell: OnPrepare | None = None) -> Model:
+    """`ondevice.load`, with the options that the command has, and a bar while the bundle is prepared first.
+
+    Args:
+        tell: hears of the preparation too.
+    """
     import ondevice
 
-    options = {name: getattr(args, name) for name in ("engine", "threads", "context_length", "kv_cache")}
-    drafter = getattr(args, "drafter", None)
-    with preparing() as on_prepare:
-        return ondevice.load(args.bundle, drafter=drafter, on_prepare=on_prepare, **options)
+    options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
+    with preparing() as show:
+
+        def on_prepare(what: str, share: float) -> None:
+            if tell is not None:
+                tell(what, share)
+            show(what, share)
+
+        return ondevice.load(args.bundle, on_prepare=on_prepare, **options)
 
 
 @contextmanager

@@ -52,6 +52,15 @@ COMMANDS = {
   ondevice chat gemma-4-E2B-it --system "Answer in one sentence."
 """,
     ),
+    "serve": Command(
+        "ondevice.terminal.serve",
+        "answer HTTP requests as OpenAI's and Anthropic's APIs do",
+        """
+  ondevice serve gemma-4-E2B-it
+  ondevice serve gemma-4-E2B-it --host 0.0.0.0 --api-key-file key.txt --idle-unload 600
+  ondevice serve gemma-4-E2B-it --port 0 --exit-with-parent
+""",
+    ),
     "prepare": Command(
         "ondevice.terminal.prepare",
         "compile kernels and pack weights for this machine, once",

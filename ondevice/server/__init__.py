@@ -1,0 +1,1 @@
+"""The HTTP server: the APIs that clients know, over one model."""

@@ -1,0 +1,82 @@
+"""What a request asks of the model, whatever API it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from ondevice.drafters import registry
+from ondevice.engines.protocol import MOST_SESSIONS
+from ondevice.options import GenerationKeywords
+from ondevice.server.fields import Fields
+from ondevice.text.prompt import Prompt
+
+SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty",  # llama.cpp's name
+}
+"""Fields that are numbers, and the options that they are."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """
+    prompts : each gets its replies
+    options : of every generation
+    choices : replies to each prompt
+    until_end : no number of tokens was named: until the model ends, or the context
+    tell_reading : whether the client wants to hear how much of its prompt is read
+    """
+
+    prompts: Sequence[Prompt]
+    options: GenerationKeywords
+    choices: int = 1
+    until_end: bool = False
+    tell_reading: bool = False
+
+
+def make_order(
+    fields: Fields, prompts: Sequence[Prompt], max_tokens: int | None, *, stops: str = "stop", choices: int = 1
+) -> Order:
+    """The order of a request whose prompts are read already.
+
+    Args:
+        max_tokens: that it names.
+        stops: the field with its stop strings.
+    """
+    options = _sampling(fields)
+    if stop := fields.texts(stops):
+        options["stop"] = stop
+    if max_tokens is not None:
+        options["max_new_tokens"] = max_tokens
+    # a name and never a path: what lies on this machine's disk is no stranger's business
+    if (drafter := fields.choice("drafter", registry.names())) is not None:
+        options["drafter"] = drafter
+    return Order(prompts, options, choices, max_tokens is None, fields.flag("return_progress"))
+
+
+def most_tokens(fields: Fields, *names: str) -> int | None:
+    """How many tokens a request asks for at most, by the first of the names that it has; llama.cpp's -1 is no limit."""
+    for name in names:
+        if fields.get(name) not in (None, -1):
+            return fields.whole(name, 1)
+    return None
+
+
+def number_of_choices(fields: Fields) -> int:
+    return fields.whole("n", 1, MOST_SESSIONS) or 1
+
+
+def _sampling(fields: Fields) -> GenerationKeywords:
+    options = {option: value for name, option in SAMPLING.items() if (value := fields.number(name)) is not None}
+    found = cast("GenerationKeywords", options)
+    if (top_k := fields.whole("top_k", -1)) is not None:
+        found["top_k"] = max(top_k, 0)
+    seed = fields.whole("seed", -1)
+    if seed is not None and seed >= 0:  # llama.cpp's -1 is a random one
+        found["seed"] = seed
+    return found

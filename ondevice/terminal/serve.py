@@ -1,0 +1,141 @@
+"""`ondevice serve`: a bundle behind the HTTP APIs that clients know."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ondevice.bundle import Bundle
+from ondevice.errors import MissingDependencyError, UsageError
+from ondevice.terminal.exit_codes import INTERRUPTED
+from ondevice.terminal.loading import load_model
+from ondevice.terminal.options import add_drafter_argument, add_model_arguments
+
+if TYPE_CHECKING:
+    from ondevice.server.running import Server, Setup
+
+PORT = 8642
+SEQUENCES = 4
+WAITING = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
+    add_drafter_argument(group, "who proposes tokens (default: auto, all that the bundle offers)")
+    group = parser.add_argument_group("requests")
+    group.add_argument(
+        "--max-sequences",
+        type=int,
+        metavar="N",
+        default=SEQUENCES,
+        help=f"replies at the same time, which share forwards, 1 to 16 (default: {SEQUENCES})",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=int,
+        metavar="N",
+        default=WAITING,
+        help=f"requests that may wait for their turn; further ones get status 503 (default: {WAITING})",
+    )
+    group.add_argument(
+        "--idle-unload",
+        type=float,
+        metavar="SECONDS",
+        help="give the model's memory back after so long without a request; the next one loads it again",
+    )
+    group = parser.add_argument_group("address and access")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)"
+    )
+    group.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        help=f"default: {PORT}; 0 takes a free one, and a line of JSON on standard output names it",
+    )
+    group.add_argument(
+        "--api-key", metavar="KEY", help="that clients must know; others can see it in a list of processes"
+    )
+    group.add_argument("--api-key-file", metavar="FILE", help="a file whose first line is the key")
+    group.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name of this machine; may be repeated",
+    )
+    group.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages that may use the server from a browser, as https://example.org, or * for all; may be repeated",
+    )
+    group.add_argument(
+        "--exit-with-parent", action="store_true", help="end when standard input is closed, as it is when a parent ends"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from ondevice.server.running import Server
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise MissingDependencyError(error.name, "serve", what="`ondevice serve`") from error
+    bundle = Bundle.open(args.bundle)
+    server = Server(bundle, lambda tell: load_model(args, tell), _setup(args))
+    print(f"ondevice: {bundle.manifest.name} at {server.url} (Ctrl-C ends it)", file=sys.stderr)
+    if args.port == 0:
+        told = {"url": server.url, "host": server.host, "port": server.port, "pid": os.getpid()}
+        print(json.dumps(told), flush=True)
+    if args.exit_with_parent:
+        threading.Thread(target=_stop_with_input, args=[server], name="ondevice-parent", daemon=True).start()
+    return INTERRUPTED if server.run() == signal.SIGINT else 0
+
+
+def _setup(args: argparse.Namespace) -> Setup:
+    from ondevice.server.guard import Rules
+    from ondevice.server.running import Setup
+
+    for name, least in (("max_sequences", 1), ("max_waiting", 0), ("idle_unload", 0)):
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            raise UsageError(f"--{name.replace('_', '-')} must be {least} or more, not {value}")
+    rules = Rules(hosts=tuple(args.allow_host), origins=tuple(args.allow_origin), api_key=_api_key(args))
+    return Setup(
+        host=args.host,
+        port=args.port,
+        places=args.max_sequences,
+        most_waiting=args.max_waiting,
+        idle_s=args.idle_unload,
+        rules=rules,
+    )
+
+
+def _api_key(args: argparse.Namespace) -> str | None:
+    if args.api_key is not None and args.api_key_file is not None:
+        raise UsageError("--api-key and --api-key-file are one too many: leave one of them out")
+    key: str | None = args.api_key
+    if args.api_key_file is not None:
+        lines = Path(args.api_key_file).read_text("utf-8").splitlines()
+        key = lines[0].strip() if lines else ""
+    if key is not None and not key:
+        raise UsageError("the API key is empty")
+    return key
+
+
+def _stop_with_input(server: Server) -> None:
+    """Wait until standard input is closed. The descriptor is read: what Python buffers has a lock, which a process that
+    ends would wait for.
+    """
+    while os.read(0, 4096):
+        pass
+    server.stop()

@@ -1,0 +1,75 @@
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ondevice
+from ondevice import Model
+from ondevice.engines.protocol import Rows
+from tests.model_made import model_over, write_bundle
+from tests.server.served import PATIENCE_S, Served, serving
+from tests.toy_engine import ToyEngine
+
+
+@pytest.fixture(scope="session")
+def served_model(reference_bundle: Path) -> Iterator[Model]:
+    """The model behind `served`, to ask it directly."""
+    with ondevice.load(reference_bundle, engine="simd", threads=1) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def served(reference_bundle: Path, served_model: Model) -> Iterator[Served]:
+    """The reference bundle, served."""
+    with serving(reference_bundle, lambda: served_model) as server:
+        yield server
+
+
+class Gate:
+    """Lets forwards of the toy engine pass, or holds them up."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.arrived = 0
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __call__(self, batch: Sequence[Rows]) -> None:
+        self.arrived += 1
+        assert self._open.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def toy_bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "toy")
+
+
+@pytest.fixture
+def serve_toy(toy_bundle: Path, gate: Gate) -> Callable[..., AbstractContextManager[Served]]:
+    """Serves the toy engine, whose forwards pass the gate; its texts have no end."""
+
+    @contextmanager
+    def start(*, context_length: int = 400, places: int = 2, **setup: Any) -> Iterator[Served]:
+        def load() -> Model:
+            return model_over(ToyEngine(context_length, chunk=16, before=gate), toy_bundle, max_sequences=places)
+
+        with serving(toy_bundle, load, places=places, **setup) as served:
+            try:
+                yield served
+            finally:
+                gate.open()
+
+    return start

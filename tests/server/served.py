@@ -1,0 +1,133 @@
+"""A server in this process, and a client of Python's own library."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ondevice.bundle import Bundle
+from ondevice.model import Model
+from ondevice.server.running import Server, Setup
+
+PATIENCE_S = 60.0
+"""After which something that should happen will not."""
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url
+
+    def connect(self) -> HTTPConnection:
+        return HTTPConnection(self.server.host, self.server.port, timeout=PATIENCE_S)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """A request; a body that is no bytes is sent as JSON."""
+        with closing(self.connect()) as connection:
+            connection.request(
+                method, path, _encoded(body), {name.replace("_", "-"): each for name, each in headers.items()}
+            )
+            response = connection.getresponse()
+            raw = response.read()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            parsed = json.loads(raw) if "json" in told.get("content-type", "") else raw.decode()
+            return Answer(response.status, told, parsed)
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, **headers)
+
+    def post(self, path: str, **fields: Any) -> Answer:
+        return self.ask("POST", path, fields)
+
+    @contextmanager
+    def stream(self, path: str, **fields: Any) -> Iterator[Iterator[str]]:
+        """The lines of a stream that are not empty; leaving the block disconnects."""
+        with closing(self.connect()) as connection:
+            connection.request("POST", path, _encoded({**fields, "stream": True}))
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            yield _lines(response)
+            if connection.sock is not None:
+                connection.sock.close()
+            response.close()
+
+    def messages(self, path: str, **fields: Any) -> list[Any]:
+        """All JSON objects of a stream."""
+        with self.stream(path, **fields) as lines:
+            found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        return [json.loads(each) for each in found if each != "[DONE]"]
+
+    def gauge(self, name: str) -> float:
+        """A figure of `/metrics`."""
+        for line in self.get("/metrics").body.splitlines():
+            if line.startswith(f"ondevice:{name} "):
+                return float(line.split()[1])
+        raise AssertionError(f"no {name}")
+
+    def wait_until_idle(self) -> None:
+        wait_until(lambda: self.gauge("requests_processing") == 0 and self.gauge("requests_deferred") == 0)
+
+
+@contextmanager
+def serving(bundle: Path, load: Callable[[], Model], *, wait: bool = True, **setup: Any) -> Iterator[Served]:
+    """A server at a port of its own, until the block is left."""
+    server = Server(Bundle.open(bundle), lambda tell: load(), Setup(**setup))
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    served = Served(server)
+    try:
+        if wait:
+            wait_until(lambda: served.get("/health").status == 200)
+        yield served
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def text_of(chunks: list[Any], index: int = 0) -> str:
+    """What the chunks of a chat completion add up to."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def _lines(response: HTTPResponse) -> Iterator[str]:
+    for line in response:
+        if text := line.decode().rstrip("\n"):
+            yield text
+
+
+def _encoded(body: Any) -> bytes | None:
+    return body if body is None or isinstance(body, bytes) else json.dumps(body).encode()

@@ -1,0 +1,136 @@
+"""Health, models, properties, figures, tokens."""
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+import ondevice
+from ondevice.errors import BundleCorruptError
+from ondevice.server.metrics import Metrics
+from tests.model_made import load_toy
+from tests.server.served import serving, wait_until
+
+
+def test_health(served):
+    assert served.get("/health").body == served.get("/v1/health").body == {"status": "ok"}
+
+
+def test_the_model_by_its_name(served):
+    [card] = served.get("/v1/models").body["data"]
+    assert (card["id"], card["object"]) == ("reference", "model")
+    assert (card["meta"]["n_vocab"], card["meta"]["n_ctx"]) == (4096, 2048)
+    assert served.get("/v1/models/reference").body == card
+    assert served.get("/v1/models/other/one").status == 404
+
+
+def test_properties(served, reference_bundle):
+    props = served.get("/props").body
+    assert props["default_generation_settings"]["n_ctx"] == 2048
+    assert props["default_generation_settings"]["params"]["top_k"] == 64
+    assert props["total_slots"] == 4
+    assert props["chat_template"] == (reference_bundle / "chat_template.jinja").read_text("utf-8")
+    assert props["build_info"] == f"ondevice {ondevice.__version__}"
+
+
+def test_tokens(served, served_model):
+    tokenizer = served_model.tokenizer
+    text = "def f(x):\n    return 'é'<turn|>"
+    ids = served.post("/tokenize", content=text).body["tokens"]
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert served.post("/tokenize", content=text, add_special=True).body["tokens"] == tokenizer.encode(text)
+    plain = served.post("/tokenize", content=text, parse_special=False, with_pieces=True).body["tokens"]
+    assert [each["id"] for each in plain] == tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    assert plain[0]["piece"] == "def"
+    assert served.post("/detokenize", tokens=ids).body == {"content": text}
+
+
+@pytest.mark.parametrize("tokens", ["a", [-1], [4096], [True], [1.5]])
+def test_tokens_that_are_none(served, tokens):
+    assert served.post("/detokenize", tokens=tokens).body["error"]["param"] == "tokens"
+
+
+def test_what_is_not_there(served):
+    answer = served.get("/v2/models")
+    assert (answer.status, answer.body["error"]["type"]) == (404, "not_found_error")
+    assert served.get("/v1/completions").status == 405
+
+
+def test_figures(served):
+    before = served.gauge("tokens_predicted_total")
+    served.post("/v1/completions", prompt="import os\n", max_tokens=24, temperature=0)
+    assert served.gauge("tokens_predicted_total") == before + 24
+    text = served.get("/metrics").body
+    assert "# TYPE ondevice:spec_decode_num_accepted_tokens_per_pos_total counter\n" in text
+    assert 'ondevice:spec_decode_num_accepted_tokens_per_pos_total{position="0"}' in text
+    assert served.gauge("spec_decode_num_accepted_tokens_total") > 0
+
+
+def test_a_label_is_quoted():
+    metrics = Metrics()
+    metrics.count(ondevice.Stats(new_tokens=1, prompt_tokens=5, cached_tokens=2, fallbacks={"no_room": 2}))
+    text = metrics.text(0, 0)
+    assert 'ondevice:fallback_total{reason="no_room"} 2\n' in text
+    assert "ondevice:prompt_tokens_total 3\n" in text
+
+
+def test_while_the_model_is_loaded(toy_bundle):
+    may = threading.Event()
+
+    def load():
+        assert may.wait(60)
+        return load_toy(toy_bundle)
+
+    with serving(toy_bundle, load, wait=False) as served, ExitStack() as last:
+        last.callback(may.set)
+        answer = served.get("/health")
+        assert answer.status == 503
+        assert answer.body["error"]["message"] == "Loading model"
+        assert answer.body["error"]["type"] == "unavailable_error"
+        assert answer.headers["retry-after"] == "1"
+        assert served.post("/v1/completions", prompt="abc").status == 503
+        assert served.get("/v1/models").status == 200
+        assert served.get("/props").status == 503
+        may.set()
+        wait_until(lambda: served.get("/health").status == 200)
+
+
+def test_a_bundle_that_cannot_be_loaded_ends_the_server(toy_bundle):
+    def load():
+        raise BundleCorruptError("torn")
+
+    with pytest.raises(BundleCorruptError, match="torn"), serving(toy_bundle, load, wait=False):
+        pass
+
+
+def test_an_idle_model_is_unloaded_and_comes_back(toy_bundle):
+    loaded = []
+
+    def load():
+        loaded.append(load_toy(toy_bundle))
+        return loaded[-1]
+
+    with serving(toy_bundle, load, idle_s=0.05) as served:
+        first = served.post("/v1/completions", prompt="abc", max_tokens=5, temperature=0).body
+        wait_until(lambda: not served.get("/v1/models").body["data"][0]["meta"]["n_ctx"])
+        with pytest.raises(ondevice.UsageError, match="closed"):
+            loaded[0].generate("abc")
+        assert served.get("/health").status == 200
+        again = served.post("/v1/completions", prompt="abc", max_tokens=5, temperature=0).body
+        assert again["choices"] == first["choices"]
+        assert len(loaded) == 2
+
+
+def test_a_model_at_work_is_not_idle(serve_toy, gate):
+    with serve_toy(idle_s=0.01) as served:
+        gate.close()
+        answers = []
+        asking = threading.Thread(
+            target=lambda: answers.append(served.post("/v1/completions", prompt="abc", max_tokens=3))
+        )
+        asking.start()
+        wait_until(lambda: gate.arrived == 1)
+        threading.Event().wait(0.05)
+        gate.open()
+        asking.join()
+        assert answers[0].status == 200
