@@ -27,10 +27,12 @@ PARTS = {
         "engines/test_ort_sessions.py",
     ),
     "mypy": (),
+    "clients": ("server/test_openai.py",),
 }
 """What a run can do without, and the tests that cannot even be imported then; others say `needs`.
 
 oracle : torch, transformers and optimum, which results are compared with
+clients : of OpenAI and Anthropic, and a browser's
 """
 
 ENGINES = ("simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime")))

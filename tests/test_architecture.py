@@ -25,6 +25,8 @@ OUTSIDE = {
     "argparse": ("terminal/",),
     "tqdm": ("terminal/",),
     "matplotlib": ("terminal/bench/",),
+    "starlette": ("server/",),
+    "uvicorn": ("server/",),
     **dict.fromkeys(("torch", "transformers", "optimum", "ondevice_export"), ()),
 }
 """Packages, and the only parts of `ondevice` that import them."""
@@ -146,14 +148,20 @@ def reaches(importers: tuple[str, ...], imported: tuple[str, ...]) -> list[Impor
 
 def test_tokens_know_no_text():
     assert (
-        reaches(TOKENS, ("text/", "terminal/", "loading.py", "model.py", "generation.py", "options.py", "tokenizers"))
+        reaches(
+            TOKENS,
+            ("text/", "terminal/", "server/", "loading.py", "model.py", "generation.py", "options.py", "tokenizers"),
+        )
         == []
     )
 
 
 def test_text_knows_no_engine():
     assert (
-        reaches(("text/",), (*TOKENS, "terminal/", "loading.py", "model.py", "generation.py", "options.py", "numpy"))
+        reaches(
+            ("text/",),
+            (*TOKENS, "terminal/", "server/", "loading.py", "model.py", "generation.py", "options.py", "numpy"),
+        )
         == []
     )
 
@@ -162,6 +170,11 @@ def test_nothing_is_built_on_the_terminal():
     """But for the commands themselves."""
     commands = ("terminal/", "__main__", "export/ondevice_export/command.py")
     assert [each for each in reaches(("",), ("terminal/",)) if not each.importer.startswith(commands)] == []
+
+
+def test_only_a_command_starts_the_server():
+    others = [each for each in reaches(("",), ("server/",)) if not each.importer.startswith("server/")]
+    assert {each.importer for each in others} == {"terminal/serve.py"}
 
 
 def test_the_terminal_sees_plain_data_of_the_tokens():

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -16,7 +16,7 @@ from ondevice.model import Model
 from ondevice.server import chat_completions, completions, status, tokens
 from ondevice.server.chat_completions import ChatCompletion
 from ondevice.server.completions import Completion
-from ondevice.server.delivery import as_request_error
+from ondevice.server.delivery import CLIENT_LEFT, as_request_error
 from ondevice.server.fields import Fields, read_fields
 from ondevice.server.guard import Guard, Rules
 from ondevice.server.request_error import RequestError
@@ -39,7 +39,7 @@ def make_app(service: Service, rules: Rules) -> ASGIApp:
         Route("/props", endpoints.props),
         Route("/metrics", endpoints.metrics),
     ]
-    handlers = {RequestError: _refused, HTTPException: _not_found, Exception: _failed}
+    handlers = {RequestError: _refused, HTTPException: _not_found, ClientDisconnect: _left, Exception: _failed}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), rules)
 
 
@@ -111,6 +111,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
     message = f"there is no {path!r:.99} here" if error.status_code == 404 else f"{path} takes no {request.method}"
     refusal = RequestError(error.status_code, message)
     return JSONResponse(refusal.body(path), error.status_code, error.headers)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)  # which nobody reads
 
 
 async def _failed(request: Request, error: Exception) -> Response:

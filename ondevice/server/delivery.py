@@ -20,6 +20,9 @@ from ondevice.server.shape import Choice, Message, Shape
 KEEP_ALIVE_S = 15.0
 """Of silence, after which a comment tells the client, and whatever lies between, that the connection lives."""
 
+CLIENT_LEFT = 499
+"""nginx's status for a client that did not wait; for logs, as nobody receives it."""
+
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Nobody between server and client shall hold a stream back."""
 
@@ -43,7 +46,7 @@ async def deliver(request: Request, replies: Replies, choices: list[Choice], sha
         whole = await _unless_left(request.receive, _whole(replies, choices, shape))
     finally:
         await replies.close()
-    return JSONResponse(whole) if whole is not None else Response(status_code=499)
+    return JSONResponse(whole) if whole is not None else Response(status_code=CLIENT_LEFT)
 
 
 class EventStream(Response):

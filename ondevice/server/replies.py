@@ -111,7 +111,8 @@ class Replies:
         running = len(self._tasks)
         while running:
             try:
-                event = await asyncio.wait_for(self._events.get(), patience_s)
+                async with asyncio.timeout(patience_s):  # Python 3.11's wait_for can lose a cancellation
+                    event = await self._events.get()
             except TimeoutError:
                 event = Silence()
             if isinstance(event, BaseException):

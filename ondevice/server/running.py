@@ -25,6 +25,9 @@ from ondevice.server.residence import Residence, StoppedError
 from ondevice.server.service import Service
 
 
+MOST_PORT = 65535
+
+
 @dataclass(frozen=True)
 class Setup:
     """
@@ -95,6 +98,8 @@ class Server:
         finally:
             self._residence.close()
             self._socket.close()
+            if self._uvicorn.signal is not None:  # which uvicorn has put back as they were
+                _end_at_once()
         with contextlib.suppress(StoppedError, RequestError):  # it ended before the model was there
             await loading
 
@@ -111,17 +116,25 @@ class _Uvicorn(uvicorn.Server):
         """The first signal ends all replies; a second one ends the process at once."""
         self.signal = signal.Signals(sig)
         self.should_exit = True
-        signal.signal(sig, signal.SIG_DFL)
+        _end_at_once()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._residence.close()
         await super().shutdown(sockets)
 
 
+def _end_at_once() -> None:
+    """Let the next signal do so: what still runs, a forward or a loading, may take long."""
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, signal.SIG_DFL)
+
+
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that is bound; listening begins with the server."""
+    """A socket that listens already: who connects while the model is loaded hears so."""
+    if not 0 <= port <= MOST_PORT:  # some systems would take the rest of a division
+        raise UsageError(f"a port is a number from 0 to {MOST_PORT}, not {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(f"cannot listen at {host}, port {port} ({error}): try another --port or --host") from error

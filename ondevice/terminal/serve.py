@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -87,9 +88,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         from ondevice.server.running import Server
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("starlette", "uvicorn"):
             raise
-        raise MissingDependencyError(error.name, "serve", what="`ondevice serve`") from error
+        raise MissingDependencyError(package, "serve", what="`ondevice serve`") from error
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves in a stream
     bundle = Bundle.open(args.bundle)
     server = Server(bundle, lambda tell: load_model(args, tell), _setup(args))
     print(f"ondevice: {bundle.manifest.name} at {server.url} (Ctrl-C ends it)", file=sys.stderr)

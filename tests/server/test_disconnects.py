@@ -53,6 +53,7 @@ def test_nothing_is_left_of_them(served, served_model):
     def threads():
         return sum(thread.name.startswith("ondevice") for thread in threading.enumerate())
 
+    before = served.gauge("tokens_predicted_total")
     with ThreadPoolExecutor(12) as clients:
         first = list(clients.map(lambda number: ask(served, number), range(REQUESTS // 2)))
         served.wait_until_idle()
@@ -65,6 +66,9 @@ def test_nothing_is_left_of_them(served, served_model):
     assert machine.peak_rss_bytes() - peak < 64 * MEGABYTE
     answered = {number: texts for number, texts in enumerate([*first, *second]) if texts is not None}
     assert 60 < len(answered) < 140
+    wanted = sum(options_of(number)["n"] * options_of(number)["max_tokens"] for number in answered)
+    left = REQUESTS - len(answered)
+    assert served.gauge("tokens_predicted_total") - before - wanted < 100 * left  # each asked for up to 1500
     for number, texts in answered.items():
         assert texts == alone(number), options_of(number)
     assert len(served_model._runner.batch) == 0

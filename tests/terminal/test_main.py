@@ -12,10 +12,11 @@ from ondevice.errors import OndeviceError
 from ondevice.terminal.main import COMMANDS, main
 
 HEAVY = {"numba", "onnxruntime", "torch", "transformers", "tokenizers", "jinja2", "matplotlib", "onnx", "tqdm"}
+HEAVY |= {"starlette", "uvicorn", "asyncio"}
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["generate", "--help"], ["bench", "--help"], ["info", "-h"]]
+    "words", [["--help"], ["--version"], ["generate", "--help"], ["bench", "--help"], ["info", "-h"], ["serve", "-h"]]
 )
 def test_help_imports_nothing_heavy(words):
     code = f"""

@@ -1,0 +1,44 @@
+"""`ondevice serve`: what is refused before anything is loaded. `tests/server` has the server."""
+
+import socket
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_without_its_packages_it_names_the_extra(run, bundle, monkeypatch, package):
+    for name in [name for name in sys.modules if name.startswith("ondevice.server") or name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    code, out, err = run("serve", bundle)
+    assert (code, out) == (2, "")
+    assert err == f"ondevice: `ondevice serve` needs {package}: pip install 'ondevice-runtime[serve]'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--max-sequences", "0"], "--max-sequences must be 1 or more, not 0"),
+        (["--max-waiting", "-1"], "--max-waiting must be 0 or more, not -1"),
+        (["--idle-unload", "nan"], "--idle-unload must be 0 or more, not nan"),
+        (["--api-key", "a", "--api-key-file", "b"], "--api-key and --api-key-file are one too many"),
+        (["--api-key", ""], "the API key is empty"),
+        (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
+        (["--port", "99999"], "a port is a number from 0 to 65535, not 99999"),
+        (["--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
+    ],
+)
+def test_mistakes(run, bundle, words, complaint):
+    code, out, err = run("serve", bundle, *words)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_a_port_that_is_taken(run, bundle):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run("serve", bundle, "--port", port)
+    assert code == 2
+    assert f"cannot listen at 127.0.0.1, port {port}" in err
