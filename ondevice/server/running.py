@@ -24,7 +24,6 @@ from ondevice.server.request_error import RequestError
 from ondevice.server.residence import Residence, StoppedError
 from ondevice.server.service import Service
 
-
 MOST_PORT = 65535
 
 
