@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -46,6 +47,24 @@ def test_it_does_something(reference_model: Model, chosen: str, temperature: flo
     options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 3}
     changed = reference_model.generate(LONG, **options, **OPTIONS[chosen])
     assert changed.token_ids != reference_model.generate(LONG, **options).token_ids
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_what_a_checkpoint_suppresses_is_never_said(
+    reference_model: Model, drafter: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 32, "temperature": temperature, "seed": 3}
+    usual = reference_model.generate(LONG, **options).token_ids
+    suppressed = tuple(sorted(set(usual))[::2])
+    monkeypatch.setattr(
+        reference_model, "defaults", dataclasses.replace(reference_model.defaults, suppress_tokens=suppressed)
+    )
+    drafted = reference_model.generate(
+        LONG, drafter=drafter, num_assistant_tokens=5, num_assistant_tokens_schedule="constant", **options
+    )
+    assert set(suppressed).isdisjoint(drafted.token_ids)
+    assert drafted.token_ids == reference_model.generate(LONG, drafter="none", **options).token_ids
 
 
 def test_logprobs_go_with_the_tokens(reference_model: Model) -> None:

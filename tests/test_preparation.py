@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numba
 import pytest
@@ -164,9 +165,9 @@ def test_a_cancel_while_a_generation_begins_is_not_lost(
     """What a sampler needs may be compiled then, where nothing was prepared."""
     sampler = Sampler
 
-    def slow(*words: object) -> object:
+    def slow(*words: Any, **named: Any) -> object:
         reference_model.cancel()
-        return sampler(*words)  # type: ignore[arg-type]
+        return sampler(*words, **named)
 
     monkeypatch.setattr(model, "Sampler", slow)
     reply = reference_model.generate("x", max_new_tokens=300)

@@ -65,6 +65,8 @@ def answer(path: str) -> str:
         reveal_type(generation.stats.tokens_per_round)
         reply = model.generate([2, 5, 7], **settings("auto"))
         reveal_type(reply)
+        for call in model.generate(messages, tools=[{"type": "function"}], thinking=True).tool_calls:
+            reveal_type(call.arguments)
         return reply.text
 '''
 
@@ -74,6 +76,7 @@ REVEALED = [
     "Literal['stop'] | Literal['length'] | Literal['context'] | Literal['cancelled'] | Literal['tool_calls'] | None",
     "float",
     "ondevice.reply.Reply",
+    "dict[str, Any]",
 ]
 
 MISTAKES = {

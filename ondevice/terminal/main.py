@@ -40,6 +40,7 @@ COMMANDS = {
         "continue a prompt",
         """
   ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
+  cat notes.txt | ondevice generate gemma-4-E2B-it "Summarise this." --chat
   ondevice generate gemma-4-E2B-it - < prompt.txt
   ondevice generate gemma-4-E2B-it --ids 2,5,7 --temperature 0 --json
 """,
@@ -49,7 +50,7 @@ COMMANDS = {
         "talk to a bundle",
         """
   ondevice chat gemma-4-E2B-it
-  ondevice chat gemma-4-E2B-it --system "Answer in one sentence."
+  ondevice chat gemma-4-E2B-it --thinking --system "Answer in one sentence."
 """,
     ),
     "serve": Command(

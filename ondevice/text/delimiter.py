@@ -7,6 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MOST_HELD = 256
+"""Characters: what is longer is no delimiter."""
+
+MOST_REPETITIONS = 3
+"""In a pattern, which comes with a checkpoint: matching takes the length of what is held to this power."""
+
 
 class Place(NamedTuple):
     """Where a delimiter lies, and the named groups of its pattern."""
@@ -29,13 +35,16 @@ class Delimiter:
             pattern: of characters, classes, groups, alternatives and repetitions, none within another; see `literals`.
 
         Raises:
-            ValueError: it has anything else, or can match nothing at all.
+            ValueError: it has anything else, too many repetitions, or can match nothing at all.
         """
         try:
             self._whole = re.compile(pattern, re.DOTALL)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"the pattern {pattern!r:.99} is none: {error}") from error
-        self._begun = re.compile(f"(?:{_Reader(pattern).read().begun})\\Z", re.DOTALL)
+        piece = _Reader(pattern).read()
+        if piece.repetitions > MOST_REPETITIONS:
+            raise ValueError(f"the pattern {pattern!r:.99} has more than {MOST_REPETITIONS} repetitions")
+        self._begun = re.compile(f"(?:{piece.begun})\\Z", re.DOTALL)
         if self._whole.fullmatch(""):
             raise ValueError(f"the pattern {pattern!r:.99} matches nothing at all")
 
@@ -46,7 +55,7 @@ class Delimiter:
 
     def held(self, text: str, start: int) -> int:
         """From where on text has to wait: it may be, or may still change, a match; the end of the text if none."""
-        found = self._begun.search(text, start)
+        found = self._begun.search(text, max(start, len(text) - MOST_HELD))
         return len(text) if found is None else found.start()
 
 
@@ -64,7 +73,7 @@ class _Piece:
 
     whole: str
     begun: str = ""
-    repeats: bool = False
+    repetitions: int = 0
 
 
 class _Reader:
@@ -86,7 +95,7 @@ class _Reader:
         if len(pieces) == 1:
             return pieces[0]
         whole, begun = ("|".join(part) for part in zip(*((p.whole, p.begun) for p in pieces), strict=True))
-        return _Piece(f"(?:{whole})", f"(?:{begun})", any(piece.repeats for piece in pieces))
+        return _Piece(f"(?:{whole})", f"(?:{begun})", sum(piece.repetitions for piece in pieces))
 
     def _sequence(self) -> _Piece:
         pieces = []
@@ -95,19 +104,19 @@ class _Reader:
         begun = ""
         for piece in reversed(pieces):
             begun = f"(?:{piece.whole}{begun}|{piece.begun})" if begun or piece is not pieces[-1] else piece.begun
-        return _Piece("".join(piece.whole for piece in pieces), begun, any(piece.repeats for piece in pieces))
+        return _Piece("".join(piece.whole for piece in pieces), begun, sum(piece.repetitions for piece in pieces))
 
     def _repeated(self) -> _Piece:
         piece = self._atom()
         found = re.compile(r"([*+?]|\{\d*,?\d*\})(\??)").match(self._pattern, self._at)
         if found is None:
             return piece
-        if piece.repeats:  # it could take for ever
+        if piece.repetitions:  # it could take for ever
             raise self._unsupported()
         self._at = found.end()
         if self._pattern[self._at : self._at + 1] in ("+", "*"):
             raise self._unsupported()
-        return _Piece(f"{piece.whole}{found[0]}", f"{piece.whole}*{piece.begun}", repeats=True)
+        return _Piece(f"{piece.whole}{found[0]}", f"{piece.whole}*{piece.begun}", 1)
 
     def _atom(self) -> _Piece:
         if self._next("("):
@@ -116,7 +125,7 @@ class _Reader:
             piece = self._alternatives()
             if not self._next(")"):
                 raise self._unsupported()
-            return _Piece(f"(?:{piece.whole})", piece.begun, piece.repeats)
+            return _Piece(f"(?:{piece.whole})", piece.begun, piece.repetitions)
         atom = self._match(r"\\[^\dAbBZzGNuUx]|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\$^()*+?{|]")
         if atom is None:
             raise self._unsupported()

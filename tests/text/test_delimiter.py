@@ -55,6 +55,13 @@ def test_literals_are_taken_as_they_are_the_longest_first():
     assert Delimiter(literals(["a.b"])).find("axb", 0) is None
 
 
+def test_what_is_too_long_is_no_delimiter():
+    delimiter = Delimiter(r"<\w+>")
+    text = "<" + "a" * 1000
+    assert delimiter.held(text, 0) == len(text)
+    assert delimiter.held(text[:200], 0) == 0
+
+
 def test_groups():
     place = Delimiter(r"call:(?P<name>\w+)").find("call:f{", 0)
     assert place is not None
@@ -62,7 +69,23 @@ def test_groups():
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "a*", "^a", "a$", r"\bx", r"(a)\1", "(?=a)b", "(?:a+)+b", "(?i)a", "a++b", r"a\Z", "[", "x{2}{3}"]
+    "pattern",
+    [
+        "(",
+        "a*",
+        "^a",
+        "a$",
+        r"\bx",
+        r"(a)\1",
+        "(?=a)b",
+        "(?:a+)+b",
+        "(?i)a",
+        "a++b",
+        r"a\Z",
+        "[",
+        "x{2}{3}",
+        "a*b*c*d*e",
+    ],
 )
 def test_what_is_not_understood_or_could_take_for_ever(pattern):
     with pytest.raises(ValueError, match="pattern"):

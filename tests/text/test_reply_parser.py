@@ -14,6 +14,7 @@ from ondevice.text.response_template import ResponseTemplate
 from ondevice.text.stream import ReplyStream
 from ondevice.text.tool_call import ToolCall
 from ondevice_export.response_template import GEMMA_4
+from tests.fuzz.mutations import change_json
 from tests.text.tokenizers_made import gemma_chat
 
 TOKENIZER = gemma_chat()
@@ -125,6 +126,41 @@ def test_nor_do_pieces_of_text(case):
                 given = given.then(parser.feed(part[start:end]))
         results.append(given.then(parser.finish()))
     assert all(result == results[0] for result in results)
+
+
+def test_nothing_that_a_model_says_is_an_error():
+    """Random tokens, control tokens made frequent: the same whatever rounds they come in."""
+    rng = random.Random(3)
+    pieces = [*TOKENIZER.control_texts.values(), "call:f{", "call:", "thought\n", "a:1", "}", "{", "[", ",", " \n", "x"]
+    for _ in range(300):
+        ids = ids_of("".join(rng.choices(pieces, k=rng.randrange(20))))
+        stops = [stop for stop in ("x", "a:", "\n") if rng.random() < 0.2]
+        prompt = rng.choice([PROMPT, THINKING])
+        whole, parts, given = stream(prompt, stops), stream(prompt, stops), Parsed()
+        at_once = whole.feed(ids).then(whole.finish())
+        for token in ids:
+            given = given.then(parts.feed([token]))
+        assert given.then(parts.finish()) == at_once
+        assert parts.final_tokens == whole.final_tokens
+        assert at_once.text == at_once.text.strip()
+        json.dumps([call.arguments for call in at_once.tool_calls])
+
+
+def test_a_damaged_template_is_refused_or_does_no_harm(tmp_path):
+    path, rng, used = tmp_path / "response_template.json", random.Random(4), 0
+    replies = [ids_of(reply) for _, reply in REPLIES.values()]
+    for _ in range(120):
+        text, said = change_json(json.dumps(GEMMA_4), rng)
+        path.write_text(text, "utf-8", errors="surrogatepass")
+        try:
+            template = ResponseTemplate.from_file(path, TOKENIZER)
+        except BundleCorruptError:
+            continue
+        used += 1
+        for reply in replies:
+            made = ReplyStream(TOKENIZER, (), ReplyParser(template, begun_reply(template, TOKENIZER, reply) or ""))
+            assert made.feed(reply).then(made.finish()) is not None, said
+    assert used > 15
 
 
 def test_text_comes_at_once():
