@@ -49,9 +49,14 @@ def write_bundle(directory: Path, *, tokenizer: bool = True, template: bool = Tr
     return directory
 
 
-def load_toy(bundle: str | Path, *, context_length: int | None = None, **_: object) -> Model:
+def load_toy(
+    bundle: str | Path, *, context_length: int | None = None, drafter: str | None = None, **_: object
+) -> Model:
     """Stands in for `ondevice.load`."""
-    return model_over(ToyEngine(context_length or 400), bundle)
+    model = model_over(ToyEngine(context_length or 400), bundle)
+    if drafter is not None:
+        model.draft_with(drafter)
+    return model
 
 
 def model_over(
