@@ -58,6 +58,7 @@ _KERNELS = "ondevice.engines.simd.kernels.warm_up"
 SIMD = (
     Group(f"{_KERNELS}:attention", 25),
     Group(f"{_KERNELS}:projection", 22),
+    Group(f"{_KERNELS}:lookup", 40),
     Group(f"{_KERNELS}:others", 15),
 )
 SIMD_LAST = Group(f"{_KERNELS}:whole", 3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ondevice.bundle import Bundle
+from ondevice.engines.attention import AttentionOptions
 from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.preparation import TOKENS, Preparation
@@ -20,6 +21,8 @@ EngineName = Literal["auto", "simd", "ort"]
 
 ENGINES: tuple[str, ...] = get_args(EngineName)
 
+EXACT = AttentionOptions()
+
 KV_CACHES: tuple[str, ...] = get_args(KVCacheType)
 
 _log = logging.getLogger("ondevice")
@@ -32,6 +35,7 @@ def open_engine(
     context_length: int | None = None,
     *,
     kv_cache: KVCacheType = "fp16",
+    attention: AttentionOptions = EXACT,
     preparation: Preparation | None = None,
 ) -> Engine:
     """Open the engine of that name.
@@ -40,7 +44,8 @@ def open_engine(
     compiled before its first forward, else at that.
 
     Raises:
-        UsageError: no engine of that name, no such cache, or one that only `simd` has where `ort` would run.
+        UsageError: no engine of that name, no such cache or attention, or one that only `simd` has where `ort` would
+            run.
         UnsupportedBundleError: `simd` was asked for by name and has no kernel for something in the graphs.
         BundleCorruptError: the graphs are not what they claim to be.
         MissingDependencyError: `ort` would run, and onnxruntime is not installed.
@@ -51,10 +56,14 @@ def open_engine(
         raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHES)}, not {kv_cache!r}")
     if name != "ort":
         from ondevice.engines.simd.engine import SimdEngine
+        from ondevice.engines.simd.lookup_settings import LookupSettings
         from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
+        lookup = LookupSettings(attention.kind, attention.keys, attention.width) if attention.looks_up else None
         try:
-            return SimdEngine(bundle, threads, context_length, kv_cache=kv_cache, preparation=preparation)
+            return SimdEngine(
+                bundle, threads, context_length, kv_cache=kv_cache, lookup=lookup, preparation=preparation
+            )
         except UnsupportedGraphError as error:
             if name == "simd":
                 raise
@@ -63,10 +72,17 @@ def open_engine(
                     f"an int8 KV cache needs simd kernels, and there are none for this bundle "
                     f"({error.reason}): use --kv-cache fp16"
                 ) from error
+            if attention.looks_up:
+                raise UsageError(
+                    f"lookup attention needs simd kernels, and there are none for this bundle "
+                    f"({error.reason}): use --attention exact"
+                ) from error
             _ort_engine(error.reason)
             _log.warning("no simd kernels for this bundle (%s): running it with onnxruntime", error.reason)
     if kv_cache == "int8":
         raise UsageError("the ort engine has no int8 KV cache: use --engine simd or --kv-cache fp16")
+    if attention.looks_up:
+        raise UsageError("the ort engine has no lookup attention: use --engine simd or --attention exact")
     if preparation is not None:
         preparation.compile(TOKENS)
     return _ort_engine()(bundle, threads, context_length)

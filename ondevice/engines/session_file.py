@@ -47,11 +47,13 @@ class Origin:
 
     content : identifies the bundle's graphs and weights
     engine, kv_cache : whose rows, and of which type
+    attention : by which they were computed
     """
 
     content: str
     engine: str
     kv_cache: str
+    attention: str = "exact"
 
 
 def write(
@@ -179,6 +181,8 @@ def _check_origin(found: Origin, expected: Origin) -> None:
             f"it is of the {found.engine} engine with a {found.kv_cache} KV cache, "
             f"and this is {expected.engine} with {expected.kv_cache}"
         )
+    if found.attention != expected.attention:
+        raise _OtherError(f"its attention was {found.attention}, and here it is {expected.attention}")
 
 
 def _number(value: Any, beyond: int) -> int:

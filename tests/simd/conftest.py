@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +15,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd import thread_pool
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.session import SimdSession
 from ondevice_export import export
 from tests.tiny_models import QUANTISED, save_pair
@@ -53,10 +55,19 @@ def tiny(bundles: dict[str, Bundle]) -> Path:
     return bundles["e2b"].path
 
 
-@pytest.fixture(scope="module", params=get_args(KVCacheType))
+LOOKUP = LookupSettings(keys=32, window=64, learn=64)
+"""Of 256 tokens, those from 129 on choose one of up to five units."""
+NOMAD = replace(LOOKUP, mode="nomad")
+ATTENTIONS = [(kind, lookup) for lookup in (None, LOOKUP, NOMAD) for kind in get_args(KVCacheType)]
+
+
+@pytest.fixture(
+    scope="module", params=ATTENTIONS, ids=[f"{kind}-{lookup and lookup.mode}" for kind, lookup in ATTENTIONS]
+)
 def pair(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[tuple[SimdEngine, SimdEngine]]:
     """One engine with a thread, one with two."""
-    engines = SimdEngine(bundle, 1, kv_cache=request.param), SimdEngine(bundle, 2, kv_cache=request.param)
+    kind, lookup = request.param
+    engines = SimdEngine(bundle, 1, kv_cache=kind, lookup=lookup), SimdEngine(bundle, 2, kv_cache=kind, lookup=lookup)
     yield engines
     for engine in engines:
         engine.close()

@@ -42,6 +42,9 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "CENTROID_SCORES",
         "SHORTLIST",
         "CANDIDATE_LOGITS",
+        "LOOK_UP",
+        "ATTEND_CHOSEN",
+        "ATTEND_LOOKED_UP",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
         assert getattr(step_layouts, name) == number

@@ -11,6 +11,7 @@ from ondevice.engines.kv_cache import SINGLE, Units, Views
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.kernels.cache_moves import move_keys, move_values
 from ondevice.engines.simd.kernels.integer_tile import UNIT
+from ondevice.engines.simd.kernels.tile import TILE
 from ondevice.manifest import Layer
 
 BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
@@ -53,3 +54,22 @@ def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:
 def layer_unit_type(kind: KVCacheType, layer: Layer) -> np.dtype[Any]:
     """`unit_type` of a layer that owns a cache."""
     return unit_type(kind, layer.kv_heads, layer.head_dim)
+
+
+def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
+    """The keys that a cache of either kind holds from `start`, a multiple of UNIT, to `stop`.
+
+    Returns:
+        float32[stop - start, kv_heads, head_dim]
+    """
+    if keys.dtype == np.float16:
+        return keys[start:stop].astype(np.float32)
+    units = keys[start // UNIT : -(-stop // UNIT)]
+    count, kv_heads, size = units.shape
+    tiles = units.reshape(count, kv_heads, 2, size // 2)
+    dims = size // UNIT - 4
+    codes = tiles[..., : -4 * TILE].reshape(count, kv_heads, 2, dims // 4, TILE, 4)
+    rows = codes.transpose(0, 2, 4, 1, 3, 5).reshape(count * UNIT, kv_heads, dims).astype(np.float32) - np.float32(128)
+    scales = np.ascontiguousarray(tiles[..., -4 * TILE :]).view(np.float32)
+    rows *= scales.transpose(0, 2, 3, 1).reshape(count * UNIT, kv_heads, 1)
+    return rows[: stop - start]

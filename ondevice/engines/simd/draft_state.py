@@ -12,6 +12,7 @@ from ondevice.engines.protocol import DraftStep, TokenTree
 from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.forward_state import ForwardState, Frequencies
 from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.lookup_scratch import LookupScratch
 from ondevice.engines.simd.plan.drafter import DrafterPlan
 from ondevice.engines.simd.sequence_record import SequenceRecord
 
@@ -49,6 +50,6 @@ class DraftState:
         self._state.set_rows(_ONE_ROW.tokens, position, position, _NOTHING)
         self._state.set_window(length - first_drafted("sliding", length, window))
 
-    def use(self, record: SequenceRecord, scratch: AttentionScratch) -> None:
+    def use(self, record: SequenceRecord, scratch: AttentionScratch, lookup: LookupScratch | None) -> None:
         """Attend in this memory, which forwards of other sessions may have moved since the last step."""
-        self._state.set_sequences((record,), scratch)
+        self._state.set_sequences((record,), scratch, lookup)

@@ -22,6 +22,9 @@ from ondevice.engines.simd.cache_rows import BITS, UNITS, VIEWS, layer_unit_type
 from ondevice.engines.simd.draft_state import DraftState
 from ondevice.engines.simd.forward_state import ForwardState
 from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.key_index import KeyIndex
+from ondevice.engines.simd.lookup_scratch import LookupScratch
+from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.output_pool import OutputPool
 from ondevice.engines.simd.program import load_program
 from ondevice.engines.simd.sequence_record import SequenceRecord
@@ -66,6 +69,7 @@ class SimdEngine:
         context_length: int | None = None,
         *,
         kv_cache: KVCacheType = "fp16",
+        lookup: LookupSettings | None = None,
         preparation: Preparation | None = None,
     ) -> None:
         """
@@ -74,6 +78,7 @@ class SimdEngine:
             threads: that compute.
             context_length: most tokens of a sequence; None takes the target's own.
             kv_cache: how keys and values are kept.
+            lookup: how full attention chooses its keys; None where it is exact.
             preparation: hears what is packed, and compiles beside it; without one, kernels are compiled when called.
 
         Raises:
@@ -86,12 +91,15 @@ class SimdEngine:
         self._cache_type: KVCacheType = kv_cache
         self.has_drafter = bundle.manifest.drafter is not None
         self.most_rows = MOST_ROWS
-        self._program = load_program(bundle, MOST_ROWS, threads, preparation)
+        self._program = load_program(bundle, MOST_ROWS, threads, preparation, lookup)
         self.cache_places = self._program.caches
-        self.origin = Origin(bundle.content, self.name, kv_cache)
+        self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
         self._pool = ThreadPool(threads, self._program.scratch_bytes)
         weakref.finalize(self, self._pool.close)  # its threads would outlive an engine that nobody closed
         self._scratch = AttentionScratch(*self._program.widest_attention, threads)
+        self._lookup, self._lookup_scratch = lookup, None
+        if lookup is not None:
+            self._lookup_scratch = LookupScratch(*self._program.widest_lookup(lookup.width), threads)
         self._state = ForwardState(self.most_rows, self._program.target_frequencies, BITS[self._cache_type])
         self._state.set_window(self.target.sliding_window)
         self._outputs = OutputPool(self._program.logits_width, self.target.hidden_size)
@@ -118,7 +126,7 @@ class SimdEngine:
             records = [session.prepare(tree) for session, tree in zip(rows.sessions, rows.trees, strict=True)]
             rows.place(records)
             self._state.set_rows(rows.tokens, rows.positions, rows.positions + 1, rows.wanted)
-            self._state.set_sequences(records, self._scratch)
+            self._state.set_sequences(records, self._scratch, self._lookup_scratch)
             buffer, lease = self._outputs.lease(len(rows.wanted))
             self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
             self._program.check_files()
@@ -150,6 +158,14 @@ class SimdEngine:
         unit_type = partial(layer_unit_type, kind)
         return make_caches(self.target, unit_type, self.most_rows, dict.fromkeys(KINDS, VIEWS[kind]), UNITS[kind])
 
+    def key_index(self) -> KeyIndex | None:
+        """A new session's; None where attention is exact."""
+        if self._lookup is None:
+            return None
+        owners = ((index, self.target.layers[index]) for index in self._program.looked_up)
+        sizes = {index: (layer.kv_heads, layer.head_dim) for index, layer in owners}
+        return KeyIndex(self._lookup, sizes)
+
     def draft_state(self) -> DraftState | None:
         """What a new session drafts with; None where there is no drafter."""
         program = self._program
@@ -169,7 +185,7 @@ class SimdEngine:
             self._program.check_files()
             plan.target_hidden[:] = hidden
             plan.token[0] = token
-            drafts.use(record, self._scratch)
+            drafts.use(record, self._scratch, self._lookup_scratch)
             self._pool.run(plan.steps, drafts.slots, DRAFT_STEP)
         return drafts.answer
 

@@ -14,6 +14,7 @@ from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.graph.model import DecoderLayer
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.attention import SPLIT_ROWS
+from ondevice.engines.simd.lookup_scratch import LookupScratch
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
@@ -95,7 +96,9 @@ class ForwardState:
         """How many positions a row sees in sliding attention."""
         self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions
 
-    def set_sequences(self, records: Sequence[SequenceRecord], scratch: AttentionScratch) -> None:
+    def set_sequences(
+        self, records: Sequence[SequenceRecord], scratch: AttentionScratch, lookup: LookupScratch | None = None
+    ) -> None:
         """Whose rows these are, and the memory for their attention."""
         for index, record in enumerate(records):
             self._addresses[index] = record.address
@@ -107,6 +110,10 @@ class ForwardState:
         self.slots[slots.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
         self.slots[slots.MOST_PARTS] = scratch.most_parts
         self.slots[slots.COUNTERS] = scratch.counters
+        if lookup is not None:
+            lookup.reserve(max(record.most_keys for record in records))
+            self.slots[slots.LOOK_UP], self.slots[slots.LOOK_UP_STRIDE] = lookup.work, lookup.work_bytes
+            self.slots[slots.SHARES], self.slots[slots.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
 
     def _point_at_rotary(self, rotary: Frequencies) -> None:
         """The kinds of attention share rows of cosines and of sines: one call of numpy computes them all."""

@@ -15,6 +15,7 @@ from ondevice.engines.simd.graph.drafter import read_drafter
 from ondevice.engines.simd.graph.model import DecoderLayer, DrafterModel, TargetModel
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.graph.target import read_target
+from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
@@ -38,6 +39,8 @@ class Program:
     """Floats in a row of logits: the vocabulary, padded to whole tiles."""
     drafter: DrafterPlan | None
     drafter_frequencies: Frequencies
+    looked_up: frozenset[int]
+    """Layers whose keys are looked up."""
     scratch_bytes: int
     """Working memory of a thread, in bytes."""
     widest_attention: tuple[int, int]
@@ -46,6 +49,11 @@ class Program:
     sources: Sources
     """The mapped data files, of whose tables single rows are read."""
     pack: NDArray[np.uint8]
+
+    def widest_lookup(self, width: int) -> tuple[int, int]:
+        """Most query heads, and most codes of `width` numbers, that are looked up together."""
+        size, heads = self.widest_attention
+        return heads, size // width
 
     def check_files(self) -> None:
         """Before every forward and draft step, which would end the process otherwise; it takes 0.5 us a mapped file.
@@ -59,30 +67,39 @@ class Program:
             raise BundleCorruptError(f"{name} was cut short while it was in use: export the bundle again")
 
 
-def load_program(bundle: Bundle, most_rows: int, threads: int, preparation: Preparation | None = None) -> Program:
-    """Read a bundle's graphs and plan their forwards.
+def load_program(
+    bundle: Bundle,
+    most_rows: int,
+    threads: int,
+    preparation: Preparation | None = None,
+    lookup: LookupSettings | None = None,
+) -> Program:
+    """Read a bundle's graphs and plan their forwards; with `lookup`, full attention chooses its keys by codes.
 
     Raises:
         UnsupportedGraphError: a graph holds something that there is no kernel for.
         BundleCorruptError: a file is not what it claims to be.
     """
     read = _Read(bundle)
+    of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
     if preparation is not None:
         preparation.compile((*TOKENS, *SIMD, SIMD_LAST))
     pack = open_pack(read.layout, read.sources, threads, preparation or Preparation())
     buffers, model, drafter = Buffers(), read.model, read.drafter
     caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}
-    steps = target_plan(model, read.packed, caches, pack, buffers, most_rows, threads)
+    steps = target_plan(model, read.packed, caches, pack, buffers, most_rows, threads, of_target)
     layers: list[DecoderLayer] = list(model.layers)
     drafter_steps = None
     if drafter is not None and read.packed_drafter is not None:
-        drafter_steps = drafter_plan(drafter, read.packed_drafter, caches, pack, buffers)
+        drafter_steps = drafter_plan(drafter, read.packed_drafter, caches, pack, buffers, lookup)
         layers += drafter.layers
+    looking = layers if of_target is not None else [] if lookup is None else layers[len(model.layers) :]
+    looked_up = frozenset(layer.attention.source for layer in looking if layer.attention.kind == "full")
     width = read.packed.head.tiles * 16
     read.sources.release()
     return Program(
         caches, steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies,
-        scratch_bytes(layers), widest_attention(layers), buffers, read.sources, pack,
+        looked_up, scratch_bytes(layers), widest_attention(layers), buffers, read.sources, pack,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ondevice.contract import AttentionKind
 from ondevice.engines.kv_cache import KVCache
 from ondevice.engines.protocol import ROOT, TokenTree
 from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.key_index import KeyIndex
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 
 
@@ -29,11 +30,12 @@ class SequenceRecord:
             places: layer -> the place of its cache among the record's pairs of keys and values.
         """
         self.most_keys = 0
-        self._slots = np.zeros(slots.CACHES + 2 * len(places), np.int64)
+        self._slots = np.zeros(slots.CACHES + 4 * len(places), np.int64)
         self.address = int(self._slots.ctypes.data)
         self._places = places
         self._held: dict[int, NDArray[Any]] = {}
         self._capacities: dict[AttentionKind, int] = {}
+        self._version = 0
 
     def set_rows(self, tree: TokenTree, length: int) -> None:
         """The rows of a forward that follow `length` committed ones."""
@@ -59,6 +61,20 @@ class SequenceRecord:
                         self._point(slots.CACHES + 2 * self._places[layer] + offset, part)
                 self.most_keys = max(self.most_keys, cache.capacity)
                 self._capacities[kind] = cache.capacity  # last, for an interrupt may have come before
+
+    def follow_index(self, index: KeyIndex) -> None:
+        """Point at where the codes of keys are now; at nothing where there are none."""
+        if self._version == index.version:
+            return
+        for layer, place in self._places.items():
+            parts = index.parts(layer)
+            for offset in range(2):
+                slot = slots.CACHES + 2 * (len(self._places) + place) + offset
+                if parts is None:
+                    self._slots[slot] = 0
+                else:
+                    self._point(slot, parts[offset])
+        self._version = index.version
 
     def _point(self, slot: int, array: NDArray[Any]) -> None:
         assert array.flags.c_contiguous

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ondevice.engines.protocol import DraftStep, Floats, TokenTree
 from ondevice.engines.sequence import CachedSequence
@@ -25,6 +25,7 @@ class SimdSession(CachedSequence):
         super().__init__(engine.make_caches(), engine.origin)
         self.engine = engine
         self._record = SequenceRecord(engine.cache_places)
+        self._index = engine.key_index()
         self._lease: Lease | None = None
         # now, because the first of a generation's draft steps is timed: made there, it took three times as long
         self._drafts: DraftState | None = engine.draft_state()
@@ -32,7 +33,8 @@ class SimdSession(CachedSequence):
 
     def max_rows(self) -> int:
         self.check_open()
-        return min(self.engine.most_rows, self.engine.context_length - self.length)
+        most = self.engine.most_rows if self._index is None else min(self.engine.most_rows, self._index.most_rows)
+        return min(most, self.engine.context_length - self.length)
 
     def prepare(self, tree: TokenTree) -> SequenceRecord:
         """End what the last forward left, and make room for new rows.
@@ -41,11 +43,14 @@ class SimdSession(CachedSequence):
             What kernels must know of this sequence, but for its place beside others.
         """
         length, record = self.length, self._record
+        if self._index is not None and len(tree) > self._index.most_rows:
+            raise ValueError(f"{len(tree)} rows do not fit: lookups leave {self._index.most_rows} for a sequence")
         self._pending = self._drafts_after = self._lease = None
         for cache in self._caches.values():
             cache.reserve(length, len(tree))
         record.set_rows(tree, length)
         record.follow(self._caches)
+        self._follow_index(length)
         return record
 
     def finish(self, tree: TokenTree, lease: Lease) -> None:
@@ -60,12 +65,28 @@ class SimdSession(CachedSequence):
             raise UsageError("this bundle has no drafter: use --drafter ngram or none")
         if self._drafts_after != self.length:
             drafts.begin(self._record, self._caches, self.length, engine.target.sliding_window)
+            self._follow_index(self.length)
             self._drafts_after = self.length
         return engine.run_draft_step(drafts, self._record, token, hidden)
 
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + (0 if self._index is None else self._index.nbytes)
+
+    def fork(self, length: int | None = None) -> Self:
+        other = super().fork(length)
+        if self._index is not None and other._index is not None:
+            other._index.adopt(self._index, other.length)
+        return other
+
     def close(self) -> None:
         super().close()
-        self._lease = self._drafts = None
+        self._lease = self._drafts = self._index = None
+
+    def _follow_index(self, length: int) -> None:
+        if self._index is not None:
+            self._index.follow(self._caches["full"], length)
+            self._record.follow_index(self._index)
 
     def _sibling(self) -> SimdSession:
         return self.engine.open_session()

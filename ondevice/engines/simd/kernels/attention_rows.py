@@ -225,6 +225,14 @@ def seen(table: int, pair: int) -> Any:
 
 
 @kernel
+def see(table: int, pairs: int, begin: int, end: int) -> None:
+    """Let pairs see the positions begin..end - 1 alone."""
+    for at in range(table, table + 8 * _WORDS * pairs, 8 * _WORDS):
+        write_i64(at, np.int64(begin))
+        write_i64(at + 8, np.int64(end))
+
+
+@kernel
 def seen_by_any(table: int, first: int, count: int) -> Any:
     """The first position that one of some pairs sees, and the one behind the last."""
     begin, end = seen(table, first)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice.engines.simd.kernels.barrier import wait_for_all
+from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
 from ondevice.engines.simd.kernels.jit import kernel
+from ondevice.engines.simd.kernels.looking_up import look_up_share
 from ondevice.engines.simd.kernels.memory import read_i64, ticks, write_i64
+from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
 from ondevice.engines.simd.kernels.step_layouts import (
     ATTEND,
+    ATTEND_CHOSEN,
+    ATTEND_LOOKED_UP,
     CANDIDATE_LOGITS,
     CENTROID_SCORES,
     EMBED,
     GATED,
     HEAD,
+    LOOK_UP,
     PER_LAYER,
     PROJECT,
     RESIDUAL,
@@ -73,6 +79,12 @@ def run(  # noqa: PLR0912 - numba has no jump table
             head(words, state, thread, threads, scratch)
         elif kind == ATTEND:
             attend_share(words, state, thread, threads, claims)
+        elif kind == LOOK_UP:
+            look_up_share(words, state, thread, threads, claims)
+        elif kind == ATTEND_CHOSEN:
+            attend_chosen_share(words, state, thread, claims)
+        elif kind == ATTEND_LOOKED_UP:
+            attend_looked_up_share(words, state, thread, claims)
         elif kind == EMBED:
             embed(words, state, thread, threads)
         elif kind == PER_LAYER:

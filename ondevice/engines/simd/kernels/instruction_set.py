@@ -59,6 +59,21 @@ def of_features(triple: str, features: str) -> InstructionSet:
     return GENERIC
 
 
+def byte_shuffle(triple: str, features: str) -> str:
+    """The widest instruction that looks bytes up in tables of 16: its name, or nothing.
+
+    `vpermb` has 4 tables in one vector, `pshufb-512` and `pshufb-256` one table for each 128 bits.
+    """
+    present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+    if is_arm(triple):
+        return "tbl"
+    if {"avx512vbmi", "avx512vnni", "avx512bw"} <= present:
+        return "vpermb"
+    if "avx512bw" in present:
+        return "pshufb-512"
+    return "pshufb-256" if "avx2" in present else "pshufb-128" if "ssse3" in present else ""
+
+
 def has_half(triple: str, features: str) -> bool:
     """Whether the target converts fp16 to fp32 in one instruction."""
     return is_arm(triple) or "+f16c" in features.split(",")

@@ -36,7 +36,11 @@ LOGITS, HIDDEN = 20, 21
 """Addresses of float32[R, stride]; in a draft step, float32[C] and the drafter's own hidden state."""
 CANDIDATES, NEXT_HIDDEN = 22, 23
 """Addresses of int64[C] and float32[H]: what a draft step answers."""
-SLOTS = 24
+LOOK_UP, LOOK_UP_STRIDE = 24, 25
+"""Address of the working memory of lookups, and bytes of it for each thread: `looking_up.Workspace`."""
+SHARES, SHARES_STRIDE = 26, 27
+"""Address of what codes say of blocks, and bytes of it for each row and KV head that are looked up at the same time."""
+SLOTS = 28
 
 # a sequence's record
 FIRST_ROW = 0
@@ -51,4 +55,5 @@ sequence's first row; 0 for a chain."""
 BASE = 7
 """From here on, the position of the first row of its caches, for each kind."""
 CACHES = 9
-"""From here on, addresses of each layer's keys and values."""
+"""From here on, addresses of each layer's keys and values; behind them all, of each layer's codes of keys and their
+codebook, where there are any."""

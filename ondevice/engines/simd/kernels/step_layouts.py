@@ -181,6 +181,36 @@ class Head(NamedTuple):
     """Of the norms, as the bits of a float32."""
 
 
+class LookUp(NamedTuple):
+    """Choose the units of 32 positions that the rows' queries attend to, by table lookups over codes of the keys."""
+
+    row_set: int
+    x: int
+    """Address of a row's queries, float32[query_heads, size]."""
+    stride: int
+    """Bytes from a row of x to the next."""
+    query_heads: int
+    kv_heads: int
+    size: int
+    """Numbers in a head."""
+    codes: int
+    """Index, from `slots.CACHES` on, of the codes' address in a sequence's record; the codebooks' one is the next."""
+    width: int
+    """Numbers of a key that share a code."""
+    window: int
+    """Newest positions that are always attended to."""
+    begin: int
+    """Positions that a row must see to look up; with fewer it attends to all."""
+    least: int
+    """Units that are chosen at least."""
+    most: int
+    """And at most."""
+    left: int
+    """Of a row's weights, this share may be left out, as the bits of a float32: then no more units are chosen."""
+    chosen: int
+    """Address of int64[rows, kv_heads, 1 + most], the number of chosen units, -1 for all of them, and their numbers."""
+
+
 class Attend(NamedTuple):
     """Attention of the rows' queries over their sequences' caches, quantised."""
 
@@ -201,6 +231,47 @@ class Attend(NamedTuple):
     """Address of the activations [rows, query_heads * size] that are written."""
     zero: int
     """The code of a zero weight in the matrix that reads the activations."""
+
+
+class AttendChosen(NamedTuple):
+    """`Attend`, to what a `LookUp` has chosen, to the first positions and to the newest."""
+
+    row_set: int
+    x: int
+    stride: int
+    query_heads: int
+    kv_heads: int
+    size: int
+    kind: int
+    cache: int
+    activations: int
+    zero: int
+    """All as in `Attend`."""
+    window: int
+    most: int
+    chosen: int
+    """As in `LookUp`."""
+
+
+class AttendLookedUp(NamedTuple):
+    """`Attend`, with scores by table lookups but for the first positions and the newest."""
+
+    row_set: int
+    x: int
+    stride: int
+    query_heads: int
+    kv_heads: int
+    size: int
+    kind: int
+    cache: int
+    activations: int
+    zero: int
+    """All as in `Attend`."""
+    codes: int
+    width: int
+    window: int
+    begin: int
+    """All as in `LookUp`."""
 
 
 class Select(NamedTuple):
@@ -273,6 +344,9 @@ Step = (
     | CentroidScores
     | Shortlist
     | CandidateLogits
+    | LookUp
+    | AttendChosen
+    | AttendLookedUp
 )
 
 LAYOUTS: tuple[type[Step], ...] = (
@@ -287,9 +361,12 @@ LAYOUTS: tuple[type[Step], ...] = (
     CentroidScores,
     Shortlist,
     CandidateLogits,
+    LookUp,
+    AttendChosen,
+    AttendLookedUp,
 )
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
-CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS = range(8, 11)
+CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP = range(8, 14)
 """Index of each layout in LAYOUTS: the number of its kind in a plan."""
 WIDTH = 16
 """int64 in a row of a plan."""

@@ -233,6 +233,27 @@ def max_lanes(builder: Any, value: Any) -> Any:
     return _fold(builder, value, lambda a, b: _larger(builder, a, b))
 
 
+@emits(types.int64, floats16)
+def argmax_lanes(builder: Any, value: Any) -> Any:
+    """The number of the largest lane, the lowest of equal ones."""
+    largest = splat(builder, _fold(builder, value, lambda a, b: _larger(builder, a, b)), LANES)
+    equal = builder.bitcast(builder.fcmp_ordered("==", value, largest), I16)
+    return builder.zext(call(builder, "llvm.cttz.i16", I16, equal, ir.Constant(ir.IntType(1), 0)), I64)
+
+
+@emits(floats16, floats16, floats16)
+def where_at_least(builder: Any, value: Any, least: Any) -> Any:
+    """Each lane where it is at least `least`, else 0."""
+    return builder.select(builder.fcmp_ordered(">=", value, least), value, constant(0.0, VF32))
+
+
+@emits(types.int64, floats16, floats16)
+def count_at_least(builder: Any, value: Any, least: Any) -> Any:
+    """How many lanes are at least `least`."""
+    mask = builder.bitcast(builder.fcmp_ordered(">=", value, least), I16)
+    return builder.zext(call(builder, "llvm.ctpop.i16", I16, mask), I64)
+
+
 def _larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", b, a), b, a)
 

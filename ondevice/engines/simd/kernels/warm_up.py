@@ -11,7 +11,11 @@ import numpy as np
 
 from ondevice.engines.simd.kernels import steps
 from ondevice.engines.simd.kernels.barrier import spin_for_next
+from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
 from ondevice.engines.simd.kernels.forward import run
+from ondevice.engines.simd.kernels.key_codes import encode, learn
+from ondevice.engines.simd.kernels.looking_up import look_up_share
+from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
 
 _WORDS = np.zeros(1, np.int64)
 """Stands for a step's row of the plan, and for the slots."""
@@ -21,6 +25,17 @@ Calls = list[tuple[Any, tuple[Any, ...]]]
 
 def attention() -> Calls:
     return [(steps.attend_share, (_WORDS, _WORDS, 0, 1, 0))]
+
+
+def lookup() -> Calls:
+    keys, codebooks = np.zeros((1, 1, 4), np.float32), np.zeros((1, 1, 5, 16), np.float32)
+    return [
+        (look_up_share, (_WORDS, _WORDS, 0, 1, 0)),
+        (attend_chosen_share, (_WORDS, _WORDS, 0, 0)),
+        (attend_looked_up_share, (_WORDS, _WORDS, 0, 0)),
+        (encode, (keys, codebooks, 0, 0, 0)),
+        (learn, (keys[0], codebooks[0], 0)),
+    ]
 
 
 def projection() -> Calls:

@@ -13,6 +13,7 @@ from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Matrix
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.step_layouts import CandidateLogits, CentroidScores, Shortlist
 from ondevice.engines.simd.kernels.tile import TILE
+from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.layer import (
@@ -21,6 +22,7 @@ from ondevice.engines.simd.plan.layer import (
     PackedLayer,
     Workspace,
     build_layer,
+    lookup_plan,
     pack_layer,
     widest,
 )
@@ -61,7 +63,12 @@ class DrafterPlan:
 
 
 def drafter_plan(
-    model: DrafterModel, packed: PackedDrafter, caches: Mapping[int, int], pack: NDArray[np.uint8], buffers: Buffers
+    model: DrafterModel,
+    packed: PackedDrafter,
+    caches: Mapping[int, int],
+    pack: NDArray[np.uint8],
+    buffers: Buffers,
+    lookup: LookupSettings | None = None,
 ) -> DrafterPlan:
     """The steps from a token and a hidden state to candidates, their logits, and the next hidden state.
 
@@ -70,8 +77,10 @@ def drafter_plan(
         packed, pack: its matrices.
         caches: target layer -> the place of its cache in a sequence's record.
         buffers: what keeps all memory of the plan.
+        lookup: as in `target_plan`.
     """
     builder = PlanBuilder(pack, buffers, 1, model.eps)
+    chooses = None if lookup is None else lookup_plan(builder, lookup, model.layers, len(caches))
     backbone, width = model.table.width, len(model.norm)
     joined = np.zeros(2 * backbone, np.float32)
     builder.embed(model.table, model.embedding_factor, buffers.hold(joined), 0)
@@ -86,7 +95,7 @@ def drafter_plan(
     for index, layer in enumerate(model.layers):
         after = model.layers[index + 1] if index + 1 < len(model.layers) else None
         following = None if after is None else NextInput(after.input_norm, after.attention.query.bits)
-        place = LayerPlace(slots.ALL, work, caches[layer.attention.source], following=following)
+        place = LayerPlace(slots.ALL, work, caches[layer.attention.source], lookup=chooses, following=following)
         build_layer(builder, layer, packed.layers[index], place)
     normed = np.zeros(width, np.float32)
     post = packed.post_projection

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.graph.model import DecoderLayer, Floats
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
-from ondevice.engines.simd.kernels.step_layouts import Attend, Head
+from ondevice.engines.simd.kernels.step_layouts import Attend, AttendChosen, AttendLookedUp, Head, LookUp
 from ondevice.engines.simd.kernels.tile import TILE
+from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 
@@ -79,6 +81,17 @@ class NextInput(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LookupPlan:
+    """How layers of full attention choose what they attend to."""
+
+    settings: LookupSettings
+    places: int
+    """Caches in a sequence's record, behind which codes and codebooks are."""
+    chosen: int
+    """Address of int64[rows, kv_heads, 1 + most_units]: for the layer that is at work."""
+
+
+@dataclass(frozen=True)
 class LayerPlace:
     """What a layer runs on: its rows, buffers and cache."""
 
@@ -88,6 +101,8 @@ class LayerPlace:
     cache: int
     """The place of its cache in a sequence's record."""
     per_layer: PerLayerInputs | None = None
+    lookup: LookupPlan | None = None
+    """None where rows attend to all that they see."""
     following: NextInput | None = None
     """None where nothing reads the output on the same rows."""
 
@@ -160,10 +175,40 @@ def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, p
         )
     )
     zero = builder.zero(attention.output.bits)
-    builder.add(
-        Attend(row_set, work.scratch, stride, *heads, kind=kind, cache=cache, activations=work.inner, zero=zero)
-    )
+    attend = Attend(row_set, work.scratch, stride, *heads, kind=kind, cache=cache, activations=work.inner, zero=zero)
+    if place.lookup is None or attention.kind != "full":
+        builder.add(attend)
+    else:
+        _attend_to_chosen(builder, attend, place.lookup)
     builder.project(row_set, packed.output, work.inner, work.scratch)
+
+
+def lookup_plan(
+    builder: PlanBuilder, settings: LookupSettings, layers: Sequence[DecoderLayer], places: int
+) -> LookupPlan:
+    """With room for the choice of the layer that is at work."""
+    heads = max((layer.attention.kv_heads for layer in layers if layer.attention.kind == "full"), default=0)
+    chosen = builder.buffers.bytes(8 * (1 + settings.most_units) * heads * builder.most_rows)
+    return LookupPlan(settings, places, chosen)
+
+
+def _attend_to_chosen(builder: PlanBuilder, attend: Attend, lookup: LookupPlan) -> None:
+    """Add a step that chooses keys, and the one that attends to them; or one that takes the scores that it looks up."""
+    settings, most = lookup.settings, lookup.settings.most_units
+    codes = 2 * lookup.places + attend.cache
+    if settings.mode == "nomad":
+        builder.add(
+            AttendLookedUp(*attend, codes=codes, width=settings.width, window=settings.window, begin=settings.begin)
+        )
+        return
+    builder.add(
+        LookUp(
+            attend.row_set, attend.x, attend.stride, attend.query_heads, attend.kv_heads, attend.size,
+            codes=codes, width=settings.width, window=settings.window, begin=settings.begin,
+            least=settings.least_units, most=most, left=float_bits(settings.left), chosen=lookup.chosen,
+        )
+    )  # fmt: skip
+    builder.add(AttendChosen(*attend, window=settings.window, most=most, chosen=lookup.chosen))
 
 
 def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.graph.model import TargetModel
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.step_layouts import PerLayer
+from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.layer import (
@@ -21,6 +22,7 @@ from ondevice.engines.simd.plan.layer import (
     PerLayerInputs,
     Workspace,
     build_layer,
+    lookup_plan,
     pack_layer,
     widest,
 )
@@ -48,6 +50,7 @@ def target_plan(
     buffers: Buffers,
     most_rows: int,
     threads: int,
+    lookup: LookupSettings | None = None,
 ) -> NDArray[np.int64]:
     """The steps from token ids to logits.
 
@@ -58,19 +61,28 @@ def target_plan(
         buffers: what keeps all memory of the plan.
         most_rows: of one forward.
         threads: that will run it.
+        lookup: how layers of full attention choose keys; None where they attend to all.
     """
-    return _TargetPlan(model, packed, caches, PlanBuilder(pack, buffers, most_rows, model.eps), threads).build()
+    builder = PlanBuilder(pack, buffers, most_rows, model.eps)
+    return _TargetPlan(model, packed, caches, builder, threads, lookup).build()
 
 
 class _TargetPlan:
     def __init__(
-        self, model: TargetModel, packed: PackedTarget, caches: Mapping[int, int], builder: PlanBuilder, threads: int
+        self,
+        model: TargetModel,
+        packed: PackedTarget,
+        caches: Mapping[int, int],
+        builder: PlanBuilder,
+        threads: int,
+        lookup: LookupSettings | None,
     ) -> None:
         self._model = model
         self._packed = packed
         self._caches = caches
         self._builder = builder
         self._threads = threads
+        self._lookup = None if lookup is None else lookup_plan(builder, lookup, model.layers, len(caches))
         outer, inner = widest(model.layers, model.width)
         hidden = builder.rows(model.width)
         entry, inputs = builder.activations(model.width), builder.activations(inner)
@@ -108,7 +120,7 @@ class _TargetPlan:
                 after = self._model.layers[index + 1]
                 following = NextInput(after.input_norm, after.attention.query.bits)
             cache = self._caches[layer.attention.source]
-            place = LayerPlace(row_set, work, cache, per_layer, following)
+            place = LayerPlace(row_set, work, cache, per_layer, self._lookup, following)
             build_layer(self._builder, layer, self._packed.layers[index], place)
 
     def _per_layer_inputs(self) -> PerLayerInputs | None:

@@ -1,0 +1,131 @@
+"""A sequence's codes follow its keys, and lookup attention is a function of nothing but its tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import KVCacheType, TokenTree
+from ondevice.engines.simd.cache_rows import read_keys
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.lookup_settings import LookupSettings
+from ondevice.engines.simd.session import SimdSession
+from tests.simd.forwards import drafted, extend, run
+from tests.simd.memory import cache_of, numbers_of
+from tests.tiny_models import CONTEXT, VOCAB
+
+SETTINGS = LookupSettings(keys=32, window=64, learn=64)
+IDS = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 20).tolist()
+
+pytestmark = pytest.mark.parametrize("kind", get_args(KVCacheType))
+
+
+def session_of(bundle: Bundle, kind: KVCacheType, settings: LookupSettings | None = SETTINGS) -> SimdSession:
+    return SimdEngine(bundle, 1, kv_cache=kind, lookup=settings).open_session()
+
+
+def continued(session: SimdSession) -> list[bytes]:
+    """Bits of what follows: a forward, and drafts."""
+    outputs = run(session, [3, 1, 4], range(3))
+    found = [outputs.logits.tobytes(), outputs.hidden.tobytes()]
+    session.commit(range(3))
+    return found + drafted(session)
+
+
+def codes_of(session: SimdSession) -> list[bytes]:
+    """Of all whole units, and the codebooks behind them."""
+    session.prepare(TokenTree.chain([0]))
+    index = session._index
+    assert index is not None
+    assert index.coded == session.length // 32 * 32
+    found = []
+    for layer in session._caches["full"].layers:
+        parts = index.parts(layer)
+        assert parts is not None
+        found += [part.tobytes() for part in parts]
+    return found
+
+
+def test_keys_are_read_from_either_cache(kind: KVCacheType) -> None:
+    keys = np.random.default_rng(0).standard_normal((2, 96, 64)).astype(np.float32)
+    cache = cache_of(keys, kind)
+    np.testing.assert_allclose(read_keys(cache[0], 32, 90)[:, 0], numbers_of(cache, 96)[0, 32:90], rtol=1e-6)
+
+
+def test_attention_is_exact_until_there_is_enough_to_choose_from(bundle: Bundle, kind: KVCacheType) -> None:
+    exact, looking = session_of(bundle, kind, None), session_of(bundle, kind)
+    same = []
+    for start in range(0, len(IDS), 59):
+        chunk = IDS[start : start + 59]
+        found = []
+        for session in (exact, looking):
+            found.append(run(session, chunk, range(len(chunk))).logits)
+            session.commit(range(len(chunk)))
+        same += [np.array_equal(a, b) for a, b in zip(*found, strict=True)]
+    # the row at position p sees p + 1; of more than 128 one unit is between the first one and the newest 64
+    first = next(position for position in range(len(IDS)) if (position + 1 - 64) // 32 - 1 > 1 and position >= 128)
+    assert all(same[:first])
+    assert not any(same[first + 32 :])
+
+
+def test_choosing_all_keys_is_exact(bundle: Bundle, kind: KVCacheType) -> None:
+    sessions = [
+        session_of(bundle, kind, settings) for settings in (None, LookupSettings(keys=512, window=64, learn=64))
+    ]
+    for session in sessions:
+        extend(session, IDS, np.random.default_rng(1))
+    assert continued(sessions[0]) == continued(sessions[1])
+
+
+def test_chunks_change_neither_codes_nor_outputs(bundle: Bundle, kind: KVCacheType) -> None:
+    sessions = [session_of(bundle, kind) for _ in range(3)]
+    for seed, session in enumerate(sessions):
+        extend(session, IDS, np.random.default_rng(seed) if seed else None)
+    first, *others = map(codes_of, sessions)
+    assert all(other == first for other in others)
+    first, *others = map(continued, sessions)
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("length", [30, 64, 150, 200])
+def test_codes_are_those_of_what_is_left_after_a_rewind(bundle: Bundle, kind: KVCacheType, length: int) -> None:
+    other = np.random.default_rng(5).integers(0, VOCAB, len(IDS)).tolist()
+    rewound, fresh = session_of(bundle, kind), session_of(bundle, kind)
+    extend(rewound, IDS)
+    kept = rewound.rewind(length)
+    for session, start in ((rewound, kept), (fresh, 0)):
+        extend(session, [*IDS[:kept], *other[kept:]][start:])
+    assert codes_of(rewound) == codes_of(fresh)
+    assert continued(rewound) == continued(fresh)
+
+
+def test_forks_and_files_hold_the_same_codebooks(bundle: Bundle, kind: KVCacheType, tmp_path: Path) -> None:
+    session = session_of(bundle, kind)
+    extend(session, IDS)
+    session.save(tmp_path / "saved")
+    fork, loaded = session.fork(), session.engine.load_session(tmp_path / "saved")
+    first, *others = map(codes_of, (session, fork, loaded))
+    assert all(other == first for other in others)
+    first, *others = map(continued, (session, fork, loaded))
+    assert all(other == first for other in others)
+
+
+def test_a_fork_s_codes_are_its_own(bundle: Bundle, kind: KVCacheType) -> None:
+    session, fresh = session_of(bundle, kind), session_of(bundle, kind)
+    extend(session, IDS)
+    extend(fresh, IDS)
+    fork = session.fork(session.length - 9)
+    extend(fork, [7] * 20)
+    assert codes_of(session) == codes_of(fresh)
+    assert continued(session) == continued(fresh)
+
+
+def test_more_rows_than_the_window_has_are_refused(bundle: Bundle, kind: KVCacheType) -> None:
+    session = session_of(bundle, kind)
+    assert session.max_rows() == 64
+    with pytest.raises(ValueError, match="65 rows do not fit"):
+        run(session, [0] * 65, [0])
