@@ -39,6 +39,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "AsyncGeneration",
+    "AttentionType",
     "BundleCorruptError",
     "BundleError",
     "BundleNotFoundError",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from ondevice.decoding.sampling_options import SamplingOptions
     from ondevice.drafters.draft_model import DraftSampling
     from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+    from ondevice.engines.attention import AttentionType
     from ondevice.engines.choice import EngineName
     from ondevice.engines.protocol import KVCacheType, Outputs, Session
     from ondevice.generation import Generation
@@ -112,6 +114,7 @@ else:
         "decoding.sampling_options": ("SamplingOptions",),
         "drafters.draft_model": ("DraftSampling",),
         "drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
+        "engines.attention": ("AttentionType",),
         "engines.choice": ("EngineName",),
         "engines.protocol": ("KVCacheType", "Outputs", "Session"),
         "generation": ("Generation",),

@@ -13,6 +13,7 @@ from ondevice.bundle import Bundle
 from ondevice.decoding.costs_file import CostsFile
 from ondevice.draft_bundles import find
 from ondevice.drafters import registry
+from ondevice.engines.attention import AttentionOptions, AttentionType
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import Engine, KVCacheType
 from ondevice.errors import UsageError
@@ -33,6 +34,9 @@ def load(
     threads: int | None = None,
     context_length: int | None = None,
     kv_cache: KVCacheType = "fp16",
+    attention: AttentionType = "exact",
+    attention_keys: int | None = None,
+    attention_width: int = 4,
     max_sequences: int = MAX_SEQUENCES,
     cache_bytes: int = CACHE_BYTES,
     drafter: str | PathLike[str] | None = None,
@@ -47,6 +51,14 @@ def load(
         threads: most compute threads; None takes the physical cores that this process may use.
         context_length: most tokens of a sequence; None takes the model's own.
         kv_cache: `int8` halves the memory of a long context, on the `simd` engine; `fp16` there is float32 on `ort`.
+        attention: `lookup` makes long contexts faster, on the `simd` engine: beyond 2,560 tokens, layers of full
+            attention attend to the first 32 positions, the newest 512, and those between that table lookups choose.
+            The text may be another, and drafts still change nothing. With `lookup-drafts` the drafter does so and the
+            target is exact: the text is what it was. `nomad` has scores of all positions looked up, for comparison.
+        attention_keys: how many positions are chosen, a multiple of 32; None takes 256 to 2,048, as many as leave 2 %
+            of a row's weights out, as far as the lookups tell.
+        attention_width: numbers of a key that share a code of 4 bits: 1, 2 or 4. At 4 codes take 1/16 of what int8 keys
+            do; at 1 they are four times as large, and truer, which `nomad` needs.
         max_sequences: generations at the same time, 1 to 16; more wait for their turn.
         cache_bytes: keys and values of finished sequences that are kept for prompts that begin like them; the newest
             stays even where it alone is larger. 0 keeps none. A draft model may keep as much of its own.
@@ -72,6 +84,7 @@ def load(
         raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
     if drafter is not None and not isinstance(drafter, (str, PathLike)):
         raise UsageError(f"drafter must be a name or a path, not {drafter!r:.99}: give your own to a generation")
+    attends = AttentionOptions(attention, attention_keys, attention_width)
     opened = Bundle.open(bundle, verify_hashes=verify_hashes)
     if drafter is not None and (location := registry.draft_bundle(fspath(drafter))) is not None:
         find(location, opened)  # before minutes are spent on the model
@@ -81,7 +94,9 @@ def load(
 
     def open_one(which: Bundle, tell: OnPrepare | None, context: int | None) -> Engine:
         with Preparation(tell) as preparation:
-            running = open_engine(engine, which, count, context, kv_cache=kv_cache, preparation=preparation)
+            running = open_engine(
+                engine, which, count, context, kv_cache=kv_cache, attention=attends, preparation=preparation
+            )
             try:
                 preparation.finish()
             except BaseException:
@@ -100,7 +115,7 @@ def load(
         perf_counter() - started,
         max_sequences=max_sequences,
         cache_bytes=cache_bytes,
-        costs_file=_costs_file(opened, running, count),
+        costs_file=_costs_file(opened, running, attention, count),
         open_draft=open_draft,
     )
     try:
@@ -113,10 +128,10 @@ def load(
     return model
 
 
-def _costs_file(bundle: Bundle, engine: Engine, threads: int) -> CostsFile:
-    """Where the costs of this bundle stay, on this machine, with this engine and so many threads."""
+def _costs_file(bundle: Bundle, engine: Engine, attention: str, threads: int) -> CostsFile:
+    """Where the costs of this bundle stay, on this machine, with this engine, attention and so many threads."""
     weights = hashlib.sha256(repr(sorted(bundle.manifest.files.items())).encode()).hexdigest()
-    key = [__version__, machine.processor_name(), weights, engine.name, engine.kv_cache, str(threads)]
+    key = [__version__, machine.processor_name(), weights, engine.name, engine.kv_cache, attention, str(threads)]
     return CostsFile(machine.cache_directory() / "costs", key)
 
 

@@ -229,9 +229,13 @@ def test_a_smaller_context_can_be_asked_for(reference_bundle: Path) -> None:
     [
         ({"kv_cache": "int4"}, "one of fp16, int8, not 'int4'"),
         ({"kv_cache": "int8", "engine": "ort"}, "the ort engine has no int8 KV cache: use --engine simd or"),
+        ({"attention": "all"}, "one of exact, lookup, lookup-drafts, nomad, not 'all'"),
+        ({"attention": "lookup", "engine": "ort"}, "the ort engine has no lookup attention: use --engine simd or"),
+        ({"attention_keys": 33}, "a multiple of 32, or None, not 33"),
+        ({"attention_width": 3}, "one of 1, 2, 4, not 3"),
     ],
 )
-def test_a_cache_that_does_not_exist(reference_bundle: Path, options: dict[str, Any], words: str) -> None:
+def test_a_cache_or_attention_that_does_not_exist(reference_bundle: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         ondevice.load(reference_bundle, **options)
 

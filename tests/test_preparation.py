@@ -27,8 +27,8 @@ from ondevice.bundle import Bundle
 
 compiled = []
 with jit.counting(lambda: compiled.append(1)):
-    for kv_cache in ("fp16", "int8"):
-        with ondevice.load(sys.argv[1], threads=1, kv_cache=kv_cache) as model:
+    for kv_cache, attention in (("fp16", "exact"), ("int8", "exact"), ("int8", "lookup")):
+        with ondevice.load(sys.argv[1], threads=1, kv_cache=kv_cache, attention=attention) as model:
             for options in ({"temperature": 0.0}, {"top_k": 20, "top_p": 0.9, "temperature": 0.7, "seed": 1}):
                 model.generate("def is_prime(n):", max_new_tokens=40, **options)
 print(json.dumps([len(compiled), about(Bundle.open(sys.argv[1]))["prepared"]]))

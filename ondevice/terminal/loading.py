@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from ondevice.model import Model
 
 
-OPTIONS = ("engine", "threads", "context_length", "kv_cache", "drafter", "max_sequences")
+OPTIONS = (
+    "engine",
+    "threads",
+    "context_length",
+    "kv_cache",
+    "attention",
+    "attention_keys",
+    "attention_width",
+    "drafter",
+    "max_sequences",
+)
 
 
 def load_model(args: argparse.Namespace, tell: OnPrepare | None = None) -> Model:

@@ -34,6 +34,31 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str]
     group.add_argument(
         "--kv-cache", choices=["fp16", "int8"], default="fp16", help="what keys and values are held in (default: fp16)"
     )
+    group.add_argument(
+        "--attention",
+        choices=["exact", "lookup", "lookup-drafts", "nomad"],
+        default="exact",
+        help="what a long context is read by: lookup attends to the keys that table lookups choose; lookup-drafts only "
+        "while drafting, which changes no text; nomad takes looked up scores of all keys (default: exact)",
+    )
+    group.add_argument(
+        "--attention-keys",
+        type=attention_keys,
+        metavar="N",
+        help="keys that lookups choose, a multiple of 32 (default: auto, 256 to 2048, by what would be left out)",
+    )
+    group.add_argument(
+        "--attention-width",
+        type=int,
+        choices=[1, 2, 4],
+        default=4,
+        help="numbers of a key that share a code of 4 bits (default: 4)",
+    )
+
+
+def attention_keys(word: str) -> int | None:
+    """A number, or `auto`."""
+    return None if word == "auto" else int(word)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

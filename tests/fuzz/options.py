@@ -21,7 +21,18 @@ VALUES: tuple[Any, ...] = (
     [lambda first, second: second], [lambda first, second: first[:-1]], [lambda first, second: first * np.nan], 0.7, 40,
 )  # fmt: skip
 
-LOADING = ("threads", "context_length", "max_sequences", "cache_bytes", "kv_cache", "engine", "on_prepare")
+LOADING = (
+    "threads",
+    "context_length",
+    "max_sequences",
+    "cache_bytes",
+    "kv_cache",
+    "attention",
+    "attention_keys",
+    "attention_width",
+    "engine",
+    "on_prepare",
+)
 GENERATING = tuple(field.name for field in dataclasses.fields(GenerationOptions))
 PROMPTS: tuple[Any, ...] = (
     IDS, "def f(x):", [{"role": "user", "content": "hi"}], "", [], None, 5, [5.0], [[]], [True], [-1],

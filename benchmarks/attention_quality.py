@@ -1,0 +1,228 @@
+"""What int8 caches and lookup attention change in a model's answers, beside exact attention over an fp16 cache.
+
+    python -m benchmarks.attention_quality BUNDLE [--text FILE ...] [--sequences 8] [--threads 2]
+
+Texts are read up to the bundle's context, source files of Python's standard library unless told otherwise. The last
+half of each is compared: Kullback-Leibler divergence, likeliest tokens, the text's likelihood. Needles are eight random
+tokens somewhere in a text, whose first half comes again at its end: how many of the second half are predicted?
+
+Contexts as short as the reference pair's say little of long ones. So that there is something to choose from, codebooks
+are learnt after 512 tokens, and 128 newest are always attended to, where the defaults are 2,048 and 512.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice import machine
+from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
+from ondevice.engines.simd.cache_rows import read_keys
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.kernels.integer_tile import UNIT
+from ondevice.engines.simd.kernels.step_layouts import LOOK_UP, LookUp, from_row
+from ondevice.engines.simd.lookup_settings import LookupSettings
+from ondevice.engines.simd.session import SimdSession
+from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
+from ondevice.terminal.bench.table import table
+from ondevice.text.tokenizer import Tokenizer
+
+SHORT = LookupSettings(learn=512, window=128, least=64, most=1024)
+NEEDLE = 8
+MODULES = ("argparse", "ast", "inspect", "pickle", "shutil", "subprocess", "tarfile", "typing", "zipfile", "uuid")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A cache and a way to attend."""
+
+    name: str
+    kv_cache: KVCacheType = "int8"
+    lookup: LookupSettings | None = None
+
+    def session(self, bundle: Bundle, threads: int) -> SimdSession:
+        return SimdEngine(bundle, threads, kv_cache=self.kv_cache, lookup=self.lookup).open_session()
+
+
+VARIANTS = (
+    Variant("exact, fp16", "fp16"),
+    Variant("exact"),
+    *(Variant(f"lookup, {keys} keys", lookup=replace(SHORT, keys=keys)) for keys in (64, 128, 256, 512)),
+    *(Variant(f"lookup, auto, {left:.0%} left", lookup=replace(SHORT, left=left)) for left in (0.05, 0.02, 0.01)),
+    *(Variant(f"lookup, 128 keys, width {width}", lookup=replace(SHORT, keys=128, width=width)) for width in (1, 2)),
+    *(Variant(f"nomad, width {width}", lookup=replace(SHORT, mode="nomad", width=width)) for width in (1, 2, 4)),
+)
+"""The first is what the others are compared with; with an int8 cache where nothing else is said."""
+
+
+def log_probabilities(session: SimdSession, tokens: Sequence[int], first: int) -> NDArray[np.float32]:
+    """float32[len(tokens) - first, V], of what follows each token from `first` on."""
+    session.rewind(0)
+    found, start = [], 0
+    while start < len(tokens):
+        chunk = tokens[start : start + session.max_rows()]
+        wanted = range(max(0, first - start), len(chunk))
+        logits = session.engine.forward([Rows(session, TokenTree.chain(chunk), wanted)])[0].logits
+        session.commit(range(len(chunk)))
+        found.append(logits - logits.max(axis=1, keepdims=True))
+        start += len(chunk)
+    together = np.concatenate(found)
+    together -= np.log(np.exp(together).sum(axis=1, keepdims=True))
+    return together
+
+
+@dataclass
+class Comparison:
+    """Sums over tokens."""
+
+    tokens: int = 0
+    nats: float = 0.0
+    divergence: float = 0.0
+    same: int = 0
+    found: int = 0
+    sought: int = 0
+
+    def add(self, own: NDArray[np.float32], exact: NDArray[np.float32], following: NDArray[np.int64]) -> None:
+        """What two of `log_probabilities` say, but for the last token's, and the tokens that do follow."""
+        own, exact = own[:-1], exact[:-1]
+        self.tokens += len(own)
+        self.nats -= float(own[np.arange(len(own)), following].sum())
+        self.divergence += float((np.exp(exact) * (exact - own)).sum())
+        self.same += int((own.argmax(axis=1) == exact.argmax(axis=1)).sum())
+
+    def seek(self, own: NDArray[np.float32], needle: NDArray[np.int64]) -> None:
+        """Whether the tokens of a needle are the likeliest."""
+        self.found += int((own.argmax(axis=1) == needle).sum())
+        self.sought += len(needle)
+
+
+def with_needle(tokens: Sequence[int], rng: np.random.Generator, ids: int) -> tuple[list[int], NDArray[np.int64]]:
+    """A text with a needle in it and all but its last token at the end, and its second half."""
+    needle = rng.integers(ids // 8, ids, NEEDLE)
+    place = int(rng.integers(SHORT.learn, len(tokens) - SHORT.window - 3 * NEEDLE))
+    room = list(tokens[: len(tokens) - 2 * NEEDLE])
+    return [*room[:place], *needle.tolist(), *room[place:], *needle[:-1].tolist()], needle[NEEDLE // 2 :]
+
+
+def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, float]]:
+    """Mean shares of the newest rows' weights that the choice leaves out, and that the best choice would, by layer.
+
+    Forwards that end at a layer's lookups leave its queries and its choice in the engine's memory.
+    """
+    engine, found = session.engine, []
+    session.rewind(0)
+    log_probabilities(session, tokens[: -SHORT.window], len(tokens) - SHORT.window - 1)
+    program, rows = engine._program, tokens[-SHORT.window :]
+    owners = {2 * place: layer for layer, place in program.caches.items()}
+    for end, words in enumerate(program.target):
+        if int(words[0]) != LOOK_UP:
+            continue
+        step = from_row(words)
+        assert isinstance(step, LookUp)
+        engine._program = replace(program, target=program.target[: end + 1])
+        engine.forward([Rows(session, TokenTree.chain(rows), range(len(rows)))])
+        cache = session._caches["full"]
+        layer = owners[step.codes - 2 * len(program.caches)]
+        keys = read_keys(cache.parts(layer)[0], 0, len(tokens))
+        found.append(_missed(step, len(rows), len(tokens), keys))
+    engine._program = program
+    return found
+
+
+def _missed(step: LookUp, rows: int, length: int, keys: NDArray[np.float32]) -> tuple[float, float]:
+    group, lost, best = step.query_heads // step.kv_heads, [], []
+    for row in range(rows):
+        queries = _memory(step.x + row * step.stride, step.query_heads * step.size, ctypes.c_float)
+        stop = length - rows + row + 1
+        end = (stop - step.window) // UNIT
+        for head in range(step.kv_heads):
+            at = step.chosen + 8 * (1 + step.most) * (row * step.kv_heads + head)
+            chosen = _memory(at, 1 + step.most, ctypes.c_int64)
+            own = queries.reshape(step.query_heads, step.size)[head * group : (head + 1) * group]
+            scores = own @ keys[:stop, head].T
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            shares = weights[:, UNIT : UNIT * end].reshape(group, -1, UNIT).sum(axis=(0, 2)) / group
+            if (count := int(chosen[0])) < 0:
+                count, kept = len(shares), shares.sum()
+            else:
+                kept = shares[chosen[1 : 1 + count] - 1].sum()
+            lost.append(shares.sum() - kept)
+            best.append(shares.sum() - np.sort(shares)[len(shares) - count :].sum())
+    return float(np.mean(lost)), float(np.mean(best))
+
+
+def _memory(address: int, count: int, kind: type[ctypes.c_float] | type[ctypes.c_int64]) -> NDArray[Any]:
+    """A copy of what lies at an address."""
+    return np.array((kind * count).from_address(address))
+
+
+def compare(bundle: Bundle, texts: Sequence[Sequence[int]], threads: int) -> str:
+    """Markdown."""
+    rng, lines = np.random.default_rng(0), []
+    needles = [with_needle(text, rng, bundle.manifest.target.vocab_size) for text in texts for _ in range(3)]
+    exact: list[NDArray[np.float32]] = []
+    for variant in VARIANTS:
+        session, sums = variant.session(bundle, threads), Comparison()
+        for number, text in enumerate(texts):
+            half = len(text) // 2
+            own = log_probabilities(session, text, half)
+            if variant is VARIANTS[0]:
+                exact.append(own)
+            sums.add(own, exact[number], np.array(text[half + 1 :]))
+        for text, needle in needles:
+            sums.seek(log_probabilities(session, text, len(text) - len(needle)), needle)
+        chooses = variant.lookup is not None and variant.lookup.mode == "lookup"
+        left = [missed(session, text) for text in texts] if chooses else []
+        parts = [f"{share:.3%}" for share in np.array(left).mean(axis=(0, 1))] if left else ["", ""]
+        lines.append(
+            [
+                variant.name,
+                f"{sums.divergence / sums.tokens:.5f}",
+                f"{sums.same / sums.tokens:.2%}",
+                f"{np.exp(sums.nats / sums.tokens):.3f}",
+                *parts,
+                f"{sums.found / sums.sought:.1%}",
+            ]
+        )
+        session.engine.close()
+    titles = ["attention", "KL, nats", "same likeliest", "perplexity", "left out", "at best", "needles"]
+    return table(titles, lines, left={"attention"})
+
+
+def read_texts(paths: Sequence[Path], tokenizer: Tokenizer, length: int, most: int) -> list[list[int]]:
+    """The first `length` tokens of each text that is as long."""
+    texts = [tokenizer.encode(path.read_text("utf-8"))[:length] for path in paths]
+    return [text for text in texts if len(text) == length][:most]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    library = Path(sysconfig.get_paths()["stdlib"])
+    parser.add_argument("--text", type=Path, nargs="+", default=[library / f"{name}.py" for name in MODULES])
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=machine.default_threads())
+    arguments = parser.parse_args()
+    bundle = Bundle.open(arguments.bundle)
+    path = bundle.file(TOKENIZER)
+    if path is None:
+        raise SystemExit("this bundle has no tokenizer")
+    tokenizer, length = Tokenizer.from_file(path, bundle.manifest.bos_token_id), bundle.manifest.target.context_length
+    texts = read_texts(arguments.text, tokenizer, min(length, 4096), arguments.sequences)
+    print(compare(bundle, texts, arguments.threads))
+    print(f"\n{len(texts)} texts of {len(texts[0])} tokens; {bundle.manifest.name}, {machine.processor_name()}")
+    print(versions_line({"versions": versions(PACKAGES)}))
+
+
+if __name__ == "__main__":
+    main()
