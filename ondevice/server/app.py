@@ -14,14 +14,12 @@ from starlette.types import ASGIApp
 
 from ondevice.model import Model
 from ondevice.server import chat_completions, completions, status, tokens
-from ondevice.server.chat_completions import ChatCompletion
-from ondevice.server.completions import Completion
 from ondevice.server.delivery import CLIENT_LEFT, as_request_error
 from ondevice.server.fields import Fields, read_fields
 from ondevice.server.guard import Guard, Rules
 from ondevice.server.request_error import RequestError
 from ondevice.server.service import Service
-from ondevice.server.shape import Choice, Shape, now
+from ondevice.server.shape import now
 
 
 def make_app(service: Service, rules: Rules) -> ASGIApp:
@@ -61,16 +59,10 @@ class _Endpoints:
         return JSONResponse(status.model_card(self._service, self._created))
 
     async def chat_completions(self, request: Request) -> Response:
-        def shape(fields: Fields, choices: list[Choice]) -> Shape:
-            return ChatCompletion(self._service.name, choices, include_usage=_wants_usage(fields))
-
-        return await self._service.answer(request, chat_completions.read_order, shape)
+        return await self._service.answer(request, chat_completions.read)
 
     async def completions(self, request: Request) -> Response:
-        def shape(fields: Fields, choices: list[Choice]) -> Shape:
-            return Completion(self._service.name, choices, include_usage=_wants_usage(fields))
-
-        return await self._service.answer(request, completions.read_order, shape)
+        return await self._service.answer(request, completions.read)
 
     async def tokenize(self, request: Request) -> Response:
         return await self._with_model(request, tokens.tokenize)
@@ -94,10 +86,6 @@ class _Endpoints:
                 return JSONResponse(make(model, fields))
         except Exception as error:
             raise as_request_error(error, fields) from error
-
-
-def _wants_usage(fields: Fields) -> bool:
-    return fields.inner("stream_options").flag("include_usage")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from ondevice.reply import Step
+from ondevice.decoding.record import TokenLogprob
+from ondevice.model import Model
+from ondevice.reply import Reply, Step
+from ondevice.server.chat_fields import chat_options
 from ondevice.server.fields import Fields
-from ondevice.server.order import Order, make_order, most_tokens, number_of_choices
+from ondevice.server.logprobs import as_chat, chat_logprobs
+from ondevice.server.order import Order, make_order, most_tokens, number_of_choices, wants_usage
 from ondevice.server.replies import Reading
 from ondevice.server.request_error import RequestError
+from ondevice.server.service import MakeShape
 from ondevice.server.shape import (
     Choice,
     Message,
@@ -23,8 +29,12 @@ from ondevice.server.shape import (
 DONE = Message("data: [DONE]")
 
 
-def read_order(fields: Fields) -> Order:
-    """What a request asks for."""
+def read(fields: Fields) -> tuple[Order, MakeShape]:
+    """What a request asks for, and how its replies are written."""
+    return _order(fields), partial(ChatCompletion, include_usage=wants_usage(fields))
+
+
+def _order(fields: Fields) -> Order:
     fields.needed("messages")
     messages = [dict(message) for message in fields.objects("messages")]
     if not messages:
@@ -33,6 +43,7 @@ def read_order(fields: Fields) -> Order:
         fields,
         [messages],
         most_tokens(fields, "max_completion_tokens", "max_tokens", "n_predict"),
+        more={**chat_options(fields), **chat_logprobs(fields)},
         choices=number_of_choices(fields),
     )
 
@@ -40,10 +51,11 @@ def read_order(fields: Fields) -> Order:
 class ChatCompletion:
     """The `chat.completion` of a request, or its chunks."""
 
-    def __init__(self, model: str, choices: Sequence[Choice], *, include_usage: bool = False) -> None:
+    def __init__(self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False) -> None:
+        self._tokenizer = model.tokenizer
         self._choices = choices
         self._include_usage = include_usage
-        self._about = {"id": new_id("chatcmpl-"), "created": now(), "model": model}
+        self._about = {"id": new_id("chatcmpl-"), "created": now(), "model": model.manifest.name}
 
     def opening(self) -> Iterator[Message]:
         for choice in self._choices:
@@ -53,10 +65,22 @@ class ChatCompletion:
         yield self._chunk(self._choices[0], {}, prompt_progress=progress(event))
 
     def step(self, choice: Choice, step: Step) -> Iterator[Message]:
+        delta: dict[str, Any] = {}
+        if step.reasoning:
+            delta["reasoning_content"] = step.reasoning
         if step.text:
-            yield self._chunk(choice, {"content": step.text})
+            delta["content"] = step.text
+        if step.tool_calls:
+            first = choice.calls - len(step.tool_calls)
+            delta["tool_calls"] = [
+                {"index": first + number, **call.as_openai()} for number, call in enumerate(step.tool_calls)
+            ]
+        if delta or step.logprobs:
+            yield self._chunk(choice, delta, step.logprobs)
         if choice.finish_reason:
-            yield self._chunk(choice, {}, timings=choice.stats.timings())
+            yield self._chunk(
+                choice, {}, finish_reason=openai_finish_reason(choice.finish_reason), timings=choice.stats.timings()
+            )
 
     def closing(self) -> Iterator[Message]:
         if self._include_usage:
@@ -70,24 +94,31 @@ class ChatCompletion:
         return None
 
     def whole(self) -> dict[str, Any]:
-        choices = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text},
-                "logprobs": None,
-                "finish_reason": openai_finish_reason(choice.finish_reason),
-            }
-            for choice in self._choices
-        ]
+        choices = [self._told(choice, choice.reply) for choice in self._choices]
         told = {**self._head("chat.completion"), "choices": choices, "usage": openai_usage(self._choices)}
         return told | ({"timings": self._choices[0].stats.timings()} if len(choices) == 1 else {})
 
-    def _chunk(self, choice: Choice, delta: dict[str, Any], **more: Any) -> Message:
+    def _told(self, choice: Choice, reply: Reply) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "message": reply.message,
+            "logprobs": as_chat(reply.logprobs, self._tokenizer),
+            "finish_reason": openai_finish_reason(reply.finish_reason),
+        }
+
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+        **more: Any,
+    ) -> Message:
         told = {
             "index": choice.index,
             "delta": delta,
-            "logprobs": None,
-            "finish_reason": None if delta else openai_finish_reason(choice.finish_reason),
+            "logprobs": as_chat(logprobs, self._tokenizer),
+            "finish_reason": finish_reason,
         }
         return Message({**self._head("chat.completion.chunk"), "choices": [told], **more})
 

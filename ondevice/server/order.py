@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from ondevice.drafters import registry
 from ondevice.engines.protocol import MOST_SESSIONS
@@ -18,6 +18,8 @@ SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
     "repeat_penalty": "repetition_penalty",  # llama.cpp's name
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
 }
 """Fields that are numbers, and the options that they are."""
 
@@ -40,15 +42,22 @@ class Order:
 
 
 def make_order(
-    fields: Fields, prompts: Sequence[Prompt], max_tokens: int | None, *, stops: str = "stop", choices: int = 1
+    fields: Fields,
+    prompts: Sequence[Prompt],
+    max_tokens: int | None,
+    *,
+    more: GenerationKeywords | None = None,
+    stops: str = "stop",
+    choices: int = 1,
 ) -> Order:
     """The order of a request whose prompts are read already.
 
     Args:
         max_tokens: that it names.
+        more: options that its API has a way of its own to say.
         stops: the field with its stop strings.
     """
-    options = _sampling(fields)
+    options: GenerationKeywords = {**_sampling(fields), **(more or {})}
     if stop := fields.texts(stops):
         options["stop"] = stop
     if max_tokens is not None:
@@ -56,6 +65,9 @@ def make_order(
     # a name and never a path: what lies on this machine's disk is no stranger's business
     if (drafter := fields.choice("drafter", registry.names())) is not None:
         options["drafter"] = drafter
+    for name in ("grammar", "json_schema"):
+        if name in fields:
+            raise fields.missing_feature(name, "this server has no grammars")
     return Order(prompts, options, choices, max_tokens is None, fields.flag("return_progress"))
 
 
@@ -65,6 +77,11 @@ def most_tokens(fields: Fields, *names: str) -> int | None:
         if fields.get(name) not in (None, -1):
             return fields.whole(name, 1)
     return None
+
+
+def wants_usage(fields: Fields) -> bool:
+    """Whether a stream shall end with its `usage`."""
+    return fields.inner("stream_options").flag("include_usage")
 
 
 def number_of_choices(fields: Fields) -> int:
@@ -79,4 +96,14 @@ def _sampling(fields: Fields) -> GenerationKeywords:
     seed = fields.whole("seed", -1)
     if seed is not None and seed >= 0:  # llama.cpp's -1 is a random one
         found["seed"] = seed
+    if biases := fields.get("logit_bias"):
+        found["logit_bias"] = _biases(fields, biases)
     return found
+
+
+def _biases(fields: Fields, biases: Any) -> dict[int, float]:
+    """OpenAI's object of token ids and biases, or llama.cpp's list of pairs."""
+    try:
+        return {int(token): bias for token, bias in (biases.items() if isinstance(biases, dict) else biases)}
+    except (ValueError, TypeError) as error:
+        raise fields.wrong("logit_bias", "an object of token ids and biases") from error

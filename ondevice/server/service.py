@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ondevice.bundle import Bundle
+from ondevice.model import Model
 from ondevice.server.delivery import as_request_error, deliver
 from ondevice.server.fields import Fields, read_fields
 from ondevice.server.metrics import Metrics
@@ -18,7 +19,9 @@ from ondevice.server.replies import Replies
 from ondevice.server.residence import Residence
 from ondevice.server.shape import Choice, Shape
 
-MakeShape = Callable[[Fields, list[Choice]], Shape]
+MakeShape = Callable[[Model, list[Choice]], Shape]
+Read = Callable[[Fields], tuple[Order, MakeShape]]
+"""Of one API: what a request asks for, and how its replies are written."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Service:
     def name(self) -> str:
         return self.bundle.manifest.name
 
-    async def answer(self, request: Request, read_order: Callable[[Fields], Order], make_shape: MakeShape) -> Response:
+    async def answer(self, request: Request, read: Read) -> Response:
         """Read a request, generate, and write the replies down.
 
         Raises:
@@ -44,10 +47,10 @@ class Service:
         """
         fields = await read_fields(request)
         stream = fields.flag("stream")
-        order = read_order(fields)
+        order, make_shape = read(fields)
         try:
             replies = await Replies.begin(order, self.residence, self.places, self.metrics)
             choices = [Choice(index, stats, first) for index, (stats, first) in enumerate(replies.stats)]
-            return await deliver(request, replies, choices, make_shape(fields, choices), stream)
+            return await deliver(request, replies, choices, make_shape(replies.model, choices), stream)
         except Exception as error:
             raise as_request_error(error, fields) from error

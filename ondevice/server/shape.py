@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ondevice.decoding.record import Stats
-from ondevice.reply import FinishReason, Step
+from ondevice.reply import FinishReason, Reply, Step
 from ondevice.server.replies import Reading
 from ondevice.server.request_error import RequestError
 
@@ -32,12 +32,19 @@ class Choice:
     index: int
     stats: Stats
     reads_prompt: bool = True
-    text: str = ""
+    calls: int = 0
     finish_reason: FinishReason | None = None
+    _steps: list[Step] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
-        self.text += step.text
-        self.finish_reason = step.finish_reason or self.finish_reason
+        self._steps.append(step)
+        self.calls += len(step.tool_calls)
+        self.finish_reason = step.finish_reason
+
+    @property
+    def reply(self) -> Reply:
+        """All of it."""
+        return Reply.of(self._steps, self.stats)
 
 
 def openai_usage(choices: Sequence[Choice]) -> dict[str, Any]:

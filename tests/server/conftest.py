@@ -2,13 +2,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import ondevice
-from ondevice import Model
+from ondevice import Generation, Model, Prompt
 from ondevice.engines.protocol import Rows
+from tests.chat_bundle import Script, write_chat_bundle
 from tests.model_made import model_over, write_bundle
 from tests.server.served import PATIENCE_S, Served, serving
 from tests.toy_engine import ToyEngine
@@ -26,6 +27,39 @@ def served(reference_bundle: Path, served_model: Model) -> Iterator[Served]:
     """The reference bundle, served."""
     with serving(reference_bundle, lambda: served_model) as server:
         yield server
+        server.wait_until_idle()  # no request left anything behind, whatever became of it
+
+
+class Scripted(NamedTuple):
+    """A server whose model says what a test wants, in Gemma 4's chat format."""
+
+    served: Served
+    model: Model
+    says: Callable[[str], None]
+
+
+@pytest.fixture(scope="session")
+def chat_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    bundle = write_chat_bundle(reference_bundle, tmp_path_factory.mktemp("chat") / "chat")
+    with ondevice.load(bundle, engine="simd", threads=1) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def scripted(chat_model: Model, reference_bundle: Path) -> Iterator[Scripted]:
+    text = ["<turn|>"]
+    stream = chat_model.stream
+
+    def say(prompt: Prompt, **options: Any) -> Generation:
+        chat = {name: options[name] for name in ("tools", "thinking", "template_options") if name in options}
+        script = Script(text[0], len(chat_model.encode(prompt, **chat)))
+        return stream(prompt, logits_processors=[script], **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_model, "stream", say)
+        with serving(reference_bundle, lambda: chat_model) as served:
+            yield Scripted(served, chat_model, lambda wanted: text.__setitem__(0, wanted))
+            served.wait_until_idle()
 
 
 class Gate:

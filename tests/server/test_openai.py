@@ -1,12 +1,14 @@
 """OpenAI's own Python client, against the server."""
 
 import asyncio
+import json
 
 import openai
 import pytest
 
 from ondevice.server.guard import Rules
 from tests.server.served import wait_until
+from tests.text.conversations import WEATHER
 
 MESSAGES = [{"role": "user", "content": "def fibonacci(n):"}]
 
@@ -121,3 +123,22 @@ def test_a_full_queue_is_tried_again(serve_toy, gate):
         gate.open()
         again = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=3)
         assert len(again.completions.create(model="any", prompt="abc", max_tokens=2).choices) == 1
+
+
+def test_tools_and_thoughts(scripted):
+    scripted.says(
+        '<|channel>thought\nHm.\n<channel|><|tool_call>call:get_weather{city:<|"|>Bern<|"|>}<tool_call|><|tool_response>'
+    )
+    client = client_of(scripted.served)
+    asked = [{"role": "user", "content": "Will it rain in Bern?"}]
+    whole = client.chat.completions.create(model="any", messages=asked, tools=[WEATHER]).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.model_extra["reasoning_content"] == "Hm."
+    assert json.loads(whole.message.tool_calls[0].function.arguments) == {"city": "Bern"}
+    with client.chat.completions.stream(model="any", messages=asked, tools=[WEATHER]) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.message.tool_calls[0].function.name == "get_weather"
+    result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "rain"}
+    scripted.says("Yes.<turn|>")
+    answer = client.chat.completions.create(model="any", messages=[*asked, whole.message, result], tools=[WEATHER])
+    assert answer.choices[0].message.content == "Yes."
