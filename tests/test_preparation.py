@@ -64,6 +64,7 @@ def test_ctrl_c_ends_it_with_one_line(reference_bundle: Path, tmp_path: Path) ->
     command = [sys.executable, "-m", "ondevice", "generate", str(reference_bundle), "x"]
     with subprocess.Popen(
         command,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

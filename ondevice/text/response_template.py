@@ -26,6 +26,9 @@ from ondevice.text.tool_call import ToolCall
 ANSWER, CALLS = "content", "tool_calls"
 VERSION = 1
 
+MOST_BYTES = 1 << 20
+"""Of a template: Gemma 4's has 750."""
+
 CONTROL = 0xF0000
 """The private-use character that stands for the first control token; each has its own, which no other text holds."""
 
@@ -113,6 +116,8 @@ class ResponseTemplate:
             BundleCorruptError: it cannot be read or understood.
         """
         try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES} bytes")
             return cls(json.loads(path.read_text("utf-8")), tokenizer)
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise BundleCorruptError(

@@ -277,6 +277,12 @@ def test_other_shapes_of_calls():
     assert made.feed(ids_of(reply)).then(made.finish()) == Parsed("", " hm ", (ToolCall("f", {"a": 1}),))
 
 
+def test_a_template_that_is_too_large(tmp_path):
+    (tmp_path / "response_template.json").write_text(json.dumps({**GEMMA_4, "defaults": {"x": "x" * (1 << 20)}}))
+    with pytest.raises(BundleCorruptError, match="has more than 1048576 bytes"):
+        ResponseTemplate.from_file(tmp_path / "response_template.json", TOKENIZER)
+
+
 def changed(**fields: Any) -> dict[str, Any]:
     return {**GEMMA_4, **fields}
 
