@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ondevice.model import Model
-from ondevice.server import chat_completions, completions, status, tokens
+from ondevice.server import chat_completions, completions, messages, responses, status, tokens
 from ondevice.server.delivery import CLIENT_LEFT, as_request_error
 from ondevice.server.fields import Fields, read_fields
 from ondevice.server.guard import Guard, Rules
@@ -32,6 +32,9 @@ def make_app(service: Service, rules: Rules) -> ASGIApp:
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
+        Route("/v1/responses", endpoints.responses, methods=["POST"]),
+        Route("/v1/messages", endpoints.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", endpoints.count_tokens, methods=["POST"]),
         Route("/tokenize", endpoints.tokenize, methods=["POST"]),
         Route("/detokenize", endpoints.detokenize, methods=["POST"]),
         Route("/props", endpoints.props),
@@ -63,6 +66,15 @@ class _Endpoints:
 
     async def completions(self, request: Request) -> Response:
         return await self._service.answer(request, completions.read)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._service.answer(request, responses.read)
+
+    async def messages(self, request: Request) -> Response:
+        return await self._service.answer(request, messages.read)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return await self._with_model(request, messages.count_tokens)
 
     async def tokenize(self, request: Request) -> Response:
         return await self._with_model(request, tokens.tokenize)

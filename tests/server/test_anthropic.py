@@ -1,0 +1,113 @@
+"""Anthropic's own Python client, against `/v1/messages`."""
+
+import anthropic
+import pytest
+
+from ondevice.server.guard import Rules
+
+ASKED = [{"role": "user", "content": "Will it rain in Bern?"}]
+CALL = '<|tool_call>call:get_weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>'
+THOUGHT = "<|channel>thought\nI need the weather.\n<channel|>"
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def client_of(served, key="none"):
+    return anthropic.Anthropic(base_url=served.url, api_key=key, max_retries=0)
+
+
+@pytest.fixture
+def client(scripted):
+    return client_of(scripted.served)
+
+
+def test_a_message(client, scripted):
+    scripted.says("Yes, it will.<turn|>")
+    message = client.messages.create(model="any", max_tokens=100, system="Be brief.", messages=ASKED)
+    assert [block.text for block in message.content] == ["Yes, it will."]
+    assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", "reference")
+    told = [{"role": "system", "content": "Be brief."}, *ASKED]
+    usage = message.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == len(scripted.model.encode(told))
+    counted = client.messages.count_tokens(model="any", system="Be brief.", messages=ASKED)
+    assert counted.input_tokens == len(scripted.model.encode(told))
+
+
+def test_a_call_a_thought_and_a_result(client, scripted):
+    scripted.says(f"{THOUGHT}One moment. {CALL}<|tool_response>")
+    options = {
+        "model": "any",
+        "max_tokens": 200,
+        "tools": [WEATHER],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    message = client.messages.create(messages=ASKED, **options)
+    assert message.stop_reason == "tool_use"
+    thinking, text, call = message.content
+    assert (thinking.type, thinking.thinking) == ("thinking", "I need the weather.")
+    assert (text.type, text.text) == ("text", "One moment.")
+    assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Bern", "days": 2})
+
+    scripted.says("It rains.\n<channel|>Yes.<turn|>")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "rain"}]}
+    said = [*ASKED, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    answer = client.messages.create(messages=said, **options)
+    assert answer.content[-1].text == "Yes."
+
+
+def test_a_stream(client, scripted):
+    scripted.says(f"{THOUGHT}One moment. {CALL}{CALL}<|tool_response>")
+    with client.messages.stream(model="any", max_tokens=200, messages=ASKED, tools=[WEATHER]) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_message()
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert message.content[0].thinking == "I need the weather."
+    assert message.content[1].text == "One moment."
+    assert message.content[3].input == {"city": "Bern", "days": 2}
+    assert message.stop_reason == "tool_use"
+    assert message.usage.output_tokens > 10
+
+
+@pytest.mark.parametrize(("stops", "told"), [(["rain"], "rain"), (["rain", "snow"], None)])
+def test_a_stop_sequence(client, scripted, stops, told):
+    scripted.says("There will be rain.<turn|>")
+    message = client.messages.create(model="any", max_tokens=100, messages=ASKED, stop_sequences=stops)
+    assert message.content[0].text == "There will be"
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", told)
+
+
+def test_the_number_of_tokens(client, scripted):
+    scripted.says("There will be rain.<turn|>")
+    assert client.messages.create(model="any", max_tokens=2, messages=ASKED).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"extra_body": {"temperature": -1}}, "temperature"),
+        ({"messages": []}, "the prompt is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"tools": [{"description": "nameless"}]}, "tools[0].name is missing"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "much"}}, "thinking.type"),
+    ],
+)
+def test_mistakes(client, change, complaint):
+    with pytest.raises(anthropic.BadRequestError, match="invalid_request_error") as raised:
+        client.messages.create(**{"model": "any", "max_tokens": 5, "messages": ASKED, **change})
+    assert complaint in raised.value.message
+
+
+def test_other_errors(client, serve_toy):
+    with pytest.raises(anthropic.NotFoundError):
+        client.post("/v1/messages/batches", cast_to=object)
+    with serve_toy(rules=Rules(api_key="secret")) as served:
+        with pytest.raises(anthropic.AuthenticationError):
+            client_of(served, "wrong").messages.create(model="any", max_tokens=1, messages=ASKED)
+        assert client_of(served, "secret").messages.create(model="any", max_tokens=1, messages=ASKED).id

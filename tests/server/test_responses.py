@@ -1,0 +1,99 @@
+"""`/v1/responses`, with OpenAI's own client."""
+
+import json
+
+import openai
+import pytest
+
+CALL = '<|tool_call>call:get_weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>'
+THOUGHT = "<|channel>thought\nI need the weather.\n<channel|>"
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+
+
+@pytest.fixture
+def client(scripted):
+    with openai.OpenAI(base_url=f"{scripted.served.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def test_a_response(client, scripted):
+    scripted.says("Yes, it will.<turn|>")
+    response = client.responses.create(model="any", input="Will it rain?", instructions="Be brief.", temperature=0.5)
+    assert response.output_text == "Yes, it will."
+    assert (response.status, response.model, response.temperature) == ("completed", "reference", 0.5)
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Will it rain?"}]
+    assert response.usage.input_tokens == len(scripted.model.encode(told))
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+def test_a_conversation_with_a_tool(client, scripted):
+    scripted.says(f"{THOUGHT}{CALL}<|tool_response>")
+    asked = [{"role": "user", "content": [{"type": "input_text", "text": "Will it rain?"}]}]
+    options = {"model": "any", "tools": [WEATHER], "reasoning": {"effort": "low"}}
+    response = client.responses.create(input=asked, **options)
+    reasoning, call = response.output
+    assert reasoning.content[0].text == "I need the weather."
+    assert (call.type, call.name, json.loads(call.arguments)) == (
+        "function_call",
+        "get_weather",
+        {"city": "Bern", "days": 2},
+    )
+
+    scripted.says("It rains.\n<channel|>Yes.<turn|>")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    answer = client.responses.create(input=[*asked, *response.output, result], **options)
+    assert answer.output_text == "Yes."
+    again = client.responses.create(input=[*asked, *response.output, result, *answer.output, asked[0]], **options)
+    assert again.status == "completed"
+
+
+def test_a_stream(client, scripted):
+    scripted.says(f"{THOUGHT}One moment.{CALL}{CALL}<|tool_response>")
+    with client.responses.stream(model="any", input="Will it rain?", tools=[WEATHER]) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 4
+    assert (
+        "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+        == "I need the weather."
+    )
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "One moment."
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert json.loads(final.output[3].arguments) == {"city": "Bern", "days": 2}
+
+
+def test_one_that_is_cut(client, scripted):
+    scripted.says("There will be rain.<turn|>")
+    response = client.responses.create(model="any", input="Rain?", max_output_tokens=2)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    with client.responses.stream(model="any", input="Rain?", max_output_tokens=2) as stream:
+        assert [event.type for event in stream][-1] == "response.incomplete"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": 1}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text"),
+        ({"input": "a", "reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+def test_a_wrong_field_is_named(scripted, fields, param):
+    answer = scripted.served.post("/v1/responses", **fields)
+    assert (answer.status, answer.body["error"]["param"]) == (400, param)
