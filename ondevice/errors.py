@@ -17,6 +17,10 @@ class UsageError(OndeviceError, ValueError):
     """An option or argument, or a combination of them, that makes no sense."""
 
 
+class GrammarError(UsageError):
+    """A grammar for a reply that cannot be compiled, or that became too large to follow."""
+
+
 class PromptError(OndeviceError, ValueError):
     """A prompt that cannot be run: empty, not text, or holding a token id outside the vocabulary."""
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from ondevice.async_generation import AsyncGeneration
-from ondevice.bundle import GENERATION_CONFIG, Bundle
+from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.decoding import loop
 from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.record import Stats
@@ -25,6 +25,7 @@ from ondevice.engines.process import Process
 from ondevice.engines.protocol import Engine
 from ondevice.errors import UsageError
 from ondevice.generation import Cancellation, Generation
+from ondevice.grammar.compiler import Compiler
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
 from ondevice.progress import OnPrepare, silent
 from ondevice.reply import Reply
@@ -75,6 +76,9 @@ class Model:
         self.tokenizer = self._codec.tokenizer
         self.defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
         self._stop_ids = frozenset(self.manifest.eos_token_ids + self.defaults.eos_token_ids)
+        self._compiler = Compiler(
+            self.tokenizer, bundle.file(TOKENIZER), self.manifest.target.vocab_size, self._stop_ids
+        )
         self._runner = Runner(engine, max_sequences, cache_bytes, costs_file)
         self._draft_bundles: DraftBundles | None = None
         if open_draft is not None:
@@ -98,6 +102,7 @@ class Model:
         """
         if self._process.is_this_one:
             self._runner.close()
+            self._compiler.close()
             self.cancel()
 
     def forget(self) -> None:
@@ -143,16 +148,18 @@ class Model:
         cancellation, runner = self._cancellation(), self._runner
         chosen = GenerationOptions.of(options)
         prompt_ids = self._encode(prompt, chosen.chat)
+        constraint = self._compiler.constraint(chosen.answer, chosen.choice, chosen.chat.thinks, prompt_ids)
         sampling = chosen.sampling(self.defaults)
         sampling.check_tokens(self.manifest.target.vocab_size)
         sampler = Sampler(
             sampling,
             chosen.logits_processors or (),
-            suppressed=self.defaults.suppress_tokens,
+            suppressed=[*self.defaults.suppress_tokens, *self._compiler.forbidden(chosen.choice)],
             begins=len(prompt_ids),
+            constraint=constraint,
         )
         reply_stream = self._codec.reply_stream(prompt_ids, chosen.stop)
-        drafting = self._drafting(chosen)
+        drafting = self._drafting(chosen, constrained=constraint is not None)
 
         def cancelled() -> bool:
             return cancellation.requested or runner.closed
@@ -265,7 +272,7 @@ class Model:
             self._cancellations = [*alive, weakref.ref(made)]
         return made
 
-    def _drafting(self, chosen: GenerationOptions) -> Drafting:
+    def _drafting(self, chosen: GenerationOptions, *, constrained: bool) -> Drafting:
         name, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
         drafter = self._drafter if chosen.drafter is None else chosen.drafter
         if isinstance(drafter, PathLike):
@@ -275,7 +282,12 @@ class Model:
             count = shipped.num_assistant_tokens
         if not isinstance(drafter, str):
             return Drafting(drafter, name, count)
-        return Drafting(self._entry(drafter, chosen.draft_sampling), name, count)
+        entry = self._entry(drafter, chosen.draft_sampling)
+        if entry is not None and constrained:
+            entry = registry.beside_grammar(entry)
+        elif entry is not None and entry.needs_grammar:
+            raise UsageError(f"the drafter {entry.name} drafts what a grammar forces: give a response_format as well")
+        return Drafting(entry, name, count)
 
     def _entry(
         self, drafter: str, sampling: DraftSampling = "coupled", on_prepare: OnPrepare | None = None

@@ -17,6 +17,8 @@ from ondevice.drafters import registry
 from ondevice.drafters.draft_model import DraftSampling
 from ondevice.drafters.protocol import Drafter
 from ondevice.errors import BundleCorruptError, UsageError, reason
+from ondevice.grammar.response_format import ResponseFormat
+from ondevice.grammar.tool_choice import ToolChoice
 from ondevice.progress import Progress, silent
 from ondevice.text.chat_options import ChatOptions, Tool
 
@@ -95,6 +97,13 @@ class GenerationOptions:
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
     logits_processors : change a row of logits before a token is chosen, for a grammar say; they see the draft path
     tools, thinking, template_options : for a prompt of messages: see `ChatOptions`
+    response_format : the form of the answer, which no token may leave: `{"type": "json_object"}`,
+        `{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}`, `{"type": "regex", "regex": ...}`,
+        `{"type": "choice", "choice": ["yes", "no"]}` or `{"type": "lark", "lark": ...}`, a grammar as llguidance reads
+        it. A schema with something in it that cannot be held to is refused, unless `strict` is False. Needs the extra
+        `[grammar]`
+    tool_choice : `auto` lets the model call tools, and holds calls to their declarations; `required` has it call one or
+        more, `{"type": "function", "function": {"name": ...}}` that one, and `none` none. None leaves the model alone
     on_prefill : called after every chunk of a prompt with the tokens done and their number; and again later where a
         draft model begins to read a long text
     copies : of the prompt's keys and values, kept when it has been read, for as many other generations of the same
@@ -122,6 +131,8 @@ class GenerationOptions:
     tools: Sequence[Tool] | None = None
     thinking: bool | None = None
     template_options: Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
     on_prefill: Progress | None = silent
     copies: int = 0
 
@@ -160,7 +171,7 @@ class GenerationOptions:
         _choice("num_assistant_tokens_schedule", self.num_assistant_tokens_schedule, get_args(ScheduleName))
         if self.drafter == registry.NONE and self.num_assistant_tokens is not None:
             raise UsageError("num_assistant_tokens says nothing where the drafter is none: leave one of them out")
-        _ = self.chat
+        _ = self.chat, self.answer, self.choice
 
     @property
     def chat(self) -> ChatOptions:
@@ -171,6 +182,16 @@ class GenerationOptions:
     def wanted_logprobs(self) -> Logprobs | None:
         """None where nobody asked for them."""
         return Logprobs(self.top_logprobs) if self.logprobs or self.top_logprobs else None
+
+    @property
+    def answer(self) -> ResponseFormat:
+        """What form the answer has."""
+        return ResponseFormat.of(self.response_format)
+
+    @property
+    def choice(self) -> ToolChoice:
+        """What may be called."""
+        return ToolChoice.of(self.tool_choice, self.tools)
 
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         """These options where given, else the bundle's. A temperature of 0 leaves the bundle's filters out."""
@@ -214,6 +235,8 @@ class GenerationKeywords(TypedDict, total=False):
     tools: Sequence[Tool] | None
     thinking: bool | None
     template_options: Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | None
+    tool_choice: str | Mapping[str, Any] | None
     on_prefill: Progress | None
     copies: int
 

@@ -28,6 +28,7 @@ PARTS = {
     ),
     "mypy": (),
     "clients": ("server/test_anthropic.py", "server/test_openai.py", "server/test_responses.py"),
+    "llguidance": ("grammar",),
 }
 """What a run can do without, and the tests that cannot even be imported then; others say `needs`.
 

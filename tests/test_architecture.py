@@ -23,6 +23,7 @@ OUTSIDE = {
     "tokenizers": ("text/",),
     "jinja2": ("text/",),
     "argparse": ("terminal/",),
+    "llguidance": ("grammar/",),
     "tqdm": ("terminal/",),
     "matplotlib": ("terminal/bench/",),
     "starlette": ("server/",),

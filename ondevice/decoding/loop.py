@@ -8,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
+from ondevice.decoding.constraint import Constraint
 from ondevice.decoding.logprobs import Logprobs
 from ondevice.decoding.record import FinishReason, ForwardCost, Round, TokenLogprob
 from ondevice.decoding.sampling import Sampler
@@ -74,9 +75,9 @@ def generate(
     first = sampler.choose(outputs.logits[0], tokens)
     speculation = Speculation(drafter, schedule, session, sampler)
     speculation.begin(tokens, first, outputs)
-    tokens.append(first)
+    tokens += _ended([first], limits.stop_ids, sampler.constraint)
     path: Sequence[int] = [0]
-    reason = _finished(tokens, len(prompt_ids), session, limits)
+    reason = _finished(tokens, len(prompt_ids), session, limits, sampler.constraint)
     yield Round(
         (first,),
         rows=len(prompt_ids),
@@ -96,11 +97,11 @@ def generate(
         assert outputs is not None
         waited = perf_counter() - asked - outputs.seconds  # for other sequences
         verdict = accept(draft, outputs.logits, tokens, sampler)
-        emitted = _up_to_stop(verdict.emitted, limits.stop_ids)
+        emitted = _ended(verdict.emitted, limits.stop_ids, sampler.constraint)
         path = verdict.path[: len(emitted)]
         session.commit(path)
         tokens += emitted
-        reason = _finished(tokens, len(prompt_ids), session, limits)
+        reason = _finished(tokens, len(prompt_ids), session, limits, sampler.constraint)
         speculation.tell(emitted, outputs, path, last=reason is not None)
         seconds = perf_counter() - started
         own = seconds - waited - speculation.draft_seconds - speculation.asking_seconds
@@ -155,15 +156,20 @@ def _looked_up(
     return tuple(logprobs.of(outputs.logits[row], token) for token, row in zip(emitted, path, strict=True))
 
 
-def _up_to_stop(emitted: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
+def _ended(emitted: Sequence[int], stop_ids: frozenset[int], constraint: Constraint | None) -> list[int]:
+    """The tokens up to the end of the reply, if it is among them; the constraint is told of them."""
+    kept = list(emitted)
     for index, token in enumerate(emitted):
         if token in stop_ids:
-            return list(emitted[: index + 1])
-    return list(emitted)
+            kept = kept[: index + 1]
+            break
+    return kept if constraint is None else kept[: constraint.take(kept)]
 
 
-def _finished(tokens: Sequence[int], prompt_tokens: int, session: Session, limits: Limits) -> FinishReason | None:
-    if tokens[-1] in limits.stop_ids:
+def _finished(
+    tokens: Sequence[int], prompt_tokens: int, session: Session, limits: Limits, constraint: Constraint | None
+) -> FinishReason | None:
+    if tokens[-1] in limits.stop_ids or (constraint is not None and constraint.finished):
         return "stop"
     if len(tokens) - prompt_tokens >= limits.max_new_tokens:
         return "length"

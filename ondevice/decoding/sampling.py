@@ -14,6 +14,8 @@ from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
+    from ondevice.decoding.constraint import Constraint
+    from ondevice.decoding.masks import Masks
     from ondevice.decoding.noise import Key
     from ondevice.decoding.nucleus import Nucleus
     from ondevice.decoding.shortlist import Shortlist
@@ -84,6 +86,7 @@ class Sampler:
         *,
         suppressed: Sequence[int] = (),
         begins: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
         """
         Args:
@@ -91,12 +94,19 @@ class Sampler:
             processors: asked in this order, after penalties and before temperature.
             suppressed: tokens never to be chosen.
             begins: tokens of the prompt, which presence and frequency penalty do not count.
+            constraint: the last to forbid tokens; where it leaves one, that is chosen.
         """
         self.options = options
         self.processors = tuple(processors)
+        self.constraint = constraint
         self._suppressed, self._begins = tuple(suppressed), begins
         self._adjustments = Adjustments(options, suppressed, begins)
         # Imported where they are needed, because they bring numba.
+        self._masks: Masks | None = None
+        if constraint is not None:
+            from ondevice.decoding.masks import Masks
+
+            self._masks = Masks(constraint)
         self._made_shortlist: Shortlist | None = None
         self._made_rng: np.random.Generator | None = None
         self._top_k: TopK | None = None
@@ -147,6 +157,8 @@ class Sampler:
 
     def choose(self, logits: Floats, context: Sequence[int]) -> int:
         """The token that follows `context`, whose logits are float32[V]."""
+        if self._masks is not None and (forced := self._masks.forced(context)) is not None:
+            return forced
         scores = self._processed(logits, context)
         if self.greedy:
             return _likeliest(scores)
@@ -164,6 +176,7 @@ class Sampler:
 
         Drawn with the very noise that `choose` will take at that place: where drafter and target see about the same
         chances, they mostly draw the same token. Processors are left out: they may have a state, and this is a guess.
+        What the constraint forbids is never guessed.
 
         Args:
             logits: float32[C], of these tokens.
@@ -179,6 +192,10 @@ class Sampler:
             said = [*context, *path]
             adjust = self._adjustments
             scores = adjust.row(logits, said) if candidates is None else adjust.some(logits, candidates, said)
+        if self._masks is not None:
+            if (forced := self._masks.forced(context, path)) is not None:
+                return [Guess(forced, 1.0)]
+            scores = self._masks.some(scores, candidates, context, path)
         position, rivals = len(context) + len(path), max(most, RIVALS)
         if self.greedy or self._top_k is not None:
             tokens, values = self._shortlist.winners(scores, candidates, position, rivals)
@@ -208,6 +225,10 @@ class Sampler:
         probs[slice(None) if ids is None else ids] = weights / weights.sum()
         return probs
 
+    def allowed_share(self, probs: Probabilities, context: Sequence[int]) -> Probabilities:
+        """float64[V]: what is left of a distribution behind `context`, renormalised."""
+        return probs if self._masks is None else self._masks.share(probs, context)
+
     def _draw(self, scores: Floats, names: Tokens | None, position: int, best: Ids, values: Probabilities) -> int:
         """Fill `best` with where the winners lie in `scores`, and `values` with their log weight + noise.
 
@@ -226,6 +247,10 @@ class Sampler:
         return self._race(scores, ids, weights, named, peak, temperature, self._key, position, best, values)
 
     def _processed(self, logits: Floats, context: Sequence[int]) -> Floats:
+        scores = self._changed(logits, context)
+        return scores if self._masks is None else self._masks.row(scores, context)
+
+    def _changed(self, logits: Floats, context: Sequence[int]) -> Floats:
         if not self._adjustments and not self.processors:
             return logits
         scores = self._adjustments.row(logits, context) if self._adjustments else np.array(logits, np.float32)
@@ -294,7 +319,7 @@ def _peak(scores: Floats) -> float:
 def _finite(peak: float) -> float:
     """The largest logit as it is: NaN where there is any."""
     if not math.isfinite(peak):
-        raise UsageError("no token can be chosen: the logits hold NaN or infinity, or a processor forbids every token")
+        raise UsageError("no token can be chosen: the logits hold NaN or infinity, or every token is forbidden")
     return float(peak)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from ondevice.decoding.pruning import pruned
 from ondevice.decoding.record import IdleReason, Round
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.schedule import NO_ROOM, Plan, Schedule
-from ondevice.drafters.protocol import Draft, Drafter, DraftRequest
+from ondevice.drafters.protocol import Constrained, Draft, Drafter, DraftRequest
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.errors import UsageError
 
@@ -38,6 +39,8 @@ class Speculation:
     def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
         """The prompt is committed, and its first token is chosen."""
         if self._drafter is not None:
+            if isinstance(self._drafter, Constrained):
+                self._drafter.constrain(self._sampler.constraint)
             self._drafter.begin(tokens, self._session)
             self._drafter.observe([first], outputs, [0])
 
@@ -97,5 +100,7 @@ class Speculation:
                 f"the drafter {drafter.name} proposed a tree, and this engine verifies chains: "
                 "use the simd engine, or a drafter that looks at request.trees"
             )
+        if self._sampler.constraint is not None:
+            draft = pruned(draft, self._sampler.constraint)
         self.draft_seconds = perf_counter() - started
         return draft

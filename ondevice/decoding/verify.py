@@ -88,7 +88,9 @@ def accept_ratio(
     appendix A.1), Chen et al. (arXiv 2302.01318, algorithm 2). p and q must both be what is left after temperature,
     top-k, top-p and penalties: a raw q against a warped p, or an argmax draft that claims its softmax for q, is biased.
 
-    A draft that stops early must not do so because of a token that it drew and would have submitted.
+    A draft that stops early must not do so because of a token that it drew and would have submitted; but for one that
+    the sampler's constraint does not allow: what was submitted is then a draw from q without such tokens, renormalised,
+    and that is the q it is tested with.
 
     Args:
         draft: a chain of n tokens with probs float32[n, V].
@@ -110,7 +112,7 @@ def accept_ratio(
     tokens: list[int] = draft.tokens.tolist()
     for row, token in enumerate(tokens):
         p = sampler.distribution(logits[row], seen)
-        q = draft.probs[row].astype(np.float64)
+        q = sampler.allowed_share(draft.probs[row].astype(np.float64), seen)
         if rng.random() * q[token] >= p[token]:
             residual = np.maximum(p - q, 0.0)
             # Nothing left means p = q up to rounding, and then a draw from p is the same thing.

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.schedule import expected_rate
 from ondevice.decoding.trust import Trust
-from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast, Reader
+from ondevice.drafters.protocol import Constrained, Draft, Drafter, DraftRequest, Forecast, Reader
 from ondevice.engines.protocol import Outputs, Session
 
 if TYPE_CHECKING:
+    from ondevice.decoding.constraint import Constraint
     from ondevice.decoding.loop import Limits
 
 STEADY_ROUNDS = 16
@@ -48,6 +49,11 @@ class Portfolio:
         for drafter in self.drafters:
             if isinstance(drafter, Reader):
                 drafter.expect(limits)
+
+    def constrain(self, constraint: Constraint | None) -> None:
+        for drafter in self.drafters:
+            if isinstance(drafter, Constrained):
+                drafter.constrain(constraint)
 
     def rest(self) -> None:
         for drafter in self.drafters:

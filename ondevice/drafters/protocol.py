@@ -15,6 +15,7 @@ from ondevice.engines.protocol import Outputs, Session
 from ondevice.engines.token_tree import ROOT
 
 if TYPE_CHECKING:
+    from ondevice.decoding.constraint import Constraint
     from ondevice.decoding.loop import Limits
 
 Ids = NDArray[np.int64]
@@ -156,4 +157,13 @@ class Reader(Protocol):
         ...
 
 
-__all__ = ["ROOT", "Draft", "DraftRequest", "Drafter", "Forecast", "Reader"]
+@runtime_checkable
+class Constrained(Protocol):
+    """A drafter that wants to know what limits the tokens of a reply. What it drafts is cut in any case."""
+
+    def constrain(self, constraint: Constraint | None) -> None:
+        """Of the generation that begins; None where nothing does. Told before `begin`."""
+        ...
+
+
+__all__ = ["ROOT", "Constrained", "Draft", "DraftRequest", "Drafter", "Forecast", "Reader"]

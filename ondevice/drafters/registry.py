@@ -7,7 +7,7 @@ A new method is a file beside this one and an entry here. An application may als
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ondevice.errors import UsageError
@@ -32,12 +32,14 @@ class DrafterEntry:
     summary : one line about it
     make : a new drafter for sequences of an engine, on a machine with these costs
     obstacle : why it cannot draft for an engine's bundle, and what to do; None where it can
+    needs_grammar : whether it drafts only where a grammar limits the reply
     """
 
     name: str
     summary: str
     make: Callable[[Engine, Costs], Drafter]
     obstacle: Callable[[Engine], str | None] = lambda engine: None
+    needs_grammar: bool = False
 
 
 def _mtp(engine: Engine, costs: Costs) -> Drafter:
@@ -50,6 +52,12 @@ def _ngram(engine: Engine, costs: Costs) -> Drafter:
     from ondevice.drafters.ngram import NgramDrafter
 
     return NgramDrafter()
+
+
+def _grammar(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.grammar import GrammarDrafter
+
+    return GrammarDrafter()
 
 
 def _auto(engine: Engine, costs: Costs) -> Drafter:
@@ -80,6 +88,12 @@ _ENTRIES = (
         "ngram",
         "what followed the longest earlier match in the prompt, this reply or earlier replies; costs microseconds",
         _ngram,
+    ),
+    DrafterEntry(
+        "grammar",
+        "what a grammar forces (a schema's keys, say); in auto wherever a reply is constrained",
+        _grammar,
+        needs_grammar=True,
     ),
 )
 
@@ -122,6 +136,20 @@ def with_draft_model(drafter: str, model: DraftModel, sampling: DraftSampling) -
     return DrafterEntry(drafter, "a draft model beside all that the bundle offers", beside)
 
 
+def beside_grammar(entry: DrafterEntry) -> DrafterEntry:
+    """The entry for a reply that a grammar limits: a portfolio also drafts what that forces."""
+
+    def make(engine: Engine, costs: Costs) -> Drafter:
+        from ondevice.drafters.portfolio import Portfolio
+
+        drafter = entry.make(engine, costs)
+        if not isinstance(drafter, Portfolio):
+            return drafter
+        return Portfolio([_grammar(engine, costs), *drafter.drafters], costs)
+
+    return replace(entry, name=f"{entry.name} with a grammar", make=make)
+
+
 def entry(name: str, engine: Engine) -> DrafterEntry:
     """The entry of that name.
 
@@ -136,8 +164,12 @@ def entry(name: str, engine: Engine) -> DrafterEntry:
 
 
 def methods(engine: Engine) -> list[str]:
-    """The names that can draft for this engine's bundle, but for what combines them."""
-    return [name for name, each in REGISTRY.items() if name != AUTO and each.obstacle(engine) is None]
+    """The names that can draft any text for this engine's bundle, but for what combines them."""
+    return [
+        name
+        for name, each in REGISTRY.items()
+        if name != AUTO and not each.needs_grammar and each.obstacle(engine) is None
+    ]
 
 
 def offered(engine: Engine) -> list[str]:

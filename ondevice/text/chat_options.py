@@ -49,6 +49,11 @@ class ChatOptions:
         return bool(self.tools or self.template_options) or self.thinking is not None
 
     @property
+    def thinks(self) -> bool:
+        """Whether the model was told to think."""
+        return bool(self.variables.get(THINKING))
+
+    @property
     def variables(self) -> dict[str, Any]:
         """Of the template, but for `tools`."""
         made = dict(self.template_options or {})

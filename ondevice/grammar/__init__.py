@@ -1,0 +1,1 @@
+"""Structured output: replies that a grammar limits, through llguidance (the extra `[grammar]`)."""

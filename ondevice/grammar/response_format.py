@@ -1,0 +1,130 @@
+"""`response_format`: the form of an answer, as callers say it, as a grammar of llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ondevice.errors import UsageError
+
+Grammar = dict[str, Any]
+"""One entry of llguidance's list of grammars."""
+
+FIELDS = {
+    "text": (),
+    "json_object": (),
+    "json_schema": ("json_schema",),
+    "regex": ("regex",),
+    "choice": ("choice",),
+    "lark": ("lark",),
+}
+
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As Python's `json.dumps` writes. A model that may choose its white space has to say all of it, and small ones do not
+find an end; what is fixed can be drafted. A schema may say otherwise in `x-guidance`."""
+
+
+@dataclass(frozen=True)
+class ResponseFormat:
+    """
+    grammar : None where any text will do
+    """
+
+    grammar: Grammar | None
+
+    @classmethod
+    def of(cls, value: object) -> ResponseFormat:
+        """What `GenerationOptions.response_format` describes.
+
+        Raises:
+            UsageError: something else.
+        """
+        if value is None:
+            return cls(None)
+        kind = value.get("type") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or not isinstance(kind, str) or kind not in FIELDS:
+            raise UsageError(
+                f'response_format must be {{"type": ...}} with a type of {", ".join(FIELDS)}, not {value!r:.99}'
+            )
+        _check_fields(value, ("type", *FIELDS[kind]), FIELDS[kind], f"response_format of the type {kind}")
+        return cls(_GRAMMARS[kind](value))
+
+
+def _any_object(value: Mapping[str, Any]) -> Grammar:
+    return {"json_schema": {"type": "object", "x-guidance": SPACING}}
+
+
+def _schema(value: Mapping[str, Any]) -> Grammar:
+    described = value["json_schema"]
+    if not isinstance(described, Mapping):
+        raise UsageError(f'json_schema must be {{"name": ..., "schema": ...}}, not {described!r:.99}')
+    _check_fields(described, ("name", "description", "schema", "strict"), ("schema",), "json_schema")
+    schema, strict = described["schema"], described.get("strict")
+    if not isinstance(schema, Mapping) or not isinstance(strict, bool | None):
+        wrong, what = ("schema", "an object") if isinstance(strict, bool | None) else ("strict", "true or false")
+        raise UsageError(f"json_schema's {wrong} must be {what}, not {described[wrong]!r:.99}")
+    try:
+        plain = json.loads(json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"json_schema's schema is no JSON: {error}") from error
+    settings = plain.get("x-guidance", SPACING)
+    if strict is False and isinstance(settings, dict):
+        settings = {"lenient": True, **settings}
+    return {"json_schema": {**plain, "x-guidance": settings}}
+
+
+def _regex(value: Mapping[str, Any]) -> Grammar:
+    return {"lark_grammar": f"start: {pattern(_text(value, 'regex'))}"}
+
+
+def _choice(value: Mapping[str, Any]) -> Grammar:
+    choices = value["choice"]
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
+        raise UsageError(f"choice must be a list of strings, not {choices!r:.99}")
+    for each in choices:
+        if not isinstance(each, str) or not each:
+            raise UsageError(f"choice must be a list of strings that are not empty, not one with {each!r:.99}")
+    return {"lark_grammar": "start: " + " | ".join(map(quoted, choices))}
+
+
+def _lark(value: Mapping[str, Any]) -> Grammar:
+    return {"lark_grammar": _text(value, "lark")}
+
+
+_GRAMMARS = {
+    "text": lambda value: None,
+    "json_object": _any_object,
+    "json_schema": _schema,
+    "regex": _regex,
+    "choice": _choice,
+    "lark": _lark,
+}
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of Lark's."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def pattern(text: str) -> str:
+    """A regular expression as Lark writes one."""
+    return "/" + re.sub(r"(?s)\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), text) + "/"
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    text = value[name]
+    if not isinstance(text, str) or not text:
+        raise UsageError(f"{name} must be a string that is not empty, not {text!r:.99}")
+    return text
+
+
+def _check_fields(value: Mapping[str, Any], known: Sequence[str], needed: Sequence[str], place: str) -> None:
+    for name in needed:
+        if name not in value:
+            raise UsageError(f"{place} needs the field {name}")
+    for name in value:
+        if name not in known:
+            raise UsageError(f"{place} has the fields {', '.join(known)}, and not {name!r:.99}")

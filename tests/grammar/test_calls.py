@@ -1,0 +1,264 @@
+"""Calls in Gemma's syntax: what the schema of a tool allows, what its reply parser reads, and what a choice wants."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from ondevice.errors import GrammarError, UsageError
+from ondevice.grammar.compiler import Compiler
+from ondevice.grammar.matcher import Matcher
+from ondevice.grammar.tool_choice import ToolChoice
+from ondevice.text.chat_template import ChatTemplate
+from ondevice.text.reply_parser import ReplyParser
+from ondevice.text.response_template import ResponseTemplate
+from ondevice.text.stream import ReplyStream
+from ondevice.text.tokenizer import Tokenizer
+from ondevice_export.response_template import GEMMA_4 as RESPONSES
+from tests.grammar.schemas import random_schema
+from tests.grammar.walks import compiler, end_ids, ids_in, matcher, walk
+from tests.text.conversations import CLOCK, WEATHER
+from tests.text.templates import GEMMA_4
+from tests.text.tokenizers_made import gemma_chat, gemma_like
+
+TOKENIZER = gemma_chat()
+ENDS = end_ids(TOKENIZER)
+WEATHER_CALL = '<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|>'
+CLOCK_CALL = "<|tool_call>call:clock{}<tool_call|>"
+THOUGHT = "<|channel>thought\nhm <|turn> hm<channel|>"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def function(parameters: Any, name: str = "f") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def is_whole(constraint: Matcher, text: str) -> bool:
+    """Whether this may be the whole reply."""
+    said = ids(text)
+    return constraint.allows(said) and constraint.take(said) == len(said) and (
+        constraint.finished or constraint.allows([ENDS[0]])
+    )  # fmt: skip
+
+
+def parsed(token_ids: list[int]) -> tuple[list[tuple[str, Any]], str]:
+    """Calls and text of a reply, as its stream tells them apart."""
+    stream = ReplyStream(TOKENIZER, parser=ReplyParser(ResponseTemplate(RESPONSES, TOKENIZER)))
+    found = stream.feed(token_ids).then(stream.finish())
+    return [(each.name, each.arguments) for each in found.tool_calls], found.text
+
+
+SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
+    (None, ["{}"], ["{a:1}"]),
+    ({"type": "object"}, ["{}", '{a:1,b:[{c:<|"|>x<|"|>},null,true]}'], ["{a:}", '{"a":1}', "{a:x}"]),
+    ({"type": "object", "properties": {}}, ["{}"], ["{a:1}"]),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, ["{a:1,b:2}"], ["{a:true}"]),
+    (
+        {"properties": {"b": {"type": "integer"}, "A": {"type": "boolean"}, "c": {"type": "null"}}, "required": ["b"]},
+        ["{b:1}", "{A:true,b:1}", "{b:1,c:null}", "{A:false,b:-3,c:null}"],
+        ["{}", "{A:true}", "{b:1,A:true}", "{b:1,}", "{b:1,d:2}", "{b:1.5}", "{b: 1}"],
+    ),
+    (
+        {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {"type": "integer"}}},
+        ["{}", "{a:1}", "{c:1}", "{a:1,c:3}", "{b:2,c:3}", "{a:1,b:2,c:3}"],
+        ["{,c:1}", "{c:1,a:1}", "{a:1,,c:1}"],
+    ),
+    (
+        {"properties": {"a": {"type": "string"}}},
+        ['{a:<|"|>x {"y":1}, <b>\n世<|"|>}', '{a:<|"|><|"|>}'],
+        ['{a:"x"}', "{a:x}"],
+    ),
+    (
+        {"properties": {"a": {"type": "string", "minLength": 1, "maxLength": 2}}},
+        ['{a:<|"|>世x<|"|>}'],
+        ['{a:<|"|><|"|>}', '{a:<|"|>abc<|"|>}'],
+    ),
+    (
+        {"properties": {"a": {"type": "string", "pattern": "^(a|b/)+$"}, "b": {"type": "string", "pattern": "x"}}},
+        ['{a:<|"|>ab/<|"|>}', '{b:<|"|>-x-<|"|>}'],
+        ['{a:<|"|>ac<|"|>}', '{b:<|"|>y<|"|>}'],
+    ),
+    (
+        {"properties": {"a": {"enum": ["x y", 2, None, ["z"], {"k": True}]}, "b": {"const": 'q"'}}},
+        ['{a:<|"|>x y<|"|>}', "{a:2}", "{a:null}", '{a:[<|"|>z<|"|>]}', "{a:{k:true}}", '{b:<|"|>q"<|"|>}'],
+        ['{a:<|"|>x<|"|>}', "{a:3}", '{b:<|"|>q<|"|>}'],
+    ),
+    (
+        {"properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}}},
+        ["{a:[1]}", "{a:[1,2]}"],
+        ["{a:[]}", "{a:[1,2,3]}", "{a:[true]}"],
+    ),
+    ({"properties": {"a": {"type": "array", "maxItems": 0}}}, ["{a:[]}"], ["{a:[1]}"]),
+    (
+        {
+            "properties": {
+                "a": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": False}
+            }
+        },
+        ["{a:[1,null]}"],
+        ["{a:[1]}", "{a:[1,null,1]}"],
+    ),
+    ({"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 12}}}, ["{a:3}", "{a:12}"], ["{a:2}", "{a:13}"]),
+    ({"properties": {"a": {"type": "number"}}}, ["{a:1}", "{a:-0.5}"], ["{a:.5}"]),
+    ({"properties": {"a": {"type": ["integer", "null"]}}}, ["{a:1}", "{a:null}"], ["{a:true}"]),
+    ({"properties": {"a": {"type": "integer", "nullable": True}}}, ["{a:1}", "{a:null}"], ["{a:true}"]),
+    ({"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "boolean"}]}}}, ["{a:1}", "{a:true}"], ["{a:null}"]),
+    ({"properties": {"a": {"allOf": [{"type": "null"}]}, "b": {"allOf": [{}, {}]}}}, ["{a:null}", "{b:1}"], ["{a:1}"]),
+    (
+        {
+            "properties": {"tree": {"$ref": "#/$defs/node"}},
+            "$defs": {"node": {"properties": {"left": {"$ref": "#/$defs/node"}, "n": {"type": "integer"}}}},
+        },
+        ["{tree:{left:{left:{n:1}},n:2}}"],
+        ["{tree:{left:1}}"],
+    ),
+    ({"properties": {"a": True, "b": {"uniqueItems": True}}}, ["{a:[1,1],b:[1,1]}"], ["{c:1}"]),
+]
+
+
+@pytest.mark.parametrize(("parameters", "good", "bad"), SCHEMAS, ids=str)
+def test_arguments_keep_to_the_declaration(made: Compiler, parameters: Any, good: list[str], bad: list[str]) -> None:
+    def is_call(arguments: str) -> bool:
+        constraint = matcher(made, tool_choice="required", tools=[function(parameters)])
+        return is_whole(constraint, f"<|tool_call>call:f{arguments}<tool_call|>")
+
+    assert [each for each in good if not is_call(each)] == []
+    assert [each for each in bad if is_call(each)] == []
+
+
+def test_whatever_is_drawn_is_a_call_that_keeps_to_the_schema(made: Compiler) -> None:
+    found = 0
+    for seed in range(80):
+        rng = random.Random(seed)
+        schema = random_schema(rng)
+        if schema.get("type") != "object":
+            continue
+        choice = {"type": "function", "function": {"name": "f"}}
+        said = walk(matcher(made, tool_choice=choice, tools=[function(schema)]), rng, ENDS)
+        if said is None:
+            continue
+        found += 1
+        calls, text = parsed(said)
+        assert text == ""
+        [(name, arguments)] = calls
+        assert name == "f"
+        jsonschema.validate(arguments, schema)
+        assert list(arguments) == sorted(arguments, key=str.lower)
+    assert found > 12, "too few walks found an end"
+
+
+def test_a_call_is_written_as_the_template_writes_it(made: Compiler) -> None:
+    arguments = {"city": "Zürich <b>", "units": "C", "days": 3}
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "get_weather", "arguments": arguments}}],
+    }
+    text = ChatTemplate(GEMMA_4).render([*asked, called])
+    call = text[text.index("<|tool_call>") : text.index("<tool_call|>") + len("<tool_call|>")]
+    assert is_whole(matcher(made, tool_choice="required", tools=[WEATHER]), call)
+
+
+@pytest.mark.parametrize(
+    ("choice", "good", "bad"),
+    [
+        (
+            "auto",
+            ["", "Hello.", WEATHER_CALL, f"I look. {CLOCK_CALL}{WEATHER_CALL}Well", f"{THOUGHT}Hi.{CLOCK_CALL}"],
+            ["<|tool_call>call:gone{}<tool_call|>", "<|tool_call>", "Hi<|tool_call>call:clock{a}"],
+        ),
+        (
+            "required",
+            [WEATHER_CALL, f"{CLOCK_CALL}{WEATHER_CALL}"],
+            ["", "Hello.", f"Hi {CLOCK_CALL}", f"{THOUGHT}{CLOCK_CALL}"],
+        ),
+        ({"type": "function", "function": {"name": "clock"}}, [CLOCK_CALL], [WEATHER_CALL, CLOCK_CALL * 2, ""]),
+    ],
+    ids=["auto", "required", "one"],
+)  # fmt: skip
+def test_what_a_choice_of_tools_allows(made: Compiler, choice: Any, good: list[str], bad: list[str]) -> None:
+    def allowed(text: str) -> bool:
+        return is_whole(matcher(made, tool_choice=choice, tools=[WEATHER, CLOCK]), text)
+
+    assert [text for text in good if not allowed(text)] == []
+    assert [text for text in bad if allowed(text)] == []
+
+
+def test_thoughts_come_before_what_is_limited(made: Compiler) -> None:
+    answer = {"type": "choice", "choice": ["yes"]}
+
+    def allowed(text: str, **about: Any) -> bool:
+        return is_whole(matcher(made, answer, **about), text)
+
+    assert allowed("yes", thinking=True)
+    assert allowed(f"{THOUGHT}yes", thinking=True)
+    assert not allowed(f"{THOUGHT}no", thinking=True)
+    assert not allowed(f"{THOUGHT}yes")
+    begun = ids("<|turn>model\n<|channel>thought\n")
+    assert allowed("hm<channel|>yes", prompt_ids=begun, thinking=True)
+    assert not allowed("yes", prompt_ids=begun, thinking=True)
+    closed = [*begun, *ids("<channel|>")]
+    assert allowed("yes", prompt_ids=closed)
+    required: dict[str, Any] = {"tool_choice": "required", "tools": [CLOCK]}
+    assert is_whole(matcher(made, thinking=True, **required), f"{THOUGHT}{CLOCK_CALL}")
+    either: dict[str, Any] = {"tool_choice": "auto", "tools": [CLOCK]}
+    assert [allowed(text, thinking=True, **either) for text in ("yes", CLOCK_CALL, f"{THOUGHT}{CLOCK_CALL}", "no")] == [
+        True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_control_tokens_stay_out_of_strings_though_the_tokenizer_does_not_call_them_special(tmp_path: Path) -> None:
+    whole = json.loads(TOKENIZER._backend.to_str())
+    for token in whole["added_tokens"]:
+        token["special"] = token["content"] in ("<bos>", *ENDS)
+    plain = Tokenizer(Backend.from_str(json.dumps(whole)), 2)
+    assert len(plain.special_ids) < len(TOKENIZER.special_ids)
+    constraint = matcher(compiler(plain, tmp_path), tool_choice="required", tools=[WEATHER])
+    controls = set(TOKENIZER.control_texts)
+    said = ids('<|tool_call>call:get_weather{city:<|"|>a')
+    assert constraint.take(said) == len(said)
+    assert set(ids_in(constraint.mask([]))) & controls == set(ids('<|"|>'))
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "said"),
+    [
+        ("always", [CLOCK], "tool_choice must be auto, none, required or"),
+        ("auto", None, "tool_choice='auto' needs tools"),
+        ("required", [], "needs tools"),
+        ({"type": "function"}, [CLOCK], "must be auto"),
+        ({"type": "function", "function": {"name": "gone"}}, [CLOCK, WEATHER], "'gone', and .*: clock, get_weather"),
+        (3, [CLOCK], "must be auto"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_choice_is_named(choice: Any, tools: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ToolChoice.of(choice, tools)
+
+
+def test_a_model_that_knows_no_calls_says_so(tmp_path: Path) -> None:
+    made = compiler(gemma_like(), tmp_path)
+    with pytest.raises(UsageError, match=r"this tokenizer has no <\|tool_call>"):
+        matcher(made, tool_choice="auto", tools=[CLOCK])
+    assert made.forbidden(ToolChoice.of("none", None)) == []
+
+
+def test_a_reference_that_leads_nowhere_is_named(made: Compiler) -> None:
+    with pytest.raises(GrammarError, match=r"no '#/\$defs/gone', which"):
+        matcher(made, tool_choice="auto", tools=[function({"properties": {"a": {"$ref": "#/$defs/gone"}}})])

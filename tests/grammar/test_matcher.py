@@ -1,0 +1,165 @@
+"""What a constraint says depends on the tokens before, and on nothing that was asked."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ondevice.errors import GrammarError
+from ondevice.grammar.compiler import Compiler
+from ondevice.grammar.matcher import Matcher
+from tests.grammar.walks import compiler, end_ids, ids_in, matcher, schema_format, walk
+from tests.text.tokenizers_made import gemma_chat
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["circle", "square"]},
+        "n": {"type": "integer", "maximum": 99},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+TOKENIZER = gemma_chat()
+ENDS = end_ids(TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def constraint(made: Compiler) -> Matcher:
+    return matcher(made, schema_format(SCHEMA))
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def test_what_only_one_text_can_follow_is_forced(constraint: Matcher) -> None:
+    text = ids('{"name": "')
+    path: list[int] = []
+    while (token := constraint.forced(path)) is not None:
+        path.append(token)
+    assert path == text[: len(path)]
+    assert len(path) >= len(ids('{"name":'))  # the space may yet be a part of a longer token
+    for length in range(len(path)):
+        assert ids_in(constraint.mask(path[:length])) == [path[length]]
+
+
+def test_it_says_the_same_whatever_was_asked_before(made: Compiler) -> None:
+    rng = random.Random(1)
+    for seed in range(6):
+        reply = walk(matcher(made, schema_format(SCHEMA)), random.Random(seed), ENDS)
+        assert reply is not None
+        fresh = matcher(made, schema_format(SCHEMA))
+        expected = []
+        for token in reply:
+            expected.append((fresh.forced([]), fresh.mask([]).copy()))
+            fresh.take([token])
+        asked = matcher(made, schema_format(SCHEMA))
+        taken = 0
+        while taken < len(reply):
+            for _ in range(8):  # here and there, right and wrong
+                length = rng.randint(0, min(9, len(reply) - taken - 1))
+                path = reply[taken : taken + length]
+                question = rng.random()
+                if question < 0.3:
+                    assert asked.allows(path)
+                elif question < 0.5:
+                    token = rng.randrange(TOKENIZER.vocab_size)
+                    asked.allows([*path, token])
+                elif question < 0.7:
+                    assert asked.forced(path) == expected[taken + length][0]
+                else:
+                    np.testing.assert_array_equal(asked.mask(path), expected[taken + length][1])
+            count = rng.randint(1, 4)
+            assert asked.take(reply[taken : taken + count]) == len(reply[taken : taken + count])
+            taken += count
+            assert asked.position == 1 + min(taken, len(reply))
+        assert asked.finished
+
+
+def test_a_token_is_allowed_that_its_mask_has(constraint: Matcher) -> None:
+    start = ids('{"name": "a')
+    assert constraint.take(start) == len(start)
+    has = set(ids_in(constraint.mask([])))
+    for token in range(TOKENIZER.vocab_size):
+        assert constraint.allows([token]) == (token in has)
+    assert not has & set(ENDS)
+
+
+def test_a_reply_that_is_over_takes_nothing_more(constraint: Matcher) -> None:
+    reply = ids('{"name": "ab", "kind": "circle"}')
+    assert constraint.take([*reply, ENDS[0], 9]) == len(reply)
+    assert constraint.finished
+    assert not constraint.allows([ENDS[0]])
+    assert constraint.forced([]) is None
+    assert len(ids_in(constraint.mask([]))) >= TOKENIZER.vocab_size
+
+
+def test_a_token_that_ends_the_reply_is_one_of_it(made: Compiler) -> None:
+    constraint = matcher(made, {"type": "regex", "regex": "a+"})
+    assert constraint.take(ids("aa")) == 2
+    assert not constraint.finished
+    assert set(ENDS) <= set(ids_in(constraint.mask([])))
+    assert constraint.take([ENDS[1], ENDS[0]]) == 1
+    assert constraint.finished
+
+
+def test_what_is_not_allowed_cannot_be_taken(constraint: Matcher) -> None:
+    assert not constraint.allows(ids("x"))
+    assert constraint.forced(ids("x")) is None
+    assert ids_in(constraint.mask(ids("x"))) == []
+    with pytest.raises(GrammarError, match="does not allow"):
+        constraint.take(ids("x"))
+
+
+def test_replies_with_characters_of_several_tokens(made: Compiler) -> None:
+    """An emoji is four byte tokens here: no mask may end in the middle of one."""
+    constraint = matcher(made, {"type": "choice", "choice": ["😀", "naïve\t\x7f", "世界"]})
+    for text in ("😀", "naïve\t\x7f", "世界"):
+        assert constraint.allows(ids(text))
+    assert not constraint.allows([*ids("😀")[:2], *ids("a")])
+    assert constraint.allows(ids("😀")[:2])
+    assert not set(ENDS) & set(ids_in(constraint.mask(ids("😀")[:2])))
+
+
+def test_the_index_is_made_once_and_later(made: Compiler, tmp_path: Path) -> None:
+    other = compiler(TOKENIZER, tmp_path)
+    assert other._index is None
+    first = matcher(other, {"type": "json_object"})
+    assert first.allows(ids("{"))
+    index = other._index
+    assert matcher(other, {"type": "regex", "regex": "b"}).allows(ids("b"))
+    assert other._index is index
+    other.close()
+
+
+def test_a_grammar_that_grows_too_large_is_an_error_of_one_line() -> None:
+    class Broken:
+        """As llguidance's matcher is where it reached one of its limits."""
+
+        def is_stopped(self) -> bool:
+            return False
+
+        def compute_ff_tokens(self) -> list[int]:
+            return []
+
+        def unsafe_compute_mask_ptr(self, address: int, size: int) -> None: ...
+
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "parser error: Too many items (limit 50000; mask)\n<state>\nTokens: ..."
+
+    constraint = Matcher(Broken, 1, 300)  # type: ignore[arg-type]
+    with pytest.raises(GrammarError, match=r"any further: parser error: Too many items \(limit 50000; mask\)$"):
+        constraint.mask([])

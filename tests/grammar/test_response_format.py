@@ -1,0 +1,146 @@
+"""What `response_format` may be, what it then allows, and what is said where it is something else."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ondevice.errors import GrammarError, MissingDependencyError, UsageError
+from ondevice.grammar.compiler import Compiler
+from ondevice.grammar.response_format import ResponseFormat
+from tests.grammar.schemas import random_schema
+from tests.grammar.walks import compiler, end_ids, matcher, schema_format, walk
+from tests.text.tokenizers_made import byte_level, gemma_chat
+
+TOKENIZER = gemma_chat()
+ENDS = end_ids(TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
+
+
+def allowed(made: Compiler, response_format: Any, text: str) -> bool:
+    """Whether this may be the whole answer."""
+    constraint = matcher(made, response_format)
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    return constraint.allows(ids) and (constraint.take(ids) == len(ids)) and (
+        constraint.finished or constraint.allows([ENDS[0]])
+    )  # fmt: skip
+
+
+CASES: list[tuple[Any, list[str], list[str]]] = [
+    (
+        {"type": "json_object"},
+        ["{}", '{"a": [1, null, {"b": "c"}]}', '{"é\\n": "世"}'],
+        ["[]", '"a"', '{"a" : 1}', "{"],
+    ),
+    (
+        schema_format({"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}),
+        ['{"a": 1}', '{"a": -0.5e3}', '{"a": 1, "other": true}'],
+        ["{}", '{"a": "1"}', '{"a":1}'],
+    ),
+    (schema_format({"enum": ["a", 1, None, {"b": []}]}), ['"a"', "1", "null", '{"b": []}'], ["a", "2"]),
+    (schema_format({"type": "array", "items": {"type": "boolean"}, "maxItems": 2}), ["[]", "[true, false]"], ["[1]"]),
+    (schema_format({"type": "string", "pattern": "^[ab]+$"}), ['"ab"'], ['"c"', '""']),
+    (schema_format({"type": "string"}), ['"\\n\\\\\\""', '"naïve 世"'], ['"\n"', '"a']),
+    (schema_format({"type": "array", "uniqueItems": True}, strict=False), ["[1, 1]"], ["{}"]),
+    (schema_format({"type": "object", "x-guidance": {"whitespace_flexible": True}}), ['{ "a" :1}'], ["[]"]),
+    ({"type": "regex", "regex": "(yes|no)/[0-9]{2}"}, ["yes/01", "no/99"], ["yes/1", "maybe/11", "yes"]),
+    ({"type": "regex", "regex": "a\nb\\/c"}, ["a\nb/c"], ["a b/c"]),
+    ({"type": "choice", "choice": ['say "hi"', "a\\b"]}, ['say "hi"', "a\\b"], ["hi", "a"]),
+    (
+        {"type": "lark", "lark": 'start: item ("," item)*\nitem: /[a-z]+/ "=" /[0-9]/'},
+        ["a=1", "b=2,c=3"],
+        ["a", "a=1,"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("response_format", "good", "bad"), CASES, ids=str)
+def test_an_answer_has_the_form(made: Compiler, response_format: Any, good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not allowed(made, response_format, text)] == []
+    assert [text for text in bad if allowed(made, response_format, text)] == []
+
+
+@pytest.mark.parametrize("tokenizer", [gemma_chat, byte_level], ids=["byte fallback", "byte level"])
+def test_whatever_is_drawn_keeps_to_the_schema(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also where a tokenizer has none of Gemma's further control tokens."""
+    own = tokenizer()
+    made, ends = compiler(own, tmp_path_factory.mktemp("tokenizer")), end_ids(own)
+    found = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        schema = random_schema(rng)
+        ids = walk(matcher(made, schema_format(schema)), rng, ends)
+        if ids is None:
+            continue
+        found += 1
+        text = own.decode(ids, keep_special=True)
+        jsonschema.validate(json.loads(text), schema)
+    assert found > 30, "most walks found no end, so little was tested"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("json", "response_format must be"),
+        ({}, "with a type of text, json_object, json_schema, regex, choice, lark"),
+        ({"type": "xml"}, "not {'type': 'xml'}"),
+        ({"type": ["regex"]}, "response_format must be"),
+        ({"type": "json_object", "schema": {}}, "has the fields type, and not 'schema'"),
+        ({"type": "json_schema"}, "needs the field json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "json_schema needs the field schema"),
+        ({"type": "json_schema", "json_schema": 3}, "json_schema must be"),
+        (schema_format([]), "schema must be an object, not \\[\\]"),
+        (schema_format({}, strict="yes"), "strict must be true or false"),
+        (schema_format({"enum": [{1, 2}]}), "is no JSON"),
+        ({"type": "regex", "regex": ""}, "regex must be a string that is not empty"),
+        ({"type": "choice", "choice": []}, "choice must be a list of strings"),
+        ({"type": "choice", "choice": ["a", 3]}, "not one with 3"),
+        ({"type": "lark", "lark": 1}, "lark must be a string"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_named(wrong: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ResponseFormat.of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (schema_format({"type": "foo"}), "Invalid type: foo"),
+        (schema_format({"not": {}}), 'Unimplemented keys: \\["not"\\]'),
+        (schema_format({"type": "integer", "minimum": 3, "maximum": 1}), "Unsatisfiable"),
+        (schema_format({"$ref": "#/$defs/gone"}), "gone"),
+        (schema_format({"type": "string", "pattern": "("}), "regex parse error: \\( error: unclosed group"),
+        ({"type": "regex", "regex": "("}, "unclosed group"),
+        ({"type": "lark", "lark": "start: gone"}, 'unknown name: "gone"'),
+        ({"type": "lark", "lark": "begin: /a/"}, "no start rule found"),
+        ({"type": "regex", "regex": "\ud83d"}, "surrogate"),
+    ],
+    ids=ascii,
+)
+def test_a_grammar_that_cannot_be_compiled_is_one_line(made: Compiler, wrong: Any, said: str) -> None:
+    with pytest.raises(GrammarError, match=said) as caught:
+        matcher(made, wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_only_the_tokenizer_can_tell_is_said_at_the_first_token(made: Compiler) -> None:
+    constraint = matcher(made, {"type": "lark", "lark": "start: <|gone|>"})
+    with pytest.raises(GrammarError, match=r'unknown special token: "<\|gone\|>"$'):
+        constraint.mask([])
+
+
+def test_without_the_package_one_line_says_what_to_install(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'ondevice-runtime\[grammar\]'"):
+        matcher(made, {"type": "json_object"})

@@ -1,0 +1,67 @@
+"""Replies that a grammar allows, made without a model: of the tokens that a mask leaves, one at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ondevice.grammar.compiler import Compiler
+from ondevice.grammar.matcher import Matcher
+from ondevice.grammar.response_format import ResponseFormat
+from ondevice.grammar.tool_choice import ToolChoice
+from ondevice.text.tokenizer import Tokenizer
+
+ENDS = ("<eos>", "<turn|>", "<|tool_response>")
+
+
+def compiler(tokenizer: Tokenizer, directory: Path) -> Compiler:
+    """For a model that has a few more tokens than its tokenizer."""
+    path = directory / "tokenizer.json"
+    path.write_text(tokenizer._backend.to_str(), "utf-8")
+    return Compiler(tokenizer, path, tokenizer.vocab_size + 7, end_ids(tokenizer))
+
+
+def end_ids(tokenizer: Tokenizer) -> list[int]:
+    return [token_id for token_id, text in tokenizer.control_texts.items() if text in ENDS]
+
+
+def matcher(
+    made: Compiler,
+    response_format: Any = None,
+    *,
+    tool_choice: Any = None,
+    tools: Sequence[Any] | None = None,
+    thinking: bool = False,
+    prompt_ids: Sequence[int] = (2,),
+) -> Matcher:
+    answer, choice = ResponseFormat.of(response_format), ToolChoice.of(tool_choice, tools)
+    found = made.constraint(answer, choice, thinking, prompt_ids)
+    assert found is not None
+    return found
+
+
+def schema_format(schema: Any, **further: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "test", "schema": schema, **further}}
+
+
+def ids_in(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def walk(constraint: Matcher, rng: random.Random, ends: Sequence[int], most: int = 400) -> list[int] | None:
+    """A reply, the token that ended it left out; None where it found no end."""
+    said: list[int] = []
+    while not constraint.finished:
+        if len(said) == most:
+            return None
+        choices = ids_in(constraint.mask([]))
+        over = [token for token in choices if token in ends]
+        # Among hundreds of tokens that go on, those that end something are seldom drawn.
+        token = rng.choice(over) if over and rng.random() < 0.3 else rng.choice(choices)
+        assert constraint.take([token]) == 1
+        said.append(token)
+    return said[:-1] if said and said[-1] in ends else said
