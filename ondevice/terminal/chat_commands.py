@@ -106,13 +106,11 @@ def _set(conversation: Conversation, rest: str) -> None:
     changed.pop(name, None)
     if value.strip() != DEFAULT:
         changed |= _setting(name, value.strip())
-    conversation.options = cast("GenerationKeywords", changed)
+    conversation.use(cast("GenerationKeywords", changed))
 
 
 def _setting(name: str, value: str) -> dict[str, Any]:
     """An option by its name, and its value as it was typed."""
-    from ondevice.options import GenerationOptions
-
     parser = Parser("/set")
     add_generation_arguments(parser)
     known = sorted(action.dest for action in parser._actions if action.dest != "help")
@@ -122,9 +120,7 @@ def _setting(name: str, value: str) -> dict[str, Any]:
         arguments = parser.parse_args([f"--{name.replace('_', '-')}={value}"])
     except UsageError as error:
         raise UsageError(str(error).partition(". Try")[0]) from error
-    made = {key: given for key, given in generation_options(arguments).items() if key == name}
-    GenerationOptions.of(made)
-    return made
+    return {key: given for key, given in generation_options(arguments).items() if key == name}
 
 
 def _save(conversation: Conversation, rest: str) -> None:

@@ -15,6 +15,7 @@ from ondevice.terminal.reply_view import TextView
 from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
+    from ondevice.decoding.record import Stats
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
 
@@ -44,7 +45,7 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self.thoughts = ""
         """Of the last reply."""
-        self._replies = 0
+        self._stats: Stats | None = None
         self.instruct(system)
         # A bundle that cannot chat should say so now, not after the first message was typed.
         model.encode([*self.messages, HELLO])
@@ -69,19 +70,28 @@ class Conversation:
         rest = self.messages[len(self._beginning) :]
         self.messages = [*([{"role": "system", "content": system}] if system else []), *rest]
 
+    def use(self, options: GenerationKeywords) -> None:
+        """Other options from now on.
+
+        Raises:
+            OndeviceError: one that makes no sense, or not with this bundle.
+        """
+        self._model.stream([*self._beginning, HELLO], **options).close()  # nothing is computed
+        self.options = options
+
     def say(self, text: str) -> None:
         """Send a message and show the reply. One that cannot be sent leaves the conversation as it was."""
         asked = [*self.messages, {"role": "user", "content": text}]
         try:
             with unseen_keys():
                 reply = stream_reply(self._model, asked, self.options, TextView())
-        except (PromptError, UsageError) as error:
+        except PromptError as error:
             hint = f" ({FULL})" if isinstance(error, ContextOverflowError) else ""
             print(f"ondevice: {error}{hint}", file=sys.stderr)
             return
         self.messages = [*asked, self._message(reply)]
         self.thoughts = reply.reasoning
-        self._replies += 1
+        self._stats = reply.stats
         if reply.finish_reason in NOTICES:
             print(NOTICES[reply.finish_reason], file=sys.stderr)
 
@@ -160,7 +170,8 @@ class Conversation:
         return tokenizer.decode(inner, keep_special=True)
 
     def stats(self) -> str:
-        return summary(self._model.last_stats) if self._replies else "no reply yet"
+        """Figures of the last reply."""
+        return summary(self._stats) if self._stats else "no reply yet"
 
 
 def _read_messages(path: Path) -> list[dict[str, Any]]:

@@ -83,15 +83,18 @@ def test_options_can_be_set(run, bundle, monkeypatch):
     monkeypatch.setattr(Model, "stream", stream)
     lines = (
         "/set temperature 0.5\n/set max-new-tokens 3\n/set seed 7\n/set stop .\n/set\na\n"
-        "/set temperature default\n/set min_p 5\nb\n/set min_p default\nc\n"
+        "/set temperature default\n/set min_p 5\nb\n/set min_p default\nc\n/set max_new_tokens 9\n/stats\n"
     )
     code, _, err = run("chat", bundle, *SHORT, stdin=lines)
     assert code == 0
     assert "temperature 0.5" in err
+    asked = [options for options in asked if "on_prefill" in options]  # the others were tried, not run
+    assert len(asked) == 3
     assert asked[0].items() >= {"temperature": 0.5, "max_new_tokens": 3, "seed": 7, "stop": (".",)}.items()
     assert "temperature" not in asked[1]
     assert "min_p must be between 0 and 1" in err  # the chat goes on
-    assert len(asked) == 3
+    assert "\n3 tokens, " in err
+    assert "min_p" not in asked[-1]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_a_mistake_is_one_line_and_the_chat_goes_on(run, bundle, prompts, line, 
     code, _, err = run("chat", bundle, *OPTIONS, stdin=f"{line}\na\n")
     assert code == 0
     assert complaint in err.splitlines(keepends=True)[0]
-    assert len(prompts) == 1
+    assert said(prompts[-1]) == ["a"]
 
 
 def test_a_template_that_knows_no_thinking(run, bundle):
