@@ -13,22 +13,31 @@ from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.lookup_settings import LookupSettings
+
+LOOKUPS = (
+    LookupSettings(keys=32, window=64, learn=64),
+    LookupSettings(least=32, most=96, left=0.3, width=2, window=64, learn=64),
+    LookupSettings("nomad", width=1, window=64, learn=64),
+)
 
 
 def digest(bundle: Bundle) -> str:
-    """A hash of all bits that a prefill, a tree of drafts and a draft step answer, with every kind of cache."""
-    answers = [_answers(bundle, kind) for kind in get_args(KVCacheType)]
+    """A hash of all bits that a prefill, a tree of drafts and a draft step answer, with every cache and attention."""
+    answers = [_answers(bundle, kind, lookup) for kind in get_args(KVCacheType) for lookup in (None, *LOOKUPS)]
     return hashlib.sha256(b"".join(answers)).hexdigest()
 
 
-def _answers(bundle: Bundle, kind: KVCacheType) -> bytes:
-    engine = SimdEngine(bundle, threads=2, kv_cache=kind)
+def _answers(bundle: Bundle, kind: KVCacheType, lookup: LookupSettings | None) -> bytes:
+    engine = SimdEngine(bundle, threads=2, kv_cache=kind, lookup=lookup)
     session = engine.open_session()
     rng = np.random.default_rng(0)
-    prompt = rng.integers(0, bundle.manifest.target.vocab_size, 60).tolist()
-    first = engine.forward([Rows(session, TokenTree.chain(prompt), [59])])[0]
-    parts = [first.logits.tobytes(), first.hidden.tobytes()]
-    session.commit(range(60))
+    parts = []
+    for _ in range(1 if lookup is None else 4):
+        prompt = rng.integers(0, bundle.manifest.target.vocab_size, 60).tolist()
+        first = engine.forward([Rows(session, TokenTree.chain(prompt), [59])])[0]
+        parts += [first.logits.tobytes(), first.hidden.tobytes()]
+        session.commit(range(60))
     tree = TokenTree(np.arange(12), np.array([-1, 0, 1, 2, 0, 4, 5, 1, -1, 8, 9, 10]))
     second = engine.forward([Rows(session, tree, range(12))])[0]
     parts += [second.logits.tobytes(), second.hidden.tobytes()]

@@ -129,3 +129,17 @@ def test_more_rows_than_the_window_has_are_refused(bundle: Bundle, kind: KVCache
     assert session.max_rows() == 64
     with pytest.raises(ValueError, match="65 rows do not fit"):
         run(session, [0] * 65, [0])
+
+
+def test_a_drafter_that_looks_up_leaves_the_target_exact(bundle: Bundle, kind: KVCacheType) -> None:
+    settings = LookupSettings("lookup-drafts", keys=32, window=64, learn=64)
+    exact, drafting = session_of(bundle, kind, None), session_of(bundle, kind, settings)
+    assert exact.engine.origin == drafting.engine.origin
+    for session in (exact, drafting):
+        extend(session, IDS, np.random.default_rng(1))
+    found = [run(session, [3, 1, 4], range(3)).logits for session in (exact, drafting)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert drafting.nbytes > exact.nbytes
+    for session in (exact, drafting):
+        session.commit([])
+    assert drafted(exact) != drafted(drafting)

@@ -130,7 +130,8 @@ class SimdEngine:
             buffer, lease = self._outputs.lease(len(rows.wanted))
             self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
             self._program.check_files()
-            threads = self._pool.run(self._program.target, self._state.slots, *kind_of_work(len(rows.tokens)))
+            plan = self._program.target if self._looks_up(int(rows.positions.max())) else self._program.exact_target
+            threads = self._pool.run(plan, self._state.slots, *kind_of_work(len(rows.tokens)))
             self._release_tables(len(rows.tokens))
             seconds = time.perf_counter() - started
         outputs, first = [], 0
@@ -186,8 +187,14 @@ class SimdEngine:
             plan.target_hidden[:] = hidden
             plan.token[0] = token
             drafts.use(record, self._scratch, self._lookup_scratch)
-            self._pool.run(plan.steps, drafts.slots, DRAFT_STEP)
+            assert self._program.exact_drafter is not None
+            steps = plan.steps if self._looks_up(record.length) else self._program.exact_drafter
+            self._pool.run(steps, drafts.slots, DRAFT_STEP)
         return drafts.answer
+
+    def _looks_up(self, position: int) -> bool:
+        """Whether a row at this position may look keys up."""
+        return self._lookup is not None and position + 1 >= self._lookup.begin
 
     def _release_tables(self, rows: int) -> None:
         """Now and then, unmap what rows have read of tables."""

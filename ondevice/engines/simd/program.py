@@ -19,6 +19,7 @@ from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
+from ondevice.engines.simd.plan.exact import exact_plan
 from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
 from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_plan
 from ondevice.errors import BundleCorruptError
@@ -33,11 +34,15 @@ class Program:
     """Where a sequence's record has the cache of each target layer that owns one: its place among them."""
     target: NDArray[np.int64]
     """The steps of a forward of the target, int64[steps, WIDTH]."""
+    exact_target: NDArray[np.int64]
+    """The same where no row looks keys up."""
     target_frequencies: Frequencies
     """Rotary frequencies of the target's layers, by kind of attention."""
     logits_width: int
     """Floats in a row of logits: the vocabulary, padded to whole tiles."""
     drafter: DrafterPlan | None
+    exact_drafter: NDArray[np.int64] | None
+    """The steps of `drafter` where they look no keys up."""
     drafter_frequencies: Frequencies
     looked_up: frozenset[int]
     """Layers whose keys are looked up."""
@@ -98,7 +103,8 @@ def load_program(
     width = read.packed.head.tiles * 16
     read.sources.release()
     return Program(
-        caches, steps, read.target_frequencies, width, drafter_steps, read.drafter_frequencies,
+        caches, steps, exact_plan(steps), read.target_frequencies, width, drafter_steps,
+        None if drafter_steps is None else exact_plan(drafter_steps.steps), read.drafter_frequencies,
         looked_up, scratch_bytes(layers), widest_attention(layers), buffers, read.sources, pack,
     )  # fmt: skip
 

@@ -46,6 +46,11 @@ class SequenceRecord:
             self._point(slots.PATHS, paths)
             self._slots[slots.PATH_WIDTH] = paths.shape[1]
 
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return int(self._slots[slots.LENGTH])
+
     def set_place(self, row_set: int, first: int, count: int) -> None:
         """Where those rows lie in a row set."""
         self._slots[slots.FIRST_ROW + row_set] = first
