@@ -2,9 +2,11 @@
 
     python -m benchmarks.attention_quality BUNDLE [--text FILE ...] [--sequences 8] [--threads 2]
 
-Texts are read up to the bundle's context, source files of Python's standard library unless told otherwise. The last
-half of each is compared: Kullback-Leibler divergence, likeliest tokens, the text's likelihood. Needles are eight random
-tokens somewhere in a text, whose first half comes again at its end: how many of the second half are predicted?
+Texts are read up to the bundle's context, source files of Python's standard library unless told otherwise. Compared is
+the last half of each: Kullback-Leibler divergence, likeliest tokens, and the text's perplexity. Needles are 32 tokens
+of another text somewhere in one, whose first half comes again at its end: how many of the second half are predicted?
+"Left out" is the share of rows' weights in full attention that is not attended to; "at best" is what a choice of as
+many units by their true weights would leave out.
 
 Contexts as short as the reference pair's say little of long ones. So that there is something to choose from, codebooks
 are learnt after 512 tokens, and 128 newest are always attended to, where the defaults are 2,048 and 512.
@@ -37,7 +39,7 @@ from ondevice.terminal.bench.table import table
 from ondevice.text.tokenizer import Tokenizer
 
 SHORT = LookupSettings(learn=512, window=128, least=64, most=1024)
-NEEDLE = 8
+NEEDLE = 32
 MODULES = ("argparse", "ast", "inspect", "pickle", "shutil", "subprocess", "tarfile", "typing", "zipfile", "uuid")
 
 
@@ -46,7 +48,7 @@ class Variant:
     """A cache and a way to attend."""
 
     name: str
-    kv_cache: KVCacheType = "int8"
+    kv_cache: KVCacheType = "fp16"
     lookup: LookupSettings | None = None
 
     def session(self, bundle: Bundle, threads: int) -> SimdSession:
@@ -54,14 +56,15 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("exact, fp16", "fp16"),
     Variant("exact"),
-    *(Variant(f"lookup, {keys} keys", lookup=replace(SHORT, keys=keys)) for keys in (64, 128, 256, 512)),
-    *(Variant(f"lookup, auto, {left:.0%} left", lookup=replace(SHORT, left=left)) for left in (0.05, 0.02, 0.01)),
-    *(Variant(f"lookup, 128 keys, width {width}", lookup=replace(SHORT, keys=128, width=width)) for width in (1, 2)),
+    Variant("exact, int8 cache", "int8"),
+    *(Variant(f"lookup, {keys} keys", lookup=replace(SHORT, keys=keys)) for keys in (64, 128, 256, 512, 1024)),
+    Variant("lookup, auto, at most 1024", lookup=SHORT),
+    Variant("lookup, auto, at most 1024, int8 cache", "int8", SHORT),
+    *(Variant(f"lookup, 256 keys, width {width}", lookup=replace(SHORT, keys=256, width=width)) for width in (1, 2)),
     *(Variant(f"nomad, width {width}", lookup=replace(SHORT, mode="nomad", width=width)) for width in (1, 2, 4)),
 )
-"""The first is what the others are compared with; with an int8 cache where nothing else is said."""
+"""The first is what the others are compared with; codes of four numbers, and an fp16 cache, if nothing else is said."""
 
 
 def log_probabilities(session: SimdSession, tokens: Sequence[int], first: int) -> NDArray[np.float32]:
@@ -105,12 +108,51 @@ class Comparison:
         self.sought += len(needle)
 
 
-def with_needle(tokens: Sequence[int], rng: np.random.Generator, ids: int) -> tuple[list[int], NDArray[np.int64]]:
-    """A text with a needle in it and all but its last token at the end, and its second half."""
-    needle = rng.integers(ids // 8, ids, NEEDLE)
+def with_needle(
+    tokens: Sequence[int], other: Sequence[int], rng: np.random.Generator
+) -> tuple[list[int], NDArray[np.int64]]:
+    """A text with a piece of another in it, and again at its end but for the last token; and its second half."""
+    start = int(rng.integers(0, len(other) - NEEDLE))
+    needle = list(other[start : start + NEEDLE])
     place = int(rng.integers(SHORT.learn, len(tokens) - SHORT.window - 3 * NEEDLE))
     room = list(tokens[: len(tokens) - 2 * NEEDLE])
-    return [*room[:place], *needle.tolist(), *room[place:], *needle[:-1].tolist()], needle[NEEDLE // 2 :]
+    return [*room[:place], *needle, *room[place:], *needle[:-1]], np.array(needle[NEEDLE // 2 :])
+
+
+def first_drafts(session: SimdSession, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The drafter's first token at every sixteenth place of a text's last half, and the target's there."""
+    engine, drafted, taken = session.engine, [], []
+    session.rewind(0)
+    log_probabilities(session, tokens[: len(tokens) // 2], len(tokens) // 2 - 1)
+    for start in range(len(tokens) // 2, len(tokens) - 17, 16):
+        chunk = tokens[start : start + 16]
+        hidden = engine.forward([Rows(session, TokenTree.chain(chunk), [15])])[0].hidden[0].copy()
+        session.commit(range(16))
+        step = session.draft_step(tokens[start + 16], hidden)
+        drafted.append(int(step.candidates[step.logits.argmax()]))
+        following = engine.forward([Rows(session, TokenTree.chain([tokens[start + 16]]), [0])])[0]
+        taken.append(int(following.logits[0].argmax()))
+        session.commit([])
+    return drafted, taken
+
+
+def compare_drafts(bundle: Bundle, texts: Sequence[Sequence[int]], threads: int) -> str:
+    """Markdown: what becomes of drafts where the drafter alone looks up."""
+    lookups = [replace(SHORT, mode="lookup-drafts", keys=keys) for keys in (64, 128, 256, 512)]
+    found = {}
+    for lookup in (None, *lookups):
+        session = Variant("", lookup=lookup).session(bundle, threads)
+        pairs = [first_drafts(session, text) for text in texts]
+        name = "exact" if lookup is None else f"lookup, {lookup.keys} keys"
+        found[name] = [np.concatenate(part) for part in zip(*pairs, strict=True)]
+        session.engine.close()
+    lines = [
+        [name, f"{(drafted == taken).mean():.2%}", f"{(drafted == found['exact'][0]).mean():.2%}"]
+        for name, (drafted, taken) in found.items()
+    ]
+    return table(
+        ["the drafter's attention", "first draft taken", "same draft"], lines, left={"the drafter's attention"}
+    )
 
 
 def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, float]]:
@@ -169,7 +211,7 @@ def _memory(address: int, count: int, kind: type[ctypes.c_float] | type[ctypes.c
 def compare(bundle: Bundle, texts: Sequence[Sequence[int]], threads: int) -> str:
     """Markdown."""
     rng, lines = np.random.default_rng(0), []
-    needles = [with_needle(text, rng, bundle.manifest.target.vocab_size) for text in texts for _ in range(3)]
+    needles = [with_needle(text, texts[i - 1], rng) for i, text in enumerate(texts) for _ in range(3)]
     exact: list[NDArray[np.float32]] = []
     for variant in VARIANTS:
         session, sums = variant.session(bundle, threads), Comparison()
@@ -220,6 +262,8 @@ def main() -> None:
     tokenizer, length = Tokenizer.from_file(path, bundle.manifest.bos_token_id), bundle.manifest.target.context_length
     texts = read_texts(arguments.text, tokenizer, min(length, 4096), arguments.sequences)
     print(compare(bundle, texts, arguments.threads))
+    if bundle.manifest.drafter is not None:
+        print(f"\n{compare_drafts(bundle, texts, arguments.threads)}")
     print(f"\n{len(texts)} texts of {len(texts[0])} tokens; {bundle.manifest.name}, {machine.processor_name()}")
     print(versions_line({"versions": versions(PACKAGES)}))
 
