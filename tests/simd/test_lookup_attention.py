@@ -112,7 +112,7 @@ def test_scores_of_nomad_are_those_of_the_tables(kind: KVCacheType, heads: int) 
 
 def test_an_exact_plan_looks_nothing_up() -> None:
     attend = Attend(*range(10))
-    steps = [LookUp(*range(14)), AttendChosen(*attend, 10, 11, 12), AttendLookedUp(*attend, 10, 11, 12, 13)]
+    steps: list[Step] = [LookUp(*range(14)), AttendChosen(*attend, 10, 11, 12), AttendLookedUp(*attend, 10, 11, 12, 13)]
     plan = np.zeros((len(steps), WIDTH), np.int64)
     for words, step in zip(plan, steps, strict=True):
         words[: 1 + len(step)] = to_row(step)
