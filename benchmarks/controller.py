@@ -20,6 +20,7 @@ import numpy as np
 
 from ondevice.decoding import loop
 from ondevice.decoding.costs import Costs
+from ondevice.decoding.limits import Limits
 from ondevice.decoding.record import Round
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
@@ -129,7 +130,7 @@ def microseconds_per_round(drafter: Drafter | None, schedule: ClaimedTimes | Non
         session,  # type: ignore[arg-type]
         prompt,
         Sampler(SamplingOptions(temperature=0.0)),
-        loop.Limits(len(text.tokens)),
+        Limits(len(text.tokens)),
         drafter=drafter,
         schedule=schedule,
     )

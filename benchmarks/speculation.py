@@ -9,7 +9,8 @@ from time import perf_counter
 
 from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
 from ondevice.decoding.costs import Costs
-from ondevice.decoding.loop import Limits, generate
+from ondevice.decoding.limits import Limits
+from ondevice.decoding.loop import generate
 from ondevice.decoding.loop import run as driven
 from ondevice.decoding.record import Stats
 from ondevice.decoding.sampling import Sampler

@@ -11,8 +11,8 @@ from typing import Any, Unpack
 
 from ondevice.async_generation import AsyncGeneration
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
-from ondevice.decoding import loop
 from ondevice.decoding.costs_file import CostsFile
+from ondevice.decoding.limits import Limits
 from ondevice.decoding.record import Stats
 from ondevice.decoding.runner import Drafting, Runner, Task
 from ondevice.decoding.sampling import Sampler
@@ -164,7 +164,7 @@ class Model:
         def cancelled() -> bool:
             return cancellation.requested or runner.closed
 
-        limits = loop.Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
+        limits = Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
         task = Task(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs, chosen.copies)
         rounds = self._runner.rounds(task)
@@ -201,7 +201,7 @@ class Model:
             OSError: the file cannot be written.
         """
         prompt_ids = self.encode(prompt, tools=tools, thinking=thinking, template_options=template_options)
-        limits = loop.Limits(1, cancelled=lambda: self._runner.closed)
+        limits = Limits(1, cancelled=lambda: self._runner.closed)
         greedy = Sampler(SamplingOptions(temperature=0.0))
         self._runner.save_prefix(Task(prompt_ids, greedy, limits, Drafting(None, "auto", None), Stats()), path)
         return len(prompt_ids)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ondevice.decoding.costs import Costs
-from ondevice.decoding.loop import Limits, generate, run
+from ondevice.decoding.limits import Limits
+from ondevice.decoding.loop import generate, run
 from ondevice.decoding.record import Round
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from ondevice.decoding.constraint import Constraint
+from ondevice.decoding.limits import Limits
 from ondevice.decoding.logprobs import Logprobs
 from ondevice.decoding.record import FinishReason, ForwardCost, Round, TokenLogprob
 from ondevice.decoding.sampling import Sampler
@@ -17,24 +17,9 @@ from ondevice.decoding.speculation import Speculation
 from ondevice.decoding.verify import accept
 from ondevice.drafters.protocol import Draft, Drafter
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
-from ondevice.progress import Progress, silent
 
 Loop = Generator[Rows | Round, Outputs | None, None]
 """Yields a forward that it wants run, and takes its outputs, or a finished round."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a generation ends, and who is asked and told on the way.
-
-    cancelled : asked before every forward
-    on_prefill : told after every chunk of the prefill how many of the prompt's tokens are done, and how many there are
-    """
-
-    max_new_tokens: int
-    stop_ids: frozenset[int] = frozenset()
-    cancelled: Callable[[], bool] = lambda: False
-    on_prefill: Progress = silent
 
 
 def generate(

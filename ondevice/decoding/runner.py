@@ -14,6 +14,7 @@ from ondevice.decoding.batch import Batch, Seat
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.costs_file import CostsFile
 from ondevice.decoding.idle_pool import IdlePool
+from ondevice.decoding.limits import Limits
 from ondevice.decoding.logprobs import Logprobs
 from ondevice.decoding.prefix_cache import PrefixCache
 from ondevice.decoding.record import Round, Stats
@@ -42,7 +43,7 @@ class Task:
 
     prompt_ids: list[int]
     sampler: Sampler
-    limits: loop.Limits
+    limits: Limits
     drafting: Drafting
     stats: Stats
     logprobs: Logprobs | None = None

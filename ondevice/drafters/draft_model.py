@@ -20,7 +20,7 @@ from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Engine, Outputs, Rows, Session, TokenTree
 
 if TYPE_CHECKING:
-    from ondevice.decoding.loop import Limits
+    from ondevice.decoding.limits import Limits
 
 DraftSampling = Literal["coupled", "ratio"]
 """How a draft model draws above temperature 0: with the noise that the target will take, or from its own distribution,

@@ -13,7 +13,7 @@ from ondevice.engines.protocol import Outputs, Session
 
 if TYPE_CHECKING:
     from ondevice.decoding.constraint import Constraint
-    from ondevice.decoding.loop import Limits
+    from ondevice.decoding.limits import Limits
 
 STEADY_ROUNDS = 16
 """Rounds after which a steady forecast is asked for again, though nothing was drafted."""

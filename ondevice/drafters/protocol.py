@@ -16,7 +16,7 @@ from ondevice.engines.token_tree import ROOT
 
 if TYPE_CHECKING:
     from ondevice.decoding.constraint import Constraint
-    from ondevice.decoding.loop import Limits
+    from ondevice.decoding.limits import Limits
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

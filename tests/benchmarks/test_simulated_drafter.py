@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated_drafter import FIRST, NEITHER, SECOND, SimulatedDrafter, make_luck
-from ondevice.decoding.loop import Limits, generate, run
+from ondevice.decoding.limits import Limits
+from ondevice.decoding.loop import generate, run
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import ConstantSchedule

@@ -12,7 +12,8 @@ import pytest
 
 from ondevice.decoding import batch as batch_module
 from ondevice.decoding.batch import FIRST_SHARE, Batch, Pace, Seat
-from ondevice.decoding.loop import Limits, generate, run
+from ondevice.decoding.limits import Limits
+from ondevice.decoding.loop import generate, run
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.engines.protocol import Rows, TokenTree

@@ -10,6 +10,7 @@ import pytest
 
 from ondevice.decoding import loop
 from ondevice.decoding.constraint import Mask
+from ondevice.decoding.limits import Limits
 from ondevice.decoding.masks import keep_allowed
 from ondevice.decoding.pruning import pruned
 from ondevice.decoding.sampling import Sampler
@@ -146,7 +147,7 @@ def generate(drafter: Any, temperature: float, most: int = 60) -> tuple[list[int
     engine = ToyEngine()
     sampler = Sampler(SamplingOptions(temperature=temperature, seed=3), constraint=Steps())
     schedule = ConstantSchedule(5) if drafter is not None else None
-    this = loop.generate(engine.open_session(), PROMPT, sampler, loop.Limits(most), drafter=drafter, schedule=schedule)
+    this = loop.generate(engine.open_session(), PROMPT, sampler, Limits(most), drafter=drafter, schedule=schedule)
     rounds = list(loop.run(this, lambda rows: engine.forward([rows])[0]))
     tokens = [token for each in rounds for token in each.token_ids]
     return tokens, rounds[-1].finish_reason, engine.forwards
