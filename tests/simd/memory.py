@@ -41,9 +41,9 @@ def codes_of(cache: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Float
     keys = tiles[:, : 16 * head_dim].reshape(-1, head_dim // 4, 16, 4).transpose(0, 2, 1, 3)
     key_scales = np.ascontiguousarray(tiles[:, 16 * head_dim :]).view(np.float32)
     parts = cache[1].reshape(units, 32 * (head_dim + 4))
-    values = parts[:, : 32 * head_dim].view(np.int8).reshape(units, head_dim // 16, 8, 16, 4).transpose(0, 2, 4, 1, 3)
+    values = parts[:, : 32 * head_dim].reshape(units, head_dim // 16, 8, 16, 4).transpose(0, 2, 4, 1, 3)
     value_scales = np.ascontiguousarray(parts[:, 32 * head_dim :]).view(np.float32)
-    codes = [keys.astype(np.int64) - 128, values.astype(np.int64)]
+    codes = [part.astype(np.int64) - 128 for part in (keys, values)]
     return (
         np.stack([part.reshape(units * 32, head_dim) for part in codes]),
         np.stack([part.reshape(units * 32) for part in (key_scales, value_scales)]),

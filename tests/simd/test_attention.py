@@ -193,9 +193,11 @@ def test_integer_tiles_equal_their_twins(members: int, head_dim: int, extreme: b
     shares = rng.random((units, members)).astype(np.float32)
     start = rng.standard_normal((members, head_dim)).astype(np.float32)
     for chain in (1, units):
-        mixed, packed = start.copy(), weights.astype(np.uint8)
+        sums = weights.reshape(-1, chain, members, UNIT).sum(axis=(1, 3))
+        starts = (-instruction_set.current().int8_zero * sums).astype(np.int32)
+        mixed, packed = start.copy(), weights.astype(np.int8)
         mix_values(
-            members, cache[1].ctypes.data, size, packed.ctypes.data, shares.ctypes.data, units // chain, chain,
-            head_dim, mixed.ctypes.data, mixed.strides[0],
+            members, cache[1].ctypes.data, size, packed.ctypes.data, starts.ctypes.data, shares.ctypes.data,
+            units // chain, chain, head_dim, mixed.ctypes.data, mixed.strides[0],
         )  # fmt: skip
         np.testing.assert_array_equal(mixed, twins.integer_mix(start, weights, shares, codes[1], chain))

@@ -20,9 +20,10 @@ from ondevice.engines.simd.kernels.attention_rows import (
     Scratch,
     row_range,
     seen_by_any,
+    state_bytes,
     write_table,
 )
-from ondevice.engines.simd.kernels.attention_state import States, clear, fold
+from ondevice.engines.simd.kernels.attention_state import States, clear, fold_all
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.float_attention import attend_heads
 from ondevice.engines.simd.kernels.integer_attention import attend_tile, quantize_queries, tile_size
@@ -86,25 +87,6 @@ def share_of_pairs(total: int, threads: int) -> Any:
 
 
 @kernel
-def attend_part(pairs: Pairs, head: KVHead, head_dim: int, scratch: Scratch, states: States, part: int) -> None:
-    """Make states those of the positions that pairs see in a part."""
-    clear(states, pairs.size, head_dim)
-    begin, end = seen_by_any(scratch.table, 0, pairs.size)
-    begin, end = max(begin, part * PART), min(end, (part + 1) * PART)
-    for block in range(begin // BLOCK * BLOCK, end, BLOCK):
-        pair = np.int64(0)
-        while pair < pairs.size:
-            left = pairs.size - pair
-            if head.bits == 8:
-                size = tile_size(left)
-                attend_tile(scratch, states, pairs.sequence, head, head_dim, pair, size, block)
-            else:
-                size = min(left, HEADS, pairs.group - (pairs.first + pair) % pairs.group)
-                attend_heads(scratch, states, pairs.sequence, head, head_dim, pair, size, block)
-            pair += size
-
-
-@kernel
 def write_out(pairs: Pairs, head_dim: int, states: States, output: Output) -> None:
     """Quantise the results of complete states."""
     for i in range(pairs.size):
@@ -129,44 +111,49 @@ def begin_unit(state: np.ndarray, pairs: Pairs, queries: Queries, head: KVHead, 
 
 
 @kernel
-def attend_all(
-    pairs: Pairs, head: KVHead, head_dim: int, scratch: Scratch, stride: int, first: int, parts: int, output: Output
-) -> None:
-    """Pairs over all their parts."""
-    part, whole = States(scratch.part, stride), States(scratch.whole, stride)
-    if parts == 1:
-        attend_part(pairs, head, head_dim, scratch, whole, first)
-    else:
-        clear(whole, pairs.size, head_dim)
-        for number in range(first, first + parts):
-            attend_part(pairs, head, head_dim, scratch, part, number)
-            for i in range(pairs.size):
-                fold(whole.address + i * stride, part.address + i * stride, head_dim)
-    write_out(pairs, head_dim, whole, output)
-
-
-@kernel
-def attend_one(
+def attend_unit(
     pairs: Pairs,
     head: KVHead,
     head_dim: int,
     scratch: Scratch,
-    stride: int,
     partials: Partials,
     first: int,
     parts: int,
     number: int,
     output: Output,
 ) -> None:
-    """Pairs over one part; the thread whose part is complete last puts all of them together."""
-    line = partials.most_parts * stride
-    attend_part(pairs, head, head_dim, scratch, States(partials.address + number * stride, line), first + number)
-    if fetch_add(partials.counter, np.int64(1)) + 1 < parts:
-        return
-    write_i64(partials.counter, np.int64(0))
-    whole = States(scratch.whole, stride)
+    """Pairs over all their parts, of which `first` is the first; or over one of them, with a number 0 or larger.
+
+    The thread whose part is complete last puts all of them together.
+    """
+    stride = state_bytes(head_dim)
+    own, whole = States(scratch.part, stride), States(scratch.whole, stride)
+    start, stop = first, first + parts
+    if number >= 0:
+        own = States(partials.address + number * stride, partials.most_parts * stride)
+        start, stop = first + number, first + number + 1
+    low, high = seen_by_any(scratch.table, 0, pairs.size)
     clear(whole, pairs.size, head_dim)
-    for i in range(pairs.size):
-        for other in range(parts):
-            fold(whole.address + i * stride, partials.address + i * line + other * stride, head_dim)
+    for part in range(start, stop):
+        clear(own, pairs.size, head_dim)
+        begin, end = max(low, part * PART), min(high, (part + 1) * PART)
+        for block in range(begin // BLOCK * BLOCK, end, BLOCK):
+            pair = np.int64(0)
+            while pair < pairs.size:
+                left = pairs.size - pair
+                if head.bits == 8:
+                    size = tile_size(left)
+                    attend_tile(scratch, own, pairs.sequence, head, head_dim, pair, size, block)
+                else:
+                    size = min(left, HEADS, pairs.group - (pairs.first + pair) % pairs.group)
+                    attend_heads(scratch, own, pairs.sequence, head, head_dim, pair, size, block)
+                pair += size
+        if number < 0:
+            fold_all(whole, own, pairs.size, head_dim)
+    if number >= 0:
+        if fetch_add(partials.counter, np.int64(1)) + 1 < parts:
+            return
+        write_i64(partials.counter, np.int64(0))
+        for part in range(parts):
+            fold_all(whole, States(partials.address + part * stride, own.stride), pairs.size, head_dim)
     write_out(pairs, head_dim, whole, output)

@@ -106,13 +106,15 @@ class Scratch(NamedTuple):
     scores: int
     """[MOST] times _SCORE_BYTES."""
     weights: int
-    """uint8[BLOCK / UNIT][tile's pairs][UNIT]."""
+    """int8[BLOCK / UNIT][tile's pairs][UNIT]."""
+    weight_starts: int
+    """int32[BLOCK / UNIT][tile's pairs]."""
     weight_scales: int
     """float32[BLOCK / UNIT][tile's pairs]."""
     tail_scores: int
     """float32[MOST, TAIL]."""
     tail_weights: int
-    """uint8[TAIL / UNIT][tile's pairs][UNIT]."""
+    """int8[TAIL / UNIT][tile's pairs][UNIT]."""
     tail_scales: int
     """float32[UNIT], of values on a path."""
     part: int
@@ -131,7 +133,8 @@ def scratch_at(address: int, head_dim: int) -> Scratch:
     query_scales = starts + 4 * PAIRS
     scores = query_scales + 4 * PAIRS
     weights = scores + MOST * _SCORE_BYTES
-    weight_scales = weights + MOST * BLOCK
+    weight_starts = weights + MOST * BLOCK
+    weight_scales = weight_starts + 4 * MOST * (BLOCK // UNIT)
     tail_scores = weight_scales + 4 * MOST * (BLOCK // UNIT)
     tail_weights = tail_scores + 4 * MOST * TAIL
     tail_scales = tail_weights + MOST * TAIL
@@ -139,8 +142,8 @@ def scratch_at(address: int, head_dim: int) -> Scratch:
     whole = part + PAIRS * state_bytes(head_dim)
     end = whole + PAIRS * state_bytes(head_dim)
     return Scratch(
-        table, codes, starts, query_scales, scores, weights, weight_scales, tail_scores, tail_weights, tail_scales,
-        part, whole, end,
+        table, codes, starts, query_scales, scores, weights, weight_starts, weight_scales, tail_scores, tail_weights,
+        tail_scales, part, whole, end,
     )  # fmt: skip
 
 

@@ -79,3 +79,10 @@ def fold(state: int, part: int, head_dim: int) -> None:
         store(state + at, fma(load(part + at), full(other), load(state + at) * full(own)))
     write_f32(state + 4 * head_dim, peak)
     write_f32(state + 4 * head_dim + 4, total * own + added * other)
+
+
+@kernel
+def fold_all(states: States, parts: States, pairs: int, head_dim: int) -> None:
+    """`fold` of some pairs."""
+    for i in range(pairs):
+        fold(states.address + i * states.stride, parts.address + i * parts.stride, head_dim)

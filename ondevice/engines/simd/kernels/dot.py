@@ -25,7 +25,7 @@ def add_dots(
 
     Args:
         isa: the instruction set; `isa.signed` says whether bytes of `weights` are signed.
-        bits: 4 where `weights` are 0..15, 7 where they are 0..127, which are signed and unsigned, else 8.
+        bits: 4 where `weights` are 0..15, else 8.
         total: <n x i32>.
         weights: vectors <4n x i8>, up to eight.
         activations: as many <4n x i8>, -127..127.

@@ -99,5 +99,5 @@ def to_value(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int
     unit, place = cache + row // UNIT * stride, row % UNIT
     to = unit + place // 4 * 4 * TILE + place % 4
     for at in range(head_dim):
-        write_i8(to + at // TILE * TILE * UNIT + at % TILE * 4, read_i8(x + at))
+        write_i8(to + at // TILE * TILE * UNIT + at % TILE * 4, read_i8(x + at) ^ _OFFSET)
     write_f32(unit + UNIT * head_dim + 4 * place, scale)

@@ -53,8 +53,11 @@ from ondevice.engines.simd.kernels.vector import (
 
 _ZERO, _MOST_WEIGHT = np.float32(0.0), np.float32(127.0)
 _LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)
+_FLOOR = np.float32(-60.0)
+"""Scores that lie further below the largest are taken for this: a weight times a scale must not be denormal, which
+takes a hundred cycles."""
 _OFFSET = instruction_set.current().int8_zero
-"""Of the codes of keys, as the instruction takes them."""
+"""Of codes, as the instruction takes them."""
 _NOWHERE = 1 << 62
 
 
@@ -120,6 +123,7 @@ def mix_values(
     values: int,
     stride: int,
     weights: int,
+    starts: int,
     scales: int,
     count: int,
     chain: int,
@@ -130,13 +134,13 @@ def mix_values(
     """`mix_tile` of as many pairs."""
     tiles = head_dim // TILE
     if members == 8:
-        mix_tile(8, values, stride, weights, scales, count, chain, tiles, out, line)
+        mix_tile(8, values, stride, weights, starts, scales, count, chain, tiles, out, line)
     elif members == 4:
-        mix_tile(4, values, stride, weights, scales, count, chain, tiles, out, line)
+        mix_tile(4, values, stride, weights, starts, scales, count, chain, tiles, out, line)
     elif members == 2:
-        mix_tile(2, values, stride, weights, scales, count, chain, tiles, out, line)
+        mix_tile(2, values, stride, weights, starts, scales, count, chain, tiles, out, line)
     else:
-        mix_tile(1, values, stride, weights, scales, count, chain, tiles, out, line)
+        mix_tile(1, values, stride, weights, starts, scales, count, chain, tiles, out, line)
 
 
 @kernel
@@ -185,27 +189,30 @@ def weigh(
     for at in range(low // TILE * TILE, high, TILE):
         largest = maximum(largest, within(load(scores + 4 * (at - offset)), low - at, high - at, _LOWEST))
     peak = full(raise_peak(states, pair, head_dim, max_lanes(largest)))
-    total, zeros = full(_ZERO), full(_ZERO)
+    total, zeros, floor = full(_ZERO), full(_ZERO), full(_FLOOR)
     for unit in range(begin, end, UNIT):
         number = (unit - begin) // UNIT * members + member
-        to, scale = scratch.weights + UNIT * number, _ZERO
+        to, start, scale = scratch.weights + UNIT * number, np.int64(0), _ZERO
         if unit < high and low < unit + UNIT:
             at, factors = (
                 scores + 4 * (unit - offset),
                 scale_address(scratch, sequence, head, head_dim, pair, tail, unit, high),
             )
-            left = within(exp(load(at) - peak), low - unit, high - unit, _ZERO)
-            right = within(exp(load(at + 64) - peak), low - unit - TILE, high - unit - TILE, _ZERO)
+            left = within(exp(maximum(load(at) - peak, floor)), low - unit, high - unit, _ZERO)
+            right = within(exp(maximum(load(at + 64) - peak, floor)), low - unit - TILE, high - unit - TILE, _ZERO)
             total = total + left + right
             left = within(left * load(factors), low - unit, high - unit, _ZERO)
             right = within(right * load(factors + 64), low - unit - TILE, high - unit - TILE, _ZERO)
             most = max(max_lanes(maximum(left, right)), _LEAST)
             scale, inverse = most / _MOST_WEIGHT, full(_MOST_WEIGHT / most)
-            store_rounded_int8(to, round_even(left * inverse))
-            store_rounded_int8(to + TILE, round_even(right * inverse))
+            left, right = round_even(left * inverse), round_even(right * inverse)
+            store_rounded_int8(to, left)
+            store_rounded_int8(to + TILE, right)
+            start = -_OFFSET * np.int64(sum_lanes(left + right))
         else:
             store_rounded_int8(to, zeros)
             store_rounded_int8(to + TILE, zeros)
+        write_i32(scratch.weight_starts + 4 * number, np.int32(start))
         write_f32(scratch.weight_scales + 4 * number, scale)
     states_total = states.address + pair * states.stride + 4 * head_dim + 4
     write_f32(states_total, read_f32(states_total) + sum_lanes(total))
@@ -238,8 +245,19 @@ def mix_tail(
                 code = read_i8(scratch.weights + UNIT * (number + member) + position - unit)
                 write_i8(scratch.tail_weights + UNIT * (place // UNIT * members + member) + place % UNIT, code)
         values = head.values + (tail - sequence.base) // UNIT * head.stride
-        scales = scratch.weight_scales + 4 * number
-        mix_values(members, values, head.stride, scratch.tail_weights, scales, 1, units, head_dim, out, states.stride)
+        mix_values(
+            members,
+            values,
+            head.stride,
+            scratch.tail_weights,
+            scratch.weight_starts + 4 * number,
+            scratch.weight_scales + 4 * number,
+            1,
+            units,
+            head_dim,
+            out,
+            states.stride,
+        )
 
 
 @kernel
@@ -284,7 +302,17 @@ def attend_tile(
         out = states.address + first * states.stride
         count = (body - begin) // UNIT
         mix_values(
-            members, values, head.stride, scratch.weights, scratch.weight_scales, count, 1, head_dim, out, states.stride
+            members,
+            values,
+            head.stride,
+            scratch.weights,
+            scratch.weight_starts,
+            scratch.weight_scales,
+            count,
+            1,
+            head_dim,
+            out,
+            states.stride,
         )
     if body < end:
         mix_tail(scratch, states, sequence, head, head_dim, first, members, tail, units, begin, end)

@@ -6,15 +6,15 @@ and up to eight rows share what is loaded. All sums are exact, so no order of th
 A unit of a cache holds UNIT positions of a KV head, from a multiple of UNIT on, in UNIT * (head_dim + 4) bytes:
 
     keys     two tiles of 16: codes + 128, uint8[head_dim / 4][16 keys][4 dims], then float32[16], a scale for each key
-    values   int8[head_dim / 16][8][16 dims][4 positions], then float32[32], a scale for each position
+    values   codes + 128, uint8[head_dim / 16][8][16 dims][4 positions], then float32[32], a scale for each position
 
-Codes of keys have an offset, as those of int8 weights have, because x86 multiplies unsigned with signed bytes. Weights
-are 0..127: with 0..255 two products of 16 bits would overflow in AVX2's instruction.
+Codes have an offset, as those of int8 weights have, because x86 multiplies unsigned with signed bytes, of which the
+signed ones may be repeated from memory at no cost. So the weights of values are 0..127, and not 0..255.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -45,8 +45,8 @@ MOST = 8
 """Rows of a product."""
 AHEAD = 4096
 """Bytes from the keys that are read to those that are prefetched."""
-CHAINS = 4
-"""Sums that are at work at least: one would wait for itself."""
+CHAINS = 16 if instruction_set.current().lanes == TILE else 4
+"""Sums that are at work at least, where there are registers for them: one would wait for itself."""
 
 
 @emits(types.void, LITERAL, *[types.int64] * 7)
@@ -66,7 +66,8 @@ def score_tile(
         stride: bytes from a row of `out` to the next.
     """
     isa = instruction_set.current()
-    vectors, chains = isa.vectors_of_a_pass(rows), max(1, CHAINS // rows)
+    kept = _Sums(isa, rows)
+    vectors = kept.vectors
     scales_at = builder.add(keys, builder.mul(blocks, I64(8 * 4 * TILE)))
     with cgutils.for_range(builder, I64(TILE // isa.lanes // vectors)) as turn:
         lane = builder.mul(turn.index, I64(4 * vectors * isa.lanes))  # in bytes
@@ -76,23 +77,10 @@ def score_tile(
             keys_at, base = _at(builder, first, block, 8 * 4 * TILE), _at(builder, queries, block, 32 * rows)
             for line in range(0, 8 * 4 * vectors * isa.lanes, 64):
                 _prefetch(builder, keys_at, AHEAD + line)
-            results = []
-            for vector in range(vectors):
-                codes = weight_codes(builder, isa, 8, keys_at, 4 * isa.lanes * vector)
-                for row in range(rows):
-                    own = sums[(vector * rows + row) * chains :][:chains]
-                    results += _dots(builder, isa, 8, own, codes, groups_of_four(builder, isa, base, 32 * row))
-            return results
+            return kept.add(builder, sums, keys_at, base)
 
-        zero = constant(0, ir.VectorType(I32, isa.lanes))
-        begin = [zero] * chains
-        sums = []
-        for _ in range(vectors):
-            for row in range(rows):
-                start = splat(builder, read(builder, pointer_to(builder, starts), I32, 4 * row), isa.lanes)
-                sums += [start, *begin[1:]]
-        totals = _chained(builder, accumulate(builder, blocks, sums, step), chains)
-        for index, total in enumerate(totals):
+        begin = kept.begin(builder, pointer_to(builder, starts))
+        for index, total in enumerate(kept.totals(builder, accumulate(builder, blocks, begin, step))):
             vector, row = divmod(index, rows)
             kind = ir.VectorType(F32, isa.lanes)
             key_scale = read(builder, pointer_to(builder, builder.add(scales_at, lane)), kind, 4 * isa.lanes * vector)
@@ -102,13 +90,14 @@ def score_tile(
             builder.store(score, pointer_to(builder, builder.add(line, I64(4 * isa.lanes * vector))), align=4)
 
 
-@emits(types.void, LITERAL, *[types.int64] * 9)
+@emits(types.void, LITERAL, *[types.int64] * 10)
 def mix_tile(
     builder: Any,
     rows: int,
     values: Any,
     stride: Any,
     weights: Any,
+    starts: Any,
     scales: Any,
     count: Any,
     chain: Any,
@@ -122,7 +111,8 @@ def mix_tile(
         rows: 1..MOST.
         values: address of the first unit's values.
         stride: bytes from a unit to the next.
-        weights: address of uint8[count][chain][rows][32], 0..127.
+        weights: address of int8[count][chain][rows][32], 0..127.
+        starts: address of int32[count][rows], -zero * the sum of the weights that share a scale.
         scales: address of float32[count][rows].
         count: of scales for each row, at least 1.
         chain: units that share them, at least 1.
@@ -131,8 +121,8 @@ def mix_tile(
         out_stride: bytes from a row of `out` to the next.
     """
     isa = instruction_set.current()
-    vectors, chains = isa.vectors_of_a_pass(rows), max(1, CHAINS // rows)
-    kind, zero = ir.VectorType(F32, isa.lanes), constant(0, ir.VectorType(I32, isa.lanes))
+    kept = _Sums(isa, rows)
+    vectors, kind = kept.vectors, ir.VectorType(F32, isa.lanes)
     passes = TILE // isa.lanes // vectors
     with cgutils.for_range(builder, builder.mul(tiles, I64(passes))) as turn:
         tile, part = builder.sdiv(turn.index, I64(passes)), builder.srem(turn.index, I64(passes))
@@ -152,20 +142,10 @@ def mix_tile(
                 base = _at(builder, weights, unit, 32 * rows)
                 for ahead in range(0, 8 * 4 * vectors * isa.lanes, 64):
                     _prefetch(builder, pointer, 2 * 8 * 4 * TILE + ahead)
-                results = []
-                for vector in range(vectors):
-                    codes = [
-                        read(builder, pointer, ir.VectorType(I8, 4 * isa.lanes), 64 * j + 4 * isa.lanes * vector)
-                        for j in range(8)
-                    ]
-                    for row in range(rows):
-                        own = ints[(vector * rows + row) * chains :][:chains]
-                        groups = groups_of_four(builder, isa, base, 32 * row)
-                        pair = (codes, groups) if isa.by_lane else (groups, codes)
-                        results += _dots(builder, isa, 8 if isa.by_lane else 7, own, *pair)
-                return results
+                return kept.add(builder, ints, pointer, base)
 
-            ints = _chained(builder, accumulate(builder, chain, [zero] * (len(sums) * chains), step), chains)
+            begin = kept.begin(builder, _at(builder, starts, index, 4 * rows))
+            ints = kept.totals(builder, accumulate(builder, chain, begin, step))
             base = _at(builder, scales, index, 4 * rows)
             factors = [splat(builder, read(builder, base, F32, 4 * row), isa.lanes) for row in range(rows)]
             return [
@@ -178,21 +158,47 @@ def mix_tile(
             builder.store(total, target, align=4)
 
 
-def _dots(builder: Any, isa: InstructionSet, bits: int, sums: Vectors, weights: Vectors, other: Vectors) -> Vectors:
-    """`add_dots` of eight vectors, shared among sums."""
-    every = len(sums)
-    return [add_dots(builder, isa, bits, total, weights[i::every], other[i::every]) for i, total in enumerate(sums)]
+class _Sums(NamedTuple):
+    """How the sums of a pass are kept: for each vector of codes and each row, one or more that are added in the end."""
 
+    isa: InstructionSet
+    rows: int
 
-def _chained(builder: Any, sums: Vectors, chains: int) -> Vectors:
-    """The totals of neighbouring sums."""
-    totals = []
-    for first in range(0, len(sums), chains):
-        total, *others = sums[first : first + chains]
-        for other in others:
-            total = builder.add(total, other)
-        totals.append(total)
-    return totals
+    @property
+    def vectors(self) -> int:
+        return self.isa.vectors_of_a_pass(self.rows)
+
+    @property
+    def chains(self) -> int:
+        return max(1, min(8, CHAINS // (self.vectors * self.rows)))
+
+    def begin(self, builder: Any, starts: Any) -> Vectors:
+        """The sums before the first product; `starts` points to int32[rows]."""
+        zeros = [constant(0, ir.VectorType(I32, self.isa.lanes))] * (self.chains - 1)
+        firsts = [splat(builder, read(builder, starts, I32, 4 * row), self.isa.lanes) for row in range(self.rows)]
+        return [total for first in firsts * self.vectors for total in (first, *zeros)]
+
+    def add(self, builder: Any, sums: Vectors, codes_at: Any, rows_at: Any) -> Vectors:
+        """The sums after 32 more products in each lane, of eight vectors of codes and 32 bytes of each row."""
+        isa, every, added = self.isa, self.chains, []
+        for index in range(self.vectors * self.rows):
+            vector, row = divmod(index, self.rows)
+            if row == 0:
+                codes = weight_codes(builder, isa, 8, codes_at, 4 * isa.lanes * vector)
+            groups = groups_of_four(builder, isa, rows_at, 32 * row)
+            for chain, total in enumerate(sums[index * every :][:every]):
+                added.append(add_dots(builder, isa, 8, total, codes[chain::every], groups[chain::every]))
+        return added
+
+    def totals(self, builder: Any, sums: Vectors) -> Vectors:
+        """<n x i32> for each vector and row."""
+        found = []
+        for first in range(0, len(sums), self.chains):
+            total, *others = sums[first : first + self.chains]
+            for other in others:
+                total = builder.add(total, other)
+            found.append(total)
+        return found
 
 
 def _at(builder: Any, base: Any, index: Any, size: int) -> Any:

@@ -11,8 +11,7 @@ import numpy as np
 from ondevice.engines.simd.kernels.attention import (
     Output,
     Partials,
-    attend_all,
-    attend_one,
+    attend_unit,
     begin_unit,
     parts_of,
     share_of_pairs,
@@ -271,24 +270,12 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
                     blocks = query_heads * size // 32
                     output = Output(step.activations, state[row_set], kv_head * group * size // 32, blocks, step.zero)
                     begin_unit(state, pairs, queries, head, scratch)
-                    if units == 1:
-                        attend_all(pairs, head, size, scratch, own, first_part, parts, output)
-                    else:
-                        place = first_row * query_heads + (kv_head * count * group) + first
-                        attend_one(
-                            pairs,
-                            head,
-                            size,
-                            scratch,
-                            own,
-                            Partials(
-                                state[PARTIALS] + place * most_parts * own, most_parts, state[COUNTERS] + 8 * place
-                            ),
-                            first_part,
-                            parts,
-                            unit - before,
-                            output,
-                        )
+                    place = first_row * query_heads + kv_head * count * group + first
+                    partials = Partials(
+                        state[PARTIALS] + place * most_parts * own, most_parts, state[COUNTERS] + 8 * place
+                    )
+                    number = unit - before if units > 1 else np.int64(-1)
+                    attend_unit(pairs, head, size, scratch, partials, first_part, parts, number, output)
                     unit = claim(claims, _ONE)
                 before += units
 
