@@ -1,0 +1,110 @@
+"""What rows cost behind long contexts, fp16 beside int8: steps, verifications, a chunk of a prompt, a draft.
+
+    python -m benchmarks.long_context BUNDLE [--tokens 64 8192 32768] [--rounds 5]
+
+The cache is filled with numbers: the keys and values of 64 tokens, over and over. Nobody waits for a prefill, and a
+bundle of random weights, as `benchmarks.e2b_shape` writes it, will do. In brackets: in rows behind the fewest tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from benchmarks.kv_cache import forward
+from ondevice import machine
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import KVCacheType
+from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
+from ondevice.engines.simd.session import SimdSession
+from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
+from ondevice.terminal.bench.table import table
+
+TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
+ROWS = (1, 5, 8)
+"""A plain step, and two verifications."""
+SEED = 64
+"""Tokens whose keys and values are repeated; whole units of every cache."""
+
+
+def fill(session: SimdSession, tokens: int) -> None:
+    """Make an empty session one of so many tokens."""
+    forward(session, range(SEED), [0])
+    session.commit(range(SEED))
+    if tokens <= SEED:
+        return
+    for cache in session._caches.values():
+        seed, held = cache.held(SEED), cache.blank(cache._first(tokens), tokens)
+        for layer, units in held.rows.items():
+            times = -(-units.shape[1] // seed.rows[layer].shape[1])
+            units[:] = np.tile(seed.rows[layer], (1, times, *[1] * (units.ndim - 2)))[:, : units.shape[1]]
+        cache.adopt(held)
+    session._tokens = (list(range(SEED)) * (tokens // SEED + 1))[:tokens]
+
+
+def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
+    """What is timed, by its title."""
+    hidden = np.zeros(session.engine.target.hidden_size, np.float32)
+    found: dict[str, Callable[[], object]] = {}
+    for rows in ROWS:
+        found[f"{rows} row{'s' * (rows > 1)}"] = partial(forward, session, range(rows), range(rows))
+    found[f"chunk of {chunk}"] = partial(forward, session, range(chunk), [chunk - 1])
+    if session.engine.has_drafter:
+        found["draft step"] = partial(session.draft_step, 1, hidden)
+    return found
+
+
+def measure(bundle: Bundle, kind: KVCacheType, threads: int, tokens: int, rounds: int) -> dict[str, float]:
+    """Median seconds, by title, behind so many tokens."""
+    engine = SimdEngine(bundle, threads, tokens + MOST_ROWS, kv_cache=kind)
+    session = engine.open_session()
+    fill(session, tokens)
+    taken = {}
+    for title, work in works(session, min(MOST_ROWS, session.max_rows())).items():
+        work()  # wakes the threads, makes room
+        times = []
+        for _ in range(rounds if "chunk" not in title else 1):
+            started = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - started)
+        taken[title] = statistics.median(times)
+    engine.close()
+    return taken
+
+
+def report(bundle: Bundle, threads: int, tokens: Sequence[int], rounds: int) -> str:
+    """Markdown: milliseconds, and how many rows behind the fewest tokens each is worth."""
+    lines, titles = list[list[str]](), list[str]()
+    for kind in TYPES:
+        unit = 0.0
+        for count in sorted(tokens):
+            taken = measure(bundle, kind, threads, count, rounds)
+            unit = unit or taken["1 row"]
+            titles = list(taken)
+            cells = (f"{1e3 * seconds:.1f} ({seconds / unit:.2f})" for seconds in taken.values())
+            lines.append([kind, f"{count:,}", *cells])
+    return table(["cache", "tokens in it", *titles], lines, left={"cache"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 8192, 32768])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=machine.default_threads())
+    arguments = parser.parse_args()
+    bundle = Bundle.open(arguments.bundle)
+    print(report(bundle, arguments.threads, arguments.tokens, arguments.rounds))
+    print(f"\n{bundle.manifest.name}, {machine.processor_name()}, {arguments.threads} threads")
+    print(versions_line({"versions": versions(PACKAGES)}))
+
+
+if __name__ == "__main__":
+    main()
