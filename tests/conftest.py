@@ -27,7 +27,7 @@ PARTS = {
         "engines/test_ort_sessions.py",
     ),
     "mypy": (),
-    "clients": ("server/test_anthropic.py", "server/test_openai.py", "server/test_responses.py"),
+    "clients": ("server/test_anthropic.py", "server/test_openai.py", "server/test_page.py", "server/test_responses.py"),
     "llguidance": ("grammar",),
 }
 """What a run can do without, and the tests that cannot even be imported then; others say `needs`.

@@ -78,6 +78,11 @@ def test_every_module_is_in_it(archive):
             assert f"{package}/py.typed" in names
 
 
+def test_the_page_of_the_server_is_in_it(archive):
+    page = {name for name in archive.namelist() if name.startswith("ondevice/server/page/")}
+    assert page == {f"ondevice/server/page/{name}" for name in ("index.html", "page.css", "page.js")}
+
+
 def test_no_generated_or_stray_files(archive):
     for name in archive.namelist():
         assert "__pycache__" not in name

@@ -17,6 +17,7 @@ from ondevice.server import chat_completions, completions, messages, responses, 
 from ondevice.server.delivery import CLIENT_LEFT, as_request_error
 from ondevice.server.fields import Fields, read_fields
 from ondevice.server.guard import Guard, Rules
+from ondevice.server.page import page_routes
 from ondevice.server.request_error import RequestError
 from ondevice.server.service import Service
 from ondevice.server.shape import now
@@ -26,6 +27,7 @@ def make_app(service: Service, rules: Rules) -> ASGIApp:
     """The ASGI application."""
     endpoints = _Endpoints(service)
     routes = [
+        *page_routes(),
         Route("/health", endpoints.health),
         Route("/v1/health", endpoints.health),
         Route("/v1/models", endpoints.models),

@@ -14,9 +14,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ondevice.server import page
 from ondevice.server.request_error import RequestError
 
-OPEN_PATHS = ("/", "/page.js", "/page.css", "/health", "/v1/health")
+OPEN_PATHS = (*page.FILES, "/health", "/v1/health")
 """Without a key: they tell nothing, and the page asks for the key itself."""
 
 HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::\d+)?")

@@ -39,14 +39,9 @@ class Scripted(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def chat_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def scripted(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
     bundle = write_chat_bundle(reference_bundle, tmp_path_factory.mktemp("chat") / "chat")
-    with ondevice.load(bundle, engine="simd", threads=1) as model:
-        yield model
-
-
-@pytest.fixture(scope="session")
-def scripted(chat_model: Model, reference_bundle: Path) -> Iterator[Scripted]:
+    chat_model = ondevice.load(bundle, engine="simd", threads=1)  # closed by the server
     text = ["<turn|>"]
     stream = chat_model.stream
 
@@ -57,7 +52,7 @@ def scripted(chat_model: Model, reference_bundle: Path) -> Iterator[Scripted]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chat_model, "stream", say)
-        with serving(reference_bundle, lambda: chat_model) as served:
+        with serving(bundle, lambda: chat_model) as served:
             yield Scripted(served, chat_model, lambda wanted: text.__setitem__(0, wanted))
             served.wait_until_idle()
 

@@ -1,0 +1,213 @@
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const messages = []; // of the conversation, as the API takes them
+let running = null; // an AbortController while a reply comes in
+let key = sessionStorage.getItem("key") ?? "";
+
+const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
+
+/* Ask the server; a key that it needs is asked for, and the request made again. */
+async function ask(path, options = {}) {
+  const answer = await fetch(path, { ...options, headers: headers() });
+  if (answer.status !== 401) return answer;
+  await askForKey();
+  return ask(path, options);
+}
+
+function askForKey() {
+  const dialog = $("key-dialog");
+  if (!dialog.open) dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      key = $("key").value;
+      sessionStorage.setItem("key", key);
+      resolve();
+    }, { once: true });
+  });
+}
+
+/* What the server is, when it is ready. */
+async function introduce() {
+  for (;;) {
+    const answer = await fetch("health").catch(() => null);
+    if (answer?.ok) break;
+    const error = answer && (await answer.json()).error;
+    const share = error?.progress ? `: ${Math.round(100 * error.progress)} %` : "";
+    $("status").textContent = error ? `${error.message}${share}` : "The server does not answer.";
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+  const props = await (await ask("props")).json();
+  $("model").textContent = document.title = props.model_alias;
+  $("thinking-option").hidden = !props.chat_template.includes("enable_thinking");
+  $("status").textContent = "";
+}
+
+/* The JSON objects of a stream of server-sent events. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (part.startsWith("data: {")) yield JSON.parse(part.slice(6));
+    }
+  }
+}
+
+/* An element with a text, at the end of another. */
+function add(parent, kind, name, text = "") {
+  const made = document.createElement(kind);
+  made.className = name;
+  made.textContent = text;
+  parent.append(made);
+  return made;
+}
+
+/* A reply on the page: its thoughts, its text, its figures. */
+class Reply {
+  constructor() {
+    this.text = "";
+    this.thoughts = "";
+    this.turn = add($("conversation"), "article", "turn reply");
+    this.details = add(this.turn, "details", "thoughts");
+    this.details.hidden = true;
+    this.summary = add(this.details, "summary", "", "Thinking…");
+    this.thoughtText = add(this.details, "div", "text");
+    this.body = add(this.turn, "div", "body");
+  }
+
+  take(delta) {
+    if (delta.reasoning_content) {
+      this.thoughts += delta.reasoning_content;
+      this.details.hidden = false;
+      this.thoughtText.textContent = this.thoughts;
+    }
+    for (const call of delta.tool_calls ?? []) {
+      add(this.turn, "pre", "call", `${call.function.name}(${call.function.arguments})`);
+    }
+    if (delta.content) {
+      this.text += delta.content;
+      this.summary.textContent = "Thoughts";
+      this.show();
+    }
+  }
+
+  /* Text outside of ``` as it is, inside as code. Nothing is read as HTML. */
+  show() {
+    this.body.replaceChildren();
+    this.text.split(/^```.*$\n?/m).forEach((part, number) => {
+      if (part) add(this.body, number % 2 ? "pre" : "div", number % 2 ? "code" : "text", part);
+    });
+  }
+
+  end(timings, reason) {
+    this.summary.textContent = "Thoughts";
+    const told = [];
+    if (timings) {
+      told.push(`${timings.predicted_n} tokens`);
+      if (timings.predicted_per_second) told.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
+      if (timings.draft_n) {
+        told.push(`${Math.round((100 * timings.draft_n_accepted) / timings.draft_n)} % of ${timings.draft_n} drafted tokens accepted`);
+      }
+      if (timings.cache_n) told.push(`${timings.cache_n} prompt tokens known`);
+    }
+    if (reason === "length") told.push("cut where the context ends");
+    if (reason === "stopped") told.push("stopped");
+    if (told.length) add(this.turn, "div", "figures", told.join(" · "));
+  }
+
+  fail(message) {
+    add(this.turn, "div", "failure", message);
+  }
+}
+
+async function send(text) {
+  messages.push({ role: "user", content: text });
+  const question = add($("conversation"), "article", "turn user");
+  add(question, "div", "text", text);
+  const reply = new Reply();
+  scroll(true);
+  running = new AbortController();
+  busy(true);
+  let timings = null;
+  let reason = null;
+  try {
+    const thinking = $("thinking-option").hidden ? {} : { chat_template_kwargs: { enable_thinking: $("thinking").checked } };
+    const body = JSON.stringify({ messages, stream: true, return_progress: true, ...thinking });
+    const answer = await ask("v1/chat/completions", { method: "POST", body, signal: running.signal });
+    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    for await (const chunk of events(answer.body)) {
+      if (chunk.error) throw new Error(chunk.error.message);
+      const progress = chunk.prompt_progress;
+      $("status").textContent = progress && progress.processed < progress.total
+        ? `Reading: ${Math.round((100 * progress.processed) / progress.total)} %` : "";
+      const atEnd = isAtEnd();
+      reply.take(chunk.choices[0].delta);
+      scroll(atEnd);
+      timings = chunk.timings ?? timings;
+      reason = chunk.choices[0].finish_reason ?? reason;
+    }
+  } catch (error) {
+    if (running.signal.aborted) reason = "stopped";
+    else reply.fail(error.message);
+  }
+  const atEnd = isAtEnd();
+  reply.end(timings, reason);
+  scroll(atEnd);
+  if (reply.text) messages.push({ role: "assistant", content: reply.text });
+  else messages.pop(); // what has no answer is not part of the conversation
+  running = null;
+  busy(false);
+}
+
+function busy(is) {
+  $("send").hidden = is;
+  $("stop").hidden = !is;
+  $("clear").disabled = is;
+  if (!is) {
+    $("status").textContent = "";
+    $("message").focus();
+  }
+}
+
+function isAtEnd() {
+  const { scrollHeight, scrollTop, clientHeight } = $("conversation");
+  return scrollHeight - scrollTop - clientHeight < 40;
+}
+
+function scroll(wanted) {
+  if (wanted) $("conversation").scrollTop = $("conversation").scrollHeight;
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("message").value.trim();
+  if (!text || running) return;
+  $("message").value = "";
+  send(text);
+});
+
+$("message").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("form").requestSubmit();
+  }
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+});
+
+$("stop").addEventListener("click", () => running?.abort());
+
+$("clear").addEventListener("click", () => {
+  messages.length = 0;
+  $("conversation").replaceChildren();
+  $("message").focus();
+});
+
+introduce();

@@ -1,0 +1,173 @@
+"""The page at `/`, in a browser without a window."""
+
+import re
+import shutil
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from ondevice.server.guard import Rules
+from ondevice.server.page import FILES
+from tests.conftest import ROOT
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PAGE = ROOT / "ondevice" / "server" / "page"
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no chromium here: apt install chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens the page of a server; in the end, it has asked nobody else and had no error."""
+    contexts, asked, errors = [], [], []
+
+    def start(served, ready=True):
+        context = browser.new_context(viewport={"width": 900, "height": 640})
+        contexts.append((context, served.url))
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(served.url)
+        if ready:
+            expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
+        return page
+
+    yield start
+    for context, _ in contexts:
+        context.close()
+    assert errors == []
+    homes = tuple(f"{url}/" for _, url in contexts)
+    assert [url for url in asked if not url.startswith((*homes, "data:"))] == []
+
+
+def send(page, text):
+    page.fill("#message", text)
+    page.press("#message", "Enter")
+
+
+def wait_for_end(page):
+    expect(page.locator("#send")).to_be_visible(timeout=PATIENCE_MS)
+
+
+def test_send_and_stream(open_page, scripted):
+    page = open_page(scripted.served)
+    expect(page.locator("#model")).to_have_text("reference")
+    page.check("#thinking")
+    scripted.says(
+        "<|channel>thought\nLight is scattered.\n<channel|>Blue light is scattered most:\n\n"
+        "```python\nprint('<b>blue</b>')\n```\nThat is all.<turn|>"
+    )
+    send(page, "Why is the sky <i>blue</i>?")
+    wait_for_end(page)
+    expect(page.locator(".user")).to_have_text("Why is the sky <i>blue</i>?")
+    expect(page.locator("pre.code")).to_have_text("print('<b>blue</b>')\n")
+    expect(page.locator(".body .text").last).to_contain_text("That is all.")
+    thoughts = page.locator("details .text")
+    expect(thoughts).not_to_be_visible()
+    page.click("summary")
+    expect(thoughts).to_have_text("Light is scattered.")
+    expect(page.locator(".figures")).to_have_text(re.compile(r"\d+ tokens · \d+\.\d tokens/s"))
+
+
+def test_a_second_message_has_the_first_before_it(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    scripted.says("One.<turn|>")
+    send(page, "first")
+    wait_for_end(page)
+    scripted.says("Two.<turn|>")
+    send(page, "second")
+    wait_for_end(page)
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["first", "One.", "second"]
+    page.click("#clear")
+    expect(page.locator(".turn")).to_have_count(0)
+    send(page, "third")
+    wait_for_end(page)
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["third"]
+
+
+def test_stop(open_page, serve_toy):
+    with serve_toy(context_length=4000) as served:
+        page = open_page(served)
+        send(page, "abc")
+        expect(page.locator(".body .text")).to_have_text(re.compile(r"\w{20}"), timeout=PATIENCE_MS)
+        page.click("#stop")
+        wait_for_end(page)
+        expect(page.locator(".figures")).to_contain_text("stopped")
+        served.wait_until_idle()
+        assert served.gauge("tokens_predicted_total") < 3900
+
+
+def test_stop_while_the_prompt_is_read(open_page, serve_toy, gate):
+    with serve_toy() as served:
+        page = open_page(served)
+        gate.close()
+        send(page, "abc" * 50)
+        expect(page.locator("#stop")).to_be_visible()
+        page.press("#message", "Escape")
+        wait_for_end(page)
+        gate.open()
+        served.wait_until_idle()
+        assert served.gauge("tokens_predicted_total") <= 1
+
+
+def test_two_tabs(open_page, served):
+    pages = [open_page(served) for _ in range(2)]
+    for page, text in zip(pages, ("def one(x):", "class Two:"), strict=True):
+        page.route(
+            "**/v1/chat/completions",
+            lambda route: route.continue_(
+                post_data={**route.request.post_data_json, "max_tokens": 30, "temperature": 0}
+            ),
+        )
+        send(page, text)
+    texts = []
+    for page in pages:
+        wait_for_end(page)
+        expect(page.locator(".figures")).to_contain_text("30 tokens")
+        texts.append(page.locator(".body").inner_text())
+    assert texts[0] != texts[1]
+
+
+def test_errors_are_shown(open_page, serve_toy):
+    with serve_toy(context_length=30) as served:
+        page = open_page(served)
+        send(page, "abc" * 50)
+        wait_for_end(page)
+        expect(page.locator(".failure")).to_contain_text("shorten the prompt")
+
+
+def test_a_key_is_asked_for(open_page, serve_toy):
+    with serve_toy(rules=Rules(api_key="secret"), context_length=30) as served:
+        page = open_page(served, ready=False)
+        expect(page.locator("#key-dialog")).to_be_visible()
+        page.fill("#key", "secret")
+        page.press("#key", "Enter")
+        expect(page.locator("#model")).to_have_text("toy-model")
+        send(page, "abc")
+        wait_for_end(page)
+        expect(page.locator(".figures")).to_contain_text("tokens")
+
+
+def test_nothing_comes_from_elsewhere(served):
+    for path, name in FILES.items():
+        answer = served.get(path)
+        assert answer.status == 200
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        text = (PAGE / name).read_text("utf-8")
+        assert answer.body == text
+        assert not re.search(r"https?://", text)
+        assert "innerHTML" not in text
+    assert {path.name for path in PAGE.iterdir()} == set(FILES.values())
