@@ -15,7 +15,7 @@ THINKING = "enable_thinking"
 
 def chat_options(fields: Fields) -> GenerationKeywords:
     """Tools, thinking and template variables of OpenAI's chat completions, as llama.cpp extends them."""
-    options = tool_options(fields, [dict(tool) for tool in fields.objects("tools")])
+    options = tool_options([dict(tool) for tool in fields.objects("tools")], fields.get("tool_choice"))
     variables = dict(fields.inner("chat_template_kwargs"))
     effort = fields.choice("reasoning_effort", EFFORTS)
     if effort is not None:
@@ -25,21 +25,17 @@ def chat_options(fields: Fields) -> GenerationKeywords:
     variables.pop(THINKING, None)
     if variables:
         options["template_options"] = variables
-    _check_format(fields)
     return options
 
 
-def tool_options(fields: Fields, tools: list[dict[str, Any]]) -> GenerationKeywords:
-    """Declared tools, unless the request says that none shall be called."""
-    choice = fields.get("tool_choice", "auto")
-    kind = choice if isinstance(choice, str) else choice.get("type") if isinstance(choice, dict) else None
-    if kind == "none" or not tools:
-        return {}
-    if kind != "auto":
-        raise fields.missing_feature("tool_choice", "this server leaves it to the model: `auto`, or `none`")
-    return {"tools": tools}
+def tool_options(tools: list[dict[str, Any]], choice: Any) -> GenerationKeywords:
+    """Declared tools and OpenAI's `tool_choice`, None where it is not there.
 
-
-def _check_format(fields: Fields) -> None:
-    if fields.inner("response_format").get("type", "text") != "text":
-        raise fields.missing_feature("response_format", "this server has no structured output yet: only `text`")
+    A call is held to its declaration where one of them is `strict`, as OpenAI means it, or a call is required.
+    """
+    if not tools:
+        return {} if choice in (None, "auto", "none") else {"tool_choice": choice}
+    if choice in (None, "auto"):
+        strict = any(isinstance(tool.get("function"), dict) and tool["function"].get("strict") for tool in tools)
+        return {"tools": tools, "tool_choice": "auto" if strict else None}
+    return {"tools": tools, "tool_choice": choice}

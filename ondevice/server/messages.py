@@ -42,15 +42,24 @@ def read(fields: Fields) -> tuple[Order, MakeShape]:
 
 
 def _options(fields: Fields) -> GenerationKeywords:
-    """Tools and thinking, which the prompt depends on."""
-    choice = fields.inner("tool_choice").choice("type", ("auto", "any", "tool", "none")) or "auto"
-    options = tool_options(
-        Fields({"tool_choice": "required" if choice in ("any", "tool") else choice}), read_tools(fields)
-    )
+    """Tools, thinking and the form of the answer."""
+    options = tool_options(read_tools(fields), _tool_choice(fields.inner("tool_choice")))
     thinking = fields.inner("thinking").choice("type", THINKING)
     if thinking is not None:
         options["thinking"] = thinking != "disabled"
+    form = fields.inner("output_config").inner("format")
+    if form.choice("type", ("json_schema",)) is not None:
+        form.needed("schema")
+        options["response_format"] = {"type": "json_schema", "json_schema": {"schema": dict(form.inner("schema"))}}
     return options
+
+
+def _tool_choice(choice: Fields) -> Any:
+    """In OpenAI's words."""
+    kind = choice.choice("type", ("auto", "any", "tool", "none"))
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.needed("name")}}
+    return "required" if kind == "any" else kind
 
 
 def count_tokens(model: Model, fields: Fields) -> dict[str, Any]:

@@ -65,9 +65,17 @@ def make_order(
     # a name and never a path: what lies on this machine's disk is no stranger's business
     if (drafter := fields.choice("drafter", registry.names())) is not None:
         options["drafter"] = drafter
-    for name in ("grammar", "json_schema"):
-        if name in fields:
-            raise fields.missing_feature(name, "this server has no grammars")
+    if "grammar" in fields:
+        raise fields.missing_feature(
+            "grammar", "GBNF is llama.cpp's alone: use `response_format`, which takes `lark` too"
+        )
+    if "json_schema" in fields:  # llama.cpp's short form
+        options["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"schema": dict(fields.inner("json_schema"))},
+        }
+    if form := dict(fields.inner("response_format")):
+        options["response_format"] = form
     return Order(prompts, options, choices, max_tokens is None, fields.flag("return_progress"))
 
 

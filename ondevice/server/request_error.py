@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
+from ondevice.errors import ContextOverflowError, MissingDependencyError, OndeviceError, PromptError, UsageError
 
 ANTHROPIC_KINDS = {
     400: "invalid_request_error",
@@ -67,10 +68,10 @@ class RequestError(Exception):
                 n_prompt_tokens=error.prompt_tokens,
                 n_ctx=error.context_length,
             )
-        if isinstance(error, PromptError | UsageError):
+        if isinstance(error, PromptError | UsageError | MissingDependencyError):
             message = str(error)
-            first = message.partition(" ")[0]
-            return cls(400, message, param=first if first in fields else None)
+            first = re.match(r"\w*", message)
+            return cls(400, message, param=first[0] if first and first[0] in fields else None)
         if isinstance(error, OndeviceError):
             return cls(500, str(error))
         if isinstance(error, MemoryError):

@@ -31,12 +31,19 @@ def read(fields: Fields) -> tuple[Order, MakeShape]:
 
 
 def _options(fields: Fields) -> GenerationKeywords:
-    if fields.inner("text").inner("format").get("type", "text") != "text":
-        raise fields.missing_feature("text", "this server has no structured output yet: only the format `text`")
-    options = tool_options(fields, read_tools(fields))
+    """Tools, thinking and the form of the answer."""
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict) and "name" in choice:
+        choice = {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    options = tool_options(read_tools(fields), choice)
     effort = fields.inner("reasoning").choice("effort", EFFORTS)
     if effort is not None:
         options["thinking"] = effort != "none"
+    form = dict(fields.inner("text").inner("format"))
+    if form.get("type") == "json_schema":
+        options["response_format"] = {"type": form.pop("type"), "json_schema": form}
+    elif form:
+        options["response_format"] = form
     return options
 
 

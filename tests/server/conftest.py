@@ -39,22 +39,35 @@ class Scripted(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def scripted(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
-    bundle = write_chat_bundle(reference_bundle, tmp_path_factory.mktemp("chat") / "chat")
-    chat_model = ondevice.load(bundle, engine="simd", threads=1)  # closed by the server
+def chatting_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Model]]:
+    """A bundle that speaks Gemma 4's chat format, and its model."""
+    bundle = write_chat_bundle(reference_bundle, tmp_path_factory.mktemp("chat") / "chat", do_sample=True)
+    with ondevice.load(bundle, engine="simd", threads=1) as model:
+        yield bundle, model
+
+
+@pytest.fixture(scope="session")
+def chatting(chatting_model: tuple[Path, Model]) -> Iterator[Served]:
+    """That bundle, served; what it says is noise."""
+    bundle, model = chatting_model
+    with serving(bundle, lambda: model) as served:
+        yield served
+        served.wait_until_idle()
+
+
+@pytest.fixture
+def scripted(chatting: Served, chatting_model: tuple[Path, Model], monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    _, model = chatting_model
     text = ["<turn|>"]
-    stream = chat_model.stream
+    stream = model.stream
 
     def say(prompt: Prompt, **options: Any) -> Generation:
         chat = {name: options[name] for name in ("tools", "thinking", "template_options") if name in options}
-        script = Script(text[0], len(chat_model.encode(prompt, **chat)))
+        script = Script(text[0], len(model.encode(prompt, **chat)))
         return stream(prompt, logits_processors=[script], **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_model, "stream", say)
-        with serving(bundle, lambda: chat_model) as served:
-            yield Scripted(served, chat_model, lambda wanted: text.__setitem__(0, wanted))
-            served.wait_until_idle()
+    monkeypatch.setattr(model, "stream", say)
+    return Scripted(chatting, model, lambda wanted: text.__setitem__(0, wanted))
 
 
 class Gate:

@@ -94,7 +94,7 @@ def test_the_number_of_tokens(client, scripted):
         ({"messages": []}, "the prompt is empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"tools": [{"description": "nameless"}]}, "tools[0].name is missing"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
     ],
 )

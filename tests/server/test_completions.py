@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.server.served import text_of
+from tests.text.conversations import WEATHER
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -185,8 +186,12 @@ def test_unknown_fields_are_ignored(served):
         (CHAT, {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
         (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
-        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
-        (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}], "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "poem"}}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_schema"}}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "response_format": "json"}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "grammar": "root ::= [0-9]"}, "grammar"),
+        (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "perhaps"}, "tool_choice"),
         (CHAT, {"messages": MESSAGES, "tools": "weather"}, "tools"),
         (CHAT, {"messages": MESSAGES, "reasoning_effort": "huge"}, "reasoning_effort"),
         (CHAT, {"messages": MESSAGES, "chat_template_kwargs": []}, "chat_template_kwargs"),

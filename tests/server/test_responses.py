@@ -89,7 +89,6 @@ def test_one_that_is_cut(client, scripted):
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text"),
         ({"input": "a", "reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
     ],
