@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ondevice.errors import UsageError
-from ondevice.terminal import prompt_input
+from ondevice.terminal import answer_form, prompt_input
 from ondevice.terminal.comparison import Comparison, plain_options
 from ondevice.terminal.exit_codes import DIFFERENT, INTERRUPTED
 from ondevice.terminal.loading import load_model
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     prompt_input.add_arguments(parser)
     add_generation_arguments(parser)
+    answer_form.add_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
     group.add_argument("--json-lines", action="store_true", help="and before it one for every step, a line each")
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     options = generation_options(args)
     if args.tools is not None:
         options["tools"] = prompt_input.read_tools(args.tools)
+    options["response_format"] = answer_form.response_format(args)
+    options["tool_choice"] = answer_form.tool_choice(args)
     as_objects = args.json or args.json_lines
     if args.compare and args.draft_sampling == "ratio":
         raise UsageError("--compare compares tokens, and --draft-sampling ratio draws others: leave one of them out")

@@ -42,6 +42,7 @@ COMMANDS = {
   ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
   cat notes.txt | ondevice generate gemma-4-E2B-it "Summarise this." --chat
   ondevice generate gemma-4-E2B-it - < prompt.txt
+  ondevice generate gemma-4-E2B-it "Who wrote Faust? As JSON." --chat --json-schema person.json
   ondevice generate gemma-4-E2B-it --ids 2,5,7 --temperature 0 --json
 """,
     ),
