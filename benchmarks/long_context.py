@@ -9,7 +9,6 @@ bundle of random weights, as `benchmarks.e2b_shape` writes it, will do. In brack
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,34 +60,38 @@ def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
     return found
 
 
-def measure(bundle: Bundle, kind: KVCacheType, threads: int, tokens: int, rounds: int) -> dict[str, float]:
-    """Median seconds, by title, behind so many tokens."""
-    engine = SimdEngine(bundle, threads, tokens + MOST_ROWS, kv_cache=kind)
-    session = engine.open_session()
-    fill(session, tokens)
-    taken = {}
-    for title, work in works(session, min(MOST_ROWS, session.max_rows())).items():
-        work()  # wakes the threads, makes room
-        times = []
-        for _ in range(rounds if "chunk" not in title else 1):
-            started = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - started)
-        taken[title] = statistics.median(times)
+def measure(
+    bundle: Bundle, kind: KVCacheType, threads: int, tokens: Sequence[int], rounds: int
+) -> list[dict[str, float]]:
+    """Median seconds, by title, behind so many tokens. Sessions take turns: a machine's speed drifts."""
+    engine = SimdEngine(bundle, threads, max(tokens) + MOST_ROWS, kv_cache=kind)
+    sessions = [engine.open_session() for _ in tokens]
+    for session, count in zip(sessions, tokens, strict=True):
+        fill(session, count)
+    every = [works(session, min(MOST_ROWS, session.max_rows())) for session in sessions]
+    taken: list[dict[str, float]] = [{} for _ in tokens]
+    for title in every[0]:
+        times = np.zeros((1 if "chunk" in title else rounds, len(tokens)))
+        for row in times:
+            for place, work in enumerate(every):
+                work[title]()  # wakes the threads, makes room
+                started = time.perf_counter()
+                work[title]()
+                row[place] = time.perf_counter() - started
+        for found, seconds in zip(taken, np.median(times, axis=0), strict=True):
+            found[title] = float(seconds)
     engine.close()
     return taken
 
 
 def report(bundle: Bundle, threads: int, tokens: Sequence[int], rounds: int) -> str:
     """Markdown: milliseconds, and how many rows behind the fewest tokens each is worth."""
-    lines, titles = list[list[str]](), list[str]()
+    lines, titles, ordered = list[list[str]](), list[str](), sorted(tokens)
     for kind in TYPES:
-        unit = 0.0
-        for count in sorted(tokens):
-            taken = measure(bundle, kind, threads, count, rounds)
-            unit = unit or taken["1 row"]
-            titles = list(taken)
-            cells = (f"{1e3 * seconds:.1f} ({seconds / unit:.2f})" for seconds in taken.values())
+        taken = measure(bundle, kind, threads, ordered, rounds)
+        unit, titles = taken[0]["1 row"], list(taken[0])
+        for count, found in zip(ordered, taken, strict=True):
+            cells = (f"{1e3 * seconds:.1f} ({seconds / unit:.2f})" for seconds in found.values())
             lines.append([kind, f"{count:,}", *cells])
     return table(["cache", "tokens in it", *titles], lines, left={"cache"})
 
