@@ -1,9 +1,10 @@
-"""What rows cost behind long contexts, fp16 beside int8: steps, verifications, a chunk of a prompt, a draft.
+"""What rows cost behind long contexts, fp16 beside int8 and lookups: steps, verifications, chunks of a prompt, drafts.
 
-    python -m benchmarks.long_context BUNDLE [--tokens 64 8192 32768] [--rounds 5]
+    python -m benchmarks.long_context BUNDLE [--tokens 64 8192 32768] [--rounds 5] [--only int8 "int8 lookup"]
 
 The cache is filled with numbers: the keys and values of 64 tokens, over and over. Nobody waits for a prefill, and a
-bundle of random weights, as `benchmarks.e2b_shape` writes it, will do. In brackets: in rows behind the fewest tokens.
+bundle of random weights, as `benchmarks.e2b_shape` writes it, will do: its lookups choose as many keys as they may.
+In brackets: in rows behind the fewest tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
+from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.session import SimdSession
 from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
 from ondevice.terminal.bench.table import table
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
+VARIANTS: dict[str, tuple[KVCacheType, LookupSettings | None]] = {
+    **{kind: (kind, None) for kind in TYPES},
+    **{f"{kind} lookup": (kind, LookupSettings()) for kind in TYPES},
+}
+"""Caches, and whether full attention looks up."""
 ROWS = (1, 5, 8)
 """A plain step, and two verifications."""
 SEED = 64
@@ -60,11 +67,10 @@ def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
     return found
 
 
-def measure(
-    bundle: Bundle, kind: KVCacheType, threads: int, tokens: Sequence[int], rounds: int
-) -> list[dict[str, float]]:
+def measure(bundle: Bundle, variant: str, threads: int, tokens: Sequence[int], rounds: int) -> list[dict[str, float]]:
     """Median seconds, by title, behind so many tokens. Sessions take turns: a machine's speed drifts."""
-    engine = SimdEngine(bundle, threads, max(tokens) + MOST_ROWS, kv_cache=kind)
+    kind, lookup = VARIANTS[variant]
+    engine = SimdEngine(bundle, threads, max(tokens) + MOST_ROWS, kv_cache=kind, lookup=lookup)
     sessions = [engine.open_session() for _ in tokens]
     for session, count in zip(sessions, tokens, strict=True):
         fill(session, count)
@@ -84,15 +90,17 @@ def measure(
     return taken
 
 
-def report(bundle: Bundle, threads: int, tokens: Sequence[int], rounds: int) -> str:
+def report(
+    bundle: Bundle, threads: int, tokens: Sequence[int], rounds: int, variants: Sequence[str] = tuple(VARIANTS)
+) -> str:
     """Markdown: milliseconds, and how many rows behind the fewest tokens each is worth."""
     lines, titles, ordered = list[list[str]](), list[str](), sorted(tokens)
-    for kind in TYPES:
-        taken = measure(bundle, kind, threads, ordered, rounds)
+    for variant in variants:
+        taken = measure(bundle, variant, threads, ordered, rounds)
         unit, titles = taken[0]["1 row"], list(taken[0])
         for count, found in zip(ordered, taken, strict=True):
             cells = (f"{1e3 * seconds:.1f} ({seconds / unit:.2f})" for seconds in found.values())
-            lines.append([kind, f"{count:,}", *cells])
+            lines.append([variant, f"{count:,}", *cells])
     return table(["cache", "tokens in it", *titles], lines, left={"cache"})
 
 
@@ -101,10 +109,11 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 8192, 32768])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="caches and attention")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     arguments = parser.parse_args()
     bundle = Bundle.open(arguments.bundle)
-    print(report(bundle, arguments.threads, arguments.tokens, arguments.rounds))
+    print(report(bundle, arguments.threads, arguments.tokens, arguments.rounds, arguments.only))
     print(f"\n{bundle.manifest.name}, {machine.processor_name()}, {arguments.threads} threads")
     print(versions_line({"versions": versions(PACKAGES)}))
 
