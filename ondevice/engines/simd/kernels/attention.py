@@ -157,3 +157,12 @@ def attend_unit(
         for part in range(parts):
             fold_all(whole, States(partials.address + part * stride, own.stride), pairs.size, head_dim)
     write_out(pairs, head_dim, whole, output)
+
+
+@kernel
+def attend_all(
+    pairs: Pairs, head: KVHead, head_dim: int, scratch: Scratch, first: int, parts: int, output: Output
+) -> None:
+    """`attend_unit` of pairs over all their parts."""
+    zero = np.int64(0)
+    attend_unit(pairs, head, head_dim, scratch, Partials(zero, zero, zero), first, parts, np.int64(-1), output)

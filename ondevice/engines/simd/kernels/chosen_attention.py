@@ -10,8 +10,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.attention import (
     Output,
-    Partials,
-    attend_unit,
+    attend_all,
     begin_unit,
     parts_of,
     write_out,
@@ -43,8 +42,6 @@ from ondevice.engines.simd.kernels.slots import CACHE_BITS, CACHES, FIRST_ROW, S
 from ondevice.engines.simd.kernels.step_layouts import AttendChosen, read_step
 
 _ONE = np.int64(1)
-_ALONE = Partials(0, 0, 0)
-"""No thread shares a unit of work here."""
 
 
 @kernel
@@ -117,7 +114,7 @@ def attend_chosen_share(words: np.ndarray, state: np.ndarray, thread: int, claim
         chosen = step.chosen + 8 * (1 + step.most) * unit
         if read_i64(chosen) < 0:
             first_part, parts = parts_of(state, pairs)
-            attend_unit(pairs, head, size, scratch, _ALONE, first_part, parts, np.int64(-1), output)
+            attend_all(pairs, head, size, scratch, first_part, parts, output)
         else:
             _, stop = row_range(state, row_set, kind, row)
             states = States(scratch.whole, own)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention import Output, Partials, attend_unit, begin_unit, parts_of, write_out
+from ondevice.engines.simd.kernels.attention import Output, attend_all, begin_unit, parts_of, write_out
 from ondevice.engines.simd.kernels.attention_rows import (
     BLOCK,
     KVHead,
@@ -53,8 +53,6 @@ from ondevice.engines.simd.kernels.slots import (
 from ondevice.engines.simd.kernels.step_layouts import AttendLookedUp, read_step
 
 _ONE = np.int64(1)
-_ALONE = Partials(0, 0, 0)
-"""No thread shares a unit of work here."""
 _NOWHERE = np.int64(1 << 62)
 
 
@@ -166,7 +164,7 @@ def attend_looked_up_share(words: np.ndarray, state: np.ndarray, thread: int, cl
         book = read_i64(record + 8 * (CACHES + step.codes + 1))
         if not book or stop < step.begin:
             first_part, parts = parts_of(state, pairs)
-            attend_unit(pairs, head, size, scratch, _ALONE, first_part, parts, np.int64(-1), output)
+            attend_all(pairs, head, size, scratch, first_part, parts, output)
         else:
             states, first, newest = States(scratch.whole, own), FIRST * UNIT, (stop - step.window) // UNIT * UNIT
             head_codes = SPAN * count // 2
