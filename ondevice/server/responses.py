@@ -56,6 +56,7 @@ class Response:
             asked: fields of the request that its response repeats.
         """
         [self._choice] = choices
+        self._tokenizer = model.tokenizer
         self._head = {"id": new_id("resp_"), "object": "response", "created_at": now(), "model": model.manifest.name}
         self._asked = asked
         self._items: list[Item] = []
@@ -118,7 +119,6 @@ class Response:
         return "incomplete" if self._choice.finish_reason in ("length", "context") else "completed"
 
     def _told(self, status: str) -> dict[str, Any]:
-        usage = openai_usage([self._choice])
         return {
             **self._head,
             **self._asked,
@@ -130,13 +130,16 @@ class Response:
             "tool_choice": "auto",
             "tools": [],
             "store": False,
-            "usage": None
-            if status == "in_progress"
-            else {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage["total_tokens"],
-            },
+            "usage": None if status == "in_progress" else self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage, thoughts = openai_usage([self._choice]), self._choice.reply.reasoning
+        thought = len(self._tokenizer.encode(thoughts, add_special_tokens=False)) if self._tokenizer and thoughts else 0
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": usage["total_tokens"],
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable
@@ -79,6 +80,11 @@ class Server:
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback
 
     def run(self) -> signal.Signals | None:
         """Answer until `stop`, or until a signal comes, which is returned. Raises what loading the model does."""

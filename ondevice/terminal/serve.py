@@ -96,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     bundle = Bundle.open(args.bundle)
     server = Server(bundle, lambda tell: load_model(args, tell), _setup(args))
     print(f"ondevice: {bundle.manifest.name} at {server.url} (Ctrl-C ends it)", file=sys.stderr)
+    if args.api_key is None and args.api_key_file is None and not server.is_local:
+        print("ondevice: whoever reaches this machine can use it: --api-key-file FILE asks for a key", file=sys.stderr)
     if args.port == 0:
         told = {"url": server.url, "host": server.host, "port": server.port, "pid": os.getpid()}
         print(json.dumps(told), flush=True)

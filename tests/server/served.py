@@ -79,6 +79,11 @@ class Served:
                 return float(line.split()[1])
         raise AssertionError(f"no {name}")
 
+    def let_it_notice(self) -> None:
+        """That other connections ended: the server looks at them in the order in which things happened."""
+        for _ in range(5):
+            self.get("/health")
+
     def wait_until_idle(self) -> None:
         wait_until(lambda: self.gauge("requests_processing") == 0 and self.gauge("requests_deferred") == 0)
 

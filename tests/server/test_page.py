@@ -117,6 +117,7 @@ def test_stop_while_the_prompt_is_read(open_page, serve_toy, gate):
         expect(page.locator("#stop")).to_be_visible()
         page.press("#message", "Escape")
         wait_for_end(page)
+        served.let_it_notice()
         gate.open()
         served.wait_until_idle()
         assert served.gauge("tokens_predicted_total") <= 1

@@ -51,6 +51,7 @@ def test_one_that_waits_for_a_whole_reply_can_leave(serve_toy, gate):
         wait_until(lambda: gate.arrived == 1)
         connection.sock.close()
         connection.close()
+        served.let_it_notice()
         gate.open()
         served.wait_until_idle()
         assert served.gauge("tokens_predicted_total") <= 1
@@ -62,8 +63,7 @@ def test_a_prompt_is_left_within_one_forward(serve_toy, gate):
         with served.stream(TEXT, prompt="a" * 300) as lines:
             wait_until(lambda: gate.arrived == 1)
             del lines
-        for _ in range(5):
-            served.get("/health")  # the server has seen the other connection end before
+        served.let_it_notice()
         gate.open()
         served.wait_until_idle()
         assert gate.arrived < 4  # of 19

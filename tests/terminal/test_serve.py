@@ -1,19 +1,26 @@
 """`ondevice serve`: what is refused before anything is loaded. `tests/server` has the server."""
 
+import json
 import socket
+import subprocess
 import sys
 
 import pytest
 
+from ondevice.server.running import Server
+
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_without_its_packages_it_names_the_extra(run, bundle, monkeypatch, package):
-    for name in [name for name in sys.modules if name.startswith("ondevice.server") or name.split(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    code, out, err = run("serve", bundle)
-    assert (code, out) == (2, "")
-    assert err == f"ondevice: `ondevice serve` needs {package}: pip install 'ondevice-runtime[serve]'\n"
+def test_without_its_packages_it_names_the_extra(bundle, package):
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from ondevice.terminal.main import main
+sys.exit(main(["serve", {str(bundle)!r}]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"ondevice: `ondevice serve` needs {package}: pip install 'ondevice-runtime[serve]'\n"
 
 
 @pytest.mark.parametrize(
@@ -42,3 +49,12 @@ def test_a_port_that_is_taken(run, bundle):
         code, _, err = run("serve", bundle, "--port", port)
     assert code == 2
     assert f"cannot listen at 127.0.0.1, port {port}" in err
+
+
+@pytest.mark.parametrize(("host", "told"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
+def test_it_warns_where_others_could_use_it(run, bundle, monkeypatch, host, told):
+    monkeypatch.setattr(Server, "run", lambda server: None)
+    code, out, err = run("serve", bundle, "--host", host, "--port", "0")
+    assert code == 0
+    assert json.loads(out)["host"] == host
+    assert ("--api-key-file FILE asks for a key" in err) == told
