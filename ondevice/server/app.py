@@ -111,8 +111,8 @@ async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     message = f"there is no {path!r:.99} here" if error.status_code == 404 else f"{path} takes no {request.method}"
-    refusal = RequestError(error.status_code, message)
-    return JSONResponse(refusal.body(path), error.status_code, error.headers)
+    told = RequestError(error.status_code, message)
+    return JSONResponse(told.body(path), error.status_code, error.headers)
 
 
 async def _left(request: Request, error: Exception) -> Response:
@@ -120,5 +120,5 @@ async def _left(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    refusal = as_request_error(error, {})
-    return JSONResponse(refusal.body(request.url.path), refusal.status)
+    told = as_request_error(error, {})
+    return JSONResponse(told.body(request.url.path), told.status)

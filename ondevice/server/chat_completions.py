@@ -87,8 +87,8 @@ class ChatCompletion:
             yield Message({**self._head("chat.completion.chunk"), "choices": [], "usage": openai_usage(self._choices)})
         yield DONE
 
-    def failure(self, refusal: RequestError) -> Iterator[Message]:
-        yield Message(refusal.openai())
+    def failure(self, error: RequestError) -> Iterator[Message]:
+        yield Message(error.openai())
 
     def silence(self) -> Message | None:
         return None

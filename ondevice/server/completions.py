@@ -89,8 +89,8 @@ class Completion:
             yield Message({**self._head, "choices": [], "usage": openai_usage(self._choices)})
         yield DONE
 
-    def failure(self, refusal: RequestError) -> Iterator[Message]:
-        yield Message(refusal.openai())
+    def failure(self, error: RequestError) -> Iterator[Message]:
+        yield Message(error.openai())
 
     def silence(self) -> Message | None:
         return None

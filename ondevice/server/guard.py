@@ -63,9 +63,9 @@ class Guard:
             else:
                 self._check_key(scope["path"], headers)
                 response = self._app
-        except RequestError as refusal:
+        except RequestError as error:
             foreign = False
-            response = JSONResponse(refusal.body(scope["path"]), refusal.status, refusal.headers)
+            response = JSONResponse(error.body(scope["path"]), error.status, error.headers)
         await response(scope, receive, _allowing(origin, send) if foreign and origin else send)
 
     def _check_host(self, header: str) -> None:

@@ -92,7 +92,7 @@ class Shape(Protocol):
     def closing(self) -> Iterable[Message]:
         """All replies are complete."""
 
-    def failure(self, refusal: RequestError) -> Iterable[Message]:
+    def failure(self, error: RequestError) -> Iterable[Message]:
         """The stream ends with an error."""
 
     def silence(self) -> Message | None:
