@@ -114,6 +114,7 @@ class Matcher:
         if self._places[0].mask is not None:  # it lies in the room of another place
             self._rooms[0], self._rooms[taken] = self._rooms[taken], self._rooms[0]
         self.position += taken
+        self._forced_at(self._places[0], 0)  # the next choice asks for it in any case, and it is no drafter's expense
         return taken
 
     def _reach(self, path: Sequence[int]) -> Place | None:
