@@ -29,11 +29,13 @@ PARTS = {
     "mypy": (),
     "clients": ("server/test_anthropic.py", "server/test_openai.py", "server/test_page.py", "server/test_responses.py"),
     "llguidance": ("grammar",),
+    "ray": ("terminal/batch/test_cluster.py",),
 }
 """What a run can do without, and the tests that cannot even be imported then; others say `needs`.
 
 oracle : torch, transformers and optimum, which results are compared with
 clients : of OpenAI and Anthropic, and a browser's
+ray : which has no wheels for Intel Macs and the newest Pythons
 """
 
 ENGINES = ("simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime")))

@@ -26,6 +26,7 @@ OUTSIDE = {
     "llguidance": ("grammar/",),
     "tqdm": ("terminal/",),
     "matplotlib": ("terminal/bench/",),
+    "ray": ("terminal/batch/",),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     **dict.fromkeys(("torch", "transformers", "optimum", "ondevice_export"), ()),

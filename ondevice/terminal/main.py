@@ -63,6 +63,15 @@ COMMANDS = {
   ondevice serve gemma-4-E2B-it --port 0 --exit-with-parent
 """,
     ),
+    "batch": Command(
+        "ondevice.terminal.batch.command",
+        "answer a file of prompts, several at once",
+        """
+  ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl
+  ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl --chat --temperature 0 --max-sequences 16
+  ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl --ray auto
+""",
+    ),
     "prepare": Command(
         "ondevice.terminal.prepare",
         "compile kernels and pack weights for this machine, once",

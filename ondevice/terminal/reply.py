@@ -87,18 +87,25 @@ def summary(stats: Stats) -> str:
 def as_json(reply: Reply) -> dict[str, Any]:
     """The object that `generate --json` prints: `stats` with vLLM's names for drafts, `timings` with llama.cpp's."""
     stats = reply.stats
-    made: dict[str, Any] = {
-        "text": reply.text,
-        "reasoning": reply.reasoning,
-        "tool_calls": [call.as_openai() for call in reply.tool_calls],
-        "token_ids": list(reply.token_ids),
-        "finish_reason": reply.finish_reason,
+    return {
+        **content(reply),
         "stats": {
             **{key: getattr(stats, key) for key in STATS_KEYS},
             **stats.draft_figures(),
             "by_source": {source: counts.draft_figures() for source, counts in stats.by_source.items()},
         },
         "timings": stats.timings(),
+    }
+
+
+def content(reply: Reply) -> dict[str, Any]:
+    """What was said, and nothing of how long it took."""
+    made: dict[str, Any] = {
+        "text": reply.text,
+        "reasoning": reply.reasoning,
+        "tool_calls": [call.as_openai() for call in reply.tool_calls],
+        "token_ids": list(reply.token_ids),
+        "finish_reason": reply.finish_reason,
     }
     if reply.logprobs:
         made["logprobs"] = [

@@ -52,6 +52,10 @@ class Partials(NamedTuple):
     """Address of an int64 that counts the unit's parts that are complete; 0 before and afterwards."""
 
 
+_ALONE = Partials(0, 0, 0)
+"""Nobody else has parts of these pairs."""
+
+
 class Output(NamedTuple):
     """Where the results go: quantised blocks of 32, as `quantize` writes them."""
 
@@ -164,5 +168,4 @@ def attend_all(
     pairs: Pairs, head: KVHead, head_dim: int, scratch: Scratch, first: int, parts: int, output: Output
 ) -> None:
     """`attend_unit` of pairs over all their parts."""
-    zero = np.int64(0)
-    attend_unit(pairs, head, head_dim, scratch, Partials(zero, zero, zero), first, parts, np.int64(-1), output)
+    attend_unit(pairs, head, head_dim, scratch, _ALONE, first, parts, np.int64(-1), output)

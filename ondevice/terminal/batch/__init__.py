@@ -1,0 +1,1 @@
+"""`ondevice batch`: a file of prompts in, a file of answers out."""
