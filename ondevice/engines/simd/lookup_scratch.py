@@ -22,7 +22,7 @@ class LookupScratch:
             threads: that look up at the same time.
         """
         self._buffers = Buffers()
-        self.work_bytes = int(workspace_at(0, heads, codes).end)
+        self.work_bytes = int(workspace_at.py_func(0, heads, codes).end)
         self.work = self._buffers.bytes(threads * self.work_bytes)
         self.shares = self.shares_bytes = 0
         self._heads, self._areas = heads, SHARED_UNITS * threads
@@ -31,6 +31,6 @@ class LookupScratch:
     def reserve(self, keys: int) -> None:
         """Make room for sequences of so many positions."""
         if keys > self._keys:
-            size, buffers = int(shares_bytes(self._heads, keys)), Buffers()
+            size, buffers = shares_bytes(self._heads, keys), Buffers()
             self.shares, self.shares_bytes, self._held = buffers.bytes(self._areas * size), size, buffers
             self._keys = keys  # last, for an interrupt may have come before

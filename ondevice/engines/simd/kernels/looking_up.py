@@ -65,7 +65,6 @@ def workspace_at(address: int, heads: int, codes: int) -> Workspace:
     return Workspace(address, scales, products, sums, sums + UNIT * SUMS * 64)
 
 
-@kernel
 def shares_bytes(heads: int, keys: int) -> int:
     """Bytes for what codes say of so many keys: a counter of threads, shares, and scores of every head."""
     spans = (keys + SPAN - 1) // SPAN
