@@ -95,7 +95,7 @@ class GenerationOptions:
     num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, longest of `auto`; None
         takes what the drafter ships with, and for `auto` no limit but its own
     num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
-    logits_processors : change a row of logits before a token is chosen, for a grammar say; they see the draft path
+    logits_processors : change a row of logits before a token is chosen, to shun some say; they see the draft path
     tools, thinking, template_options : for a prompt of messages: see `ChatOptions`
     response_format : the form of the answer, which no token may leave: `{"type": "json_object"}`,
         `{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}`, `{"type": "regex", "regex": ...}`,

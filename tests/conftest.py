@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    names = ("numpy", "numba", "onnxruntime", "tokenizers", "onnx-ir", "transformers", "torch")
+    names = ("numpy", "numba", "onnxruntime", "tokenizers", "llguidance", "onnx-ir", "transformers", "torch")
     found = "with " + ", ".join(f"{name} {_version(name)}" for name in names)
     missing = config.getoption("--without")
     return f"{found}; tests left out that need: {', '.join(missing)}" if missing else found

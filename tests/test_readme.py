@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -41,3 +43,16 @@ def test_a_measured_table_stands_in_the_results_too() -> None:
     results = tables((ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8"))
     assert results
     assert set(tables(README)) <= set(results)
+
+
+@pytest.mark.needs("llguidance")
+def test_the_example_of_a_structured_answer_runs_as_it_is(reference_bundle, monkeypatch, tmp_path, capsys) -> None:
+    section = README[README.index("## Structured output") : README.index("## A server")]
+    [example] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "reference").symlink_to(reference_bundle)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    out = capsys.readouterr().out
+    assert out.startswith("{'name': ")
+    assert out.endswith("} stop\n")
