@@ -3,11 +3,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 BUNDLE := bundles/reference
 
-.PHONY: help demo test fuzz lint fix bench clean
+.PHONY: help demo test slow fuzz lint fix bench clean
 
 help:
 	@echo "make demo    export the reference pair and generate from it with draft/verify"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
+	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed"
 	@echo "make fuzz    damaged bundles, checkpoints and options for a minute (SECONDS=60): clean errors or nothing changes"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   tokens per round, acceptance and speed of every drafter on the reference pair"
@@ -34,6 +35,9 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest
 
 SECONDS ?= 60
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

@@ -24,6 +24,7 @@ from ondevice.errors import (
     CheckpointError,
     ContextOverflowError,
     GrammarError,
+    HubError,
     MissingDependencyError,
     OndeviceError,
     PairMismatchError,
@@ -57,6 +58,7 @@ __all__ = [
     "GenerationKeywords",
     "GenerationOptions",
     "GrammarError",
+    "HubError",
     "KVCacheType",
     "LogitsProcessor",
     "Message",
@@ -84,6 +86,7 @@ __all__ = [
     "__version__",
     "load",
     "prepare",
+    "pull",
 ]
 
 if TYPE_CHECKING:
@@ -97,6 +100,7 @@ if TYPE_CHECKING:
     from ondevice.engines.choice import EngineName
     from ondevice.engines.protocol import KVCacheType, Outputs, Session
     from ondevice.generation import Generation
+    from ondevice.hub.pull import pull
     from ondevice.loading import load, prepare
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
@@ -120,6 +124,7 @@ else:
         "engines.choice": ("EngineName",),
         "engines.protocol": ("KVCacheType", "Outputs", "Session"),
         "generation": ("Generation",),
+        "hub.pull": ("pull",),
         "loading": ("load", "prepare"),
         "model": ("Model",),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),

@@ -77,13 +77,9 @@ class Bundle:
             raise BundleCorruptError(f"{file} was altered (its sha256 differs): export the bundle again")
 
     def _check_files(self) -> None:
-        root = self.path.resolve()
+        check_names(self.path, self.manifest)
         for name, entry in self.manifest.files.items():
-            if not name.isprintable() or len(name) > 255:  # NUL, surrogates, line breaks
-                raise BundleCorruptError(f"bundle.json names {name!r:.99}, which is no file name: do not use it")
             file = self.path / name
-            if PurePosixPath(name).is_absolute() or "\\" in name or not _lies_in(root, file):
-                raise BundleCorruptError(f"bundle.json names {name!r}, which is outside the bundle: do not use it")
             size = _size(file)
             if size is None:
                 raise BundleCorruptError(f"{file} is missing: export the bundle again")
@@ -96,6 +92,16 @@ class Bundle:
         advance = counted(progress, sum(entry.size for entry in self.manifest.files.values()))
         for name in self.manifest.files:
             self.verify(name, advance)
+
+
+def check_names(directory: Path, manifest: Manifest) -> None:
+    """Raises BundleCorruptError where a manifest names a file that would not lie in the bundle's directory."""
+    root = directory.resolve()
+    for name in manifest.files:
+        if not name.isprintable() or len(name) > 255:  # NUL, surrogates, line breaks
+            raise BundleCorruptError(f"bundle.json names {name!r:.99}, which is no file name: do not use it")
+        if PurePosixPath(name).is_absolute() or "\\" in name or not _lies_in(root, directory / name):
+            raise BundleCorruptError(f"bundle.json names {name!r}, which is outside the bundle: do not use it")
 
 
 def sha256(path: Path, advance: Advance = lambda count: None) -> str:

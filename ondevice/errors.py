@@ -72,6 +72,10 @@ class PairMismatchError(CheckpointError):
     """A drafter that does not belong to its target."""
 
 
+class HubError(OndeviceError):
+    """A bundle that the hub does not give: it is not there, not permitted, not reached, damaged, or does not fit."""
+
+
 class SessionFileError(OndeviceError):
     """A file of a saved sequence that is damaged, or belongs to another bundle, engine or version."""
 

@@ -92,6 +92,9 @@ def load(
     if count > (most := machine.processors()):
         _log.warning("more threads (%d) than processors (%d): they will wait for one another", count, most)
 
+    if (warning := machine.memory_warning(opened.manifest.weight_bytes)) is not None:
+        _log.warning("%s: %s", opened.manifest.name, warning)
+
     def open_one(which: Bundle, tell: OnPrepare | None, context: int | None) -> Engine:
         with Preparation(tell) as preparation:
             running = open_engine(

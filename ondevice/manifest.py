@@ -128,6 +128,16 @@ class Manifest:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the graphs with their weights."""
+        return sum(entry.size for name, entry in self.files.items() if ".onnx" in name)
+
+    @property
     def altered(self) -> bool:
         """Whether a field is not what it was when the file was written."""
         return self.sha256 not in (None, self.digest())

@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes longer than 20 s by itself; `make slow` runs only these")
     config.addinivalue_line("markers", f"needs(*parts): what a run can be `--without`: {', '.join(PARTS)}")
 
 

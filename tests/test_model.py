@@ -307,6 +307,15 @@ def test_a_closed_model_says_so(reference_bundle: Path) -> None:
         model.stream(PROMPT)
 
 
+def test_weights_that_are_larger_than_the_memory_are_said_and_run(
+    reference_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ondevice.machine.memory.total_bytes", lambda root: 1_000_000)
+    with ondevice.load(reference_bundle, threads=1) as model:
+        assert model.generate("x", max_new_tokens=2).token_ids
+    assert [record for record in caplog.records if "GB of memory" in record.getMessage()]
+
+
 def test_a_model_that_nobody_closed_leaves_no_threads(reference_bundle: Path) -> None:
     before = set(threading.enumerate())
     model = ondevice.load(reference_bundle, threads=2)

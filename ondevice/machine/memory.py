@@ -6,8 +6,9 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
-from ondevice.machine.quota import memory_quota
+from ondevice.machine.quota import memory_limit, memory_quota
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -42,8 +43,31 @@ def available_bytes(root: Path = Path("/")) -> int:
         free, quota = _linux(root / "proc/meminfo", "MemAvailable"), memory_quota(root)
         return free if quota is None else min(free, quota)
     if sys.platform == "win32":
-        return _windows_available()
+        return _windows_status("available")
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def total_bytes(root: Path = Path("/")) -> int:
+    """Memory of the machine, or as much of it as this process may have; 0 where nothing is known."""
+    if sys.platform == "linux":
+        memory, limit = _linux(root / "proc/meminfo", "MemTotal"), memory_limit(root)
+        return memory if limit is None else min(memory, limit)
+    if sys.platform == "win32":
+        return _windows_status("total")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_warning(weight_bytes: int, root: Path = Path("/")) -> str | None:
+    """What to say of weights that do not fit, None where they do. No reason to refuse them: they are mapped, so that
+    what has no room is read from the disk, and of some models much is seldom read.
+    """
+    total = total_bytes(root)
+    if not total or weight_bytes <= total:
+        return None
+    return (
+        f"its weights have {weight_bytes / 1e9:.1f} GB and this machine has {total / 1e9:.1f} GB of memory: "
+        "what has no room is read from the disk, again for every token, which is slow"
+    )
 
 
 def _linux(path: Path, name: str) -> int:
@@ -90,6 +114,6 @@ class _MemoryStatus(ctypes.Structure):
     )
 
 
-def _windows_available() -> int:
+def _windows_status(field: Literal["total", "available"]) -> int:
     status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
-    return int(status.available) if ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status)) else 0
+    return int(getattr(status, field)) if ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status)) else 0

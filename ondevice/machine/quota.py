@@ -25,6 +25,12 @@ def memory_quota(root: Path = Path("/")) -> int | None:
     return min(left, default=None)
 
 
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """The most that this process's group, and the groups around it, may ever take; None where there is no limit."""
+    limits = [int(words[0]) for group in _groups(root, "memory") if (words := _limit(group))]
+    return min(limits, default=None)
+
+
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Directories of this process's groups that have a controller, from the innermost outwards, of either version."""
     try:
@@ -65,6 +71,12 @@ def _room(group: Path) -> int | None:
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return None
     return max(0, int(words[0]) - int(words[1]))
+
+
+def _limit(group: Path) -> list[str]:
+    """The number in the file of version 2, else 1; nothing for "max"."""
+    words = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
+    return [word for word in words[:1] if word.isdecimal()]
 
 
 def _words(path: Path) -> list[str]:

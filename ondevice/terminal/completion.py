@@ -81,12 +81,19 @@ def candidates(words: list[str]) -> list[str]:
             given += 1
     if expected is None and current.startswith("-"):
         return _beginning(current, options)
-    if expected is None and given < len(positionals):
-        expected = positionals[given]
+    if expected is None and positionals and (given < len(positionals) or positionals[-1].nargs == "+"):
+        expected = positionals[min(given, len(positionals) - 1)]
     if expected is None:
         return []
-    if expected.dest == "drafter" and before[0] != "export":
+    return _values(expected, before[0], current)
+
+
+def _values(expected: argparse.Action, command: str, current: str) -> list[str]:
+    """What may stand for an argument."""
+    if expected.dest == "drafter" and command != "export":
         return [*_beginning(current, registry.names()), *_bundles(current)]
+    if expected.dest == "names":
+        return sorted(_beginning(current, _names()))
     return _bundles(current) if expected.dest == "bundle" else _beginning(current, map(str, expected.choices or ()))
 
 
@@ -99,9 +106,12 @@ def _beginning(current: str, texts: Iterable[str]) -> list[str]:
     return [text for text in texts if text.startswith(current)]
 
 
+def _names() -> list[str]:
+    return [path.parent.name for path in model_home().glob(f"*/{MANIFEST}")]
+
+
 def _bundles(current: str) -> list[str]:
     """Names under the model home, and the bundles in the directory that was typed so far."""
     directory = current[: current.rfind("/") + 1]
-    named = (path.parent.name for path in model_home().glob(f"*/{MANIFEST}"))
     there = (f"{directory}{path.parent.name}" for path in expanded(directory or ".").glob(f"*/{MANIFEST}"))
-    return sorted({*_beginning(current, named), *_beginning(current, there)})
+    return sorted({*_beginning(current, _names()), *_beginning(current, there)})

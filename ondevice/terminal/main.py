@@ -79,6 +79,28 @@ COMMANDS = {
   ondevice prepare gemma-4-E2B-it
 """,
     ),
+    "pull": Command(
+        "ondevice.terminal.pull",
+        "fetch a ready bundle from the Hugging Face hub",
+        """
+  ondevice pull someone/gemma-4-E2B-it-ondevice
+  ondevice pull someone/gemma-4-E2B-it-ondevice --revision v2 --name e2b
+""",
+    ),
+    "list": Command(
+        "ondevice.terminal.list",
+        "show the bundles that can be called by name",
+        """
+  ondevice list
+""",
+    ),
+    "remove": Command(
+        "ondevice.terminal.remove",
+        "delete bundles that are called by name",
+        """
+  ondevice remove gemma-4-E2B-it
+""",
+    ),
     "bench": Command(
         "ondevice.terminal.bench.command",
         "measure every drafter and draft length",

@@ -146,6 +146,31 @@ def test_available_memory_is_within_the_quota(tmp_path, files, available):
     assert memory.available_bytes(tmp_path) == available
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="where memory has files")
+@pytest.mark.parametrize(
+    ("files", "total"),
+    [
+        ({}, 8 << 30),
+        ({"sys/fs/cgroup/memory.max": "max\n"}, 8 << 30),
+        ({"sys/fs/cgroup/memory.max": "2147483648\n", "sys/fs/cgroup/memory.current": "2000000000\n"}, 2 << 30),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 8 << 30),
+    ],
+)
+def test_all_memory_is_what_a_group_may_have(tmp_path, files, total):
+    write(tmp_path / "proc/meminfo", f"MemTotal: {8 << 20} kB\nMemAvailable: 1000 kB\n")
+    write(tmp_path / "proc/self/cgroup", "0::/\n4:memory:/\n")
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    assert memory.total_bytes(tmp_path) == total
+    assert memory.memory_warning(total, tmp_path) is None
+    assert "weights have 9.0 GB and this machine has" in (memory.memory_warning(9_000_000_000, tmp_path) or "")
+
+
+def test_nothing_is_said_of_a_machine_that_does_not_say(monkeypatch):
+    monkeypatch.setattr(memory, "total_bytes", lambda root: 0)
+    assert machine.memory_warning(1 << 50) is None
+
+
 def test_the_peak_can_start_again():
     if not machine.reset_peak_rss():
         pytest.skip("this system does not let a process reset its peak")

@@ -43,6 +43,8 @@ def test_bundles_by_name_and_by_path(tmp_path, monkeypatch):
     (tmp_path / "bundles" / "gone").mkdir()
     assert candidates(["generate", "ge"]) == ["gemma"]
     assert candidates(["bench", ""]) == ["gemma", "here", "other"]
+    assert candidates(["remove", "ge"]) == ["gemma"]
+    assert candidates(["remove", "gemma", "o"]) == ["other"]
     assert candidates(["info", "bundles/g"]) == ["bundles/garnet", "bundles/gem"]
     assert candidates(["chat", "--engine", "simd", "--system", "hello", "he"]) == ["here"]
     assert candidates(["chat", "here", "--drafter", "n"]) == ["ngram", "none"]

@@ -78,7 +78,7 @@ class Cluster:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
         except ImportError as error:
             raise MissingDependencyError("ray", "ray", what="--ray") from error
-        self._ray = ray
+        self._ray: Any = ray  # not typed throughout
         self._only_at = NodeAffinitySchedulingStrategy
         self._sequences = args.max_sequences
         self._bundle = (_elsewhere(args.bundle), Bundle.open(args.bundle).content, __version__)
@@ -92,7 +92,7 @@ class Cluster:
             raise UsageError(f"there is no Ray cluster at {address}: {reason(error)}") from error
         self._workers = [
             Worker(node["NodeID"], node["NodeManagerHostname"], node["Resources"]["CPU"])
-            for node in ray.nodes()
+            for node in self._ray.nodes()
             if node["Alive"] and node["Resources"].get("CPU")
         ]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def answers_in(path):
 
 
 def test_answers_are_those_of_one_prompt_at_a_time(ask, bundle):
-    prompts = ["abc", "b", [{"role": "user", "content": "c"}], [4, 5, 6], "eabde"]
+    prompts: list[Any] = ["abc", "b", [{"role": "user", "content": "c"}], [4, 5, 6], "eabde"]
     code, found, err = ask([{"prompt": prompt, "id": f"p{number}"} for number, prompt in enumerate(prompts)])
     assert code == 0
     with load_toy(bundle) as model:
@@ -123,7 +124,12 @@ def test_a_bad_line_is_an_error_and_the_rest_goes_on(ask):
 
 
 def test_the_form_of_openai(ask, bundle):
-    chat = {"model": "m", "messages": [{"role": "user", "content": "abc"}], "max_completion_tokens": 4, "seed": 1}
+    chat: dict[str, Any] = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "abc"}],
+        "max_completion_tokens": 4,
+        "seed": 1,
+    }
     text = {"prompt": "abc", "max_tokens": 3, "n": 1, "stream": False}
     lines = [
         {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": chat},
@@ -312,7 +318,9 @@ def test_the_bar_tells_answers_tokens_and_time(monkeypatch):
 def test_nothing_is_lost_or_there_twice_after_kills(reference_bundle, tmp_path):
     chance = random.Random(5)
     prompts = [f"def {name}{number}(" for number in range(12) for name in ("read", "first", "is_even", "join")]
-    lines = [{"prompt": prompt, "max_new_tokens": 40 + 5 * (at % 9)} for at, prompt in enumerate(prompts)]
+    lines: list[dict[str, Any]] = [
+        {"prompt": prompt, "max_new_tokens": 40 + 5 * (at % 9)} for at, prompt in enumerate(prompts)
+    ]
     (tmp_path / "p.jsonl").write_bytes(b"".join(map(to_line, lines)))
     out = tmp_path / "a.jsonl"
     words = [sys.executable, "-m", "ondevice", "batch", reference_bundle, tmp_path / "p.jsonl", "--out", out]

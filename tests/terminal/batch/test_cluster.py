@@ -66,6 +66,7 @@ def models(cluster):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers under /proc")
 def test_the_file_is_that_of_one_machine_also_when_a_worker_is_killed(cluster, environment, tmp_path):
     alone, together = tmp_path / "alone.jsonl", tmp_path / "together.jsonl"
@@ -84,6 +85,7 @@ def test_the_file_is_that_of_one_machine_also_when_a_worker_is_killed(cluster, e
     assert sorted(together.read_bytes().splitlines()) == sorted(alone.read_bytes().splitlines())
 
 
+@pytest.mark.slow
 def test_a_machine_with_another_bundle_gives_no_answers(cluster, environment, tmp_path, reference_bundle):
     """Here all of them: they find the name at a place that is not this process's."""
     home = tmp_path / "home"
