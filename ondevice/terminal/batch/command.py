@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
     options = generation_options(args)
     GenerationOptions.of(options).sampling(GenerationDefaults())  # what no line could be answered with
-    about = f"{Bundle.open(args.bundle).content} {args.kv_cache}"
+    attention = f"{args.attention} {args.attention_keys} {args.attention_width}"
+    about = f"{Bundle.open(args.bundle).content} {args.kv_cache} {attention}"
     requests = RequestFile(args.prompts, options, about, chat=args.chat)
     if args.out.exists() and args.out.samefile(args.prompts):
         raise UsageError("--out is the file of prompts: name another one")
