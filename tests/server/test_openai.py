@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 
 import openai
 import pytest
 
 from ondevice.server.guard import Rules
+from tests.conftest import ROOT
 from tests.server.served import wait_until
 from tests.text.conversations import WEATHER
 
@@ -142,3 +144,13 @@ def test_tools_and_thoughts(scripted):
     scripted.says("Yes.<turn|>")
     answer = client.chat.completions.create(model="any", messages=[*asked, whole.message, result], tools=[WEATHER])
     assert answer.choices[0].message.content == "Yes."
+
+
+def test_what_the_readme_shows(served, capsys):
+    page = (ROOT / "README.md").read_text("utf-8")
+    [program] = re.findall(r"```python\n(from openai import OpenAI\n.*?)```", page, re.DOTALL)
+    exec(program.replace("http://127.0.0.1:8642", served.url).replace("stream=True", "stream=True, max_tokens=8"), {})
+    assert capsys.readouterr().out
+    [body] = re.findall(r"curl http://127\.0\.0\.1:8642(/v1/\S+) -d '(.*)'", page)
+    answer = served.ask("POST", body[0], {**json.loads(body[1]), "max_tokens": 8})
+    assert answer.body["choices"][0]["message"]["content"]
