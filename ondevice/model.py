@@ -144,6 +144,8 @@ class Model:
         Raises:
             UsageError: an option that does not exist or fit.
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
+            GrammarError: a form of the answer that cannot be compiled.
+            MissingDependencyError: the extra `[grammar]`, for an answer that has a form.
         """
         cancellation, runner = self._cancellation(), self._runner
         chosen = GenerationOptions.of(options)

@@ -10,8 +10,8 @@ from ondevice.decoding.record import Stats, TokenLogprob
 from ondevice.text.tool_call import ToolCall
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "tool_calls"]
-"""stop: a stop token or stop string; length: `max_new_tokens`; context: the context is full; tool_calls: the model
-stopped, and waits for the results of its calls.
+"""stop: a stop token or stop string, or the end of the answer's form; length: `max_new_tokens`; context: the context is
+full; tool_calls: the model stopped, and waits for the results of its calls.
 """
 
 

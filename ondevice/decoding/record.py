@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from ondevice.decoding.draft_counts import DraftCounts
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-"""stop: a stop token or stop string; length: `max_new_tokens`; context: the context is full."""
+"""stop: a stop token or stop string, or a constraint's end; length: `max_new_tokens`; context: the context is full."""
 
 IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable", "drift"]
 """Why a round drafted nothing.

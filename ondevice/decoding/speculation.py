@@ -31,6 +31,7 @@ class Speculation:
     def __init__(self, drafter: Drafter | None, schedule: Schedule | None, session: Session, sampler: Sampler) -> None:
         self._drafter, self._schedule = drafter, schedule
         self._session, self._sampler = session, sampler
+        self._knows_constraint = isinstance(drafter, Constrained)
         self._untold: list[int] = []
         self._resting = True
         self.idle: IdleReason | None = None
@@ -55,7 +56,8 @@ class Speculation:
         started = perf_counter()
         draft, self.draft_seconds = NO_DRAFT, 0.0
         if self._drafter is not None and self._schedule is not None:
-            self.idle, self._resting = "unprofitable", self._schedule.rests()
+            self.idle = "unprofitable"
+            self._resting = self._schedule.rests() and not self._is_forced()
             if not self._resting:
                 self._tell(outputs, path)
                 beside = outputs.wanted - len(outputs.logits)  # as many as last time
@@ -86,6 +88,11 @@ class Speculation:
         if self._untold and self._drafter is not None:
             self._drafter.observe(self._untold, outputs, path)
             self._untold = []
+
+    def _is_forced(self) -> bool:
+        """Whether a drafter that knows the constraint has something certain to draft, and is worth waking."""
+        constraint = self._sampler.constraint
+        return constraint is not None and self._knows_constraint and constraint.forced(()) is not None
 
     def _draft(self, drafter: Drafter, plan: Plan, tokens: Sequence[int]) -> Draft:
         started = perf_counter()

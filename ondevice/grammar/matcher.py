@@ -38,8 +38,8 @@ class Matcher:
     """Follows the paths that it is asked about, forward and back. What it finds at a place stays while the reply goes
     on from there: checking a draft, guessing and verifying ask for the same.
 
-    Masks are made row by row, where the verification comes by. llguidance also fills those of a whole chain in one
-    call, which pays for the rows behind the first token that the target refuses too: `benchmarks/grammar.py`.
+    Masks are made row by row, where the verification comes by: trees need nothing more, and no mask is made for a row
+    behind a token that the target refuses, as by llguidance's call for all rows of a chain.
 
     Where only one text may follow, its tokens are those that the tokenizer makes of it, and not others of the same
     characters: that is what the model was trained on, and it can be drafted.

@@ -15,7 +15,7 @@ from ondevice.decoding.masks import keep_allowed
 from ondevice.decoding.pruning import pruned
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.decoding.schedule import ConstantSchedule
+from ondevice.decoding.schedule import ConstantSchedule, Plan
 from ondevice.decoding.verify import accept
 from ondevice.drafters.grammar import GrammarDrafter
 from ondevice.drafters.ngram import NgramDrafter
@@ -23,6 +23,7 @@ from ondevice.drafters.protocol import Draft
 from tests.toy_engine import VOCAB, ToyEngine
 
 PROMPT = [1, 2, 3]
+SEED = 1
 
 
 class Steps:
@@ -142,11 +143,13 @@ def test_what_is_forced_is_drafted() -> None:
     assert len(drafter.forecast(4).survival) == 0
 
 
-def generate(drafter: Any, temperature: float, most: int = 60) -> tuple[list[int], str | None, int]:
+def generate(
+    drafter: Any, temperature: float, most: int = 60, schedule: Any = None, seed: int = SEED
+) -> tuple[list[int], str | None, int]:
     """A reply under `Steps`: its tokens, why it ended, and its forwards."""
     engine = ToyEngine()
-    sampler = Sampler(SamplingOptions(temperature=temperature, seed=3), constraint=Steps())
-    schedule = ConstantSchedule(5) if drafter is not None else None
+    sampler = Sampler(SamplingOptions(temperature=temperature, seed=seed), constraint=Steps())
+    schedule = schedule or (ConstantSchedule(5) if drafter is not None else None)
     this = loop.generate(engine.open_session(), PROMPT, sampler, Limits(most), drafter=drafter, schedule=schedule)
     rounds = list(loop.run(this, lambda rows: engine.forward([rows])[0]))
     tokens = [token for each in rounds for token in each.token_ids]
@@ -206,3 +209,27 @@ def test_the_ratio_rule_draws_as_the_target_does_though_drafts_are_cut() -> None
         if chance:
             exact[first] = chance * sampler.distribution(logits[1], [*PROMPT, first])
     assert np.abs(counts / runs - exact).max() < 0.025
+
+
+class Asleep(ConstantSchedule):
+    """Rests in every round, and counts those in which it was woken."""
+
+    woken = 0
+
+    def rests(self) -> bool:
+        return True
+
+    def plan(self, drafter: Any, limit: int, beside: int = 0) -> Plan:
+        self.woken += 1
+        return super().plan(drafter, limit, beside)
+
+
+@pytest.mark.parametrize("drafter", [GrammarDrafter, NgramDrafter])
+def test_what_is_forced_ends_a_rest_of_who_knows_of_it(drafter: Any) -> None:
+    schedule = Asleep(5)
+    tokens, _, forwards = generate(drafter(), 1.0, schedule=schedule)
+    assert tokens == generate(None, 1.0)[0]
+    forced = sum(before == 7 for before in tokens[:-1])
+    assert forced
+    assert schedule.woken == (forced if drafter is GrammarDrafter else 0)
+    assert forwards < len(tokens) if drafter is GrammarDrafter else forwards == len(tokens)
