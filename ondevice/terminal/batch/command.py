@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import closing
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 SEQUENCES = 8
 """Of Gemma 4 E2B's shape, eight at once give 5.5 times the tokens of one (benchmarks/RESULTS.md)."""
+
+
+APPROXIMATIONS = ("kv_cache", "attention", "attention_keys", "attention_width")
+"""Options of a model that change what it says."""
 
 
 class Answering(Protocol):
@@ -65,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     options = generation_options(args)
     GenerationOptions.of(options).sampling(GenerationDefaults())  # what no line could be answered with
-    attention = f"{args.attention} {args.attention_keys} {args.attention_width}"
-    about = f"{Bundle.open(args.bundle).content} {args.kv_cache} {attention}"
+    about = json.dumps([Bundle.open(args.bundle).content, *(getattr(args, name) for name in APPROXIMATIONS)])
     requests = RequestFile(args.prompts, options, about, chat=args.chat)
     if args.out.exists() and args.out.samefile(args.prompts):
         raise UsageError("--out is the file of prompts: name another one")

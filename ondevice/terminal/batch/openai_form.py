@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 URLS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 """Where a request would be sent, and the field that its prompt is in."""
 
-SAME = ("temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "tools")
+SAME = ("temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "tools", "response_format")
 """Fields of a body that are options of the same name."""
 
 LENGTHS = ("max_completion_tokens", "max_tokens")
@@ -27,7 +27,6 @@ WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "stream": (False,),
     "tool_choice": ("auto",),
-    "response_format": ({"type": "text"},),
     "best_of": (1,),
     "echo": (False,),
     "logprobs": (False,),
