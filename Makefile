@@ -3,12 +3,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 BUNDLE := bundles/reference
 
-.PHONY: help demo test slow fuzz lint fix bench clean
+.PHONY: help demo test frozen slow fuzz lint fix bench clean
 
 help:
 	@echo "make demo    export the reference pair and generate from it with draft/verify"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
 	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed"
+	@echo "make frozen  freeze the desktop example with PyInstaller, and start it twice"
 	@echo "make fuzz    damaged bundles, checkpoints and options for a minute (SECONDS=60): clean errors or nothing changes"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   tokens per round, acceptance and speed of every drafter on the reference pair"
@@ -33,6 +34,9 @@ demo: $(BUNDLE)/bundle.json
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+frozen: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests/test_pyinstaller.py
 
 SECONDS ?= 60
 

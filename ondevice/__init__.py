@@ -84,6 +84,7 @@ __all__ = [
     "UnsupportedBundleError",
     "UsageError",
     "__version__",
+    "freeze_support",
     "load",
     "prepare",
     "pull",
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from ondevice.engines.attention import AttentionType
     from ondevice.engines.choice import EngineName
     from ondevice.engines.protocol import KVCacheType, Outputs, Session
+    from ondevice.frozen import freeze_support
     from ondevice.generation import Generation
     from ondevice.hub.pull import pull
     from ondevice.loading import load, prepare
@@ -123,6 +125,7 @@ else:
         "engines.attention": ("AttentionType",),
         "engines.choice": ("EngineName",),
         "engines.protocol": ("KVCacheType", "Outputs", "Session"),
+        "frozen": ("freeze_support",),
         "generation": ("Generation",),
         "hub.pull": ("pull",),
         "loading": ("load", "prepare"),

@@ -2,7 +2,8 @@
 
     python -m ondevice.preparation GROUP...
 
-is such a process. It leaves its code in the cache directory, and a line for every function that it has compiled.
+is such a process; that of a frozen application is its own executable (frozen.py). It leaves its code in the cache
+directory, and a line for every function that it has compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from ondevice import jit, machine
+from ondevice import frozen, jit, machine
 from ondevice.progress import OnPrepare
 
 COMPILING, PACKING, CHECKING = "compiling kernels", "packing weights", "checking weights"
@@ -112,10 +113,10 @@ class Preparation:
             return
         self._work.insert(0, f"compiling kernels {jit.when(jit.can_keep())}")
         aside = [group for group in self._groups if group is not SIMD_LAST]
-        if jit.can_keep() and (python := _python()) is not None and machine.processors() > 1:
+        if jit.can_keep() and (compiler := _compiler()) is not None and machine.processors() > 1:
             count = min(len(aside), machine.default_threads())
             for number in range(count):
-                self._start(python, [group.source for group in aside[number::count]])
+                self._start([*compiler, *(group.source for group in aside[number::count])])
 
     def announce(self, work: str) -> None:
         """Say in one line what is going to take seconds, with all that was begun before."""
@@ -152,14 +153,14 @@ class Preparation:
         self._compiled = sum(group.functions for group in self._groups)
         self._tell(COMPILING)
 
-    def _start(self, python: str, sources: list[str]) -> None:
+    def _start(self, command: list[str]) -> None:
         told = jit.numba_cache_directory()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
         if told:
             environment["NUMBA_CACHE_DIR"] = told
         try:
             process = subprocess.Popen(
-                [python, "-m", "ondevice.preparation", *sources],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -220,11 +221,13 @@ def _calls(source: str) -> Calls:
     return calls()
 
 
-def _python() -> str | None:
-    """An interpreter that can run modules. Frozen applications have none, nor have some that embed Python."""
-    if getattr(sys, "frozen", False) or not sys.executable:
+def _compiler() -> list[str] | None:
+    """The beginning of a command that compiles groups; some applications that embed Python have none."""
+    if frozen.is_frozen():
+        return [sys.executable, frozen.COMPILE] if frozen.is_supported() else None
+    if not sys.executable or not Path(sys.executable).stem.lower().startswith("python"):
         return None
-    return sys.executable if Path(sys.executable).stem.lower().startswith("python") else None
+    return [sys.executable, "-m", "ondevice.preparation"]
 
 
 def main(sources: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Compiled code of a package that has no source files, as in an application that was frozen."""
+"""An application that was frozen: compiled code of a package without source files, and who compiles it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import ondevice
+from ondevice import frozen as frozen_applications
+from ondevice import preparation
 
 CALL = """
 import sys
@@ -26,6 +28,22 @@ suffix_automaton.warm_up()
 stats = softcap.stats, suffix_automaton.append_all.stats
 assert ".zip" in ondevice.__file__
 print(float(row[0]), *(sum(each.cache_hits.values()) for each in stats))
+"""
+
+APP = """#!{python}
+import sys
+sys.frozen, sys.executable = True, __file__
+import ondevice
+{support}
+from ondevice import jit, machine
+from ondevice.preparation import TOKENS, Preparation
+machine.processors = lambda: 2
+compiled, shares = [], []
+with jit.counting(lambda: compiled.append(1)), Preparation(lambda stage, share: shares.append(share)) as preparing:
+    preparing.compile(TOKENS)
+    print(len(preparing._processes))
+    preparing.finish()
+print(len(compiled), shares == sorted(shares), shares[-1])
 """
 
 
@@ -86,3 +104,29 @@ def test_a_frozen_package_without_a_cache_writes_nothing(sources: Path, tmp_path
     for _ in range(2):
         assert called(archive, tmp_path / "one", tmp_path / "file" / "below")[1:] == (0, 0)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "sources", "app.zip", "made.pyc", "one"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="its executable is a script")
+@pytest.mark.parametrize(("support", "processes"), [("ondevice.freeze_support()", 1), ("", 0)])
+def test_a_frozen_application_compiles_in_processes_that_it_supports(
+    tmp_path: Path, support: str, processes: int
+) -> None:
+    app = tmp_path / "app"
+    app.write_text(APP.format(python=sys.executable, support=support), "utf-8")
+    app.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ONDEVICE_CACHE": str(tmp_path / "cache")}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    ended = subprocess.run([app], capture_output=True, text=True, check=True, env=environment)
+    started, compiled, *shares = ended.stdout.split()
+    assert int(started) == processes
+    assert (int(compiled) == 0) == bool(processes)
+    assert shares == ["True", "1.0"]
+
+
+def test_what_is_not_frozen_starts_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["app", frozen_applications.COMPILE])
+    ondevice.freeze_support()
+    assert not frozen_applications.is_supported()
+    assert preparation._compiler() == [sys.executable, "-m", "ondevice.preparation"]
+    monkeypatch.setattr(sys, "executable", "/opt/editor")
+    assert preparation._compiler() is None

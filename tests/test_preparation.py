@@ -14,7 +14,7 @@ import numba
 import pytest
 
 import ondevice
-from ondevice import Model, machine, model, preparation
+from ondevice import Model, machine, model
 from ondevice.decoding.sampling import Sampler
 from ondevice.preparation import Group, Preparation
 
@@ -152,12 +152,6 @@ def test_a_cache_that_cannot_be_written_is_said_in_the_one_line(
     (line,) = caplog.messages
     assert f"at every start, because {tmp_path / 'file' / 'below'} cannot be written to: set ONDEVICE_CACHE" in line
     assert line.endswith(", packing")
-
-
-def test_frozen_applications_start_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert preparation._python() == sys.executable
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert preparation._python() is None
 
 
 def test_a_cancel_while_a_generation_begins_is_not_lost(

@@ -1,0 +1,5 @@
+"""Runs before a frozen application's own code."""
+
+import ondevice
+
+ondevice.freeze_support()

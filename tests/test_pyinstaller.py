@@ -1,0 +1,67 @@
+"""The desktop example, frozen without its window: the hook that ships with the wheel is all that PyInstaller needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+ENTRY = ROOT / "examples/desktop/headless.py"
+APART = ("onnxruntime", "matplotlib", "torch", "transformers")
+"""Of what is installed for the tests, an application has none of these: `simd` needs no ONNX Runtime."""
+
+
+def freeze(wheel: Path, directory: Path, *options: str) -> Path:
+    """The executable that PyInstaller makes where the wheel is installed."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory / "site")
+    excluded = [word for name in APART for word in ("--exclude-module", name)]
+    places = [f"--{kind}path={directory / kind}" for kind in ("dist", "work", "spec")]
+    subprocess.run(
+        [sys.executable, "-m", "PyInstaller", "--log-level=ERROR", "--name=app", *options, *excluded, *places, ENTRY],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(directory / "site")},
+        cwd=directory,
+    )
+    suffix = ".exe" if os.name == "nt" else ""
+    one_file = directory / f"dist/app{suffix}"
+    return one_file if one_file.is_file() else directory / f"dist/app/app{suffix}"
+
+
+def kept(cache: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*.nb?")}
+
+
+@pytest.mark.parametrize("kind", ["--onedir", "--onefile"])
+def test_the_second_start_compiles_nothing_wherever_it_is(
+    wheel: Path, reference_bundle: Path, tmp_path: Path, kind: str
+) -> None:
+    app, cache = freeze(wheel, tmp_path, kind), tmp_path / "cache"
+    before = {path: path.stat().st_mtime_ns for path in app.parent.rglob("*")}
+    said, compiled = [], []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        ended = subprocess.run(
+            [app, reference_bundle, "def is_prime(n):"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"ONDEVICE_CACHE": str(cache), "HOME": str(tmp_path / name), "PATH": os.environ["PATH"]},
+            cwd=tmp_path / name,
+        )
+        said.append((ended.stdout, ended.stderr))
+        compiled.append(kept(cache))
+        assert list((tmp_path / name).iterdir()) == []
+    assert said == [(said[0][0], "preparing for this machine: compiling kernels once\n"), (said[0][0], "")]
+    assert said[0][0].strip()
+    assert len(compiled[0]) > 100
+    assert compiled[1] == compiled[0]
+    assert {path: path.stat().st_mtime_ns for path in app.parent.rglob("*")} == before
