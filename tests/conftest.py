@@ -30,6 +30,7 @@ PARTS = {
     "clients": ("server/test_anthropic.py", "server/test_openai.py", "server/test_page.py", "server/test_responses.py"),
     "llguidance": ("grammar",),
     "ray": ("terminal/batch/test_cluster.py",),
+    "pyside6": ("examples/test_desktop.py",),
 }
 """What a run can do without, and the tests that cannot even be imported then; others say `needs`.
 

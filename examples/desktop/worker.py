@@ -1,0 +1,108 @@
+"""The model beside the window: it works in a thread of its own, and tells by signals how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+import ondevice
+
+BATCH_S = 0.05
+"""Text is shown at most so often: a window that draws each token for itself is busier than the model."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """Raised in a callback of the model, which ends what it does then."""
+
+
+class Worker(QObject):
+    """One model and one conversation. Methods return at once, but for `close`; one thing is done at a time."""
+
+    progress = Signal(str, float)  # what a person waits for, and the share of it that is done
+    said = Signal(str, str, str)  # what was added to the answer, and to the thoughts before it; figures so far
+    ended = Signal(str)  # nothing goes on any more: one line about that, an error for instance
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: ondevice.Model | None = None
+        self._messages: list[dict[str, Any]] = []
+        self._thread = Thread()
+        self._stopped = False
+
+    def open(self, bundle: str) -> None:
+        self._begin(lambda: self._open(bundle))
+
+    def ask(self, text: str, think: bool) -> None:
+        self._begin(lambda: self._answer(text, think))
+
+    def stop(self) -> None:
+        """End what goes on: a reply within one forward, also while the prompt is read."""
+        self._stopped = True
+        if self._model is not None:
+            self._model.cancel()
+
+    def close(self) -> None:
+        """Return when everything has ended."""
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._model is not None:
+            self._model.close()
+
+    def _begin(self, work: Callable[[], str]) -> None:
+        self._stopped = False
+        self._thread = Thread(target=self._run, args=(work,))
+        self._thread.start()
+
+    def _run(self, work: Callable[[], str]) -> None:
+        line = "this application has a fault"
+        try:
+            line = work()
+        except Stopped:
+            line = "stopped"
+        except (ondevice.OndeviceError, OSError, MemoryError) as error:
+            line = str(error) or "there is not enough memory"
+        finally:
+            self.ended.emit(line)
+
+    def _open(self, bundle: str) -> str:
+        if self._model is not None:
+            self._model.close()
+        self._model, self._messages = None, []
+        self._model = ondevice.load(bundle, on_prepare=self._tell)
+        return f"{self._model.manifest.name} is ready"
+
+    def _answer(self, text: str, think: bool) -> str:
+        if self._model is None:
+            raise ondevice.UsageError("choose a bundle first")
+        asked = [*self._messages, {"role": "user", "content": text}]
+        steps: list[ondevice.Step] = []
+        shown, since = 0, 0.0
+        with self._model.stream(asked, thinking=think, max_new_tokens=2048, on_prefill=self._read) as generation:
+            for step in generation:
+                steps.append(step)
+                if perf_counter() - since > BATCH_S or step.finish_reason:
+                    batch = ondevice.Reply.of(steps[shown:], generation.stats)
+                    self.said.emit(batch.text, batch.reasoning, figures(batch.stats))
+                    shown, since = len(steps), perf_counter()
+        reply = ondevice.Reply.of(steps, generation.stats)
+        if reply.token_ids:  # else it was stopped before it began
+            self._messages = [*asked, reply.message]
+        return f"{figures(reply.stats)}, {reply.finish_reason}"
+
+    def _read(self, done: int, total: int) -> None:
+        self._tell("reading", done / total)
+
+    def _tell(self, stage: str, share: float) -> None:
+        if self._stopped:
+            raise Stopped
+        self.progress.emit(stage, share)
+
+
+def figures(stats: ondevice.Stats) -> str:
+    """Speed, and how many of the drafted tokens were right."""
+    return f"{stats.decode_tokens_per_s:.0f} tokens/s, {stats.accepted} of {stats.drafted} drafted tokens accepted"
