@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ondevice.errors import GrammarError, MissingDependencyError, UsageError
+from ondevice.errors import GrammarError, MissingDependencyError, UsageError, reason
 from ondevice.grammar.matcher import Matcher, said
 from ondevice.grammar.reply_grammar import CALL, Thoughts, reply_grammar
 from ondevice.grammar.response_format import ResponseFormat
@@ -78,7 +78,10 @@ class Compiler:
         from llguidance import LLMatcher, LLTokenizer
 
         if self._index is None:  # the pool has one thread
-            self._index = LLTokenizer(self._tokenizer_json(), self._vocab_size, self._end_ids)
+            try:
+                self._index = LLTokenizer(self._tokenizer_json(), self._vocab_size, self._end_ids or None)
+            except Exception as error:  # it says nothing narrower
+                raise GrammarError(f"llguidance cannot read this bundle's tokenizer: {reason(error)}") from error
         matcher = LLMatcher(self._index, grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"this grammar cannot be compiled: {said(matcher.get_error())}")

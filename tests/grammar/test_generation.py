@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ondevice
-from ondevice import Model, Reply, UsageError
+from ondevice import GrammarError, Model, Reply, UsageError
 from ondevice.drafters.ngram import NgramDrafter
 from tests.chat_bundle import write_chat_bundle
 from tests.grammar.walks import schema_format
@@ -185,6 +185,14 @@ def test_without_a_tokenizer_there_is_no_grammar(tmp_path: Path) -> None:
     model = model_over(ToyEngine(), write_bundle(tmp_path / "toy", tokenizer=False, template=False))
     with pytest.raises(UsageError, match="a grammar needs a tokenizer, and this bundle has none"):
         model.stream([4, 5], response_format={"type": "json_object"})
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_is_said_to_be_one(tmp_path: Path) -> None:
+    """One of whole words, which has no bytes."""
+    model = model_over(ToyEngine(), write_bundle(tmp_path / "toy"))
+    with pytest.raises(GrammarError, match="llguidance cannot read this bundle's tokenizer: "):
+        model.generate("ab", response_format={"type": "json_object"})
+    assert model.generate("ab", max_new_tokens=3).finish_reason == "length"
 
 
 @pytest.fixture(scope="module")
