@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.decoding import noise, nucleus, shortlist, top_k
+from ondevice.decoding import masks, noise, nucleus, shortlist, top_k
 from ondevice.drafters import suffix_automaton
 
 
@@ -23,5 +23,6 @@ def calls() -> list[tuple[Any, tuple[Any, ...]]]:
         (noise.race, (scores, ids, floats, ids, 0.5, 0.5, key, 0, ids, floats)),
         (shortlist.draw_few, (scores, ids, 0.5, 1, 0.5, 0.5, key, 0, ids, floats, ids)),
         (shortlist.likeliest_few, (scores, ids, ids, floats)),
+        (masks.keep_allowed, (scores, np.zeros(1, np.uint32), scores)),
         (noise.race_all, (scores, 0.5, 0.5, key, 0, ids, floats)),
     ]

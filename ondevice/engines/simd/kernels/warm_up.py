@@ -11,6 +11,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels import steps
 from ondevice.engines.simd.kernels.barrier import spin_for_next
+from ondevice.engines.simd.kernels.cache_moves import move_keys, move_values
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
 from ondevice.engines.simd.kernels.forward import run
 from ondevice.engines.simd.kernels.key_codes import encode, learn
@@ -55,7 +56,11 @@ def others() -> Calls:
         steps.centroid_scores,
         steps.candidate_logits,
     )
-    return [*((step, (_WORDS, _WORDS, 0, 1)) for step in shared), (steps.shortlist, (_WORDS,))]
+    return [
+        *((step, (_WORDS, _WORDS, 0, 1)) for step in shared),
+        (steps.shortlist, (_WORDS,)),
+        *((move, (0, _WORDS, 0, 1, 1)) for move in (move_keys, move_values)),
+    ]
 
 
 def whole() -> Calls:
