@@ -52,7 +52,10 @@ class BundleNotFoundError(BundleError, FileNotFoundError):
     """No bundle at a path or under a name."""
 
     def __init__(self, path: Path | str, reason: str = "no bundle.json there") -> None:
-        super().__init__(f"no bundle at {path}: {reason}. Make one with `ondevice export SOURCE --out DIR`")
+        super().__init__(
+            f"no bundle at {path}: {reason}. Make one with `ondevice export SOURCE --out DIR`, or fetch one with "
+            "`ondevice pull OWNER/NAME`"
+        )
         self.path = path
 
 

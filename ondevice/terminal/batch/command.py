@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SEQUENCES = 8
 """Of Gemma 4 E2B's shape, eight at once give 5.5 times the tokens of one (benchmarks/RESULTS.md)."""
 
-
 APPROXIMATIONS = ("kv_cache", "attention", "attention_keys", "attention_width")
 """Options of a model that change what it says."""
 
