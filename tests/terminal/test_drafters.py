@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ondevice.drafters import registry
 from tests.drafters.test_draft_model import with_other_vocabulary
 from tests.model_made import write_bundle
 
@@ -90,4 +91,4 @@ def test_another_vocabulary_is_one_line(run, bundle, small, prompts_file, comman
 def test_a_mistyped_name_is_one_line(run, words):
     code, _, err = run(*words)
     assert code == 2
-    assert "'mpt' is none of auto, mtp, ngram, none, and there is no such bundle" in err
+    assert f"'mpt' is none of {', '.join(registry.names())}, and there is no such bundle" in err
