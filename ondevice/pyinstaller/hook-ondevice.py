@@ -9,7 +9,7 @@ from __future__ import annotations
 from PyInstaller.utils.hooks import collect_data_files, collect_submodules
 
 APART = ("ondevice.pyinstaller", "ondevice.server", "ondevice.terminal")
-"""An application that has the command line or the server in it imports `ondevice.terminal.main`: its hook is beside."""
+"""Of the command line and the server, which have packages of their own, only what the application imports."""
 
 hiddenimports = collect_submodules("ondevice", filter=lambda name: not name.startswith(APART))
 datas = collect_data_files("ondevice")
