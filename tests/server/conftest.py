@@ -76,9 +76,12 @@ class Gate:
     def __init__(self) -> None:
         self._open = threading.Event()
         self._open.set()
+        self._closes_behind: int | None = None
         self.arrived = 0
 
-    def close(self) -> None:
+    def close(self, *, behind: int = 0) -> None:
+        """After some more have passed."""
+        self._closes_behind = self.arrived + behind
         self._open.clear()
 
     def open(self) -> None:
@@ -86,7 +89,8 @@ class Gate:
 
     def __call__(self, batch: Sequence[Rows]) -> None:
         self.arrived += 1
-        assert self._open.wait(PATIENCE_S)
+        if self._closes_behind is None or self.arrived > self._closes_behind:
+            assert self._open.wait(PATIENCE_S)
 
 
 @pytest.fixture

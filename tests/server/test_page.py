@@ -97,14 +97,17 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     assert [message["content"] for message in bodies[-1]["messages"]] == ["third"]
 
 
-def test_stop(open_page, serve_toy):
+def test_stop(open_page, serve_toy, gate):
     with serve_toy(context_length=4000) as served:
         page = open_page(served)
+        gate.close(behind=40)
         send(page, "abc")
-        expect(page.locator(".body .text")).to_have_text(re.compile(r"\w{20}"), timeout=PATIENCE_MS)
+        expect(page.locator(".body .text")).to_have_text(re.compile(r"\w"), timeout=PATIENCE_MS)
         page.click("#stop")
         wait_for_end(page)
         expect(page.locator(".figures")).to_contain_text("stopped")
+        served.let_it_notice()
+        gate.open()
         served.wait_until_idle()
         assert served.gauge("tokens_predicted_total") < 3900
 
