@@ -74,23 +74,33 @@ class Gate:
     """Lets forwards of the toy engine pass, or holds them up."""
 
     def __init__(self) -> None:
-        self._open = threading.Event()
-        self._open.set()
-        self._closes_behind: int | None = None
+        self._changed = threading.Condition()
+        self._places: int | None = None
+        """How many may pass; None for all."""
         self.arrived = 0
 
     def close(self, *, behind: int = 0) -> None:
         """After some more have passed."""
-        self._closes_behind = self.arrived + behind
-        self._open.clear()
+        with self._changed:
+            self._places = behind
 
     def open(self) -> None:
-        self._open.set()
+        with self._changed:
+            self._places = None
+            self._changed.notify_all()
+
+    def step(self) -> None:
+        """One more may pass."""
+        with self._changed:
+            self._places = 1 if self._places is None else self._places + 1
+            self._changed.notify_all()
 
     def __call__(self, batch: Sequence[Rows]) -> None:
-        self.arrived += 1
-        if self._closes_behind is None or self.arrived > self._closes_behind:
-            assert self._open.wait(PATIENCE_S)
+        with self._changed:
+            self.arrived += 1
+            assert self._changed.wait_for(lambda: self._places is None or self._places > 0, PATIENCE_S)
+            if self._places is not None:
+                self._places -= 1
 
 
 @pytest.fixture

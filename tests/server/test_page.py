@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -97,6 +98,15 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     assert [message["content"] for message in bodies[-1]["messages"]] == ["third"]
 
 
+def end_slowly(served, gate):
+    """A browser closes a connection when it finds the time: forwards wait for it."""
+    while served.gauge("requests_processing"):
+        gate.step()
+        time.sleep(0.05)
+    gate.open()
+    served.wait_until_idle()
+
+
 def test_stop(open_page, serve_toy, gate):
     with serve_toy(context_length=4000) as served:
         page = open_page(served)
@@ -106,10 +116,8 @@ def test_stop(open_page, serve_toy, gate):
         page.click("#stop")
         wait_for_end(page)
         expect(page.locator(".figures")).to_contain_text("stopped")
-        served.let_it_notice()
-        gate.open()
-        served.wait_until_idle()
-        assert served.gauge("tokens_predicted_total") < 3900
+        end_slowly(served, gate)
+        assert served.gauge("tokens_predicted_total") < 1000
 
 
 def test_stop_while_the_prompt_is_read(open_page, serve_toy, gate):
@@ -120,10 +128,8 @@ def test_stop_while_the_prompt_is_read(open_page, serve_toy, gate):
         expect(page.locator("#stop")).to_be_visible()
         page.press("#message", "Escape")
         wait_for_end(page)
-        served.let_it_notice()
-        gate.open()
-        served.wait_until_idle()
-        assert served.gauge("tokens_predicted_total") <= 1
+        end_slowly(served, gate)
+        assert served.gauge("tokens_predicted_total") < 200
 
 
 def test_two_tabs(open_page, served):
