@@ -1,15 +1,18 @@
 """What rows cost behind long contexts, fp16 beside int8 and lookups: steps, verifications, chunks of a prompt, drafts.
 
     python -m benchmarks.long_context BUNDLE [--tokens 64 8192 32768] [--rounds 5] [--only int8 "int8 lookup"]
+        [--llama-bench PROGRAM --gguf FILE]
 
 The cache is filled with numbers: the keys and values of 64 tokens, over and over. Nobody waits for a prefill, and a
 bundle of random weights, as `benchmarks.e2b_shape` writes it, will do: its lookups choose as many keys as they may.
-In brackets: in rows behind the fewest tokens.
+In brackets: in rows behind the fewest tokens. llama.cpp, on the file that `benchmarks.e2b_gguf` writes, takes part up
+to 8,192 tokens: it reads them, for a minute or more each time.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +24,7 @@ import numpy as np
 
 from benchmarks.busy import AllThreads
 from benchmarks.kv_cache import forward
+from benchmarks.llama_bench import LlamaBench
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType
@@ -38,6 +42,8 @@ VARIANTS: dict[str, tuple[KVCacheType, LookupSettings | None]] = {
 """Caches, and whether full attention looks up."""
 ROWS = (1, 5, 8)
 """A plain step, and two verifications."""
+LLAMA_MOST = 8192
+"""Tokens behind which llama.cpp is measured at most."""
 SEED = 64
 """Tokens whose keys and values are repeated; whole units of every cache."""
 
@@ -92,18 +98,42 @@ def measure(bundle: Bundle, variant: str, threads: int, tokens: Sequence[int], r
     return taken
 
 
+def measure_llama(llama: LlamaBench, tokens: Sequence[int], chunk: int) -> list[dict[str, float]]:
+    """The same of llama.cpp: a step, and a chunk."""
+    titles, taken = {1: "1 row", chunk: f"chunk of {chunk}"}, []
+    for count in tokens:
+        found = llama.seconds(titles, count, 1, every_logit=False)
+        taken.append({title: statistics.median(found[rows]) for rows, title in titles.items()})
+    return taken
+
+
 def report(
-    bundle: Bundle, threads: int, tokens: Sequence[int], rounds: int, variants: Sequence[str] = tuple(VARIANTS)
+    bundle: Bundle,
+    threads: int,
+    tokens: Sequence[int],
+    rounds: int,
+    variants: Sequence[str] = tuple(VARIANTS),
+    *,
+    llama: LlamaBench | None = None,
 ) -> str:
     """Markdown: milliseconds, and how many rows behind the fewest tokens each is worth."""
     lines, titles, ordered = list[list[str]](), list[str](), sorted(tokens)
+
+    def add(name: str, taken: list[dict[str, float]]) -> None:
+        unit = taken[0]["1 row"]
+        for count, found in zip(ordered, taken, strict=False):
+            cells = (
+                f"{1e3 * found[title]:.1f} ({found[title] / unit:.2f})" if title in found else "" for title in titles
+            )
+            lines.append([name, f"{count:,}", *cells])
+
     for variant in variants:
         with patch("ondevice.engines.simd.thread_pool.ThreadChoice", AllThreads):  # it learns by rows, not by tokens
             taken = measure(bundle, variant, threads, ordered, rounds)
-        unit, titles = taken[0]["1 row"], list(taken[0])
-        for count, found in zip(ordered, taken, strict=True):
-            cells = (f"{1e3 * seconds:.1f} ({seconds / unit:.2f})" for seconds in found.values())
-            lines.append([variant, f"{count:,}", *cells])
+        titles = list(taken[0])
+        add(variant, taken)
+    if llama is not None:
+        add(llama.name, measure_llama(llama, [count for count in ordered if count <= LLAMA_MOST], MOST_ROWS))
     return table(["cache", "tokens in it", *titles], lines, left={"cache"})
 
 
@@ -114,9 +144,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="caches and attention")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
+    parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM", help="measure llama.cpp too")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="of the bundle's shape, from benchmarks.e2b_gguf")
     arguments = parser.parse_args()
+    if (arguments.llama_bench is None) != (arguments.gguf is None):
+        parser.error("--llama-bench and --gguf go together")
+    llama = None
+    if arguments.llama_bench is not None:
+        llama = LlamaBench(arguments.llama_bench, arguments.gguf, arguments.threads)
     bundle = Bundle.open(arguments.bundle)
-    print(report(bundle, arguments.threads, arguments.tokens, arguments.rounds, arguments.only))
+    print(report(bundle, arguments.threads, arguments.tokens, arguments.rounds, arguments.only, llama=llama))
     print(f"\n{bundle.manifest.name}, {machine.processor_name()}, {arguments.threads} threads")
     print(versions_line({"versions": versions(PACKAGES)}))
 
