@@ -14,7 +14,7 @@ from tests.test_lossless import DRAFTERS, LONG, SHORT
 OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {265: -100.0, 400: 5.5}},
     "presence": {"presence_penalty": 1.5},
-    "frequency": {"frequency_penalty": 0.7},
+    "frequency": {"frequency_penalty": 2.0},
     "all": {
         "logit_bias": {300: 3.0}, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
         "top_logprobs": 5,

@@ -16,6 +16,21 @@ from tests.conftest import ROOT
 from tests.server.served import PATIENCE_S, wait_until
 
 
+@pytest.fixture
+def slow(tmp_path):
+    """A program whose replies take a while, whatever machine this is: a signal comes in the middle of one."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import sys, time\nfrom ondevice.engines.simd.engine import SimdEngine\n"
+        "forward = SimdEngine.forward\n"
+        "def late(engine, batch):\n    time.sleep(0.01)\n    return forward(engine, batch)\n"
+        "SimdEngine.forward = late\n"
+        "from ondevice.terminal.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    return [str(script)]
+
+
 @contextmanager
 def process(bundle, *words, program=("-m", "ondevice")):
     """The server, and what its line says."""
@@ -48,15 +63,15 @@ def is_ready(url):
 def endless(told):
     """A stream that has begun."""
     connection = HTTPConnection(told["host"], told["port"], timeout=PATIENCE_S)
-    fields = {"prompt": "import os\n", "stream": True, "temperature": 1, "max_tokens": 2000}
+    fields = {"prompt": "import os\n", "stream": True, "temperature": 1, "max_tokens": 2000, "drafter": "none"}
     connection.request("POST", "/v1/completions", json.dumps(fields).encode())
     answer = connection.getresponse()
     assert answer.readline().startswith(b"data: ")
     return answer
 
 
-def test_it_ends_with_its_parent(reference_bundle):
-    with process(reference_bundle, "--exit-with-parent") as (started, told):
+def test_it_ends_with_its_parent(reference_bundle, slow):
+    with process(reference_bundle, "--exit-with-parent", program=slow) as (started, told):
         assert told["pid"] == started.pid
         assert told["url"] == f"http://127.0.0.1:{told['port']}"
         wait_until(lambda: is_ready(told["url"]))
@@ -69,8 +84,8 @@ def test_it_ends_with_its_parent(reference_bundle):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_signals_end_it_cleanly(reference_bundle, sent, code):
-    with process(reference_bundle) as (started, told):
+def test_signals_end_it_cleanly(reference_bundle, slow, sent, code):
+    with process(reference_bundle, program=slow) as (started, told):
         wait_until(lambda: is_ready(told["url"]))
         answer = endless(told)
         started.send_signal(sent)
