@@ -6,6 +6,8 @@ positions, so what other rows attend to changes no bit.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from ondevice.engines.simd.kernels.attention import (
@@ -42,6 +44,36 @@ from ondevice.engines.simd.kernels.slots import CACHE_BITS, CACHES, FIRST_ROW, S
 from ondevice.engines.simd.kernels.step_layouts import AttendChosen, read_step
 
 _ONE = np.int64(1)
+
+
+class RowUnit(NamedTuple):
+    """A row in the query heads of a KV head, ready to attend."""
+
+    row: int
+    kv_head: int
+    record: int
+    """Address of its sequence's."""
+    pairs: Pairs
+    head: KVHead
+    output: Output
+
+
+@kernel
+def begin_row(step: Any, state: np.ndarray, unit: int, scratch: Scratch) -> Any:
+    """The `unit`-th of a step that has all of `Attend`."""
+    row_set, kind, size, query_heads, kv_heads = step.row_set, step.kind, step.size, step.query_heads, step.kv_heads
+    group, cache, skipped = query_heads // kv_heads, CACHES + step.cache, part_bytes(state[CACHE_BITS], size)
+    row, kv_head = unit // kv_heads, unit % kv_heads
+    record = sequence_of(state, row_set, row)
+    keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
+    head = KVHead(state[CACHE_BITS], keys + kv_head * skipped, values + kv_head * skipped, kv_heads * skipped)
+    first_row = read_i64(record + 8 * (FIRST_ROW + row_set))
+    pairs = Pairs(read_sequence(record, kind), kind, row_set, first_row, group, (row - first_row) * group, group)
+    queries = Queries(step.x + 4 * kv_head * group * size, step.stride, size)
+    block = kv_head * group * size // 32
+    output = Output(step.activations, state[row_set], block, query_heads * size // 32, step.zero)
+    begin_unit(state, pairs, queries, head, scratch)
+    return RowUnit(row, kv_head, record, pairs, head, output)
 
 
 @kernel
@@ -94,30 +126,18 @@ def attend_chosen_share(words: np.ndarray, state: np.ndarray, thread: int, claim
     Threads claim a row in the query heads of a KV head at a time.
     """
     step = read_step(AttendChosen, words)
-    row_set, kind, size, query_heads, kv_heads = step.row_set, step.kind, step.size, step.query_heads, step.kv_heads
-    group, bits, own = query_heads // kv_heads, state[CACHE_BITS], state_bytes(size)
+    size, kv_heads, most = step.size, step.kv_heads, 1 + step.most
     scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
-    cache, skipped = CACHES + step.cache, part_bytes(bits, size)
     unit = claim(claims, _ONE)
-    while unit < state[row_set] * kv_heads:
-        row, kv_head = unit // kv_heads, unit % kv_heads
-        record = sequence_of(state, row_set, row)
-        keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
-        head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, kv_heads * skipped)
-        first_row = read_i64(record + 8 * (FIRST_ROW + row_set))
-        pairs = Pairs(read_sequence(record, kind), kind, row_set, first_row, group, (row - first_row) * group, group)
-        queries = Queries(step.x + 4 * kv_head * group * size, step.stride, size)
-        output = Output(
-            step.activations, state[row_set], kv_head * group * size // 32, query_heads * size // 32, step.zero
-        )
-        begin_unit(state, pairs, queries, head, scratch)
-        chosen = step.chosen + 8 * (1 + step.most) * unit
+    while unit < state[step.row_set] * kv_heads:
+        this = begin_row(step, state, unit, scratch)
+        chosen = step.chosen + 8 * most * unit
         if read_i64(chosen) < 0:
-            first_part, parts = parts_of(state, pairs)
-            attend_all(pairs, head, size, scratch, first_part, parts, output)
+            first_part, parts = parts_of(state, this.pairs)
+            attend_all(this.pairs, this.head, size, scratch, first_part, parts, this.output)
         else:
-            _, stop = row_range(state, row_set, kind, row)
-            states = States(scratch.whole, own)
-            attend_to_chosen(pairs, head, size, scratch, states, chosen, step.window, stop)
-            write_out(pairs, size, states, output)
+            _, stop = row_range(state, step.row_set, step.kind, this.row)
+            states = States(scratch.whole, state_bytes(size))
+            attend_to_chosen(this.pairs, this.head, size, scratch, states, chosen, step.window, stop)
+            write_out(this.pairs, size, states, this.output)
         unit = claim(claims, _ONE)

@@ -10,29 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention import Output, attend_all, begin_unit, parts_of, write_out
+from ondevice.engines.simd.kernels.attention import attend_all, parts_of, write_out
 from ondevice.engines.simd.kernels.attention_rows import (
     BLOCK,
     KVHead,
     Pairs,
-    Queries,
     Scratch,
-    read_sequence,
     row_range,
     score_row,
     score_stride,
     scratch_at,
     see,
-    sequence_of,
     state_bytes,
 )
 from ondevice.engines.simd.kernels.attention_state import States, clear
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.barrier import claim
-from ondevice.engines.simd.kernels.chosen_attention import attend_range
+from ondevice.engines.simd.kernels.chosen_attention import attend_range, begin_row
 from ondevice.engines.simd.kernels.float_attention import mix
 from ondevice.engines.simd.kernels.float_attention import weigh as weigh_floats
-from ondevice.engines.simd.kernels.heads import part_bytes
 from ondevice.engines.simd.kernels.integer_attention import mix_values, tile_size, weigh
 from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.jit import kernel
@@ -42,9 +38,7 @@ from ondevice.engines.simd.kernels.lookup import LANES, Codes, Tables, look_up, 
 from ondevice.engines.simd.kernels.lookup_tile import SUMS
 from ondevice.engines.simd.kernels.memory import read_f32, read_i64, write_f32
 from ondevice.engines.simd.kernels.slots import (
-    CACHE_BITS,
     CACHES,
-    FIRST_ROW,
     LOOK_UP,
     LOOK_UP_STRIDE,
     SCRATCH,
@@ -142,35 +136,26 @@ def attend_by_tables(
 def attend_looked_up_share(words: np.ndarray, state: np.ndarray, thread: int, claims: int) -> None:
     """activations = softmax(looked up scores) @ values, quantised. Threads claim a row in the heads of a KV head."""
     step = read_step(AttendLookedUp, words)
-    row_set, kind, size, query_heads, kv_heads = step.row_set, step.kind, step.size, step.query_heads, step.kv_heads
-    group, bits, own = query_heads // kv_heads, state[CACHE_BITS], state_bytes(size)
+    size, kv_heads, group, count = step.size, step.kv_heads, step.query_heads // step.kv_heads, step.size // step.width
     scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
-    cache, skipped, count = CACHES + step.cache, part_bytes(bits, size), size // step.width
     work = workspace_at(state[LOOK_UP] + thread * state[LOOK_UP_STRIDE], group, count)
     tables = Tables(work.tables, work.scales, group, count)
     unit = claim(claims, _ONE)
-    while unit < state[row_set] * kv_heads:
-        row, kv_head = unit // kv_heads, unit % kv_heads
-        record = sequence_of(state, row_set, row)
-        keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
-        head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, kv_heads * skipped)
-        first_row = read_i64(record + 8 * (FIRST_ROW + row_set))
-        pairs = Pairs(read_sequence(record, kind), kind, row_set, first_row, group, (row - first_row) * group, group)
-        queries = Queries(step.x + 4 * kv_head * group * size, step.stride, size)
-        block = kv_head * group * size // 32
-        output = Output(step.activations, state[row_set], block, query_heads * size // 32, step.zero)
-        begin_unit(state, pairs, queries, head, scratch)
-        _, stop = row_range(state, row_set, kind, row)
-        book = read_i64(record + 8 * (CACHES + step.codes + 1))
+    while unit < state[step.row_set] * kv_heads:
+        this = begin_row(step, state, unit, scratch)
+        pairs, head, kv_head, output = this.pairs, this.head, this.kv_head, this.output
+        _, stop = row_range(state, step.row_set, step.kind, this.row)
+        book = read_i64(this.record + 8 * (CACHES + step.codes + 1))
         if not book or stop < step.begin:
             first_part, parts = parts_of(state, pairs)
             attend_all(pairs, head, size, scratch, first_part, parts, output)
         else:
-            states, first, newest = States(scratch.whole, own), FIRST * UNIT, (stop - step.window) // UNIT * UNIT
-            head_codes = SPAN * count // 2
-            codes = Codes(read_i64(record + 8 * (CACHES + step.codes)) + kv_head * head_codes, kv_heads * head_codes)
+            states, first = States(scratch.whole, state_bytes(size)), FIRST * UNIT
+            newest, head_codes = (stop - step.window) // UNIT * UNIT, SPAN * count // 2
+            at = read_i64(this.record + 8 * (CACHES + step.codes))
+            codes = Codes(at + kv_head * head_codes, kv_heads * head_codes)
             codebook = Codebook(book + kv_head * count * (step.width + 1) * 64, count, step.width)
-            make_tables(step.x + row * step.stride + 4 * kv_head * group * size, codebook, work.products, tables)
+            make_tables(step.x + this.row * step.stride + 4 * kv_head * group * size, codebook, work.products, tables)
             clear(states, pairs.size, size)
             attend_range(pairs, head, size, scratch, states, np.int64(0), np.int64(first))
             attend_by_tables(pairs, head, size, scratch, states, tables, codes, np.int64(first), newest, work.sums)
