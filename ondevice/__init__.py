@@ -92,8 +92,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ondevice.async_generation import AsyncGeneration
+    from ondevice.decoding.logits_processor import LogitsProcessor
     from ondevice.decoding.record import Stats, TokenLogprob
-    from ondevice.decoding.sampling import LogitsProcessor
     from ondevice.decoding.sampling_options import SamplingOptions
     from ondevice.drafters.draft_model import DraftSampling
     from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
@@ -118,7 +118,7 @@ else:
     _HOMES = {
         "async_generation": ("AsyncGeneration",),
         "decoding.record": ("Stats", "TokenLogprob"),
-        "decoding.sampling": ("LogitsProcessor",),
+        "decoding.logits_processor": ("LogitsProcessor",),
         "decoding.sampling_options": ("SamplingOptions",),
         "drafters.draft_model": ("DraftSampling",),
         "drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),

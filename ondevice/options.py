@@ -10,8 +10,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+from ondevice.decoding.logits_processor import LogitsProcessor
 from ondevice.decoding.logprobs import MOST, Logprobs
-from ondevice.decoding.sampling import LogitsProcessor
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.drafters import registry
 from ondevice.drafters.draft_model import DraftSampling

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.decoding.adjustments import Adjustments
+from ondevice.decoding.logits_processor import LogitsProcessor, checked_row
 from ondevice.decoding.sampling_options import SamplingOptions
+from ondevice.decoding.warp import Warp
 from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
     from ondevice.decoding.constraint import Constraint
     from ondevice.decoding.masks import Masks
     from ondevice.decoding.noise import Key
-    from ondevice.decoding.nucleus import Nucleus
     from ondevice.decoding.shortlist import Shortlist
-    from ondevice.decoding.top_k import TopK
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -28,38 +28,6 @@ Probabilities = NDArray[np.float64]
 
 RIVALS = 4
 """Tokens that a guess is compared with: noise leaves few in the running."""
-
-MARGIN = 1e-5
-"""Share of a logit that is more than float32 rounds away."""
-
-LOWEST = float(np.finfo(np.float32).min)
-
-LEAST_TEMPERATURE = 1e-30
-"""Below, differences of logits become infinite, which is as good as large."""
-
-
-class LogitsProcessor(Protocol):
-    """Changes a row of logits before a token is chosen, for a grammar say; -inf forbids a token."""
-
-    def __call__(self, logits: Floats, context: Sequence[int]) -> Floats:
-        """The changed row, float32[V].
-
-        Args:
-            logits: float32[V], the processor's own to write to.
-            context: every token before the one to be chosen, the draft path included.
-        """
-        ...
-
-
-class Kept(NamedTuple):
-    """What temperature, top-k, top-p and min-p leave of a row.
-
-    ids : ascending; None for all
-    weights : float64, about exp((score - peak) / temperature): 1 for the likeliest; None where `ids` is
-    """
-
-    ids: Ids | None
-    weights: Probabilities | None
 
 
 class Guess(NamedTuple):
@@ -109,9 +77,6 @@ class Sampler:
             self._masks = Masks(constraint)
         self._made_shortlist: Shortlist | None = None
         self._made_rng: np.random.Generator | None = None
-        self._top_k: TopK | None = None
-        self._nucleus: Nucleus | None = None
-        self._scratch: Probabilities = np.empty(0)
         self._key: Key = np.zeros(1, np.uint64)
         if self.greedy:
             return
@@ -120,15 +85,9 @@ class Sampler:
         self._key = noise.key_of(options.seed)
         self._race, self._race_all = noise.race, noise.race_all
         self._own = np.empty(1, np.intp), np.empty(1)
+        self._warp = Warp(options)
         if options.top_k:
-            from ondevice.decoding.top_k import TopK
-
-            self._top_k = TopK(options.top_k)
             _ = self._shortlist  # made now, and its kernels loaded
-        if options.top_p is not None and options.top_p < 1.0:
-            from ondevice.decoding.nucleus import Nucleus
-
-            self._nucleus = Nucleus(options.top_p)
 
     def without_processors(self) -> Sampler:
         """One that draws alike, for whoever guesses: processors may have a state."""
@@ -162,7 +121,7 @@ class Sampler:
         scores = self._processed(logits, context)
         if self.greedy:
             return _likeliest(scores)
-        if self._top_k is not None:
+        if self.options.top_k:
             winners, _ = self._shortlist.winners(scores, None, len(context), 1)
             return int(winners[0]) if len(winners) else int(_finite(math.nan))
         best, values = self._own
@@ -197,7 +156,7 @@ class Sampler:
                 return [Guess(forced, 1.0)]
             scores = self._masks.some(scores, candidates, context, path)
         position, rivals = len(context) + len(path), max(most, RIVALS)
-        if self.greedy or self._top_k is not None:
+        if self.greedy or self.options.top_k:
             tokens, values = self._shortlist.winners(scores, candidates, position, rivals)
         elif math.isfinite(scores.max(initial=-np.inf)):
             best, values = np.empty(rivals, np.intp), np.empty(rivals)
@@ -219,9 +178,9 @@ class Sampler:
             probs[_likeliest(scores)] = 1.0
             return probs
         peak = _peak(scores)
-        ids, weights = self._kept(scores, peak)
+        ids, weights = self._warp.kept(scores, peak)
         if ids is None or weights is None:
-            weights = self._weights(scores, peak)
+            weights = self._warp.weights(scores, peak)
         probs[slice(None) if ids is None else ids] = weights / weights.sum()
         return probs
 
@@ -237,12 +196,12 @@ class Sampler:
         names : of the scores, token ids; None where their place is their name
         """
         peak = _peak(scores)
-        ids, weights = self._kept(scores, peak)
+        ids, weights = self._warp.kept(scores, peak)
         temperature = self.options.temperature
         if ids is None and names is None:
             return self._race_all(scores, peak, temperature, self._key, position, best, values)
         if ids is None or weights is None:
-            ids, weights = np.arange(len(scores)), self._weights(scores, peak)
+            ids, weights = np.arange(len(scores)), self._warp.weights(scores, peak)
         named = ids if names is None else names[ids]
         return self._race(scores, ids, weights, named, peak, temperature, self._key, position, best, values)
 
@@ -255,61 +214,8 @@ class Sampler:
             return logits
         scores = self._adjustments.row(logits, context) if self._adjustments else np.array(logits, np.float32)
         for processor in self.processors:
-            scores = _row(processor, processor(scores, context), len(scores))
+            scores = checked_row(processor, processor(scores, context), len(scores))
         return scores
-
-    def _kept(self, scores: Floats, peak: float) -> Kept:
-        """Temperature, top-k, top-p and min-p in turn; valid until the next call."""
-        ids = None
-        if self._top_k is not None:
-            ids = self._top_k.of(scores)
-            scores = scores[ids]
-        elif self._nucleus is None and self.options.min_p is None:
-            return Kept(None, None)
-        if ids is None and self._nucleus is None and self.options.min_p:
-            ids = self._above(scores, peak, self.options.min_p)
-            scores = scores[ids]
-        weights = self._weights(scores, peak)
-        if self._nucleus is not None:
-            ids, weights = _narrowed(ids, weights, self._nucleus.of(weights))
-        if self.options.min_p is not None:
-            ids, weights = _narrowed(ids, weights, np.flatnonzero(weights >= self.options.min_p))
-        return Kept(ids, weights)
-
-    def _above(self, scores: Floats, peak: float, least: float) -> Ids:
-        """Where weights of at least `least` can be, and a few more, before their exponentials are taken."""
-        below = self.options.temperature * math.log(least)
-        threshold = peak + below - MARGIN * (abs(peak) + abs(below))
-        return np.flatnonzero(scores >= np.float32(max(threshold, LOWEST)))
-
-    def _weights(self, scores: Floats, peak: float) -> Probabilities:
-        """float64[n], 1 for a token as likely as the likeliest."""
-        if len(self._scratch) < len(scores):
-            self._scratch = np.empty(len(scores))
-        weights = self._scratch[: len(scores)]
-        np.copyto(weights, scores)
-        weights -= peak
-        if self.options.temperature < LEAST_TEMPERATURE:
-            with np.errstate(over="ignore"):
-                weights /= self.options.temperature
-        elif self.options.temperature != 1.0:
-            weights /= self.options.temperature
-        return np.exp(weights, out=weights)
-
-
-def _row(processor: LogitsProcessor, scores: object, vocab_size: int) -> Floats:
-    """What a processor returned, as float32[V].
-
-    Raises:
-        UsageError: it is something else, such as the context: in transformers that comes first.
-    """
-    if isinstance(scores, np.ndarray) and scores.shape == (vocab_size,) and scores.dtype.kind == "f":
-        return np.ascontiguousarray(scores, np.float32)
-    found = f"{scores.dtype}{list(scores.shape)}" if isinstance(scores, np.ndarray) else type(scores).__name__
-    raise UsageError(
-        f"a logits processor returned {found} and not the row of {vocab_size} floats that it was given: "
-        "it is called with (logits, context), in this order"
-    )
 
 
 def _peak(scores: Floats) -> float:
@@ -327,7 +233,3 @@ def _likeliest(scores: Floats) -> int:
     best = int(scores.argmax())
     _finite(scores[best])
     return best
-
-
-def _narrowed(ids: Ids | None, weights: Probabilities, kept: Ids) -> tuple[Ids, Probabilities]:
-    return kept if ids is None else ids[kept], weights[kept]

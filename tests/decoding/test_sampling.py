@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ondevice.decoding import noise
-from ondevice.decoding.sampling import LogitsProcessor, Sampler
+from ondevice.decoding.logits_processor import LogitsProcessor
+from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.errors import UsageError
 
