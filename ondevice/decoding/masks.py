@@ -26,15 +26,15 @@ class Masks:
         self._kept = np.empty(0, np.float32)
         keep_allowed(self._kept, np.zeros(0, np.uint32), self._kept)  # loaded before tokens wait for it
 
-    def forced(self, context: Sequence[int], path: Sequence[int] = ()) -> int | None:
+    def forced(self, context: Sequence[int], path: Sequence[int]) -> int | None:
         """The token that must follow a context and then a path."""
         return self._constraint.forced(self._ahead(context, path))
 
-    def row(self, scores: Floats, context: Sequence[int]) -> Floats:
-        """float32[V]: -inf where a token may not follow the context; valid until the next call."""
+    def row(self, scores: Floats, context: Sequence[int], path: Sequence[int]) -> Floats:
+        """float32[V]: -inf where a token may not follow; valid until the next call."""
         if len(self._kept) != len(scores):
             self._kept = np.empty(len(scores), np.float32)
-        keep_allowed(scores, self._constraint.mask(self._ahead(context)), self._kept)
+        keep_allowed(scores, self._constraint.mask(self._ahead(context, path)), self._kept)
         return self._kept
 
     def some(self, scores: Floats, ids: Ids | None, context: Sequence[int], path: Sequence[int]) -> Floats:
@@ -42,18 +42,18 @@ class Masks:
         ids = np.arange(len(scores)) if ids is None else ids
         return np.where(self._allowed(ids, context, path), scores, np.float32(-np.inf))
 
-    def share(self, probs: Probabilities, context: Sequence[int]) -> Probabilities:
+    def share(self, probs: Probabilities, context: Sequence[int], path: Sequence[int]) -> Probabilities:
         """float64[V]: a distribution without the tokens that may not follow, renormalised; zeros where all are such."""
-        kept = np.where(self._allowed(np.arange(len(probs)), context), probs, 0.0)
+        kept = np.where(self._allowed(np.arange(len(probs)), context, path), probs, 0.0)
         return kept / (kept.sum() or 1.0)
 
-    def _allowed(self, ids: Ids, context: Sequence[int], path: Sequence[int] = ()) -> NDArray[np.bool_]:
+    def _allowed(self, ids: Ids, context: Sequence[int], path: Sequence[int]) -> NDArray[np.bool_]:
         mask = self._constraint.mask(self._ahead(context, path))
         words = ids >> 5
         known = np.where(words < len(mask), mask[np.minimum(words, len(mask) - 1)], np.uint32(0))
         return (known >> (ids & 31).astype(np.uint32) & np.uint32(1)).astype(np.bool_)
 
-    def _ahead(self, context: Sequence[int], path: Sequence[int] = ()) -> list[int]:
+    def _ahead(self, context: Sequence[int], path: Sequence[int]) -> list[int]:
         return [*context[self._constraint.position :], *path]
 
 

@@ -114,18 +114,21 @@ class Sampler:
             self._made_rng = np.random.default_rng(self.options.seed)
         return self._made_rng
 
-    def choose(self, logits: Floats, context: Sequence[int]) -> int:
-        """The token that follows `context`, whose logits are float32[V]."""
-        if self._masks is not None and (forced := self._masks.forced(context)) is not None:
+    def choose(self, logits: Floats, context: Sequence[int], path: Sequence[int] = ()) -> int:
+        """The token that follows `context` and then `path`, whose logits are float32[V].
+
+        In two parts, so that nobody joins them who does not look at them: a round copies no long context.
+        """
+        if self._masks is not None and (forced := self._masks.forced(context, path)) is not None:
             return forced
-        scores = self._processed(logits, context)
+        scores = self._processed(logits, context, path)
         if self.greedy:
             return _likeliest(scores)
         if self.options.top_k:
-            winners, _ = self._shortlist.winners(scores, None, len(context), 1)
+            winners, _ = self._shortlist.winners(scores, None, len(context) + len(path), 1)
             return int(winners[0]) if len(winners) else int(_finite(math.nan))
         best, values = self._own
-        self._draw(scores, None, len(context), best, values)
+        self._draw(scores, None, len(context) + len(path), best, values)
         return int(best[0])
 
     def guess(
@@ -170,9 +173,9 @@ class Sampler:
         total = sum(odds)
         return [Guess(token, odd / total) for token, odd in zip(tokens.tolist()[:most], odds, strict=False)]
 
-    def distribution(self, logits: Floats, context: Sequence[int]) -> Probabilities:
+    def distribution(self, logits: Floats, context: Sequence[int], path: Sequence[int] = ()) -> Probabilities:
         """float64[V]: the chance of each token to be what `choose` returns."""
-        scores = self._processed(logits, context)
+        scores = self._processed(logits, context, path)
         probs = np.zeros(len(scores))
         if self.greedy:
             probs[_likeliest(scores)] = 1.0
@@ -184,9 +187,9 @@ class Sampler:
         probs[slice(None) if ids is None else ids] = weights / weights.sum()
         return probs
 
-    def allowed_share(self, probs: Probabilities, context: Sequence[int]) -> Probabilities:
-        """float64[V]: what is left of a distribution behind `context`, renormalised."""
-        return probs if self._masks is None else self._masks.share(probs, context)
+    def allowed_share(self, probs: Probabilities, context: Sequence[int], path: Sequence[int]) -> Probabilities:
+        """float64[V]: what is left of a distribution behind `context` and then `path`, renormalised."""
+        return probs if self._masks is None else self._masks.share(probs, context, path)
 
     def _draw(self, scores: Floats, names: Tokens | None, position: int, best: Ids, values: Probabilities) -> int:
         """Fill `best` with where the winners lie in `scores`, and `values` with their log weight + noise.
@@ -205,16 +208,16 @@ class Sampler:
         named = ids if names is None else names[ids]
         return self._race(scores, ids, weights, named, peak, temperature, self._key, position, best, values)
 
-    def _processed(self, logits: Floats, context: Sequence[int]) -> Floats:
-        scores = self._changed(logits, context)
-        return scores if self._masks is None else self._masks.row(scores, context)
+    def _processed(self, logits: Floats, context: Sequence[int], path: Sequence[int]) -> Floats:
+        scores = logits
+        if self._adjustments or self.processors:
+            scores = self._changed(logits, [*context, *path])
+        return scores if self._masks is None else self._masks.row(scores, context, path)
 
-    def _changed(self, logits: Floats, context: Sequence[int]) -> Floats:
-        if not self._adjustments and not self.processors:
-            return logits
-        scores = self._adjustments.row(logits, context) if self._adjustments else np.array(logits, np.float32)
+    def _changed(self, logits: Floats, said: Sequence[int]) -> Floats:
+        scores = self._adjustments.row(logits, said) if self._adjustments else np.array(logits, np.float32)
         for processor in self.processors:
-            scores = checked_row(processor, processor(scores, context), len(scores))
+            scores = checked_row(processor, processor(scores, said), len(scores))
         return scores
 
 

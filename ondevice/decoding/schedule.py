@@ -137,7 +137,7 @@ class AutoSchedule:
         if not len(forecast.survival):
             return NO_MATCH
         self._parked = None
-        trust = self._trust[forecast.source]
+        trust = forecast.trust or self._trust[forecast.source]
         plan, gain = best_plan(forecast, self.costs, trust, beside)
         self._probing = gain <= 1.0
         if self._probing:
@@ -161,7 +161,8 @@ class AutoSchedule:
         forecast, self._forecast = self._forecast, None
         if forecast is None:
             return
-        self._trust[forecast.source].observe(forecast.survival, this.drafted, this.accepted)
+        if forecast.trust is None:
+            self._trust[forecast.source].observe(forecast.survival, this.drafted, this.accepted)
         if self._probing:
             count = max(this.drafted, 1)
             one, *_, all_of_them = self.costs.forwards(count + 1)

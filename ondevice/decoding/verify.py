@@ -65,11 +65,9 @@ def accept_matching(draft: Draft, logits: Floats, context: Sequence[int], sample
     node = ROOT
     path = [0]
     emitted: list[int] = []
-    seen = list(context)
     while True:
-        token = sampler.choose(logits[node + 1], seen)
+        token = sampler.choose(logits[node + 1], context, emitted)
         emitted.append(token)
-        seen.append(token)
         if (node, token) not in children:
             return Verdict(tuple(path), tuple(emitted))
         node = children[node, token]
@@ -108,18 +106,16 @@ def accept_ratio(
         raise ValueError("the ratio rule needs the distribution that each token was drawn from")
     if (draft.parents != np.arange(-1, len(draft) - 1)).any():
         raise ValueError("a draft with probabilities must be a chain")
-    seen = list(context)
     tokens: list[int] = draft.tokens.tolist()
     for row, token in enumerate(tokens):
-        p = sampler.distribution(logits[row], seen)
-        q = sampler.allowed_share(draft.probs[row].astype(np.float64), seen)
+        p = sampler.distribution(logits[row], context, tokens[:row])
+        q = sampler.allowed_share(draft.probs[row].astype(np.float64), context, tokens[:row])
         if rng.random() * q[token] >= p[token]:
             residual = np.maximum(p - q, 0.0)
             # Nothing left means p = q up to rounding, and then a draw from p is the same thing.
             own = draw(residual if residual.any() else p, rng)
             return Verdict(tuple(range(row + 1)), (*tokens[:row], own))
-        seen.append(token)
-    bonus = draw(sampler.distribution(logits[len(tokens)], seen), rng)
+    bonus = draw(sampler.distribution(logits[len(tokens)], context, tokens), rng)
     return Verdict(tuple(range(len(tokens) + 1)), (*tokens, bonus))
 
 

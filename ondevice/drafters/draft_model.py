@@ -259,7 +259,7 @@ class DraftModelDrafter:
         if not np.isfinite(row.max()):
             return None
         sampler, rng = self._own_sampler(request.sampler)
-        probs = sampler.distribution(row, [*request.context, *path]).astype(np.float32)
+        probs = sampler.distribution(row, request.context, path).astype(np.float32)
         return Proposal(draw(probs.astype(np.float64), rng), float(probs.max()), probs)
 
     def _own_sampler(self, sampler: Sampler) -> tuple[Sampler, np.random.Generator]:

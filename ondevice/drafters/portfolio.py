@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.schedule import expected_rate
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 STEADY_ROUNDS = 16
 """Rounds after which a steady forecast is asked for again, though nothing was drafted."""
+
+
+class Known(NamedTuple):
+    """What a drafter expects of up to so many nodes, and the tokens per second that this comes to."""
+
+    nodes: int
+    forecast: Forecast
+    rate: float
 
 
 class Portfolio:
@@ -38,9 +46,9 @@ class Portfolio:
         self.name = "+".join(drafter.name for drafter in drafters)
         self._costs = costs
         self._trusts = [Trust() for _ in drafters]
-        self._forecasts: list[Forecast] = []
-        self._steady: dict[int, tuple[int, Forecast]] = {}
-        """Of drafters whose forecasts stay about as they are: for how many nodes, and what."""
+        self._known: list[Known] = []
+        self._steady: dict[int, Known] = {}
+        """Of drafters whose forecasts stay about as they are."""
         self._rounds = 0
         self._chosen: int | None = None
         self._drafted: int | None = None
@@ -75,25 +83,22 @@ class Portfolio:
         self._rounds += 1
         if self._rounds % STEADY_ROUNDS == 0:
             self._steady.clear()
-        self._forecasts = [self._ask(number, nodes) for number in range(len(self.drafters))]
-        rates = [
-            expected_rate(forecast, self._costs, trust)
-            for forecast, trust in zip(self._forecasts, self._trusts, strict=True)
-        ]
+        self._known = [self._ask(number, nodes) for number in range(len(self.drafters))]
+        rates = [known.rate for known in self._known]
         self._chosen = rates.index(max(rates))
-        best = self._forecasts[self._chosen]
-        if not best.steady or all(forecast.steady for forecast in self._forecasts):
-            return best
-        return Forecast(best.survival, best.source)
+        best = self._known[self._chosen].forecast
+        steady = best.steady and all(known.forecast.steady for known in self._known)
+        return Forecast(best.survival, best.source, steady, self._trusts[self._chosen])
 
-    def _ask(self, number: int, nodes: int) -> Forecast:
+    def _ask(self, number: int, nodes: int) -> Known:
         known = self._steady.get(number)
-        if known is not None and known[0] == nodes:
-            return known[1]
+        if known is not None and known.nodes == nodes:
+            return known
         forecast = self.drafters[number].forecast(nodes)
+        known = Known(nodes, forecast, expected_rate(forecast, self._costs, self._trusts[number]))
         if forecast.steady:
-            self._steady[number] = nodes, forecast
-        return forecast
+            self._steady[number] = known
+        return known
 
     def draft(self, request: DraftRequest) -> Draft:
         """The draft of the one that this round's forecast chose; makes the forecast where nobody asked for it."""
@@ -111,5 +116,5 @@ class Portfolio:
             if self._drafted is None or number != self._chosen:
                 trust.rest()
             else:
-                trust.observe(self._forecasts[number].survival, self._drafted, len(path) - 1)
+                trust.observe(self._known[number].forecast.survival, self._drafted, len(path) - 1)
         self._chosen = self._drafted = None

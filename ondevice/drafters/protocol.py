@@ -17,6 +17,7 @@ from ondevice.engines.token_tree import ROOT
 if TYPE_CHECKING:
     from ondevice.decoding.constraint import Constraint
     from ondevice.decoding.limits import Limits
+    from ondevice.decoding.trust import Trust
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -79,11 +80,13 @@ class Forecast:
     source : who would draft it
     steady : whether it stays about as it is until something is drafted, because it depends on no text; where that does
         not pay, it is asked for again when a draft is to be tried, and not in every round
+    trust : how far such forecasts came true, where somebody keeps count already; None: whoever plans by it does
     """
 
     survival: Floats
     source: str
     steady: bool = False
+    trust: Trust | None = None
 
 
 @dataclass(frozen=True)
