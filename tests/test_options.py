@@ -103,7 +103,6 @@ def test_a_generation_config_that_is_no_object(content: str, tmp_path: Path) -> 
         ({"max_new_tokens": True}, "max_new_tokens must be a whole number"),
         ({"max_new_tokens": "5"}, "max_new_tokens must be a whole number"),
     ],
-    ids=str,
 )
 def test_options_of_the_wrong_type(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with load_toy(write_bundle(tmp_path)) as model:

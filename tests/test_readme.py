@@ -1,12 +1,14 @@
-"""What a newcomer reads first."""
+"""What a newcomer reads first, and the pages that it leads to."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FIRST_SCREEN = "\n".join(README.splitlines()[:30])
 
 
@@ -16,14 +18,19 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-def test_links_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert links
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")) if "://" not in link]
     for link in links:
         path, _, anchor = link.partition("#")
-        assert (ROOT / path).exists(), link
+        target = page.parent / path if path else page
+        assert target.exists(), link
         if anchor:
-            assert anchor in anchors((ROOT / path).read_text("utf-8")), link
+            assert anchor in anchors(target.read_text("utf-8")), link
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in README] == []
 
 
 def test_the_first_screen_says_whose_name_ondevice_is() -> None:
@@ -42,13 +49,13 @@ def test_a_measured_table_stands_in_the_results_too() -> None:
     """With its command and the machine that it was printed on."""
     results = tables((ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8"))
     assert results
-    assert set(tables(README)) <= set(results)
+    assert {table for page in PAGES for table in tables(page.read_text("utf-8"))} <= set(results)
 
 
 @pytest.mark.needs("llguidance")
 def test_the_example_of_a_structured_answer_runs_as_it_is(reference_bundle, monkeypatch, tmp_path, capsys) -> None:
-    section = README[README.index("## Structured output") : README.index("## A server")]
-    [example] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    page = (ROOT / "docs" / "structured-output.md").read_text("utf-8")
+    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "bundles").mkdir()
     (tmp_path / "bundles" / "reference").symlink_to(reference_bundle)
     monkeypatch.chdir(tmp_path)

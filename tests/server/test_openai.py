@@ -146,8 +146,8 @@ def test_tools_and_thoughts(scripted):
     assert answer.choices[0].message.content == "Yes."
 
 
-def test_what_the_readme_shows(served, capsys):
-    page = (ROOT / "README.md").read_text("utf-8")
+def test_what_the_page_shows(served, capsys):
+    page = (ROOT / "docs" / "server.md").read_text("utf-8")
     [program] = re.findall(r"```python\n(from openai import OpenAI\n.*?)```", page, re.DOTALL)
     exec(program.replace("http://127.0.0.1:8642", served.url).replace("stream=True", "stream=True, max_tokens=8"), {})
     assert capsys.readouterr().out

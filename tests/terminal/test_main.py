@@ -97,10 +97,10 @@ def test_a_console_that_lacks_a_character_shows_another(monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_readme_names_every_option(command, capsys):
+def test_the_page_of_commands_names_every_option(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8")
     options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     assert [option for option in sorted(options) if f"`{option}" not in text] == []
 
