@@ -12,7 +12,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.tile import TILE, tile_product
+from ondevice.engines.simd.kernels.sizes import TILE
+from ondevice.engines.simd.kernels.tile import tile_product
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 PRODUCTS = re.compile("[su]dot|smull|smlal|mla|mul")

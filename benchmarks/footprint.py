@@ -17,9 +17,8 @@ from typing import Any
 from benchmarks import e2b_shape
 from ondevice.terminal.bench.table import table
 from ondevice_export.config import TextConfig, read_drafter, read_target
-from ondevice_export.export_options import ExportOptions, Widths
+from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph_files import estimate_bytes
-from ondevice_export.quantize import BLOCK
 from ondevice_export.tensor_names import Shapes, drafter_shapes, target_shapes
 
 Fields = Mapping[str, Any]
@@ -100,7 +99,7 @@ def footprint(name: str) -> Footprint:
     config, target, drafter = _shapes({**e2b_shape.TARGET, **TARGETS[name]}, DRAFTERS[name])
     options = ExportOptions()
     weights = _count(target)
-    exported = estimate_bytes(target, options.target_widths) + estimate_bytes(drafter, options.drafter_widths)
+    exported = estimate_bytes(target, options.target_formats) + estimate_bytes(drafter, options.drafter_formats)
     per_token = {"full": 0, "sliding": 0}
     for index, layer in enumerate(config.layers):
         if layer.kv_source == index:
@@ -109,7 +108,7 @@ def footprint(name: str) -> Footprint:
         weights,
         CHECKPOINT_BYTES * (weights + _count(drafter)),
         exported,
-        _packed(target, options.target_widths) + _packed(drafter, options.drafter_widths),
+        _packed(target, options.target_formats) + _packed(drafter, options.drafter_formats),
         per_token["full"],
         per_token["sliding"] * config.sliding_window,
     )
@@ -133,15 +132,15 @@ def _shapes(target: Fields, changes: Fields) -> tuple[TextConfig, Shapes, Shapes
         return read, target_shapes(read, "model."), drafter_shapes(read_drafter(config.parent))
 
 
-def _packed(shapes: Shapes, widths: Widths) -> int:
+def _packed(shapes: Shapes, formats: Formats) -> int:
     """Matrices with an fp16 scale per block; the tables whose rows are read one by one stay in the bundle."""
     ordered = any(name.endswith("token_ordering") for name in shapes)  # so a drafter scores a few rows of its table
     total = 0.0
     for name, shape in shapes.items():
         by_row = "embed_tokens_per_layer" in name or (ordered and name.endswith("embed_tokens.weight"))
         if len(shape) == 2 and not by_row:
-            bits = widths.head if name.endswith("embed_tokens.weight") else widths.layers
-            total += math.prod(shape) * (bits + 16 / BLOCK) / 8
+            form = formats.head if name.endswith("embed_tokens.weight") else formats.layers
+            total += math.prod(shape) * form.stored_bits(scale_bits=16) / 8
     return int(total)
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ondevice.terminal.bench.footer import versions, versions_line
 from ondevice.terminal.bench.table import table
+from ondevice.weight_format import INT4
 from ondevice_export.models import TargetCheckpoint, open_target
 from ondevice_export.quantize import BLOCK, dequantize, quantize
 from ondevice_export.source import locate
@@ -33,8 +34,8 @@ RANDOM_WEIGHTS = 1 << 22
 
 def searched(weights: FloatArray) -> FloatArray:
     """[n, 32] as the exporter stores it."""
-    packed, scales, _ = quantize(weights, 4)
-    return dequantize(packed, scales, 4)
+    packed, scales, _ = quantize(weights, INT4)
+    return dequantize(packed, scales, INT4)
 
 
 def absmax(weights: FloatArray) -> FloatArray:

@@ -80,9 +80,9 @@ def _write(
     progress: Progress,
     note: Note,
 ) -> None:
-    halves = [(target.shapes, options.target_widths)]
+    halves = [(target.shapes, options.target_formats)]
     if drafter is not None:
-        halves.append((drafter.shapes, options.drafter_widths))
+        halves.append((drafter.shapes, options.drafter_formats))
     advance = counted(progress, sum(count_weights(shapes) for shapes, _ in halves))
     manifest = make_manifest(target, drafter, options)
     with _disk_errors(out), BundleWriter(out) as bundle:

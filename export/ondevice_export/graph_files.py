@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ondevice.progress import Advance
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.data_file import DataFile
-from ondevice_export.export_options import ExportOptions, Widths
+from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.module_builder import ModuleBuilder
@@ -21,13 +21,12 @@ from ondevice_export.graph.weights import Weights
 from ondevice_export.manifest import DRAFTER_GRAPH, TARGET_GRAPH, tool_versions
 from ondevice_export.matrices import MatrixWriter, StoredMatrix
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
-from ondevice_export.quantize import BLOCK
 from ondevice_export.tensor_names import Shapes
 
 
 def write_target(directory: Path, target: TargetCheckpoint, options: ExportOptions, advance: Advance) -> StoredMatrix:
     """Write `target.onnx` and its data; returns where the token table lies."""
-    with _graph(directory / TARGET_GRAPH, target.checkpoint, options.target_widths, advance) as (builder, weights):
+    with _graph(directory / TARGET_GRAPH, target.checkpoint, options.target_formats, advance) as (builder, weights):
         graph = TargetGraph(ModuleBuilder(builder, target.config, weights.at(target.prefix)))
         graph.build()
     return graph.table
@@ -41,7 +40,7 @@ def write_drafter(
     advance: Advance,
 ) -> None:
     """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
-    with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options.drafter_widths, advance) as (builder, weights):
+    with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options.drafter_formats, advance) as (builder, weights):
         DrafterGraph(builder, drafter.config, weights, drafter.checkpoint, table).build()
 
 
@@ -50,22 +49,22 @@ def count_weights(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
 
 
-def estimate_bytes(shapes: Shapes, widths: Widths) -> int:
+def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
     """Bytes of a data file, scales included; a little too much where scales are fp16."""
     total = 0.0
     for name, shape in shapes.items():
-        bits = widths.head if name.endswith("embed_tokens.weight") else widths.layers
-        stored = 32 if len(shape) == 1 or bits == 32 else bits + 32 / BLOCK
+        form = formats.head if name.endswith("embed_tokens.weight") else formats.layers
+        stored = 32 if len(shape) == 1 else form.stored_bits(scale_bits=32)
         total += math.prod(shape) * stored / 8
     return int(total)
 
 
 @contextmanager
 def _graph(
-    path: Path, checkpoint: Checkpoint, widths: Widths, advance: Advance
+    path: Path, checkpoint: Checkpoint, formats: Formats, advance: Advance
 ) -> Iterator[tuple[GraphBuilder, Weights]]:
     """A graph builder and weights to build with; the graph is saved when all weights are written."""
     builder = GraphBuilder(path.stem)
     with DataFile(path.with_name(f"{path.name}.data")) as file, MatrixWriter(advance) as writer:
-        yield builder, Weights(builder, checkpoint, file, writer, widths=widths)
+        yield builder, Weights(builder, checkpoint, file, writer, formats=formats)
     ir.save(builder.model(tool_versions()["ondevice"]), path)

@@ -54,7 +54,7 @@ def make_manifest(target: TargetCheckpoint, drafter: DrafterCheckpoint | None, o
         bos_token_id=_single(token_ids["bos_token_id"]),
         eos_token_ids=tuple(_several(token_ids["eos_token_id"])),
         pad_token_id=_single(token_ids["pad_token_id"]),
-        quantization=Quantization(options.quantize, BLOCK, options.target_widths.head),
+        quantization=Quantization(options.quantize, BLOCK, options.target_formats.head.bits),
         sources=sources,
         tools=tool_versions(),
     )

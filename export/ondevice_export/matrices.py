@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ondevice.errors import CheckpointError
 from ondevice.progress import Advance
+from ondevice.weight_format import WeightFormat
 from ondevice_export.data_file import DataFile, Region
 from ondevice_export.quantize import BLOCK, quantize
 
@@ -27,12 +28,12 @@ _MAX_WORKERS = 8
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix [rows, width] in a data file, float32 (bits 32) or quantised in blocks of 32."""
+    """A matrix [rows, width] in a data file, float32 or quantised in blocks of 32."""
 
     name: str
     rows: int
     width: int
-    bits: int
+    format: WeightFormat
     data: Region
     scales: Region | None = None
     half_scales: bool = False
@@ -64,7 +65,7 @@ class MatrixWriter:
         file: DataFile,
         name: str,
         shape: tuple[int, int],
-        bits: int,
+        form: WeightFormat,
         rows: RowReader,
         *,
         half_scales: bool = False,
@@ -75,7 +76,7 @@ class MatrixWriter:
             file: where to.
             name: its tensor, for messages and for the graph.
             shape: rows and width.
-            bits: 4 or 8, or 32 for float32.
+            form: INT4, INT8 or FLOAT32.
             rows: called from several threads.
             half_scales: store the scales as fp16.
 
@@ -83,7 +84,7 @@ class MatrixWriter:
             CheckpointError: the width is no multiple of the block, or a weight is not finite.
         """
         count, width = shape
-        stored = _reserve(file, name, shape, bits, half_scales)
+        stored = _reserve(file, name, shape, form, half_scales)
         step = max(1, _CHUNK // width)
         for start in range(0, count, step):
             stop = min(count, start + step)
@@ -100,15 +101,15 @@ class MatrixWriter:
                 self._advance(future.result())
 
 
-def _reserve(file: DataFile, name: str, shape: tuple[int, int], bits: int, half_scales: bool) -> StoredMatrix:
+def _reserve(file: DataFile, name: str, shape: tuple[int, int], form: WeightFormat, half_scales: bool) -> StoredMatrix:
     rows, width = shape
-    if bits == 32:
-        return StoredMatrix(name, rows, width, bits, file.reserve(rows * width * 4))
+    if not form.quantised:
+        return StoredMatrix(name, rows, width, form, file.reserve(form.bytes(rows * width)))
     if width % BLOCK:
         raise CheckpointError(f"{name} has rows of {width} weights, quantisation needs a multiple of {BLOCK}")
-    data = file.reserve(rows * width * bits // 8)
+    data = file.reserve(form.bytes(rows * width))
     scales = file.reserve(rows * (width // BLOCK) * (2 if half_scales else 4))
-    return StoredMatrix(name, rows, width, bits, data, scales, half_scales)
+    return StoredMatrix(name, rows, width, form, data, scales, half_scales)
 
 
 def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: int, stop: int) -> int:
@@ -119,10 +120,10 @@ def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: in
             raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
         file.write(stored.data, start * stored.width * 4, weights)
         return weights.size
-    packed, scales, finite = quantize(weights, stored.bits)
+    packed, scales, finite = quantize(weights, stored.format)
     if not finite:
         raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
-    file.write(stored.data, start * stored.width * stored.bits // 8, packed)
+    file.write(stored.data, stored.format.bytes(start * stored.width), packed)
     kept = scales.astype(np.float16) if stored.half_scales else scales
     file.write(stored.scales, start * (stored.width // BLOCK) * kept.itemsize, kept)
     return weights.size

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.jit import compiled
+from ondevice.weight_format import INT4, INT8, WeightFormat
 
 BLOCK = 32
 
@@ -21,32 +22,33 @@ _INT8_TARGETS = np.array([127.0, -128.0], np.float32)
 
 
 def quantize(
-    weights: npt.NDArray[np.float32], bits: int
+    weights: npt.NDArray[np.float32], form: WeightFormat
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], bool]:
     """Quantise rows of a matrix.
 
     Args:
         weights: [rows, k], k a multiple of 32.
-        bits: 4 or 8.
+        form: INT4 or INT8.
 
     Returns:
-        packed [rows, k / 32, 4 * bits] (int4: the low nibble comes first), scales [rows, k / 32], and whether every
+        packed [rows, k / 32, bytes of 32 codes] (the low nibble comes first), scales [rows, k / 32], and whether every
         weight was finite.
     """
     rows, width = weights.shape
-    packed = np.empty((rows, width // BLOCK, 4 * bits), np.uint8)
+    size = form.bytes(BLOCK)
+    packed = np.empty((rows, width // BLOCK, size), np.uint8)
     scales = np.empty((rows, width // BLOCK), np.float32)
     blocks = np.ascontiguousarray(weights).reshape(-1, BLOCK)
-    kernel, targets = (_quantize_int4, _INT4_TARGETS) if bits == 4 else (_quantize_int8, _INT8_TARGETS)
-    finite = kernel(blocks, targets, packed.reshape(-1, 4 * bits), scales.reshape(-1))
+    kernel, targets = {INT4: (_quantize_int4, _INT4_TARGETS), INT8: (_quantize_int8, _INT8_TARGETS)}[form]
+    finite = kernel(blocks, targets, packed.reshape(-1, size), scales.reshape(-1))
     return packed, scales, bool(finite)
 
 
-def dequantize(packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
+def dequantize(
+    packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], form: WeightFormat
+) -> npt.NDArray[np.float32]:
     """The weights that `quantize` stored, [rows, k]."""
-    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-    codes = nibbles if bits == 4 else packed
-    values = (codes.astype(np.float32) - float(1 << (bits - 1))) * scales[..., None]
+    values = (form.unpack(packed).astype(np.float32) - np.float32(form.zero)) * scales[..., None]
     return values.reshape(packed.shape[0], -1)
 
 

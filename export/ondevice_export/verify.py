@@ -17,7 +17,7 @@ from ondevice.errors import PromptError
 from ondevice.manifest import Quantization
 from ondevice.text.prompt_file import load_prompts
 from ondevice.text.tokenizer import Tokenizer
-from ondevice_export.export_options import WEIGHT_BITS
+from ondevice_export.export_options import WEIGHT_FORMATS
 from ondevice_export.original import Original, check_installed
 
 FloatArray = npt.NDArray[np.float32]
@@ -199,7 +199,7 @@ def verify(
 
 def tolerance_of(quantization: Quantization) -> Tolerance:
     """Of a bundle with such weights."""
-    layers, head = WEIGHT_BITS[quantization.weights], quantization.head_bits
+    layers, head = WEIGHT_FORMATS[quantization.weights].bits, quantization.head_bits
     return TOLERANCES[min(layers, head), head]
 
 

@@ -27,6 +27,7 @@ from ondevice.engines.simd.pack.layout import PAGE, PackLayout
 from ondevice.errors import BundleCorruptError
 from ondevice.preparation import CHECKING, PACKING, Preparation
 from ondevice.progress import Advance
+from ondevice.weight_format import INT4, INT8
 
 ENVIRONMENT = dict(os.environ)
 """With the cache directory that has compiled kernels in it."""
@@ -42,9 +43,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def layout_of(seed: int = 0, rows: int = 64) -> PackLayout:
     rng = np.random.default_rng(seed)
     layout = PackLayout()
-    for bits in (4, 8):
-        codes = rng.integers(0, 256, (rows, 2, 4 * bits), dtype=np.uint8)
-        layout.add(Matrix(codes, rng.standard_normal((rows, 2)).astype(np.float32), bits))
+    for form in (INT4, INT8):
+        codes = rng.integers(0, 256, (rows, 2, form.bytes(32)), dtype=np.uint8)
+        layout.add(Matrix(codes, rng.standard_normal((rows, 2)).astype(np.float32), form))
     return layout
 
 

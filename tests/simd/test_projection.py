@@ -8,6 +8,7 @@ import pytest
 
 from ondevice.engines.simd.graph.model import Matrix
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.codes import NUMBERS
 from ondevice.engines.simd.kernels.project import (
     SCRATCH_BYTES,
     Activations,
@@ -18,18 +19,19 @@ from ondevice.engines.simd.kernels.project import (
     project,
 )
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
+from ondevice.weight_format import INT4, INT8, WeightFormat
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 
 
-def random_matrix(rng: np.random.Generator, rows: int, width: int, bits: int) -> Matrix:
-    codes = rng.integers(0, 256, (rows, width // 32, 4 * bits), dtype=np.uint8)
+def random_matrix(rng: np.random.Generator, rows: int, width: int, form: WeightFormat) -> Matrix:
+    codes = rng.integers(0, 256, (rows, width // 32, form.bytes(32)), dtype=np.uint8)
     scales = rng.uniform(-0.02, 0.02, (rows, width // 32)).astype(np.float16).astype(np.float32)
-    return Matrix(codes, scales, bits)
+    return Matrix(codes, scales, form)
 
 
-def zero(bits: int) -> int:
-    return 8 if bits == 4 else instruction_set.current().int8_zero
+def zero(form: WeightFormat) -> int:
+    return 8 if form == INT4 else instruction_set.current().int8_zero
 
 
 def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
@@ -41,12 +43,14 @@ def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
 
 def matrix_of(pack: npt.NDArray[np.uint8], packed: Packed) -> PackedMatrix:
     at = pack.ctypes.data
-    return PackedMatrix(packed.bits, at + packed.weights, at + packed.scales, packed.blocks)
+    return PackedMatrix(
+        NUMBERS[packed.format], packed.tile_bytes, at + packed.weights, at + packed.scales, packed.blocks
+    )
 
 
 def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float = 0.0) -> twins.Floats:
     out = np.zeros((len(x), packed.tiles * 16), np.float32)
-    records = records_of(x, zero(packed.bits))
+    records = records_of(x, zero(packed.format))
     project(
         matrix_of(pack, packed),
         Activations(records.ctypes.data, len(x)),
@@ -59,15 +63,15 @@ def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float
 
 
 def expected(matrix: Matrix, x: twins.Floats) -> twins.Floats:
-    codes = twins.unpack(matrix.codes, matrix.bits)
+    codes = twins.unpack(matrix.codes, matrix.format)
     return twins.project(twins.quantize(x), codes, matrix.scales.astype(np.float16))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
 @pytest.mark.parametrize("rows", [*range(1, 10), 16, 19])
-def test_a_projection_equals_its_twin(bits: int, rows: int) -> None:
+def test_a_projection_equals_its_twin(form: WeightFormat, rows: int) -> None:
     rng = np.random.default_rng(rows)
-    matrix = random_matrix(rng, 72, 96, bits)
+    matrix = random_matrix(rng, 72, 96, form)
     layout = PackLayout()
     packed = layout.add(matrix)
     x = rng.standard_normal((rows, 96)).astype(np.float32)
@@ -76,11 +80,11 @@ def test_a_projection_equals_its_twin(bits: int, rows: int) -> None:
     assert not out[:, 72:].any(), "rows beyond the last are zero"
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_extreme_values_do_not_overflow(bits: int) -> None:
-    codes = np.zeros((32, 3, 4 * bits), np.uint8)
+@pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
+def test_extreme_values_do_not_overflow(form: WeightFormat) -> None:
+    codes = np.zeros((32, 3, form.bytes(32)), np.uint8)
     codes[::2] = 255
-    matrix = Matrix(codes, np.full((32, 3), 1.0, np.float32), bits)
+    matrix = Matrix(codes, np.full((32, 3), 1.0, np.float32), form)
     x = np.array([[127.0] * 96, [-127.0] * 96, [1e-38] * 96, [3e30] * 96, [0.0] * 96], np.float32)
     layout = PackLayout()
     packed = layout.add(matrix)
@@ -90,7 +94,7 @@ def test_extreme_values_do_not_overflow(bits: int) -> None:
 
 def test_matrices_with_one_input_lie_one_after_another() -> None:
     rng = np.random.default_rng(1)
-    parts = [random_matrix(rng, rows, 64, 4) for rows in (64, 32, 32)]
+    parts = [random_matrix(rng, rows, 64, INT4) for rows in (64, 32, 32)]
     layout = PackLayout()
     packed = layout.add(*parts)
     x = rng.standard_normal((3, 64)).astype(np.float32)
@@ -100,7 +104,7 @@ def test_matrices_with_one_input_lie_one_after_another() -> None:
 
 def test_the_softcap() -> None:
     rng = np.random.default_rng(2)
-    matrix = random_matrix(rng, 32, 64, 8)
+    matrix = random_matrix(rng, 32, 64, INT8)
     layout = PackLayout()
     packed = layout.add(matrix)
     x = 10 * rng.standard_normal((2, 64)).astype(np.float32)
@@ -113,7 +117,7 @@ def test_the_softcap() -> None:
 def test_gelu_of_the_gate_times_up(rows: int, with_up: bool) -> None:
     rng = np.random.default_rng(rows)
     width, inner = 64, 96
-    gate, up = (random_matrix(rng, inner, width, 4) for _ in range(2))
+    gate, up = (random_matrix(rng, inner, width, INT4) for _ in range(2))
     x = 4 * rng.standard_normal((rows, width)).astype(np.float32)
     factor = rng.standard_normal((rows, inner)).astype(np.float32)
     layout = PackLayout()

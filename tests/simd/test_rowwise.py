@@ -9,10 +9,12 @@ import pytest
 from numba import njit
 
 from ondevice.engines.simd.kernels import functions
+from ondevice.engines.simd.kernels.codes import NUMBERS
 from ondevice.engines.simd.kernels.heads import quantize_head, rotate, to_half
 from ondevice.engines.simd.kernels.norm import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import load, load_half, store
+from ondevice.weight_format import INT4, INT8, WeightFormat
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 
@@ -136,18 +138,18 @@ def test_rotation() -> None:
     np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_table_rows(bits: int, dtype: type[np.floating]) -> None:
-    rng = np.random.default_rng(bits)
-    codes = rng.integers(0, 256, (5, 96 * bits // 8), dtype=np.uint8)
+def test_table_rows(form: WeightFormat, dtype: type[np.floating]) -> None:
+    rng = np.random.default_rng(form.bits)
+    codes = rng.integers(0, 256, (5, form.bytes(96)), dtype=np.uint8)
     scales = rng.uniform(-1, 1, (5, 3)).astype(dtype)
-    rows = twins.unpack(codes.reshape(5, 3, 4 * bits), bits) * scales.astype(np.float64)[..., None]
+    rows = twins.unpack(codes.reshape(5, 3, form.bytes(32)), form) * scales.astype(np.float64)[..., None]
     table = rows.reshape(5, 96)
     half, out = int(dtype == np.float16), np.empty(96, np.float32)
-    read_row(codes.ctypes.data, scales.ctypes.data, half, bits, 3, 96, np.float32(2.0), out.ctypes.data)
+    read_row(codes.ctypes.data, scales.ctypes.data, half, NUMBERS[form], 3, 96, np.float32(2.0), out.ctypes.data)
     np.testing.assert_allclose(out, 2 * table[3], rtol=1e-6)
     x = rng.standard_normal(96).astype(np.float32)
-    found = dot_row(codes.ctypes.data, scales.ctypes.data, half, bits, 4, 96, x.ctypes.data)
+    found = dot_row(codes.ctypes.data, scales.ctypes.data, half, NUMBERS[form], 4, 96, x.ctypes.data)
     assert found == pytest.approx(table[4] @ x, rel=1e-4, abs=1e-3)
     assert dot(x.ctypes.data, x.ctypes.data, 96) == pytest.approx(float((x.astype(float) ** 2).sum()), rel=1e-5)

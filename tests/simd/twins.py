@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.weight_format import WeightFormat
+
 Floats = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
 
@@ -54,12 +56,10 @@ def project(x: Quantized, codes: npt.NDArray[np.int64], scales: npt.NDArray[np.f
     return sums
 
 
-def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int64]:
-    """MatMulNBits' bytes [n, blocks, 4 * bits] -> signed weights [n, blocks, 32]."""
-    codes = packed
-    if bits == 4:
-        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], 32)
-    return codes.astype(np.int64) - (1 << (bits - 1))
+def unpack(packed: npt.NDArray[np.uint8], form: WeightFormat) -> npt.NDArray[np.int64]:
+    """MatMulNBits' bytes [n, blocks, bytes of 32 codes] -> signed weights [n, blocks, 32]."""
+    bits = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:2], 32, form.bits)
+    return (bits.astype(np.int64) << np.arange(form.bits)).sum(axis=-1) - form.zero
 
 
 def gelu(x: Wide) -> Wide:

@@ -90,7 +90,7 @@ class DrafterGraph:
     def _whole_head(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         """All V tokens: candidates [V], logits [V]."""
         builder, size = self._builder, self._config.text.vocab_size
-        head = self._weights.matrix(_HEAD, self._weights.widths.head)
+        head = self._weights.matrix(_HEAD, self._weights.formats.head)
         zero, end, one = (builder.constant(np.array(value, np.int64)) for value in (0, size, 1))
         return builder.op("Range", zero, end, one), builder.reshape(linear(builder, hidden, head), -1)
 
@@ -106,7 +106,7 @@ class DrafterGraph:
         scores = builder.op("Gemm", hidden, weights.vector("masked_embedding.centroids.weight"), transB=1)
         clusters = builder.ops("TopK", scores, builder.integers(config.centroid_top_k), axis=-1, outputs=2)[1]
         clusters = builder.reshape(clusters, -1)
-        head = weights.matrix(_HEAD, weights.widths.head, rows=self._ordered_rows(ordering))
+        head = weights.matrix(_HEAD, weights.formats.head, rows=self._ordered_rows(ordering))
         rows = builder.reshape(gather(builder, head, clusters, group=per_cluster), -1, head.width)
         logits = builder.op("MatMul", rows, builder.reshape(hidden, -1, 1))
         ids = weights.array("masked_embedding.token_ordering", ordering.reshape(config.centroids, per_cluster))

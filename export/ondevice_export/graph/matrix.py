@@ -15,9 +15,8 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
         weight = builder.external(matrix.name, matrix.data, ir.DataType.FLOAT, (matrix.rows, matrix.width))
         return builder.op("Gemm", x, weight, transB=1)
     blocks = matrix.width // BLOCK
-    data = builder.external(
-        f"{matrix.name}.q{matrix.bits}", matrix.data, ir.DataType.UINT8, (matrix.rows, blocks, 4 * matrix.bits)
-    )
+    shape = (matrix.rows, blocks, matrix.format.bytes(BLOCK))
+    data = builder.external(f"{matrix.name}.q{matrix.format.bits}", matrix.data, ir.DataType.UINT8, shape)
     return builder.op(
         "MatMulNBits",
         x,
@@ -26,7 +25,7 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
         domain=CONTRIB,
         K=matrix.width,
         N=matrix.rows,
-        bits=matrix.bits,
+        bits=matrix.format.bits,
         block_size=BLOCK,
         accuracy_level=4,  # int8 activations: a row's result then does not depend on the rows beside it
     )
@@ -40,16 +39,15 @@ def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group:
         table = builder.external(matrix.name + suffix, matrix.data, ir.DataType.FLOAT, (entries, width))
         return builder.op("Gather", table, ids, axis=0)
     # The head and the embedding are one table: a second initialiser of another shape over the same bytes.
-    data = builder.external(
-        f"{matrix.name}.q{matrix.bits}.rows", matrix.data, ir.DataType.UINT8, (entries, width * matrix.bits // 8)
-    )
+    shape = (entries, matrix.format.bytes(width))
+    data = builder.external(f"{matrix.name}.q{matrix.format.bits}.rows", matrix.data, ir.DataType.UINT8, shape)
     rows = builder.op(
         "GatherBlockQuantized",
         data,
         ids,
         _scales(builder, matrix, entries, width // BLOCK),
         domain=CONTRIB,
-        bits=matrix.bits,
+        bits=matrix.format.bits,
         block_size=BLOCK,
         gather_axis=0,
         quantize_axis=1,

@@ -23,7 +23,7 @@ def per_layer_inputs(module: ModuleBuilder, ids: ir.Value, embedded: ir.Value) -
     context = builder.reshape(builder.op("Mul", context, builder.scalar(config.hidden_size**-0.5)), -1, layers, size)
     context = module.norm(context, "per_layer_projection_norm")
     # fp16 scales take a ninth off the largest table of E2B; the gather then answers in fp16.
-    table = weights.matrix("embed_tokens_per_layer.weight", weights.widths.layers, half_scales=True)
+    table = weights.matrix("embed_tokens_per_layer.weight", weights.formats.layers, half_scales=True)
     own = builder.op(
         "Mul", builder.reshape(gather(builder, table, ids), -1, layers, size), builder.scalar(math.sqrt(size))
     )

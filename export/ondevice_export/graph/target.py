@@ -67,7 +67,7 @@ class TargetGraph:
         }
         self._rows = TokenRows(builder, positions, masks, config.rope)
         self._caches: dict[int, KeyValue] = {}
-        self.table = module.weights.matrix("embed_tokens.weight", module.weights.widths.head)
+        self.table = module.weights.matrix("embed_tokens.weight", module.weights.formats.head)
 
     def build(self) -> None:
         """Add everything from token ids to logits.

@@ -8,9 +8,10 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ondevice.weight_format import WeightFormat
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.data_file import DataFile
-from ondevice_export.export_options import Widths
+from ondevice_export.export_options import Formats
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
 from ondevice_export.matrices import MatrixWriter, RowReader, StoredMatrix
@@ -20,7 +21,7 @@ class Weights:
     """Stores tensors of a checkpoint in the data file and adds them to a graph as initialisers.
 
     Attributes:
-        widths: bits per weight.
+        formats: of the weights.
     """
 
     def __init__(
@@ -30,10 +31,10 @@ class Weights:
         file: DataFile,
         writer: MatrixWriter,
         *,
-        widths: Widths,
+        formats: Formats,
         prefix: str = "",
     ) -> None:
-        self.widths = widths
+        self.formats = formats
         self._builder = builder
         self._checkpoint = checkpoint
         self._file = file
@@ -47,7 +48,7 @@ class Weights:
             self._checkpoint,
             self._file,
             self._writer,
-            widths=self.widths,
+            formats=self.formats,
             prefix=self._prefix + prefix,
         )
 
@@ -65,11 +66,13 @@ class Weights:
 
     def linear(self, x: ir.Value, name: str) -> ir.Value:
         """Apply a linear layer: [T, width] -> [T, rows]."""
-        return linear(self._builder, x, self.matrix(name, self.widths.layers))
+        return linear(self._builder, x, self.matrix(name, self.formats.layers))
 
-    def matrix(self, name: str, bits: int, *, half_scales: bool = False, rows: RowReader | None = None) -> StoredMatrix:
+    def matrix(
+        self, name: str, form: WeightFormat, *, half_scales: bool = False, rows: RowReader | None = None
+    ) -> StoredMatrix:
         """Store a matrix; `rows` replaces the plain reader where the rows come in another order."""
         full = self._prefix + name
         count, width = self._checkpoint.shape(full)
         reader = rows or partial(self._checkpoint.rows, full)
-        return self._writer.add(self._file, full, (count, width), bits, reader, half_scales=half_scales)
+        return self._writer.add(self._file, full, (count, width), form, reader, half_scales=half_scales)

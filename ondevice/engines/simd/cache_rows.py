@@ -11,7 +11,7 @@ from ondevice.engines.kv_cache import SINGLE, Units, Views
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.kernels.cache_moves import move_keys, move_values
 from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.tile import TILE
+from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.manifest import Layer
 
 BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}

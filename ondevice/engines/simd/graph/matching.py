@@ -16,6 +16,7 @@ from ondevice.engines.agreement import disagreement
 from ondevice.engines.onnx.file import Graph, Node
 from ondevice.engines.simd.graph.model import Floats, Matrix, Table
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.weight_format import IN_GROUPS, WeightFormat
 
 BLOCK = 32
 """Weights that share a scale."""
@@ -144,14 +145,15 @@ class Matcher:
             raise UnsupportedGraphError("its weights are not quantised")
         node = self.node(value, "com.microsoft.MatMulNBits", 3, block_size=BLOCK, accuracy_level=INT8_ACTIVATIONS)
         bits, width, rows = (self.integer(node, name) for name in ("bits", "K", "N"))
-        require(bits in (4, 8), f"{value}: weights of {bits} bits")
+        found = self._in_groups(value, bits)
         codes = self.tensor(node.inputs[1], np.uint8, 3)
-        require(codes.shape == (rows, width // BLOCK, 4 * bits) and width % BLOCK == 0, f"{value}: shape {codes.shape}")
+        fits = codes.shape == (rows, width // BLOCK, found.bytes(BLOCK)) and width % BLOCK == 0
+        require(fits, f"{value}: shape {codes.shape}")
         scales = self._graph.tensors.get(node.inputs[2])
         shape_fits = scales is not None and scales.dtype == np.float32 and scales.size == rows * width // BLOCK
         if scales is None or not shape_fits:
             raise UnsupportedGraphError(f"{value}: scales that do not fit")
-        return node.inputs[0], Matrix(codes, scales.reshape(rows, width // BLOCK), bits)
+        return node.inputs[0], Matrix(codes, scales.reshape(rows, width // BLOCK), found)
 
     def gathered(self, value: str) -> tuple[str, Table]:
         """The ids and the quantised table of table[ids]."""
@@ -163,13 +165,20 @@ class Matcher:
         node = self.node(
             value, "com.microsoft.GatherBlockQuantized", 3, block_size=BLOCK, gather_axis=0, quantize_axis=1
         )
-        bits = self.integer(node, "bits")
-        require(bits in (4, 8), f"{value}: a table of {bits} bits")
+        found = self._in_groups(value, self.integer(node, "bits"))
         codes = self.tensor(node.inputs[0], np.uint8, 2)
         scales = self.tensor(node.inputs[2], np.float16 if half else np.float32, 2)
-        fits = scales.shape == (len(codes), codes.shape[1] * 8 // bits // BLOCK) and codes.shape[1] % (4 * bits) == 0
-        require(fits, f"{value}: scales of another shape than the table's")
-        return node.inputs[1], Table(codes, scales, bits)
+        groups, rest = divmod(codes.shape[1], found.bytes(BLOCK))
+        require(scales.shape == (len(codes), groups) and not rest, f"{value}: scales of another shape than the table's")
+        return node.inputs[1], Table(codes, scales, found)
+
+    @staticmethod
+    def _in_groups(value: str, bits: int) -> WeightFormat:
+        """The format of codes of that many bits with a scale for every 32."""
+        found = IN_GROUPS.get(bits)
+        if found is None:
+            raise UnsupportedGraphError(f"{value}: weights of {bits} bits")
+        return found
 
     def gelu(self, value: str) -> str:
         """The input of a GELU in its tanh form."""

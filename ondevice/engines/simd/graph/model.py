@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.contract import AttentionKind
+from ondevice.weight_format import WeightFormat
 
 Floats = NDArray[np.float32]
 
@@ -21,10 +22,10 @@ class Matrix:
     """A quantised matrix [rows, width] in blocks of 32, as `com.microsoft.MatMulNBits` stores it."""
 
     codes: NDArray[np.uint8]
-    """uint8[rows, width / 32, 4 * bits], two codes in a byte where `bits` is 4"""
+    """uint8[rows, width / 32, bytes of 32 codes]"""
     scales: Floats
-    """float32[rows, width / 32]; a weight is its scale times (code - 8), or (code - 128) of 8 bits."""
-    bits: int
+    """float32[rows, width / 32]"""
+    format: WeightFormat
 
     @property
     def rows(self) -> int:
@@ -40,10 +41,10 @@ class Table:
     """A quantised table [entries, width] read row by row, as `com.microsoft.GatherBlockQuantized` stores it."""
 
     codes: NDArray[np.uint8]
-    """uint8[entries, width * bits / 8]"""
+    """uint8[entries, bytes of width codes]"""
     scales: NDArray[Any]
     """float32 or float16 [entries, width / 32]"""
-    bits: int
+    format: WeightFormat
 
     @property
     def entries(self) -> int:

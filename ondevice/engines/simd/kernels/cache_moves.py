@@ -7,7 +7,7 @@ import numpy as np
 from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_i8, read_i32, write_i8, write_i32
-from ondevice.engines.simd.kernels.tile import TILE
+from ondevice.engines.simd.kernels.sizes import TILE
 
 
 @kernel

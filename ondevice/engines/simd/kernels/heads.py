@@ -10,7 +10,7 @@ from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_i8, read_i32, write_f32, write_i8, write_i32
 from ondevice.engines.simd.kernels.norm import norm
-from ondevice.engines.simd.kernels.tile import TILE
+from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.vector import (
     fma,
     full,

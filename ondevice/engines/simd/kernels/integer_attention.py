@@ -39,7 +39,7 @@ from ondevice.engines.simd.kernels.memory import (
     write_i32,
     write_i64,
 )
-from ondevice.engines.simd.kernels.tile import TILE
+from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.vector import (
     full,
     load,

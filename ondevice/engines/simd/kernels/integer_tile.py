@@ -20,12 +20,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels import instruction_set, int8
 from ondevice.engines.simd.kernels.dot import add_dots, groups_of_four
 from ondevice.engines.simd.kernels.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
-from ondevice.engines.simd.kernels.tile import TILE, weight_codes
+from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.vector import (
     F32,
     I8,
@@ -184,7 +184,7 @@ class _Sums(NamedTuple):
         for index in range(self.vectors * self.rows):
             vector, row = divmod(index, self.rows)
             if row == 0:
-                codes = weight_codes(builder, isa, 8, codes_at, 4 * isa.lanes * vector)
+                codes = int8.codes(builder, isa, codes_at, 4 * isa.lanes * vector)
             groups = groups_of_four(builder, isa, rows_at, 32 * row)
             for chain, total in enumerate(sums[index * every :][:every]):
                 added.append(add_dots(builder, isa, 8, total, codes[chain::every], groups[chain::every]))

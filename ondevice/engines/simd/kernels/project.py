@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
+from ondevice.engines.simd.kernels.codes import INT4_NUMBER
 from ondevice.engines.simd.kernels.functions import gelu, tanh
 from ondevice.engines.simd.kernels.jit import LITERAL, emits, kernel
 from ondevice.engines.simd.kernels.quantize import activation_address, quantize_block
-from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, MOST_ROWS, TILE, tile_product
+from ondevice.engines.simd.kernels.sizes import TILE
+from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, MOST_ROWS, tile_product
 from ondevice.engines.simd.kernels.vector import I64, full, load, store
 
 SCRATCH_BYTES = MOST_ROWS * 4 * TILE * 4
@@ -21,10 +23,12 @@ SCRATCH_BYTES = MOST_ROWS * 4 * TILE * 4
 class PackedMatrix(NamedTuple):
     """A quantised matrix, as `pack` writes it: tiles of 16 rows, each with `blocks` blocks of 32 weights in a row."""
 
-    bits: int
-    """Of a weight: 4 or 8."""
+    number: int
+    """Of the format of its weights: see `codes`."""
+    tile_bytes: int
+    """Of a tile's weights; the layout is in `tile`."""
     weights: int
-    """Address of the first tile's; 16 * 4 * bits bytes per block, the layout is in `tile`."""
+    """Address of the first tile's."""
     scales: int
     """Address of the first tile's: fp16[tile][block][16]."""
     blocks: int
@@ -99,9 +103,9 @@ def product(matrix: PackedMatrix, tile: int, rows: int, activations: int, out: i
         out: address of float32[rows, 16].
         stride: bytes from a row of `out` to the next.
     """
-    weights = matrix.weights + tile * matrix.blocks * 4 * TILE * matrix.bits
+    weights = matrix.weights + tile * matrix.tile_bytes
     scales = matrix.scales + tile * matrix.blocks * 2 * TILE
-    if matrix.bits == 4:
+    if matrix.number == INT4_NUMBER:
         product4(rows, weights, scales, activations, matrix.blocks, out, stride)
     else:
         product8(rows, weights, scales, activations, matrix.blocks, out, stride)

@@ -6,8 +6,8 @@ bits of a float32.
 
 `rows` below is the row count of the step's row set: `slots.ALL`, all new rows of the forward, or `slots.WANTED`, the
 wanted ones. "Activations" are int8 rows in blocks of 32 with a scale, as `quantize` writes them for the matrix that
-reads them. The codes and scales of a table are int4 or int8 [table rows, width * bits / 8] and fp16 or float32 [table
-rows, width / 32].
+reads them. The codes and scales of a table are uint8[table rows, width * bits / 8] and fp16 or float32 [table rows,
+width / 32].
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Embed(NamedTuple):
     """Address of the table's scales."""
     half: int
     """1 where the scales are fp16, 0 where they are float32."""
-    bits: int
-    """Of a code: 4 or 8."""
+    number: int
+    """Of the codes' format: see `codes`."""
     width: int
     """Of a row of the table."""
     factor: int
@@ -85,8 +85,8 @@ class PerLayer(NamedTuple):
     """Address of the table's scales."""
     half: int
     """1 where the scales are fp16, 0 where they are float32."""
-    bits: int
-    """Of a code: 4 or 8."""
+    number: int
+    """Of the codes' format: see `codes`."""
     context_factor: int
     """What the projection is multiplied with before its norm, as the bits of a float32."""
     row_factor: int
@@ -101,8 +101,10 @@ class Project(NamedTuple):
     """Multiply activations with a packed matrix."""
 
     row_set: int
-    bits: int
-    """Of a weight: 4 or 8."""
+    number: int
+    """Of the weights' format: see `codes`."""
+    tile_bytes: int
+    """Of a tile's codes."""
     weights: int
     """Address of the matrix's codes in the pack."""
     scales: int
@@ -127,8 +129,10 @@ class Gated(NamedTuple):
     """Multiply activations with a packed gate, and quantise gelu(gate) times another factor."""
 
     row_set: int
-    bits: int
-    """Of a weight: 4 or 8."""
+    number: int
+    """Of the weights' format: see `codes`."""
+    tile_bytes: int
+    """Of a tile's codes."""
     weights: int
     """Address of the matrix's codes in the pack: for each unit two tiles of gate, then two of up without a `factor`."""
     scales: int
@@ -317,8 +321,8 @@ class CandidateLogits(NamedTuple):
     """Address of the table's scales."""
     half: int
     """1 where the scales are fp16, 0 where they are float32."""
-    bits: int
-    """Of a code: 4 or 8."""
+    number: int
+    """Of the codes' format: see `codes`."""
     width: int
     """Of a row of the table."""
     x: int

@@ -96,7 +96,7 @@ def embed(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         token = read_i64(state[TOKENS] + 8 * row)
         out = step.out + row * step.out_stride
-        read_row(step.codes, step.scales, step.half, step.bits, token, step.width, factor, out)
+        read_row(step.codes, step.scales, step.half, step.number, token, step.width, factor, out)
 
 
 @kernel
@@ -136,7 +136,7 @@ def per_layer(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -
     rows = state[ALL]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         token = read_i64(state[TOKENS] + 8 * row)
-        read_row(step.codes, step.scales, step.half, step.bits, token, width, row_factor, own)
+        read_row(step.codes, step.scales, step.half, step.number, token, width, row_factor, own)
         at = step.context + 4 * row * width
         for i in range(0, 4 * width, 64):
             store(at + i, load(at + i) * context_factor)
@@ -148,19 +148,19 @@ def per_layer(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -
 
 @kernel
 def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int) -> None:
-    """out = softcap(activations @ matrix.T), float32[rows, 16 * tiles], of int8 activations and an int4 or int8 matrix.
+    """out = softcap(activations @ matrix.T), float32[rows, 16 * tiles], of int8 activations and a quantised matrix.
 
     Threads claim tiles of 16 outputs.
     """
     step = read_step(Project, words)
-    row_set, bits, weights, scales = step.row_set, step.bits, step.weights, step.scales
+    row_set, number, tile_bytes, weights, scales = step.row_set, step.number, step.tile_bytes, step.weights, step.scales
     activations, blocks, tiles = step.activations, step.blocks, step.tiles
     stride, cap = step.stride, bits_float(np.int32(step.cap))
     out = state[step.out_slot] if step.out_slot else step.out
     start, stop = claim_part(claims, tiles, threads)
     while start < stop:
         project(
-            PackedMatrix(bits, weights, scales, blocks),
+            PackedMatrix(number, tile_bytes, weights, scales, blocks),
             Activations(activations, state[row_set]),
             FloatRows(out, stride),
             cap,
@@ -177,13 +177,13 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
     Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
     """
     step = read_step(Gated, words)
-    row_set, bits, weights, scales = step.row_set, step.bits, step.weights, step.scales
+    row_set, number, tile_bytes, weights, scales = step.row_set, step.number, step.tile_bytes, step.weights, step.scales
     activations, blocks, units = step.activations, step.blocks, step.units
     out, zero, factor, stride = step.out, step.zero, step.factor, step.factor_stride
     start, stop = claim_part(claims, units, threads)
     while start < stop:
         gated(
-            PackedMatrix(bits, weights, scales, blocks),
+            PackedMatrix(number, tile_bytes, weights, scales, blocks),
             Activations(activations, state[row_set]),
             FloatRows(factor, stride),
             QuantizedRows(out, units, zero),
@@ -310,7 +310,7 @@ def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads:
     for i in range(first_unit(count, thread, threads), first_unit(count, thread + 1, threads)):
         row = read_i64(step.chosen + 8 * (i // per_cluster)) * per_cluster + i % per_cluster
         write_i64(state[CANDIDATES] + 8 * i, read_i64(step.ids + 8 * row))
-        logit = dot_row(step.codes, step.scales, step.half, step.bits, row, step.width, step.x)
+        logit = dot_row(step.codes, step.scales, step.half, step.number, row, step.width, step.x)
         write_f32(state[LOGITS] + 4 * i, logit)
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.codes import INT4_NUMBER
+from ondevice.engines.simd.kernels.int4 import weights4
+from ondevice.engines.simd.kernels.int8 import weights8
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_f32, read_half
-from ondevice.engines.simd.kernels.vector import fma, full, load, load_int4, load_int8, store, sum_lanes
+from ondevice.engines.simd.kernels.vector import fma, full, load, store, sum_lanes
 
 _ZERO = np.float32(0.0)
-_INT4_ZERO, _INT8_ZERO = np.float32(8.0), np.float32(128.0)
 
 
 @kernel
@@ -21,32 +23,30 @@ def scale_at(scales: int, index: int, half: int) -> Any:
 
 
 @kernel
-def codes_at(codes: int, index: int, bits: int) -> Any:
-    """Sixteen codes of `bits` from `index` on, less the code of zero: weights without their scale."""
-    if bits == 4:
-        return load_int4(codes + index // 2) - full(_INT4_ZERO)
-    return load_int8(codes + index) - full(_INT8_ZERO)
+def weights_at(codes: int, index: int, number: int) -> Any:
+    """Sixteen weights from `index` on, of codes of the format with that number, without their scale."""
+    return weights4(codes, index) if number == INT4_NUMBER else weights8(codes, index)
 
 
 @kernel
-def read_row(codes: int, scales: int, half: int, bits: int, row: int, width: int, factor: float, out: int) -> None:
+def read_row(codes: int, scales: int, half: int, number: int, row: int, width: int, factor: float, out: int) -> None:
     """out = table[row] * factor, float32[width]; codes [rows, width * bits / 8], scales [rows, width / 32]."""
     first = row * width
     for i in range(0, width, 32):
         scale = full(scale_at(scales, (first + i) // 32, half))
         for part in (i, i + 16):
-            store(out + 4 * part, codes_at(codes, first + part, bits) * scale * full(factor))
+            store(out + 4 * part, weights_at(codes, first + part, number) * scale * full(factor))
 
 
 @kernel
-def dot_row(codes: int, scales: int, half: int, bits: int, row: int, width: int, x: int) -> Any:
+def dot_row(codes: int, scales: int, half: int, number: int, row: int, width: int, x: int) -> Any:
     """The dot product of a table's row and x float32[width], in float32; codes and scales as in `read_row`."""
     first = row * width
     a, b = full(_ZERO), full(_ZERO)
     for i in range(0, width, 32):
         scale = full(scale_at(scales, (first + i) // 32, half))
-        a = fma(codes_at(codes, first + i, bits) * scale, load(x + 4 * i), a)
-        b = fma(codes_at(codes, first + i + 16, bits) * scale, load(x + 4 * i + 64), b)
+        a = fma(weights_at(codes, first + i, number) * scale, load(x + 4 * i), a)
+        b = fma(weights_at(codes, first + i + 16, number) * scale, load(x + 4 * i + 64), b)
     return sum_lanes(a + b)
 
 

@@ -1,4 +1,4 @@
-"""Matrix product of a weight tile: 16 output rows (int4 or int8, blocks of 32) times up to 8 rows of int8 activations.
+"""Matrix product of a weight tile: 16 output rows in blocks of 32 weights, times up to 8 rows of int8 activations.
 
 It takes 80 % of a forward's time.
 
@@ -9,10 +9,9 @@ no bit rounded: what remains per block is one subtraction and one FMA with the w
 conversion, a multiplication and an FMA, 12 % of the time at 8 rows. The price is half a bit of the activations: their
 error is 1.45 times that of a free scale, a tenth of what int4 weights lose.
 
-Weights of a tile lie block by block. int4: 4 vectors of 64 bytes, vector j with k = 8j .. 8j + 3 of the 16 rows in its
-low nibbles and k = 8j + 4 .. 8j + 7 in the high ones. int8: 8 vectors, vector j with k = 4j .. 4j + 3. Row n has bytes
-4n .. 4n + 3 of each, so a narrower CPU reads a part of every vector, and one layout serves all. Scales are fp16
-[block][16].
+Weights of a tile lie block by block, as many vectors of 64 bytes as a code has bits; `int4` and `int8` say which weight
+lies where. Row n has bytes 4n .. 4n + 3 of each, so a narrower CPU reads a part of every vector, and one layout serves
+all. Scales are fp16 [block][16].
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ from numba import types
 from numba.core import cgutils
 
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.codes import CODES
 from ondevice.engines.simd.kernels.dot import add_dots, groups_of_four
 from ondevice.engines.simd.kernels.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
+from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.vector import (
     F32,
     I8,
@@ -43,10 +44,6 @@ from ondevice.engines.simd.kernels.vector import (
     widen_half,
 )
 
-TILE = 16
-"""Output rows of a tile."""
-BLOCK = 32
-"""Weights, or activations, that share a scale."""
 ACTIVATION_BYTES = 40
 """Bytes of a quantised block of activations."""
 START, SHIFT = 32, 36
@@ -69,7 +66,7 @@ def tile_product(
     """out[r, n] = sum over blocks of scale[n] * 2**e[r] * (w[n] . q[r]), block after block.
 
     Args:
-        bits: of a weight, 4 or 8.
+        bits: of a weight.
         rows: of activations, 1..8.
         weights, scales: addresses of the tile's.
         activations: address of quantised blocks [blocks][rows].
@@ -149,7 +146,7 @@ class _Tile(NamedTuple):
             base = _at(builder, activations, block, record_bytes)
             results = []
             for vector in range(vectors):
-                codes = weight_codes(builder, isa, self.bits, codes_at, 4 * isa.lanes * vector)
+                codes = CODES[self.bits](builder, isa, codes_at, 4 * isa.lanes * vector)
                 kind = ir.VectorType(I16, isa.lanes)
                 scale = widen_half(builder, read(builder, scales_at, kind, 2 * isa.lanes * vector, align=2))
                 for row in range(rows):
@@ -193,28 +190,6 @@ def _prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
     for line in range(0, size, 64):
         ahead = builder.gep(pointer, [I64(AHEAD + line)], source_etype=I8)
         call(builder, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(level), I32(1))
-
-
-def weight_codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any, offset: int) -> list[Any]:
-    """Weights of a block as eight vectors of bytes, vector j with k = 4j .. 4j + 3 of the output rows.
-
-    Args:
-        offset: bytes from the first of 64 bytes to those of these output rows.
-    """
-    kind = ir.VectorType(I8, 4 * isa.lanes)
-    packed = [read(builder, pointer, kind, offset + 4 * TILE * j) for j in range(bits)]
-    if bits == 8:
-        return [builder.xor(code, constant(128, kind)) for code in packed] if isa.signed else packed
-    return [code for pair in packed for code in (builder.and_(pair, constant(15, kind)), _high(builder, isa, pair))]
-
-
-def _high(builder: Any, isa: InstructionSet, pairs: Any) -> Any:
-    """The high nibbles of bytes. x86 shifts words alone, and of a shift of bytes LLVM makes what it likes with GFNI."""
-    if isa.by_lane:
-        return builder.lshr(pairs, constant(4, pairs.type))
-    words = ir.VectorType(I16, pairs.type.count // 2)
-    shifted = builder.bitcast(builder.lshr(builder.bitcast(pairs, words), constant(4, words)), pairs.type)
-    return builder.and_(shifted, constant(15, pairs.type))
 
 
 def _block_sum(builder: Any, isa: InstructionSet, bits: int, codes: list[Any], base: Any, offset: int) -> Any:

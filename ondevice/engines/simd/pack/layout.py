@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.graph.model import Matrix
-from ondevice.engines.simd.kernels.packing import pack_scales, pack_tile4, pack_tile8
-from ondevice.engines.simd.kernels.tile import BLOCK, TILE
+from ondevice.engines.simd.kernels.codes import NUMBERS
+from ondevice.engines.simd.kernels.packing import pack_scales, pack_tile
+from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
 from ondevice.progress import Advance, Progress, silent
+from ondevice.weight_format import WeightFormat
 
-VERSION = 2
+VERSION = 3
 """Version of the layout: raised whenever the same bundle would be packed otherwise."""
 
 PAGE = 4096
@@ -42,15 +44,20 @@ _DIGEST, _SUMS = 64, 128
 class Packed:
     """Where a matrix lies in a pack."""
 
-    bits: int
+    format: WeightFormat
     tiles: int
     """Of 16 rows."""
     blocks: int
     """Of 32 columns."""
     weights: int
-    """Offset of uint8[tiles, blocks, bits, 64]."""
+    """Offset of uint8[tiles, tile_bytes]."""
     scales: int
     """Offset of fp16[tiles, blocks, 16]."""
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a tile's codes."""
+        return self.format.bytes(self.blocks * BLOCK * TILE)
 
     @property
     def end(self) -> int:
@@ -137,15 +144,18 @@ class PackLayout:
 
     def digest(self) -> bytes:
         """A hash of all offsets and of the version."""
-        described = [VERSION, *(packed for packed, _ in self._entries)]
+        described: list[object] = [VERSION]
+        described += [
+            (each.format.name, each.tiles, each.blocks, each.weights, each.scales) for each, _ in self._entries
+        ]
         return hashlib.sha256(repr(described).encode()).digest()
 
     def _add(self, tiles: list[_Tile]) -> Packed:
         first = tiles[0].matrix
-        bits, blocks = first.bits, first.width // BLOCK
-        assert all((tile.matrix.bits, tile.matrix.width) == (bits, first.width) for tile in tiles)
-        scales = self._end + len(tiles) * blocks * BLOCK * TILE * bits // 8
-        packed = Packed(bits, len(tiles), blocks, self._end, scales)
+        blocks = first.width // BLOCK
+        assert all((tile.matrix.format, tile.matrix.width) == (first.format, first.width) for tile in tiles)
+        scales = self._end + first.format.bytes(len(tiles) * blocks * BLOCK * TILE)
+        packed = Packed(first.format, len(tiles), blocks, self._end, scales)
         self._entries.append((packed, tiles))
         self._end = packed.end
         return packed
@@ -171,12 +181,11 @@ def _checksums(
 
 def _write_tiles(out: NDArray[np.uint8], packed: Packed, start: int, tiles: Sequence[_Tile]) -> None:
     """Write neighbouring tiles, from the `start`-th of a matrix on."""
-    size, scale_size = packed.blocks * BLOCK * TILE * packed.bits // 8, packed.blocks * TILE * 2
+    size, scale_size = packed.tile_bytes, packed.blocks * TILE * 2
     end = start + len(tiles)
     assert packed.weights + end * size <= packed.scales
     assert packed.scales + end * scale_size <= len(out)
-    pack = pack_tile4 if packed.bits == 4 else pack_tile8
-    address = out.ctypes.data
+    number, address = NUMBERS[packed.format], out.ctypes.data
     matrices = {key: _readable(matrix) for key, matrix in {id(tile.matrix): tile.matrix for tile in tiles}.items()}
     places = {key: (matrix.codes.ctypes.data, matrix.scales.ctypes.data) for key, matrix in matrices.items()}
     row_bytes, row_scales = size // TILE, 4 * packed.blocks
@@ -184,7 +193,7 @@ def _write_tiles(out: NDArray[np.uint8], packed: Packed, start: int, tiles: Sequ
     for index, tile in enumerate(tiles, start):
         codes, scales = places[id(tile.matrix)]
         rows = min(TILE, tile.matrix.rows - tile.first)
-        pack(codes + tile.first * row_bytes, rows, packed.blocks, address + packed.weights + index * size)
+        pack_tile(number, codes + tile.first * row_bytes, rows, packed.blocks, address + packed.weights + index * size)
         at = address + packed.scales + index * scale_size
         pack_scales(scales + tile.first * row_scales, rows, packed.blocks, at, scratch.ctypes.data)
 
@@ -192,8 +201,8 @@ def _write_tiles(out: NDArray[np.uint8], packed: Packed, start: int, tiles: Sequ
 def _readable(matrix: Matrix) -> Matrix:
     """A matrix as the kernels read it, by address: copied only where a file has it at an odd place."""
     blocks = matrix.width // BLOCK
-    codes = np.require(matrix.codes, np.uint8, ["C", "A"]).reshape(matrix.rows, blocks, 4 * matrix.bits)
+    codes = np.require(matrix.codes, np.uint8, ["C", "A"]).reshape(matrix.rows, blocks, matrix.format.bytes(BLOCK))
     if codes.ctypes.data % 8:
         codes = np.array(codes)
     scales = np.require(matrix.scales, np.float32, ["C", "A"]).reshape(matrix.rows, blocks)
-    return Matrix(codes, scales, matrix.bits)
+    return Matrix(codes, scales, matrix.format)

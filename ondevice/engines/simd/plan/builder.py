@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.graph.model import Floats, Table
+from ondevice.engines.simd.graph.model import Floats, Matrix, Table
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.codes import NUMBERS
+from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
 from ondevice.engines.simd.kernels.step_layouts import WIDTH, Embed, Gated, Project, Residual, Select, Step, to_row
-from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, BLOCK, TILE
+from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES
 from ondevice.engines.simd.pack.layout import Packed
 
 
@@ -51,27 +53,27 @@ class PlanBuilder:
         """Room for float32[most_rows, width]."""
         return self.buffers.floats(self.most_rows * width)
 
-    def zero(self, bits: int) -> int:
-        """The code of a zero weight in a matrix of `bits`, as quantised activations need it."""
-        return 8 if bits == 4 else self._int8_zero
+    def zero(self, reader: Matrix) -> int:
+        """The code of a zero weight in the matrix that reads quantised activations, as they need it."""
+        return self._int8_zero if reader.format.bits == 8 else reader.format.zero
 
     def table(self, table: Table) -> tuple[int, int, int, int]:
-        """The fields `codes`, `scales`, `half` and `bits` of the steps that read rows of a table."""
+        """The fields `codes`, `scales`, `half` and `number` of the steps that read rows of a table."""
         half = int(table.scales.dtype == np.float16)
-        return self.buffers.hold(table.codes), self.buffers.hold(table.scales), half, table.bits
+        return self.buffers.hold(table.codes), self.buffers.hold(table.scales), half, NUMBERS[table.format]
 
     def embed(self, table: Table, factor: float, out: int, stride: int) -> None:
         """out[row] = table[tokens[row]] * factor, float32[rows, table.width] with `stride` bytes from row to row."""
-        codes, scales, half, bits = self.table(table)
-        self.add(Embed(out, stride, codes, scales, half, bits, table.width, float_bits(factor)))
+        codes, scales, half, number = self.table(table)
+        self.add(Embed(out, stride, codes, scales, half, number, table.width, float_bits(factor)))
 
-    def quantize(self, row_set: int, h: int, width: int, activations: int, bits: int) -> None:
-        """Quantise float32[rows, width] for a matrix of `bits`."""
-        zero = self.zero(bits)
+    def quantize(self, row_set: int, h: int, width: int, activations: int, reader: Matrix) -> None:
+        """Quantise float32[rows, width] for a matrix."""
+        zero = self.zero(reader)
         self.add(Residual(row_set, h, width, self._eps, activations=activations, zero=zero))
 
     def norm_quantize(
-        self, row_set: int, h: int, weight: Floats, activations: int, bits: int, out_slot: int = 0
+        self, row_set: int, h: int, weight: Floats, activations: int, reader: Matrix, out_slot: int = 0
     ) -> None:
         """Norm and quantise float32[rows, width]; with a slot, the normed rows go to the address there too."""
         self.add(
@@ -83,7 +85,7 @@ class PlanBuilder:
                 next_weight=self.buffers.constant(weight),
                 out_slot=out_slot,
                 activations=activations,
-                zero=self.zero(bits),
+                zero=self.zero(reader),
             )
         )
 
@@ -97,7 +99,7 @@ class PlanBuilder:
         scalar: float | None = None,
         next_norm: Floats | None = None,
         activations: int = 0,
-        bits: int = 4,
+        reader: Matrix | None = None,
     ) -> None:
         """h = (h + norm(x)) * scalar, then quantise it, normed once more where `next_norm` is given."""
         constant = self.buffers.constant
@@ -112,7 +114,7 @@ class PlanBuilder:
                 scalar=0 if scalar is None else constant(np.array([scalar], np.float32)),
                 next_weight=0 if next_norm is None else constant(next_norm),
                 activations=activations,
-                zero=self.zero(bits),
+                zero=0 if reader is None else self.zero(reader),
             )
         )
 
@@ -147,11 +149,11 @@ class PlanBuilder:
         matrix: Packed,
         activations: int,
         out: int,
-        bits: int,
+        reader: Matrix,
         factor: int = 0,
         factor_stride: int = 0,
     ) -> None:
-        """gelu(gate) * up, quantised for a matrix of `bits`; `factor` replaces up."""
+        """gelu(gate) * up, quantised for the matrix `reader`; `factor` replaces up."""
         self.add(
             Gated(
                 row_set,
@@ -160,7 +162,7 @@ class PlanBuilder:
                 blocks=matrix.blocks,
                 units=matrix.tiles // (2 if factor else 4),
                 out=out,
-                zero=self.zero(bits),
+                zero=self.zero(reader),
                 factor=factor,
                 factor_stride=factor_stride,
             )
@@ -175,6 +177,7 @@ class PlanBuilder:
         """The bits of the norms' epsilon."""
         return self._eps
 
-    def _matrix(self, matrix: Packed) -> tuple[int, int, int]:
-        """The fields `bits`, `weights` and `scales` of the steps that read a matrix."""
-        return matrix.bits, self._pack + matrix.weights, self._pack + matrix.scales
+    def _matrix(self, matrix: Packed) -> tuple[int, int, int, int]:
+        """The fields `number`, `tile_bytes`, `weights` and `scales` of the steps that read a matrix."""
+        number = NUMBERS[matrix.format]
+        return number, matrix.tile_bytes, self._pack + matrix.weights, self._pack + matrix.scales

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Matrix
 from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.step_layouts import CandidateLogits, CentroidScores, Shortlist
-from ondevice.engines.simd.kernels.tile import TILE
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
@@ -85,21 +85,21 @@ def drafter_plan(
     joined = np.zeros(2 * backbone, np.float32)
     builder.embed(model.table, model.embedding_factor, buffers.hold(joined), 0)
     wide = builder.activations(2 * backbone)
-    builder.quantize(slots.ALL, buffers.hold(joined), 2 * backbone, wide, packed.pre_projection.bits)
+    builder.quantize(slots.ALL, buffers.hold(joined), 2 * backbone, wide, model.pre_projection)
     outer, inner = widest(model.layers, width)
     hidden, scratch = builder.rows(width), builder.rows(outer)
     work = Workspace(hidden, scratch, builder.activations(width), builder.activations(inner))
     builder.project(slots.ALL, packed.pre_projection, wide, work.hidden)
     first = model.layers[0]
-    builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
+    builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query)
     for index, layer in enumerate(model.layers):
         after = model.layers[index + 1] if index + 1 < len(model.layers) else None
-        following = None if after is None else NextInput(after.input_norm, after.attention.query.bits)
+        following = None if after is None else NextInput(after.input_norm, after.attention.query)
         place = LayerPlace(slots.ALL, work, caches[layer.attention.source], lookup=chooses, following=following)
         build_layer(builder, layer, packed.layers[index], place)
     normed = np.zeros(width, np.float32)
     post = packed.post_projection
-    builder.norm_quantize(slots.ALL, work.hidden, model.norm, work.entry, post.bits, slots.HIDDEN)
+    builder.norm_quantize(slots.ALL, work.hidden, model.norm, work.entry, model.post_projection, slots.HIDDEN)
     builder.project(slots.ALL, post, work.entry, out_slot=slots.NEXT_HIDDEN)
     candidates, logits_width = _head(builder, model.head, packed.head, buffers.hold(normed), width)
     token = np.zeros(1, np.int64)
@@ -114,7 +114,7 @@ def _head(
         return _centroid_head(builder, head, normed, width)
     assert packed is not None
     activations = builder.activations(width)
-    builder.quantize(slots.ALL, normed, width, activations, head.bits)
+    builder.quantize(slots.ALL, normed, width, activations, head)
     builder.project(slots.ALL, packed, activations, out_slot=slots.LOGITS)
     return np.arange(head.rows), packed.tiles * TILE
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ondevice.engines.simd.buffers import float_bits
-from ondevice.engines.simd.graph.model import DecoderLayer, Floats
+from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Matrix
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
+from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.step_layouts import Attend, AttendChosen, AttendLookedUp, Head, LookUp
-from ondevice.engines.simd.kernels.tile import TILE
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
@@ -76,8 +76,8 @@ class NextInput(NamedTuple):
 
     norm: Floats
     """Its norm, float32[width]."""
-    bits: int
-    """Of the matrix that the normed rows are quantised for."""
+    reader: Matrix
+    """What the normed rows are quantised for."""
 
 
 @dataclass(frozen=True)
@@ -121,28 +121,30 @@ def build_layer(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, 
     own = layer.per_layer
     builder.residual(
         row_set, work.hidden, work.scratch, layer.post_attention_norm,
-        next_norm=layer.pre_norm, activations=work.entry, bits=layer.gate.bits,
+        next_norm=layer.pre_norm, activations=work.entry, reader=layer.gate,
     )  # fmt: skip
-    builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down.bits)
+    builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down)
     builder.project(row_set, packed.down, work.inner, work.scratch)
-    after, activations, bits = (None, 0, 4) if following is None else (following.norm, work.entry, following.bits)
+    after, activations, reader = (
+        (None, 0, None) if following is None else (following.norm, work.entry, following.reader)
+    )
     if own is None:
         builder.residual(
             row_set, work.hidden, work.scratch, layer.post_norm,
-            scalar=layer.scalar, next_norm=after, activations=activations, bits=bits,
+            scalar=layer.scalar, next_norm=after, activations=activations, reader=reader,
         )  # fmt: skip
         return
     inputs = place.per_layer
     assert inputs is not None
     assert packed.per_layer_gate is not None
     assert packed.per_layer_projection is not None
-    builder.residual(row_set, work.hidden, work.scratch, layer.post_norm, activations=work.entry, bits=own.gate.bits)
+    builder.residual(row_set, work.hidden, work.scratch, layer.post_norm, activations=work.entry, reader=own.gate)
     factor, stride = inputs.address + 4 * own.index * inputs.size, 4 * inputs.layers * inputs.size
-    builder.gated(row_set, packed.per_layer_gate, work.entry, work.inner, own.projection.bits, factor, stride)
+    builder.gated(row_set, packed.per_layer_gate, work.entry, work.inner, own.projection, factor, stride)
     builder.project(row_set, packed.per_layer_projection, work.inner, work.scratch)
     builder.residual(
         row_set, work.hidden, work.scratch, own.norm,
-        scalar=layer.scalar, next_norm=after, activations=activations, bits=bits,
+        scalar=layer.scalar, next_norm=after, activations=activations, reader=reader,
     )  # fmt: skip
 
 
@@ -174,7 +176,7 @@ def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, p
             eps=builder.eps,
         )
     )
-    zero = builder.zero(attention.output.bits)
+    zero = builder.zero(attention.output)
     attend = Attend(row_set, work.scratch, stride, *heads, kind=kind, cache=cache, activations=work.inner, zero=zero)
     if place.lookup is None or attention.kind != "full":
         builder.add(attend)

@@ -93,7 +93,7 @@ class _TargetPlan:
         builder.embed(model.table, model.embedding_factor, work.hidden, 4 * model.width)
         per_layer = self._per_layer_inputs()
         first = model.layers[0]
-        builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query.bits)
+        builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query)
         self._layers(0, model.first_shared_layer, slots.ALL, work, per_layer)
         chosen = Workspace(builder.rows(model.width), work.scratch, work.entry, work.inner)
         builder.select(work.hidden, chosen.hidden, model.width)
@@ -104,11 +104,11 @@ class _TargetPlan:
                 builder.select(per_layer.address, kept.address, width)
                 per_layer = kept
             entry = model.layers[model.first_shared_layer]
-            bits = entry.attention.query.bits
-            builder.norm_quantize(slots.WANTED, chosen.hidden, entry.input_norm, work.entry, bits)
+            query = entry.attention.query
+            builder.norm_quantize(slots.WANTED, chosen.hidden, entry.input_norm, work.entry, query)
             self._layers(model.first_shared_layer, len(model.layers), slots.WANTED, chosen, per_layer)
         head = self._packed.head
-        builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, work.entry, head.bits, slots.HIDDEN)
+        builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, work.entry, model.head, slots.HIDDEN)
         builder.project(slots.WANTED, head, work.entry, out_slot=slots.LOGITS, cap=model.cap)
         return builder.plan()
 
@@ -118,7 +118,7 @@ class _TargetPlan:
             following = None
             if index + 1 < stop:
                 after = self._model.layers[index + 1]
-                following = NextInput(after.input_norm, after.attention.query.bits)
+                following = NextInput(after.input_norm, after.attention.query)
             cache = self._caches[layer.attention.source]
             place = LayerPlace(row_set, work, cache, per_layer, self._lookup, following)
             build_layer(self._builder, layer, self._packed.layers[index], place)
@@ -129,7 +129,7 @@ class _TargetPlan:
             return None
         width = model.layers * model.size
         per_layer = PerLayerInputs(builder.rows(width), model.layers, model.size)
-        builder.quantize(slots.ALL, work.hidden, self._model.width, work.entry, model.projection.bits)
+        builder.quantize(slots.ALL, work.hidden, self._model.width, work.entry, model.projection)
         builder.project(slots.ALL, self._packed.per_layer, work.entry, per_layer.address)
         builder.add(
             PerLayer(
