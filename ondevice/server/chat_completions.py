@@ -7,26 +7,15 @@ from functools import partial
 from typing import Any
 
 from ondevice.decoding.record import TokenLogprob
-from ondevice.model import Model
-from ondevice.reply import Reply, Step
+from ondevice.reply import Step
 from ondevice.server.chat_fields import chat_options
 from ondevice.server.fields import Fields
 from ondevice.server.logprobs import as_chat, chat_logprobs
+from ondevice.server.openai_shape import OpenAIShape
 from ondevice.server.order import Order, make_order, most_tokens, number_of_choices, wants_usage
 from ondevice.server.replies import Reading
-from ondevice.server.request_error import RequestError
 from ondevice.server.service import MakeShape
-from ondevice.server.shape import (
-    Choice,
-    Message,
-    new_id,
-    now,
-    openai_finish_reason,
-    openai_usage,
-    progress,
-)
-
-DONE = Message("data: [DONE]")
+from ondevice.server.shape import Choice, Message, openai_finish_reason, progress
 
 
 def read(fields: Fields) -> tuple[Order, MakeShape]:
@@ -48,21 +37,17 @@ def _order(fields: Fields) -> Order:
     )
 
 
-class ChatCompletion:
+class ChatCompletion(OpenAIShape):
     """The `chat.completion` of a request, or its chunks."""
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False) -> None:
-        self._tokenizer = model.tokenizer
-        self._choices = choices
-        self._include_usage = include_usage
-        self._about = {"id": new_id("chatcmpl-"), "created": now(), "model": model.manifest.name}
+    kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def opening(self) -> Iterator[Message]:
         for choice in self._choices:
-            yield self._chunk(choice, {"role": "assistant", "content": ""})
+            yield self._said(choice, {"role": "assistant", "content": ""})
 
     def reading(self, event: Reading) -> Iterator[Message]:
-        yield self._chunk(self._choices[0], {}, prompt_progress=progress(event))
+        yield self._said(self._choices[0], {}, prompt_progress=progress(event))
 
     def step(self, choice: Choice, step: Step) -> Iterator[Message]:
         delta: dict[str, Any] = {}
@@ -76,29 +61,14 @@ class ChatCompletion:
                 {"index": first + number, **call.as_openai()} for number, call in enumerate(step.tool_calls)
             ]
         if delta or step.logprobs:
-            yield self._chunk(choice, delta, step.logprobs)
+            yield self._said(choice, delta, step.logprobs)
         if choice.finish_reason:
-            yield self._chunk(
+            yield self._said(
                 choice, {}, finish_reason=openai_finish_reason(choice.finish_reason), timings=choice.stats.timings()
             )
 
-    def closing(self) -> Iterator[Message]:
-        if self._include_usage:
-            yield Message({**self._head("chat.completion.chunk"), "choices": [], "usage": openai_usage(self._choices)})
-        yield DONE
-
-    def failure(self, error: RequestError) -> Iterator[Message]:
-        yield Message(error.openai())
-
-    def silence(self) -> Message | None:
-        return None
-
-    def whole(self) -> dict[str, Any]:
-        choices = [self._told(choice, choice.reply) for choice in self._choices]
-        told = {**self._head("chat.completion"), "choices": choices, "usage": openai_usage(self._choices)}
-        return told | ({"timings": self._choices[0].stats.timings()} if len(choices) == 1 else {})
-
-    def _told(self, choice: Choice, reply: Reply) -> dict[str, Any]:
+    def finished(self, choice: Choice) -> dict[str, Any]:
+        reply = choice.reply
         return {
             "index": choice.index,
             "message": reply.message,
@@ -106,7 +76,7 @@ class ChatCompletion:
             "finish_reason": openai_finish_reason(reply.finish_reason),
         }
 
-    def _chunk(
+    def _said(
         self,
         choice: Choice,
         delta: dict[str, Any],
@@ -120,7 +90,4 @@ class ChatCompletion:
             "logprobs": as_chat(logprobs, self._tokenizer),
             "finish_reason": finish_reason,
         }
-        return Message({**self._head("chat.completion.chunk"), "choices": [told], **more})
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"object": kind, **self._about}
+        return self._chunk([told], **more)
