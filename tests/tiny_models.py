@@ -42,7 +42,20 @@ _TEXT: dict[str, dict[str, Any]] = {
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
     },
-    # The same with two global KV heads of several.
+    # Experts beside the dense block; two global KV heads and no v projection in full layers.
+    "26b": {
+        "layer_types": [_SLIDING, _SLIDING, _FULL],
+        "num_key_value_heads": 4,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": VOCAB,
+        "enable_moe_block": True,
+        "num_experts": 12,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 32,
+    },
+    # No experts, the rest the same.
     "31b": {
         "layer_types": [_SLIDING, _FULL],
         "num_key_value_heads": 4,
@@ -143,7 +156,7 @@ def save_drafter(path: Path, family: str, seed: int = 1) -> PreTrainedModel:
         config = transformers.Gemma4AssistantConfig(
             text_config=text,
             backbone_hidden_size=64,
-            use_ordered_embeddings=family != "31b",
+            use_ordered_embeddings=family not in ("26b", "31b"),
             num_centroids=48,
             centroid_intermediate_top_k=6,
         )
@@ -164,9 +177,13 @@ def _randomise(model: PreTrainedModel) -> None:
             elif name.endswith("q_norm.weight"):
                 # The scores are not scaled by head_dim ** -0.5: larger ones saturate, and magnify rounding errors.
                 value.uniform_(0.05, 0.35)
-            elif name.endswith(("norm.weight", "layer_scalar")):
+            elif name.endswith("layer_scalar") or "norm" in name:
                 value.uniform_(0.5, 1.5)
-            elif value.dim() == 2 and not name.endswith("inv_freq"):
+            elif name.endswith("router.scale"):
+                value.uniform_(4.0, 12.0)  # so that experts differ in their weights
+            elif name.endswith("per_expert_scale"):
+                value.uniform_(0.5, 1.5)
+            elif value.dim() >= 2 and not name.endswith("inv_freq"):
                 value.normal_(0.0, 0.1)
 
 

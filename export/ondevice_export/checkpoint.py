@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -75,11 +76,12 @@ class Checkpoint:
         return flat.reshape(entry.shape)
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
-        """Rows `start` to `stop` of a matrix."""
+        """Rows `start` to `stop` of a matrix, or of several that lie one after the other."""
         file, entry = self._find(name)
-        stride = entry.nbytes // entry.shape[0]
+        *count, width = entry.shape
+        stride = entry.nbytes // math.prod(count)
         data = file.read(entry, start * stride, (stop - start) * stride)
-        return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(stop - start, *entry.shape[1:])
+        return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(stop - start, width)
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
         """Rows of a matrix in the order of `indices`."""

@@ -27,6 +27,9 @@ DRAFTERS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 MOST_LAYERS = 1000
 """The largest Gemma 4 has 60."""
 
+MOST_EXPERTS = 1024
+"""In a layer: 26B-A4B has 128."""
+
 _KINDS: dict[str, AttentionKind] = {"full_attention": "full", "sliding_attention": "sliding"}
 _ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -45,6 +48,17 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """Feed-forward blocks of which every token takes a few, beside the dense one that all take."""
+
+    count: int
+    top: int
+    """That a token takes."""
+    intermediate_size: int
+    """Of one expert."""
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     kind: AttentionKind
     head_dim: int
@@ -54,6 +68,8 @@ class LayerConfig:
     k_eq_v: bool
     """No v projection: v is the k projection's output."""
     intermediate_size: int
+    """Of the dense feed-forward block."""
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -173,8 +189,6 @@ def _text_config(outer: Fields, *, owns_kv: bool) -> TextConfig:
 
 
 def _refuse_unsupported(outer: Fields, fields: Fields) -> None:
-    if fields.flag("enable_moe_block"):
-        raise CheckpointError(f"{outer.origin}: mixture-of-experts models are not supported yet, only the dense ones")
     if fields.flag("attention_bias"):
         raise CheckpointError(f"{outer.origin}: attention_bias is not supported")
     if not fields.flag("tie_word_embeddings", True) or not outer.flag("tie_word_embeddings", True):
@@ -196,6 +210,7 @@ def _layers(fields: Fields, *, owns_kv: bool) -> tuple[LayerConfig, ...]:
     k_eq_v = fields.flag("attention_k_eq_v")
     double_wide = fields.flag("use_double_wide_mlp") and owns_kv
     width = fields.integer("intermediate_size", 9216)
+    experts = _experts(fields)
     layers = []
     for index, kind in enumerate(kinds):
         head_dim, kv_heads = _attention_shape(fields, index, kind, k_eq_v)
@@ -207,9 +222,19 @@ def _layers(fields: Fields, *, owns_kv: bool) -> tuple[LayerConfig, ...]:
                 kv_source=_kv_source(fields, kinds, index, first_shared) if owns_kv else None,
                 k_eq_v=k_eq_v and kind == "full",
                 intermediate_size=width * (2 if double_wide and index >= first_shared else 1),
+                experts=experts,
             )
         )
     return tuple(layers)
+
+
+def _experts(fields: Fields) -> ExpertsConfig | None:
+    """What all layers have where `enable_moe_block` is set; its three sizes have no defaults."""
+    if not fields.flag("enable_moe_block"):
+        return None
+    count = fields.integer("num_experts", 0, maximum=MOST_EXPERTS)
+    top = fields.integer("top_k_experts", 0, maximum=count)
+    return ExpertsConfig(count, top, fields.integer("moe_intermediate_size", 0))
 
 
 def _layer_kinds(fields: Fields, count: int) -> list[AttentionKind]:

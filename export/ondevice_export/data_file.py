@@ -26,6 +26,11 @@ class Region:
     offset: int
     nbytes: int
 
+    def part(self, number: int, parts: int) -> Region:
+        """One of as many equal parts."""
+        size = self.nbytes // parts
+        return Region(self.location, self.offset + number * size, size)
+
 
 class DataFile:
     """A new file `NAME.onnx.data`; `write` may be called from several threads."""

@@ -46,7 +46,7 @@ def write_drafter(
 
 def count_weights(shapes: Shapes) -> int:
     """Number of weights in matrices: the unit of an export's progress."""
-    return sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    return sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
 
 
 def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
@@ -54,7 +54,8 @@ def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
     total = 0.0
     for name, shape in shapes.items():
         form = formats.head if name.endswith("embed_tokens.weight") else formats.layers
-        stored = 32 if len(shape) == 1 else form.stored_bits(scale_bits=32)
+        exact = len(shape) == 1 or name.endswith("router.proj.weight")
+        stored = 32 if exact else form.stored_bits(scale_bits=32)
         total += math.prod(shape) * stored / 8
     return int(total)
 

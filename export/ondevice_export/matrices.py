@@ -39,6 +39,14 @@ class StoredMatrix:
     half_scales: bool = False
     """Scales are stored as fp16, else as float32. Their values are the same."""
 
+    def part(self, number: int, parts: int) -> StoredMatrix:
+        """One of several matrices of equal size that were stored as one, one below the other."""
+        scales = None if self.scales is None else self.scales.part(number, parts)
+        return StoredMatrix(
+            f"{self.name}.{number}", self.rows // parts, self.width, self.format, self.data.part(number, parts), scales,
+            self.half_scales,
+        )  # fmt: skip
+
 
 class MatrixWriter:
     """Writes matrices with a few threads; all are complete when its `with` block ends."""

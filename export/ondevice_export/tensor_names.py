@@ -103,6 +103,16 @@ def _layer_shapes(config: TextConfig, layer: LayerConfig, *, owns_kv: bool) -> S
         shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
         if not layer.k_eq_v:
             shapes["self_attn.v_proj.weight"] = (keys, hidden)
+    if layer.experts is not None:
+        count, inner = layer.experts.count, layer.experts.intermediate_size
+        shapes["router.proj.weight"] = (count, hidden)
+        shapes["router.scale"] = (hidden,)
+        shapes["router.per_expert_scale"] = (count,)
+        shapes["pre_feedforward_layernorm_2.weight"] = (hidden,)
+        shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden)
+        shapes["experts.down_proj"] = (count, hidden, inner)
+        shapes["post_feedforward_layernorm_1.weight"] = (hidden,)
+        shapes["post_feedforward_layernorm_2.weight"] = (hidden,)
     if config.ple_size:
         shapes["per_layer_input_gate.weight"] = (config.ple_size, hidden)
         shapes["per_layer_projection.weight"] = (hidden, config.ple_size)

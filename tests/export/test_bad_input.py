@@ -205,7 +205,10 @@ def test_shards_are_read_together(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"enable_moe_block": True}, "not supported yet"),
+        ({"enable_moe_block": True}, "num_experts"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5}, "top_k_experts"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}, "moe_intermediate_size"),
+        ({"enable_moe_block": True, "num_experts": 1 << 20}, "num_experts"),
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
         ({"architectures": None}, "none"),
         ({"hidden_size": "64"}, "hidden_size"),

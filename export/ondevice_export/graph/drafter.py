@@ -85,7 +85,7 @@ class DrafterGraph:
         attention = Attention(module.at("self_attn."), layer)
         with self._builder.scope(f"layers.{index}"):
             attend = partial(attention.attend, rows=self._rows, cache=self._caches[layer.kind])
-            return decoder_layer(module, hidden, attend, None)
+            return decoder_layer(module, hidden, attend)
 
     def _whole_head(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         """All V tokens: candidates [V], logits [V]."""

@@ -110,7 +110,7 @@ class TargetGraph:
             if stream.per_layer is not None:
                 own = builder.op("Gather", stream.per_layer, builder.constant(np.array(index, np.int64)), axis=1)
             attention = partial(self._attention, index, module.at("self_attn."), stream.rows)
-            hidden = decoder_layer(module, stream.hidden, attention, own)
+            hidden = decoder_layer(module, stream.hidden, attention, own, self._config.layers[index].experts)
         return _Stream(hidden, stream.per_layer, stream.rows)
 
     def _attention(self, index: int, module: ModuleBuilder, rows: TokenRows, x: ir.Value) -> ir.Value:

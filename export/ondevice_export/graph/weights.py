@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -52,9 +54,13 @@ class Weights:
             prefix=self._prefix + prefix,
         )
 
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """A small tensor."""
+        return self._checkpoint.read(self._prefix + name)
+
     def vector(self, name: str) -> ir.Value:
         """A small tensor, kept as float32."""
-        return self.array(name, self._checkpoint.read(self._prefix + name))
+        return self.array(name, self.read(name))
 
     def array(self, name: str, values: npt.NDArray[Any]) -> ir.Value:
         """A small float32 or int64 array; under 1 KB it stays inside the graph."""
@@ -71,8 +77,9 @@ class Weights:
     def matrix(
         self, name: str, form: WeightFormat, *, half_scales: bool = False, rows: RowReader | None = None
     ) -> StoredMatrix:
-        """Store a matrix; `rows` replaces the plain reader where the rows come in another order."""
+        """Store a matrix, or several one below the other; `rows` reads them where they come in another order."""
         full = self._prefix + name
-        count, width = self._checkpoint.shape(full)
+        *leading, width = self._checkpoint.shape(full)
+        count = math.prod(leading)
         reader = rows or partial(self._checkpoint.rows, full)
         return self._writer.add(self._file, full, (count, width), form, reader, half_scales=half_scales)
