@@ -34,6 +34,7 @@ from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.step_layouts import LOOK_UP, LookUp, from_row
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.session import SimdSession
+from ondevice.engines.simd.target_plans import Steps
 from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
 from ondevice.terminal.bench.table import table
 from ondevice.text.tokenizer import Tokenizer
@@ -164,19 +165,20 @@ def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, flo
     session.rewind(0)
     log_probabilities(session, tokens[: -SHORT.window], len(tokens) - SHORT.window - 1)
     program, rows = engine._program, tokens[-SHORT.window :]
+    plans, whole = program.target, program.target.whole
     owners = {2 * place: layer for layer, place in program.caches.items()}
-    for end, words in enumerate(program.target):
+    for end, words in enumerate(whole.planned):
         if int(words[0]) != LOOK_UP:
             continue
         step = from_row(words)
         assert isinstance(step, LookUp)
-        engine._program = replace(program, target=program.target[: end + 1])
+        plans.whole = Steps(whole.planned[: end + 1], whole.exact)
         engine.forward([Rows(session, TokenTree.chain(rows), range(len(rows)))])
         cache = session._caches["full"]
         layer = owners[step.codes - 2 * len(program.caches)]
         keys = read_keys(cache.parts(layer)[0], 0, len(tokens))
         found.append(_missed(step, len(rows), len(tokens), keys))
-    engine._program = program
+    plans.whole = whole
     return found
 
 

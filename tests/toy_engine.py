@@ -69,6 +69,7 @@ class ToyEngine:
     name = "toy"
     has_drafter = False
     kv_cache = "none"
+    partial_forwards = False
 
     def __init__(
         self, context_length: int = 10_000, chunk: int = 64, before: Callable[[Sequence[Rows]], None] | None = None

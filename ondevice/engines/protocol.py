@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.token_tree import ROOT, Ids, TokenTree
 from ondevice.manifest import Target
 
@@ -29,19 +30,21 @@ class Rows:
     session : the sequence, whose committed tokens they follow
     tree : the rows' tokens, and which row each follows
     wanted : indices of the rows whose outputs are wanted, ascending
+    path : what of the target they pass: less than WHOLE is a draft, which cannot be committed
     """
 
     session: Session
     tree: TokenTree
     wanted: Sequence[int]
+    path: LayerPath = WHOLE
 
 
 @dataclass(frozen=True)
 class Outputs:
     """What the target says of the wanted rows of one sequence.
 
-    logits : float32[R, V], after the softcap
-    hidden : float32[R, H], after the final norm
+    logits : float32[R, V], after the softcap; [R, 0] of a path that ends before the head
+    hidden : float32[R, H], after the final norm; the residual stream at the end of such a path
     rows, wanted : rows, and wanted rows, of the whole forward, those of other sequences included
     seconds : wall time of the whole forward
     threads : that computed it, as many as made it faster
@@ -170,9 +173,14 @@ class Engine(Protocol):
         The weights are read once for all of them. A row's outputs depend on nothing beside it. A session's pending rows
         are replaced, and its outputs hold until it takes part in a forward again.
 
+        A draft's chain is run token by token: rows of the chain before, and what it left of them in the lower layers,
+        are not computed again, neither by the next draft forward nor by the whole one that verifies them. That changes
+        no bit. All rows of a forward pass the same path.
+
         Raises:
-            ValueError: no or too many rows or sessions, or a session that is in the batch twice or not this engine's.
-            UsageError: a session that was closed.
+            ValueError: no or too many rows or sessions, a session that is in the batch twice or not this engine's, or
+                paths that differ or do not exist.
+            UsageError: a session that was closed, or an engine that has no partial forwards.
         """
         ...
 
@@ -180,6 +188,6 @@ class Engine(Protocol):
 
 
 __all__ = [
-    "MOST_SESSIONS", "ROOT", "DraftStep", "Engine", "Floats", "Ids", "KVCacheType", "Outputs", "Rows", "Session",
-    "TokenTree",
+    "MOST_SESSIONS", "ROOT", "WHOLE", "DraftStep", "Engine", "Floats", "Ids", "KVCacheType", "LayerPath", "Outputs",
+    "Rows", "Session", "TokenTree",
 ]  # fmt: skip

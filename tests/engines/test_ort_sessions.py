@@ -13,6 +13,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines.kv_cache import MARGIN
+from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.ort.binding import Binding
 from ondevice.engines.ort.engine import OrtEngine
 from ondevice.engines.ort.session import PREFILL_ROWS, OrtSession
@@ -440,3 +441,9 @@ def test_a_draft_needs_a_drafter_and_something_before_it(engine: OrtEngine, bund
     assert not without.has_drafter
     with pytest.raises(UsageError, match="no drafter"):
         opened(without, tokens(10)).draft_step(7, hidden)
+
+
+def test_it_runs_all_layers_or_none(engine: OrtEngine) -> None:
+    session = engine.open_session()
+    with pytest.raises(UsageError, match="use --engine simd"):
+        engine.forward([Rows(session, TokenTree.chain([1]), [0], LayerPath(stop=1))])

@@ -10,10 +10,12 @@ from typing import get_args
 import numpy as np
 
 from ondevice.bundle import Bundle
+from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.lookup_settings import LookupSettings
+from ondevice.engines.simd.session import SimdSession
 
 LOOKUPS = (
     LookupSettings(keys=32, window=64, learn=64),
@@ -43,8 +45,22 @@ def _answers(bundle: Bundle, kind: KVCacheType, lookup: LookupSettings | None) -
     parts += [second.logits.tobytes(), second.hidden.tobytes()]
     step = session.draft_step(7, second.hidden[3])
     parts += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
+    parts += [_in_pieces(engine, session)]
     engine.close()
     return b"".join(parts)
+
+
+def _in_pieces(engine: SimdEngine, session: SimdSession) -> bytes:
+    """What a draft without the last layer's blocks answers. The whole forward after it has the bits of one without."""
+    last, tree = len(engine.target.layers) - 1, TokenTree.chain([3, 7, 5])
+    (whole,) = engine.forward([Rows(session, tree, range(3))])
+    expected = whole.logits.tobytes(), whole.hidden.tobytes()
+    (draft,) = engine.forward([Rows(session, tree, range(3), LayerPath(frozenset({last}), frozenset({last})))])
+    drafted = draft.logits.tobytes()
+    (pieces,) = engine.forward([Rows(session, tree, range(3))])
+    if (pieces.logits.tobytes(), pieces.hidden.tobytes()) != expected:
+        raise AssertionError("a forward in two pieces differs from one in one piece")
+    return drafted
 
 
 if __name__ == "__main__":

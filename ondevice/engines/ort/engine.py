@@ -35,6 +35,7 @@ class _Graphs(NamedTuple):
 
 class OrtEngine:
     name = "ort"
+    partial_forwards = False
     kv_cache = "fp32"
     most_rows = PREFILL_ROWS
 
@@ -80,6 +81,8 @@ class OrtEngine:
         """See `Engine.forward`. Sessions run one after another, so each reads the weights again."""
         sessions = [self._own(rows.session) for rows in batch]
         total = check_batch(batch, self.target.vocab_size, self.most_rows)
+        if not all(rows.path.is_whole for rows in batch):
+            raise UsageError("the ort engine runs all layers or none: use --engine simd")
         with self.computing():
             started = perf_counter()
             for session in sessions:

@@ -9,8 +9,6 @@ import numpy as np
 
 from ondevice.engines.batch import check_batch
 from ondevice.engines.protocol import Ids, Rows, Session
-from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.session import SimdSession
 
 if TYPE_CHECKING:
@@ -26,17 +24,25 @@ class Batch:
         tokens: int64[T], all rows', session after session.
         positions: int64[T]
         wanted: int64[R], which of all rows are wanted.
+        lengths: committed tokens of each session.
+        path: that all rows pass.
     """
 
     def __init__(self, engine: SimdEngine, batch: Sequence[Rows]) -> None:
         """
         Raises:
-            ValueError: what `check_batch` says, or a session of another engine.
+            ValueError: what `check_batch` says, a session of another engine, or paths that differ or do not exist.
             UsageError: a session that was closed.
         """
         self.sessions = [_own(engine, rows.session) for rows in batch]
         check_batch(batch, engine.target.vocab_size, engine.most_rows)
+        self.path = batch[0].path
+        if not self.path.is_whole:
+            self.path.check(engine.target)
+        if any(rows.path != self.path for rows in batch):
+            raise ValueError("the rows of a forward pass the same path")
         self.trees = [rows.tree for rows in batch]
+        self.lengths = [session.length for session in self.sessions]
         self.counts = [len(rows.wanted) for rows in batch]
         wanted, positions, first = [], [], 0
         for session, tree, rows in zip(self.sessions, self.trees, batch, strict=True):
@@ -45,14 +51,6 @@ class Batch:
             first += len(tree)
         self.tokens = _joined([tree.tokens for tree in self.trees])
         self.positions, self.wanted = _joined(positions), np.array(wanted, np.int64)
-
-    def place(self, records: Sequence[SequenceRecord]) -> None:
-        """Tell each sequence where its rows lie in both row sets."""
-        first = first_wanted = 0
-        for record, tree, wanted in zip(records, self.trees, self.counts, strict=True):
-            record.set_place(slots.ALL, first, len(tree))
-            record.set_place(slots.WANTED, first_wanted, wanted)
-            first, first_wanted = first + len(tree), first_wanted + wanted
 
 
 def _own(engine: SimdEngine, session: Session) -> SimdSession:

@@ -26,6 +26,13 @@ class Buffers:
         """The address of `count` float32, zeros."""
         return self.bytes(4 * count)
 
+    def rows(self, count: int, width: int) -> tuple[NDArray[np.float32], int]:
+        """float32[count, width], zeros, and its address: for what Python reads or writes as well."""
+        address = self.floats(count * width)
+        room = self._held[-1]
+        start = address - int(room.ctypes.data)
+        return room[start : start + 4 * count * width].view(np.float32).reshape(count, width), address
+
     def constant(self, values: NDArray[Any]) -> int:
         """The address of a copy of an array."""
         copy = np.ascontiguousarray(values)

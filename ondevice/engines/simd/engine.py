@@ -29,6 +29,7 @@ from ondevice.engines.simd.output_pool import OutputPool
 from ondevice.engines.simd.program import load_program
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.session import SimdSession
+from ondevice.engines.simd.target_forward import TargetForward
 from ondevice.engines.simd.thread_pool import ThreadPool
 from ondevice.errors import UsageError
 from ondevice.preparation import Preparation
@@ -42,16 +43,6 @@ RELEASE_EVERY = 512
 DRAFT_STEP = 0
 """A kind of work for the thread pool; a forward of up to EACH_ROW_COUNT rows has their number."""
 
-EACH_ROW_COUNT = 8
-"""Beyond, the row counts up to a power of two are one kind: the time of a row is nearly the same."""
-
-
-def kind_of_work(rows: int) -> tuple[int, int]:
-    """What a forward of so many rows is to the thread pool: the kind of work, and how much of it."""
-    if rows <= EACH_ROW_COUNT:
-        return rows, 1
-    return EACH_ROW_COUNT + (rows - 1).bit_length(), rows
-
 
 class SimdEngine:
     """
@@ -61,6 +52,7 @@ class SimdEngine:
     """
 
     name = "simd"
+    partial_forwards = True
 
     def __init__(
         self,
@@ -103,6 +95,8 @@ class SimdEngine:
         self._state = ForwardState(self.most_rows, self._program.target_frequencies, BITS[self._cache_type])
         self._state.set_window(self.target.sliding_window)
         self._outputs = OutputPool(self._program.logits_width, self.target.hidden_size)
+        begin = None if lookup is None else lookup.begin
+        self._target = TargetForward(self._program, self._pool, self._state, self._scratch, self._lookup_scratch, begin)
         self._since_release = 0
         self._lock = threading.Lock()
         self._process = Process()
@@ -123,23 +117,26 @@ class SimdEngine:
         with self._lock:
             self._check_open()
             started = time.perf_counter()
+            kept = [session.take_kept() for session in rows.sessions]
             records = [session.prepare(tree) for session, tree in zip(rows.sessions, rows.trees, strict=True)]
-            rows.place(records)
-            self._state.set_rows(rows.tokens, rows.positions, rows.positions + 1, rows.wanted)
-            self._state.set_sequences(records, self._scratch, self._lookup_scratch)
             buffer, lease = self._outputs.lease(len(rows.wanted))
             self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
             self._program.check_files()
-            plan = self._program.target if self._looks_up(int(rows.positions.max())) else self._program.exact_target
-            threads = self._pool.run(plan, self._state.slots, *kind_of_work(len(rows.tokens)))
+            begun = [session.still(each) for session, each in zip(rows.sessions, kept, strict=True)]
+            threads = self._target.run(rows, records, begun)
+            if not rows.path.is_whole:
+                self._target.keep(rows)
+            if rows.path.stop is not None:
+                buffer.part(0, len(rows.wanted))[1][:] = self._target.ends(len(rows.wanted))
             self._release_tables(len(rows.tokens))
             seconds = time.perf_counter() - started
         outputs, first = [], 0
         for session, tree, count in zip(rows.sessions, rows.trees, rows.counts, strict=True):
-            session.finish(tree, lease)
+            session.finish(tree if rows.path.is_whole else None, lease)
             logits, hidden = buffer.part(first, count)
+            width = self.target.vocab_size if rows.path.stop is None else 0
             sizes = len(rows.tokens), len(rows.wanted)
-            outputs.append(Outputs(logits[:, : self.target.vocab_size], hidden, *sizes, seconds, threads))
+            outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads))
             first += count
         return outputs
 
@@ -151,7 +148,7 @@ class SimdEngine:
             if not self._closed:
                 self._closed = True
                 self._pool.close()
-                del self._program, self._state, self._scratch, self._outputs
+                del self._program, self._state, self._scratch, self._outputs, self._target
 
     def make_caches(self) -> dict[AttentionKind, KVCache]:
         """Those of a new session."""

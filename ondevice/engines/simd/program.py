@@ -21,7 +21,8 @@ from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
 from ondevice.engines.simd.plan.exact import exact_plan
 from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
-from ondevice.engines.simd.plan.target import PackedTarget, pack_target, target_plan
+from ondevice.engines.simd.plan.target import PackedTarget, TargetPlanner, pack_target
+from ondevice.engines.simd.target_plans import TargetPlans
 from ondevice.errors import BundleCorruptError
 from ondevice.preparation import SIMD, SIMD_LAST, TOKENS, Preparation
 
@@ -32,10 +33,8 @@ class Program:
 
     caches: Mapping[int, int]
     """Where a sequence's record has the cache of each target layer that owns one: its place among them."""
-    target: NDArray[np.int64]
-    """The steps of a forward of the target, int64[steps, WIDTH]."""
-    exact_target: NDArray[np.int64]
-    """The same where no row looks keys up."""
+    target: TargetPlans
+    """The steps of forwards of the target."""
     target_frequencies: Frequencies
     """Rotary frequencies of the target's layers, by kind of attention."""
     logits_width: int
@@ -92,7 +91,7 @@ def load_program(
     pack = open_pack(read.layout, read.sources, threads, preparation or Preparation())
     buffers, model, drafter = Buffers(), read.model, read.drafter
     caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}
-    steps = target_plan(model, read.packed, caches, pack, buffers, most_rows, threads, of_target)
+    plans = TargetPlans(TargetPlanner(model, read.packed, caches, pack, buffers, most_rows, threads, of_target))
     layers: list[DecoderLayer] = list(model.layers)
     drafter_steps = None
     if drafter is not None and read.packed_drafter is not None:
@@ -103,7 +102,7 @@ def load_program(
     width = read.packed.head.tiles * 16
     read.sources.release()
     return Program(
-        caches, steps, exact_plan(steps), read.target_frequencies, width, drafter_steps,
+        caches, plans, read.target_frequencies, width, drafter_steps,
         None if drafter_steps is None else exact_plan(drafter_steps.steps), read.drafter_frequencies,
         looked_up, scratch_bytes(layers), widest_attention(layers), buffers, read.sources, pack,
     )  # fmt: skip

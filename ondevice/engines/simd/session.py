@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import DraftStep, Floats, TokenTree
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.simd.draft_state import DraftState
+from ondevice.engines.simd.kept_rows import KeptRows
 from ondevice.engines.simd.output_pool import Lease
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.errors import UsageError
@@ -27,6 +29,7 @@ class SimdSession(CachedSequence):
         self._record = SequenceRecord(engine.cache_places)
         self._index = engine.key_index()
         self._lease: Lease | None = None
+        self._kept: KeptRows | None = None
         # now, because the first of a generation's draft steps is timed: made there, it took three times as long
         self._drafts: DraftState | None = engine.draft_state()
         self._drafts_after: int | None = None
@@ -40,7 +43,7 @@ class SimdSession(CachedSequence):
         """End what the last forward left, and make room for new rows.
 
         Returns:
-            What kernels must know of this sequence, but for its place beside others.
+            What kernels must know of this sequence, but for its rows and their place beside others.
         """
         length, record = self.length, self._record
         if self._index is not None and len(tree) > self._index.most_rows:
@@ -48,15 +51,32 @@ class SimdSession(CachedSequence):
         self._pending = self._drafts_after = self._lease = None
         for cache in self._caches.values():
             cache.reserve(length, len(tree))
-        record.set_rows(tree, length)
         record.follow(self._caches)
         self._follow_index(length)
         return record
 
-    def finish(self, tree: TokenTree, lease: Lease) -> None:
-        """The rows have run, and their outputs are in a buffer that this lease keeps."""
+    def finish(self, tree: TokenTree | None, lease: Lease) -> None:
+        """Rows have run, and their outputs are in a buffer that this lease keeps; None: they were a draft's."""
         self._pending = tree
         self._lease = lease
+
+    def keep(self, passed: LayerPath, tree: TokenTree, streams: list[Floats]) -> None:
+        """A draft's rows have passed the lower layers."""
+        if tree.is_chain:
+            self._kept = KeptRows(passed, tree.tokens, streams, self.length, self._bases)
+
+    def take_kept(self) -> KeptRows | None:
+        """What was kept; a forward begins, after which it may be there no more."""
+        kept, self._kept = self._kept, None
+        return kept
+
+    def still(self, kept: KeptRows | None) -> KeptRows | None:
+        """What was kept, where the caches, which have made room since, still have it."""
+        return kept if kept is not None and (kept.length, kept.bases) == (self.length, self._bases) else None
+
+    @property
+    def _bases(self) -> tuple[int, ...]:
+        return tuple(cache.base for cache in self._caches.values())
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         self.check_open()
@@ -81,7 +101,7 @@ class SimdSession(CachedSequence):
 
     def close(self) -> None:
         super().close()
-        self._lease = self._drafts = self._index = None
+        self._lease = self._drafts = self._index = self._kept = None
 
     def _follow_index(self, length: int) -> None:
         if self._index is not None:

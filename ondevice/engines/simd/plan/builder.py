@@ -32,14 +32,30 @@ class PlanBuilder:
         self._eps = float_bits(eps)
         self._int8_zero = instruction_set.current().int8_zero
         self._steps: list[Step] = []
+        self._constants: dict[int, tuple[Floats, int]] = {}
+        self._scalars: dict[float, int] = {}
+        self._nothing: dict[int, int] = {}
 
     def plan(self) -> NDArray[np.int64]:
-        """int64[steps, WIDTH]: see `kernels.step_layouts`."""
+        """The steps so far, int64[steps, WIDTH]: see `kernels.step_layouts`. The next plan begins."""
         plan = np.zeros((len(self._steps), WIDTH), np.int64)
         for row, step in zip(plan, self._steps, strict=True):
             words = to_row(step)
             row[: len(words)] = words
+        self._steps = []
         return plan
+
+    def constant(self, values: Floats) -> int:
+        """The address of a copy of a norm's weights, the same in every plan."""
+        if id(values) not in self._constants:
+            self._constants[id(values)] = values, self.buffers.constant(values)
+        return self._constants[id(values)][1]
+
+    def nothing(self, width: int) -> int:
+        """The address of float32[most_rows, width], zeros that nobody writes to."""
+        if width not in self._nothing:
+            self._nothing[width] = self.rows(width)
+        return self._nothing[width]
 
     def add(self, step: Step) -> None:
         """A step without sizes to work out."""
@@ -82,7 +98,7 @@ class PlanBuilder:
                 h,
                 len(weight),
                 self._eps,
-                next_weight=self.buffers.constant(weight),
+                next_weight=self.constant(weight),
                 out_slot=out_slot,
                 activations=activations,
                 zero=self.zero(reader),
@@ -102,7 +118,7 @@ class PlanBuilder:
         reader: Matrix | None = None,
     ) -> None:
         """h = (h + norm(x)) * scalar, then quantise it, normed once more where `next_norm` is given."""
-        constant = self.buffers.constant
+        constant = self.constant
         self.add(
             Residual(
                 row_set,
@@ -111,7 +127,7 @@ class PlanBuilder:
                 self._eps,
                 x=x,
                 weight=constant(weight),
-                scalar=0 if scalar is None else constant(np.array([scalar], np.float32)),
+                scalar=0 if scalar is None else self._scalar(scalar),
                 next_weight=0 if next_norm is None else constant(next_norm),
                 activations=activations,
                 zero=0 if reader is None else self.zero(reader),
@@ -176,6 +192,11 @@ class PlanBuilder:
     def eps(self) -> int:
         """The bits of the norms' epsilon."""
         return self._eps
+
+    def _scalar(self, value: float) -> int:
+        if value not in self._scalars:
+            self._scalars[value] = self.buffers.constant(np.array([value], np.float32))
+        return self._scalars[value]
 
     def _matrix(self, matrix: Packed) -> tuple[int, int, int, int]:
         """The fields `number`, `tile_bytes`, `weights` and `scales` of the steps that read a matrix."""

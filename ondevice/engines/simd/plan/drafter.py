@@ -18,10 +18,10 @@ from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.layer import (
     LayerPlace,
-    NextInput,
     PackedLayer,
     Workspace,
     build_layer,
+    first_input,
     lookup_plan,
     pack_layer,
     widest,
@@ -94,7 +94,7 @@ def drafter_plan(
     builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query)
     for index, layer in enumerate(model.layers):
         after = model.layers[index + 1] if index + 1 < len(model.layers) else None
-        following = None if after is None else NextInput(after.input_norm, after.attention.query)
+        following = None if after is None else first_input(after)
         place = LayerPlace(slots.ALL, work, caches[layer.attention.source], lookup=chooses, following=following)
         build_layer(builder, layer, packed.layers[index], place)
     normed = np.zeros(width, np.float32)

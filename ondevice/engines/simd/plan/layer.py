@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from ondevice.engines.simd.buffers import float_bits
-from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Matrix
+from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Matrix, PerLayer
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
 from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.step_layouts import Attend, AttendChosen, AttendLookedUp, Head, LookUp
@@ -71,13 +72,13 @@ class Workspace:
     """Activations: the input of their last projections."""
 
 
-class NextInput(NamedTuple):
-    """What reads a layer's output next, on the same rows."""
+class Input(NamedTuple):
+    """What a block of a layer reads of the residual stream."""
 
-    norm: Floats
-    """Its norm, float32[width]."""
+    norm: Floats | None
+    """float32[width]; None where it reads the stream as it is."""
     reader: Matrix
-    """What the normed rows are quantised for."""
+    """What the rows are quantised for."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,35 @@ class LayerPlace:
     per_layer: PerLayerInputs | None = None
     lookup: LookupPlan | None = None
     """None where rows attend to all that they see."""
-    following: NextInput | None = None
-    """None where nothing reads the output on the same rows."""
+    following: Input | None = None
+    """Of what runs on the same rows after the layer; None where nothing does."""
+    without_attention: bool = False
+    without_mlp: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a layer: h += norm(what `add` makes of `input`).
+
+    add : adds the steps from the quantised input to `Workspace.scratch`
+    """
+
+    input: Input
+    norm: Floats
+    add: Callable[[], None]
+
+
+def first_input(layer: DecoderLayer, *, without_attention: bool = False, without_mlp: bool = False) -> Input | None:
+    """What the first of a layer's blocks reads; None where all are left out."""
+    if not without_attention:
+        return Input(layer.input_norm, layer.attention.query)
+    if not without_mlp:
+        return Input(layer.pre_norm, layer.gate)
+    return None if layer.per_layer is None else Input(None, layer.per_layer.gate)
 
 
 def build_layer(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> None:
-    """Add the steps of a layer, whose normed and quantised input is in `place.work.entry`.
+    """Add the steps of a layer, whose first block's input is in `place.work.entry`.
 
     Args:
         builder: collects the steps.
@@ -116,36 +140,54 @@ def build_layer(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, 
         packed: its matrices.
         place: its rows, buffers and cache.
     """
-    row_set, work, following = place.row_set, place.work, place.following
-    _attention(builder, layer, packed, place)
-    own = layer.per_layer
-    builder.residual(
-        row_set, work.hidden, work.scratch, layer.post_attention_norm,
-        next_norm=layer.pre_norm, activations=work.entry, reader=layer.gate,
-    )  # fmt: skip
-    builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down)
-    builder.project(row_set, packed.down, work.inner, work.scratch)
-    after, activations, reader = (
-        (None, 0, None) if following is None else (following.norm, work.entry, following.reader)
-    )
-    if own is None:
-        builder.residual(
-            row_set, work.hidden, work.scratch, layer.post_norm,
-            scalar=layer.scalar, next_norm=after, activations=activations, reader=reader,
-        )  # fmt: skip
+    blocks = list(_blocks(builder, layer, packed, place))
+    if not blocks:  # the scalar counts nevertheless: nothing is added, and the sum is multiplied by it
+        nothing = builder.nothing(len(layer.post_norm))
+        _add_block(builder, place, nothing, layer.post_norm, place.following, layer.scalar)
         return
-    inputs = place.per_layer
+    inputs = [*(block.input for block in blocks[1:]), place.following]
+    for block, after in zip(blocks, inputs, strict=True):
+        block.add()
+        scalar = layer.scalar if block is blocks[-1] else None
+        _add_block(builder, place, place.work.scratch, block.norm, after, scalar)
+
+
+def _add_block(
+    builder: PlanBuilder, place: LayerPlace, x: int, norm: Floats, after: Input | None, scalar: float | None
+) -> None:
+    """h = (h + norm(x)) * scalar; then h is quantised for what follows, where anything does."""
+    activations, reader = (0, None) if after is None else (place.work.entry, after.reader)
+    builder.residual(
+        place.row_set, place.work.hidden, x, norm,
+        scalar=scalar, next_norm=None if after is None else after.norm, activations=activations, reader=reader,
+    )  # fmt: skip
+
+
+def _blocks(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> Iterator[Block]:
+    row_set, work, own = place.row_set, place.work, layer.per_layer
+
+    def mlp() -> None:
+        builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down)
+        builder.project(row_set, packed.down, work.inner, work.scratch)
+
+    if not place.without_attention:
+        entry = Input(layer.input_norm, layer.attention.query)
+        yield Block(entry, layer.post_attention_norm, partial(_attention, builder, layer, packed, place))
+    if not place.without_mlp:
+        yield Block(Input(layer.pre_norm, layer.gate), layer.post_norm, mlp)
+    if own is not None:
+        add = partial(_per_layer, builder, own, packed, place)
+        yield Block(Input(None, own.gate), own.norm, add)
+
+
+def _per_layer(builder: PlanBuilder, own: PerLayer, packed: PackedLayer, place: LayerPlace) -> None:
+    row_set, work, inputs = place.row_set, place.work, place.per_layer
     assert inputs is not None
     assert packed.per_layer_gate is not None
     assert packed.per_layer_projection is not None
-    builder.residual(row_set, work.hidden, work.scratch, layer.post_norm, activations=work.entry, reader=own.gate)
     factor, stride = inputs.address + 4 * own.index * inputs.size, 4 * inputs.layers * inputs.size
     builder.gated(row_set, packed.per_layer_gate, work.entry, work.inner, own.projection, factor, stride)
     builder.project(row_set, packed.per_layer_projection, work.inner, work.scratch)
-    builder.residual(
-        row_set, work.hidden, work.scratch, own.norm,
-        scalar=layer.scalar, next_norm=after, activations=activations, reader=reader,
-    )  # fmt: skip
 
 
 def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> None:
@@ -155,7 +197,7 @@ def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, p
     builder.project(row_set, packed.heads, work.entry, work.scratch)
     stride = 4 * TILE * packed.heads.tiles
     heads = (attention.query_heads, attention.kv_heads, attention.head_dim)
-    constant = builder.buffers.constant
+    constant = builder.constant
     key_norm = value_norm = value = 0
     if new is not None:
         key_norm, value_norm = constant(new.key_norm), constant(new.value_norm)

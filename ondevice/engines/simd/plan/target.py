@@ -1,4 +1,4 @@
-"""The target's forward as a plan."""
+"""The target's forward as plans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import Buffers, float_bits
+from ondevice.engines.simd.graph.model import PerLayerInputs as PerLayerEmbeddings
 from ondevice.engines.simd.graph.model import TargetModel
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.step_layouts import PerLayer
@@ -16,12 +18,13 @@ from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.layer import (
+    Input,
     LayerPlace,
-    NextInput,
     PackedLayer,
     PerLayerInputs,
     Workspace,
     build_layer,
+    first_input,
     lookup_plan,
     pack_layer,
     widest,
@@ -42,107 +45,156 @@ def pack_target(layout: PackLayout, model: TargetModel) -> PackedTarget:
     return PackedTarget([pack_layer(layout, layer) for layer in model.layers], per_layer, layout.add(model.head))
 
 
-def target_plan(
-    model: TargetModel,
-    packed: PackedTarget,
-    caches: Mapping[int, int],
-    pack: NDArray[np.uint8],
-    buffers: Buffers,
-    most_rows: int,
-    threads: int,
-    lookup: LookupSettings | None = None,
-) -> NDArray[np.int64]:
-    """The steps from token ids to logits.
+class TargetPlanner:
+    """Plans of the target's forward: all of it, or pieces that meet at a layer, along a path with sub-layers left out.
 
-    Args:
-        model: what to compute.
-        packed, pack: its matrices.
-        caches: layer -> the place of its cache in a sequence's record.
-        buffers: what keeps all memory of the plan.
-        most_rows: of one forward.
-        threads: that will run it.
-        lookup: how layers of full attention choose keys; None where they attend to all.
+    All plans share their buffers, so what one piece leaves in the residual stream is where the next one reads it.
+
+    Attributes:
+        streams: the residual stream of all rows, float32[most_rows, H], as far as the layers before
+            `first_shared_layer` go; and where there are any, the rows' per-layer embeddings.
+        ends: the residual stream of the wanted rows where their path ends, float32[most_rows, H].
     """
-    builder = PlanBuilder(pack, buffers, most_rows, model.eps)
-    return _TargetPlan(model, packed, caches, builder, threads, lookup).build()
 
-
-class _TargetPlan:
     def __init__(
         self,
         model: TargetModel,
         packed: PackedTarget,
         caches: Mapping[int, int],
-        builder: PlanBuilder,
+        pack: NDArray[np.uint8],
+        buffers: Buffers,
+        most_rows: int,
         threads: int,
-        lookup: LookupSettings | None,
+        lookup: LookupSettings | None = None,
     ) -> None:
-        self._model = model
-        self._packed = packed
-        self._caches = caches
-        self._builder = builder
-        self._threads = threads
+        """
+        Args:
+            model: what to compute.
+            packed, pack: its matrices.
+            caches: layer -> the place of its cache in a sequence's record.
+            buffers: what keeps all memory of the plans.
+            most_rows: of one forward.
+            threads: that will run it.
+            lookup: how layers of full attention choose keys; None where they attend to all.
+        """
+        self._model, self._packed, self._caches = model, packed, caches
+        self._builder = builder = PlanBuilder(pack, buffers, most_rows, model.eps)
         self._lookup = None if lookup is None else lookup_plan(builder, lookup, model.layers, len(caches))
         outer, inner = widest(model.layers, model.width)
-        hidden = builder.rows(model.width)
+        hidden, address = buffers.rows(most_rows, model.width)
         entry, inputs = builder.activations(model.width), builder.activations(inner)
-        self._work = Workspace(hidden, builder.rows(outer), entry, inputs)
+        self._work = Workspace(address, builder.rows(outer), entry, inputs)
+        self.ends, address = buffers.rows(most_rows, model.width)
+        self._chosen = Workspace(address, self._work.scratch, entry, inputs)
+        self.streams = [hidden]
+        self._per_layer: PerLayerInputs | None = None
+        self._kept_per_layer: PerLayerInputs | None = None
+        self._per_layer_step: PerLayer | None = None
+        if model.per_layer is not None:
+            self._add_per_layer(model.per_layer, most_rows, threads)
 
-    def build(self) -> NDArray[np.int64]:
+    def stops_at(self, path: LayerPath) -> int:
+        """The layer that ends the part which all rows of a forward pass, be they wanted or not."""
+        shared = self._model.first_shared_layer
+        return shared if path.stop is None else min(path.stop, shared)
+
+    def whole(self, path: LayerPath = WHOLE) -> NDArray[np.int64]:
+        """The steps from token ids to a path's outputs, int64[steps, WIDTH]."""
+        self._embed(path)
+        self._layers(path, 0, self.stops_at(path), slots.ALL)
+        return self._to_outputs(path)
+
+    def lower(self, path: LayerPath, stop: int) -> NDArray[np.int64]:
+        """Those from token ids to the residual stream before a layer, at most the one that `stops_at` says."""
+        self._embed(path)
+        self._layers(path, 0, stop, slots.ALL)
+        return self._builder.plan()
+
+    def upper(self, path: LayerPath, start: int) -> NDArray[np.int64]:
+        """Those from there to the path's outputs."""
+        stop = self.stops_at(path)
+        if start < stop:
+            self._enter(path, start, slots.ALL, self._work)
+            self._layers(path, start, stop, slots.ALL)
+        return self._to_outputs(path)
+
+    def _embed(self, path: LayerPath) -> None:
         model, builder, work = self._model, self._builder, self._work
         builder.embed(model.table, model.embedding_factor, work.hidden, 4 * model.width)
-        per_layer = self._per_layer_inputs()
-        first = model.layers[0]
-        builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query)
-        self._layers(0, model.first_shared_layer, slots.ALL, work, per_layer)
-        chosen = Workspace(builder.rows(model.width), work.scratch, work.entry, work.inner)
-        builder.select(work.hidden, chosen.hidden, model.width)
-        if model.first_shared_layer < len(model.layers):
-            if per_layer is not None:
-                width = per_layer.layers * per_layer.size
-                kept = PerLayerInputs(builder.rows(width), per_layer.layers, per_layer.size)
-                builder.select(per_layer.address, kept.address, width)
-                per_layer = kept
-            entry = model.layers[model.first_shared_layer]
-            query = entry.attention.query
-            builder.norm_quantize(slots.WANTED, chosen.hidden, entry.input_norm, work.entry, query)
-            self._layers(model.first_shared_layer, len(model.layers), slots.WANTED, chosen, per_layer)
-        head = self._packed.head
-        builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, work.entry, model.head, slots.HIDDEN)
-        builder.project(slots.WANTED, head, work.entry, out_slot=slots.LOGITS, cap=model.cap)
+        own, step, packed = model.per_layer, self._per_layer_step, self._packed.per_layer
+        if own is not None and step is not None and packed is not None:
+            builder.quantize(slots.ALL, work.hidden, model.width, work.entry, own.projection)
+            builder.project(slots.ALL, packed, work.entry, step.context)
+            builder.add(step)
+        self._enter(path, 0, slots.ALL, work)
+
+    def _to_outputs(self, path: LayerPath) -> NDArray[np.int64]:
+        """From the residual stream before `stops_at`, of the wanted rows only."""
+        model, builder, chosen = self._model, self._builder, self._chosen
+        builder.select(self._work.hidden, chosen.hidden, model.width)
+        start, stop = self.stops_at(path), len(model.layers) if path.stop is None else path.stop
+        if start < stop:
+            if self._per_layer is not None and self._kept_per_layer is not None:
+                width = self._per_layer.layers * self._per_layer.size
+                builder.select(self._per_layer.address, self._kept_per_layer.address, width)
+            self._enter(path, start, slots.WANTED, chosen)
+            self._layers(path, start, stop, slots.WANTED)
+        if path.stop is None:
+            head = self._packed.head
+            builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, chosen.entry, model.head, slots.HIDDEN)
+            builder.project(slots.WANTED, head, chosen.entry, out_slot=slots.LOGITS, cap=model.cap)
         return builder.plan()
 
-    def _layers(self, start: int, stop: int, row_set: int, work: Workspace, per_layer: PerLayerInputs | None) -> None:
+    def _enter(self, path: LayerPath, index: int, row_set: int, work: Workspace) -> None:
+        """Quantise what the layer reads first, where no layer before it in the plan has."""
+        entry = self._input(path, index)
+        if entry is None:
+            return
+        if entry.norm is None:
+            self._builder.quantize(row_set, work.hidden, self._model.width, work.entry, entry.reader)
+        else:
+            self._builder.norm_quantize(row_set, work.hidden, entry.norm, work.entry, entry.reader)
+
+    def _input(self, path: LayerPath, index: int) -> Input | None:
+        layer = self._model.layers[index]
+        return first_input(
+            layer, without_attention=index in path.without_attention, without_mlp=index in path.without_mlp
+        )
+
+    def _layers(self, path: LayerPath, start: int, stop: int, row_set: int) -> None:
+        work, per_layer = self._work, self._per_layer
+        if row_set == slots.WANTED:
+            work, per_layer = self._chosen, self._kept_per_layer
         for index in range(start, stop):
             layer = self._model.layers[index]
-            following = None
-            if index + 1 < stop:
-                after = self._model.layers[index + 1]
-                following = NextInput(after.input_norm, after.attention.query)
-            cache = self._caches[layer.attention.source]
-            place = LayerPlace(row_set, work, cache, per_layer, self._lookup, following)
+            place = LayerPlace(
+                row_set,
+                work,
+                self._caches[layer.attention.source],
+                per_layer,
+                self._lookup,
+                self._input(path, index + 1) if index + 1 < stop else None,
+                without_attention=index in path.without_attention,
+                without_mlp=index in path.without_mlp,
+            )
             build_layer(self._builder, layer, self._packed.layers[index], place)
 
-    def _per_layer_inputs(self) -> PerLayerInputs | None:
-        model, builder, work = self._model.per_layer, self._builder, self._work
-        if model is None or self._packed.per_layer is None:
-            return None
-        width = model.layers * model.size
-        per_layer = PerLayerInputs(builder.rows(width), model.layers, model.size)
-        builder.quantize(slots.ALL, work.hidden, self._model.width, work.entry, model.projection)
-        builder.project(slots.ALL, self._packed.per_layer, work.entry, per_layer.address)
-        builder.add(
-            PerLayer(
-                per_layer.address,
-                model.layers,
-                model.size,
-                builder.eps,
-                builder.buffers.constant(model.norm),
-                *builder.table(model.table),
-                context_factor=float_bits(model.context_factor),
-                row_factor=float_bits(model.row_factor),
-                factor=float_bits(model.factor),
-                scratch=builder.buffers.floats(self._threads * width),
-            )
+    def _add_per_layer(self, model: PerLayerEmbeddings, most_rows: int, threads: int) -> None:
+        builder, width = self._builder, model.layers * model.size
+        rows, address = builder.buffers.rows(most_rows, width)
+        self.streams.append(rows)
+        self._per_layer = PerLayerInputs(address, model.layers, model.size)
+        if self._model.first_shared_layer < len(self._model.layers):
+            self._kept_per_layer = PerLayerInputs(builder.rows(width), model.layers, model.size)
+        self._per_layer_step = PerLayer(
+            self._per_layer.address,
+            model.layers,
+            model.size,
+            builder.eps,
+            builder.constant(model.norm),
+            *builder.table(model.table),
+            context_factor=float_bits(model.context_factor),
+            row_factor=float_bits(model.row_factor),
+            factor=float_bits(model.factor),
+            scratch=builder.buffers.floats(threads * width),
         )
-        return per_layer
