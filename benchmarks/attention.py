@@ -152,7 +152,7 @@ class Layer:
     def whole(self) -> dict[str, Callable[[], object]]:
         """By name, all of attention."""
         x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, HEADS, HEADS, SIZE)
-        attend = Attend(*x, kind=0, cache=0, activations=self.activations.ctypes.data, zero=8)
+        attend = Attend(*x, kind=0, cache=0, activations=self.activations.ctypes.data, form=8)
         chosen = self.chosen.ctypes.data
         found: dict[str, Callable[[], object]] = {
             "float": self._steps("fp16", None, (attend_share, attend, True)),

@@ -22,15 +22,14 @@ from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.codes import NUMBERS
+from ondevice.engines.simd.kernels.codes import GROUPS4, GROUPS8
 from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
 from ondevice.engines.simd.kernels.step_layouts import Gated, Project, from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.terminal.bench.table import table
-from ondevice.weight_format import WeightFormat
 
-Shape = tuple[int, int, WeightFormat]
-"""Inputs, outputs and the weights of a matrix."""
+Shape = tuple[int, int, int, bool]
+"""Inputs, outputs and bits of a matrix, and whether its weights have scales in groups."""
 
 
 def main() -> None:
@@ -55,12 +54,12 @@ def main() -> None:
                     taken[rows, shape].append(time.perf_counter() - started)
     limits = measurement.median()
     lines = []
-    for (rows, (inputs, outputs, form)), seconds in taken.items():
-        plan, ms = steps[inputs, outputs, form], 1e3 * median(seconds)
+    for (rows, (inputs, outputs, bits, grouped)), seconds in taken.items():
+        plan, ms = steps[inputs, outputs, bits, grouped], 1e3 * median(seconds)
         weights = inputs * outputs * len(plan)
         peak = 2 * weights * rows / limits.peak * 1e3 / ms
-        bandwidth = weights * form.stored_bits(16) / 8 / limits.bandwidth * 1e3 / ms
-        size = f"{len(plan)} x {outputs} x {inputs}, {form.name}"
+        bandwidth = weights * (bits + grouped / 2) / 8 / limits.bandwidth * 1e3 / ms
+        size = f"{len(plan)} x {outputs} x {inputs}, int{bits}"
         lines.append([str(rows), size, f"{ms:.2f}", f"{peak:.2f}", f"{bandwidth:.2f}"])
     print(table(["rows", "matrices", "ms", "of dot-product peak", "of bandwidth"], lines, left={"matrices"}))
     print(f"\n{limits.bandwidth / 1e9:.1f} GB/s, {limits.peak / 1e9:.0f} GOPS, {arguments.threads} threads")
@@ -68,13 +67,13 @@ def main() -> None:
 
 def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
     """The projections of the layers that run on all rows, by the shape of their matrices."""
-    formats = {number: form for form, number in NUMBERS.items()}
     found = defaultdict(list)
     for row in plan:
         step = from_row(row)
         if isinstance(step, Project | Gated) and step.row_set == slots.ALL:
             tiles = step.tiles() if isinstance(step, Gated) else step.tiles
-            found[step.blocks * BLOCK, tiles * TILE, formats[step.number]].append(row)
+            bits = step.tile_bytes // (4 * TILE * step.blocks)
+            found[step.blocks * BLOCK, tiles * TILE, bits, step.product in (GROUPS4, GROUPS8)].append(row)
     return {shape: np.array(steps) for shape, steps in found.items()}
 
 

@@ -12,5 +12,5 @@ def test_every_matrix_of_the_lower_layers_is_counted_once(reference_bundle: Path
     engine = SimdEngine(bundle, threads=1)
     steps = by_shape(engine._program.target.whole.planned)
     engine.close()
-    counted = sum(inputs * outputs * len(plan) for (inputs, outputs, _), plan in steps.items())
+    counted = sum(inputs * outputs * len(plan) for (inputs, outputs, _, _), plan in steps.items())
     assert counted == work_of(read_models(bundle)[0]).all_rows

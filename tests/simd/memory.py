@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.cache_rows import BITS, UNITS, unit_type
 from ondevice.engines.simd.kernels.heads import to_key, to_value
+from ondevice.engines.simd.kernels.inputs import row_bytes
 from ondevice.engines.simd.kernels.norm import quantize_row
 from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, SHIFT
 from tests.simd.twins import Floats, Quantized
@@ -50,12 +51,12 @@ def codes_of(cache: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Float
     )
 
 
-def records_of(x: Floats, zero: int) -> npt.NDArray[np.uint8]:
-    """Rows quantised by the kernel."""
+def records_of(x: Floats, form: int) -> npt.NDArray[np.uint8]:
+    """Rows as the kernel writes them in a form."""
     rows, width = x.shape
-    records = np.zeros(rows * width // 32 * ACTIVATION_BYTES, np.uint8)
+    records = np.zeros(rows * row_bytes(form, width // 32), np.uint8)
     for row in range(rows):
-        quantize_row(x[row].ctypes.data, records.ctypes.data, row, rows, width, zero)
+        quantize_row(x[row].ctypes.data, records.ctypes.data, row, rows, width, form)
     return records
 
 

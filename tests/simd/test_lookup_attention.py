@@ -55,7 +55,7 @@ class Case:
         self._state.set_sequences([self._record], *self._scratch)
         self._out = np.zeros(heads * HEAD_DIM // 32 * 40, np.uint8)
         x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
-        attend = Attend(*x, kind=0, cache=0, activations=self._out.ctypes.data, zero=8)
+        attend = Attend(*x, kind=0, cache=0, activations=self._out.ctypes.data, form=8)
         self.looks = LookUp(*x, 2, CODE_WIDTH, WINDOW, 0, MOST, MOST, 0, self.chosen.ctypes.data)
         self.attends = AttendChosen(*attend, WINDOW, MOST, self.chosen.ctypes.data)
         self.by_tables = AttendLookedUp(*attend, 2, CODE_WIDTH, WINDOW, 0)

@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from ondevice.engines.simd.graph.model import Matrix
-from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.codes import NUMBERS
+from ondevice.engines.simd.kernels.inputs import groups_form
 from ondevice.engines.simd.kernels.project import (
     SCRATCH_BYTES,
     Activations,
     FloatRows,
+    InputRows,
     PackedMatrix,
-    QuantizedRows,
     gated,
     project,
 )
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
-from ondevice.weight_format import INT4, INT8, WeightFormat
+from ondevice.engines.simd.plan.reading import input_form, product_kind
+from ondevice.weight_format import BFLOAT16, BY_ROW, FLOAT32, INT4, INT8, WeightFormat
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 
 
-def random_matrix(rng: np.random.Generator, rows: int, width: int, form: WeightFormat) -> Matrix:
-    codes = rng.integers(0, 256, (rows, width // 32, form.bytes(32)), dtype=np.uint8)
-    scales = rng.uniform(-0.02, 0.02, (rows, width // 32)).astype(np.float16).astype(np.float32)
-    return Matrix(codes, scales, form)
+class Steps(NamedTuple):
+    """Static scales of a matrix's input and output."""
+
+    input: float = 0.0
+    output: float = 0.0
 
 
-def zero(form: WeightFormat) -> int:
-    return 8 if form == INT4 else instruction_set.current().int8_zero
+NONE = Steps()
+CASES = [
+    *((form, NONE) for form in (INT4, INT8, BFLOAT16, FLOAT32)),
+    *((form, steps) for form in BY_ROW.values() for steps in (NONE, Steps(0.021, 0.0), Steps(0.021, 0.013))),
+    (BY_ROW[4], Steps(0.0, 0.017)),
+]
+
+
+def random_matrix(rng: np.random.Generator, rows: int, width: int, form: WeightFormat, steps: Steps = NONE) -> Matrix:
+    codes = rng.integers(0, 256, (rows, form.bytes(width)), dtype=np.uint8)
+    if not form.quantised:
+        numbers = rng.standard_normal((rows, width)).astype(np.float32).view(np.uint16 if form.bits == 16 else np.uint8)
+        codes = np.ascontiguousarray(numbers[:, 1::2] if form.bits == 16 else numbers).view(np.uint8)
+    scales = rng.uniform(-0.02, 0.02, (rows, form.scales(width))).astype(np.float16).astype(np.float32)
+    return Matrix(codes, scales, form, *steps)
 
 
 def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
@@ -42,18 +58,17 @@ def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
 
 
 def matrix_of(pack: npt.NDArray[np.uint8], packed: Packed) -> PackedMatrix:
-    at = pack.ctypes.data
-    return PackedMatrix(
-        NUMBERS[packed.format], packed.tile_bytes, at + packed.weights, at + packed.scales, packed.blocks
-    )
+    at, kind = pack.ctypes.data, product_kind(packed.matrix)
+    return PackedMatrix(kind, packed.tile_bytes, at + packed.weights, at + packed.scales, packed.blocks)
 
 
 def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float = 0.0) -> twins.Floats:
     out = np.zeros((len(x), packed.tiles * 16), np.float32)
-    records = records_of(x, zero(packed.format))
+    form = input_form(packed.matrix)
+    records = records_of(x, form)
     project(
         matrix_of(pack, packed),
-        Activations(records.ctypes.data, len(x)),
+        Activations(records.ctypes.data, len(x), form),
         FloatRows(out.ctypes.data, out.strides[0]),
         np.float32(cap),
         0,
@@ -63,15 +78,24 @@ def run(pack: npt.NDArray[np.uint8], packed: Packed, x: twins.Floats, cap: float
 
 
 def expected(matrix: Matrix, x: twins.Floats) -> twins.Floats:
-    codes = twins.unpack(matrix.codes, matrix.format)
-    return twins.project(twins.quantize(x), codes, matrix.scales.astype(np.float16))
+    form = matrix.format
+    if not form.quantised:
+        numbers = matrix.codes.view(np.uint16).astype(np.uint32) << 16 if form.bits == 16 else matrix.codes
+        return twins.project_floats(x, numbers.view(np.float32), np.ones(matrix.rows, np.float32), 0.0)
+    if form.group:
+        codes = twins.unpack(matrix.codes.reshape(matrix.rows, -1, form.bytes(32)), form)
+        return twins.project(twins.quantize(x), codes, matrix.scales.astype(np.float16))
+    codes = twins.unpack(matrix.codes, form)
+    if matrix.input_step:
+        return twins.project_steps(x, codes, matrix.scales[:, 0], matrix.input_step, matrix.output_step)
+    return twins.project_floats(x, codes.astype(np.float32), matrix.scales[:, 0], matrix.output_step)
 
 
-@pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
+@pytest.mark.parametrize(("form", "steps"), CASES, ids=str)
 @pytest.mark.parametrize("rows", [*range(1, 10), 16, 19])
-def test_a_projection_equals_its_twin(form: WeightFormat, rows: int) -> None:
+def test_a_projection_equals_its_twin(form: WeightFormat, steps: Steps, rows: int) -> None:
     rng = np.random.default_rng(rows)
-    matrix = random_matrix(rng, 72, 96, form)
+    matrix = random_matrix(rng, 72, 96, form, steps)
     layout = PackLayout()
     packed = layout.add(matrix)
     x = rng.standard_normal((rows, 96)).astype(np.float32)
@@ -82,7 +106,7 @@ def test_a_projection_equals_its_twin(form: WeightFormat, rows: int) -> None:
 
 @pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
 def test_extreme_values_do_not_overflow(form: WeightFormat) -> None:
-    codes = np.zeros((32, 3, form.bytes(32)), np.uint8)
+    codes = np.zeros((32, form.bytes(96)), np.uint8)
     codes[::2] = 255
     matrix = Matrix(codes, np.full((32, 3), 1.0, np.float32), form)
     x = np.array([[127.0] * 96, [-127.0] * 96, [1e-38] * 96, [3e30] * 96, [0.0] * 96], np.float32)
@@ -90,6 +114,29 @@ def test_extreme_values_do_not_overflow(form: WeightFormat) -> None:
     packed = layout.add(matrix)
     out = run(pack_of(layout), packed, x)
     np.testing.assert_array_equal(out, expected(matrix, x))
+
+
+@pytest.mark.parametrize("bits", BY_ROW)
+def test_extreme_codes_do_not_overflow(bits: int) -> None:
+    """-128, which no dynamic scale makes, times the largest weights, for as long as the widest row of a model."""
+    codes = np.zeros((32, BY_ROW[bits].bytes(12288)), np.uint8)
+    codes[::2] = 255
+    matrix = Matrix(codes, np.full((32, 1), 1.0, np.float32), BY_ROW[bits], input_step=0.5)
+    x = np.array([[-1e30], [1e30], [-64.0], [63.5], [0.0]], np.float32).repeat(12288, axis=1)
+    layout = PackLayout()
+    packed = layout.add(matrix)
+    np.testing.assert_array_equal(run(pack_of(layout), packed, x), expected(matrix, x))
+
+
+def test_rows_of_one_pack_may_have_steps_of_their_own() -> None:
+    rng = np.random.default_rng(4)
+    parts = [random_matrix(rng, 32, 64, BY_ROW[2], Steps(0.03, step)) for step in (0.0, 0.01, 0.002)]
+    layout = PackLayout()
+    packed = layout.add(*parts)
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    np.testing.assert_array_equal(
+        run(pack_of(layout), packed, x), np.concatenate([expected(part, x) for part in parts], axis=1)
+    )
 
 
 def test_matrices_with_one_input_lie_one_after_another() -> None:
@@ -123,14 +170,14 @@ def test_gelu_of_the_gate_times_up(rows: int, with_up: bool) -> None:
     layout = PackLayout()
     packed = layout.add_gated(gate, up) if with_up else layout.add(gate)
     pack = pack_of(layout)
-    out = np.zeros(rows * inner // 32 * 40, np.uint8)
+    out, form = np.zeros(rows * inner // 32 * 40, np.uint8), groups_form(8)
     scratch = np.zeros(SCRATCH_BYTES, np.uint8)
-    records = records_of(x, 8)
+    records = records_of(x, form)
     gated(
         matrix_of(pack, packed),
-        Activations(records.ctypes.data, rows),
+        Activations(records.ctypes.data, rows, form),
         FloatRows(0 if with_up else factor.ctypes.data, factor.strides[0]),
-        QuantizedRows(out.ctypes.data, inner // 32, 8),
+        InputRows(out.ctypes.data, inner // 32, form),
         scratch.ctypes.data,
         0,
         inner // 32,

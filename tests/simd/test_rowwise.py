@@ -9,8 +9,8 @@ import pytest
 from numba import njit
 
 from ondevice.engines.simd.kernels import functions
-from ondevice.engines.simd.kernels.codes import NUMBERS
 from ondevice.engines.simd.kernels.heads import quantize_head, rotate, to_half
+from ondevice.engines.simd.kernels.inputs import groups_form
 from ondevice.engines.simd.kernels.norm import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import load, load_half, store
@@ -108,7 +108,7 @@ def test_quantised_rows_equal_their_twin(rows: int) -> None:
     x[0, :32] = 0
     x[-1, 32] = 127 * 2.0**5  # exactly the largest that fits
     x[-1, 64] = np.nextafter(np.float32(127 * 2.0**5), np.float32(np.inf))
-    found, expected = read_records(records_of(x, 8), rows), twins.quantize(x)
+    found, expected = read_records(records_of(x, groups_form(8)), rows), twins.quantize(x)
     np.testing.assert_array_equal(found.codes, expected.codes)
     np.testing.assert_array_equal(found.exponents, expected.exponents)
 
@@ -147,9 +147,9 @@ def test_table_rows(form: WeightFormat, dtype: type[np.floating]) -> None:
     rows = twins.unpack(codes.reshape(5, 3, form.bytes(32)), form) * scales.astype(np.float64)[..., None]
     table = rows.reshape(5, 96)
     half, out = int(dtype == np.float16), np.empty(96, np.float32)
-    read_row(codes.ctypes.data, scales.ctypes.data, half, NUMBERS[form], 3, 96, np.float32(2.0), out.ctypes.data)
+    read_row(codes.ctypes.data, scales.ctypes.data, half, form.bits, 32, 3, 96, np.float32(2.0), out.ctypes.data)
     np.testing.assert_allclose(out, 2 * table[3], rtol=1e-6)
     x = rng.standard_normal(96).astype(np.float32)
-    found = dot_row(codes.ctypes.data, scales.ctypes.data, half, NUMBERS[form], 4, 96, x.ctypes.data)
+    found = dot_row(codes.ctypes.data, scales.ctypes.data, half, form.bits, 32, 4, 96, x.ctypes.data)
     assert found == pytest.approx(table[4] @ x, rel=1e-4, abs=1e-3)
     assert dot(x.ctypes.data, x.ctypes.data, 96) == pytest.approx(float((x.astype(float) ** 2).sum()), rel=1e-5)

@@ -57,9 +57,33 @@ def project(x: Quantized, codes: npt.NDArray[np.int64], scales: npt.NDArray[np.f
 
 
 def unpack(packed: npt.NDArray[np.uint8], form: WeightFormat) -> npt.NDArray[np.int64]:
-    """MatMulNBits' bytes [n, blocks, bytes of 32 codes] -> signed weights [n, blocks, 32]."""
-    bits = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:2], 32, form.bits)
+    """Packed codes [..., bytes of k codes] -> signed weights [..., k]."""
+    bits = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, form.bits)
     return (bits.astype(np.int64) << np.arange(form.bits)).sum(axis=-1) - form.zero
+
+
+def to_steps(x: Floats, step: float) -> npt.NDArray[np.int64]:
+    """clamp(round(x / step), -128, 127), the codes of a static scale."""
+    return np.clip(np.rint(x / np.float32(step)), -128, 127).astype(np.int64)
+
+
+def on_steps(x: Floats, step: float) -> Floats:
+    """The numbers of those codes; x itself where there is no step."""
+    return (to_steps(x, step) * np.float32(step)).astype(np.float32) if step else x
+
+
+def project_steps(x: Floats, weights: npt.NDArray[np.int64], scales: Floats, step: float, output_step: float) -> Floats:
+    """Exact sums of codes [rows, k] times weights [n, k], times a factor by output; then on its steps."""
+    sums = (to_steps(x, step) @ weights.T).astype(np.float32)
+    return on_steps(sums * (scales * np.float32(step)), output_step)
+
+
+def project_floats(x: Floats, weights: Floats, scales: Floats, output_step: float) -> Floats:
+    """Float32 sums over even and over odd k, each a fused multiply and add after another, then both together."""
+    sums = np.zeros((2, len(x), len(weights)), np.float32)
+    for k, (a, b) in enumerate(zip(x.T.astype(np.float64), weights.T.astype(np.float64), strict=True)):
+        sums[k % 2] = (a[:, None] * b + sums[k % 2]).astype(np.float32)
+    return on_steps((sums[0] + sums[1]) * scales, output_step)
 
 
 def gelu(x: Wide) -> Wide:

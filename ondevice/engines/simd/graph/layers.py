@@ -100,7 +100,6 @@ class LayerReader:
         source, gate = self.linear(match.gelu(left), self._width, down.width)
         other, up = self.linear(right, self._width, down.width)
         require(source == other, f"{product}: gate and up read different values")
-        require(gate.format == up.format, f"{product}: gate and up of different formats")
         return source, gate, up, down
 
     def _is_per_layer(self, value: str) -> bool:
@@ -197,10 +196,7 @@ class AttentionReader:
         if raw_value != projected:
             other, value_matrix = self._layers.linear(raw_value, self._width, heads * head_dim)
             require(other == entry, f"{value}: values of another layer's input")
-            require(value_matrix.format == key_matrix.format, f"{value}: keys and values of different formats")
         require(source == entry, f"{key}: keys of another layer's input")
-        same_format = key_matrix.format == attention.query.format
-        require(same_format, f"{key}: keys and queries of different formats")
         return NewKeyValue(key_matrix, key_norm, value_matrix, value_norm)
 
     def rotation(self, value: str, heads: int, head_dim: int) -> tuple[Floats, str]:

@@ -153,7 +153,7 @@ class Matcher:
         shape_fits = scales is not None and scales.dtype == np.float32 and scales.size == rows * width // BLOCK
         if scales is None or not shape_fits:
             raise UnsupportedGraphError(f"{value}: scales that do not fit")
-        return node.inputs[0], Matrix(codes, scales.reshape(rows, width // BLOCK), found)
+        return node.inputs[0], Matrix(codes.reshape(rows, -1), scales.reshape(rows, width // BLOCK), found)
 
     def gathered(self, value: str) -> tuple[str, Table]:
         """The ids and the quantised table of table[ids]."""

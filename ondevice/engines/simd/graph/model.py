@@ -19,13 +19,17 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A quantised matrix [rows, width] in blocks of 32, as `com.microsoft.MatMulNBits` stores it."""
+    """A matrix [rows, width], its codes packed low bits first."""
 
     codes: NDArray[np.uint8]
-    """uint8[rows, width / 32, bytes of 32 codes]"""
+    """uint8[rows, bytes of width weights]"""
     scales: Floats
-    """float32[rows, width / 32]"""
+    """float32[rows, scales of width weights]"""
     format: WeightFormat
+    input_step: float = 0.0
+    """The static scale s of its input, which becomes clamp(round(x / s), -128, 127) * s; 0 for none."""
+    output_step: float = 0.0
+    """The same of its output."""
 
     @property
     def rows(self) -> int:
@@ -33,17 +37,22 @@ class Matrix:
 
     @property
     def width(self) -> int:
-        return int(self.codes.shape[1]) * 32
+        return int(self.codes.shape[1]) * 8 // self.format.bits
+
+    def joins(self, other: Matrix) -> bool:
+        """Whether both can be one matrix with all their rows, of one input."""
+        mine, theirs = (self.width, self.format, self.input_step), (other.width, other.format, other.input_step)
+        return mine == theirs
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A quantised table [entries, width] read row by row, as `com.microsoft.GatherBlockQuantized` stores it."""
+    """A table [entries, width] read row by row, its codes packed low bits first."""
 
     codes: NDArray[np.uint8]
-    """uint8[entries, bytes of width codes]"""
+    """uint8[entries, bytes of width numbers]"""
     scales: NDArray[Any]
-    """float32 or float16 [entries, width / 32]"""
+    """float32 or float16 [entries, scales of width numbers]"""
     format: WeightFormat
 
     @property
@@ -52,7 +61,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        return int(self.scales.shape[1]) * 32
+        return int(self.codes.shape[1]) * 8 // self.format.bits
 
 
 @dataclass(frozen=True, eq=False)

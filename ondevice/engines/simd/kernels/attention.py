@@ -26,11 +26,11 @@ from ondevice.engines.simd.kernels.attention_rows import (
 from ondevice.engines.simd.kernels.attention_state import States, clear, fold_all
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.float_attention import attend_heads
+from ondevice.engines.simd.kernels.inputs import write_input
 from ondevice.engines.simd.kernels.integer_attention import attend_tile, quantize_queries, tile_size
 from ondevice.engines.simd.kernels.integer_tile import MOST
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import fetch_add, read_f32, write_i64
-from ondevice.engines.simd.kernels.quantize import activation_address, quantize_block
 from ondevice.engines.simd.kernels.vector import full, load
 
 PART = 1024
@@ -66,8 +66,8 @@ class Output(NamedTuple):
     """The first query head's first one in a row."""
     blocks: int
     """Of a row."""
-    zero: int
-    """The code of a zero weight in the matrix that reads them."""
+    form: int
+    """Of the activations: see `inputs`."""
 
 
 @kernel
@@ -101,9 +101,9 @@ def write_out(pairs: Pairs, head_dim: int, states: States, output: Output) -> No
         share = full(_ONE / total if total > _ZERO else _ZERO)
         for part in range(head_dim // 32):
             block = output.block + head * (head_dim // 32) + part
-            to = activation_address(output.activations, row, output.rows, block, output.blocks)
             at = state + 128 * part
-            quantize_block(load(at) * share, load(at + 64) * share, output.zero, to)
+            low, high = load(at) * share, load(at + 64) * share
+            write_input(low, high, output.form, output.activations, row, output.rows, block, output.blocks)
 
 
 @kernel

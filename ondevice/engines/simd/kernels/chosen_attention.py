@@ -71,7 +71,7 @@ def begin_row(step: Any, state: np.ndarray, unit: int, scratch: Scratch) -> Any:
     pairs = Pairs(read_sequence(record, kind), kind, row_set, first_row, group, (row - first_row) * group, group)
     queries = Queries(step.x + 4 * kv_head * group * size, step.stride, size)
     block = kv_head * group * size // 32
-    output = Output(step.activations, state[row_set], block, query_heads * size // 32, step.zero)
+    output = Output(step.activations, state[row_set], block, query_heads * size // 32, step.form)
     begin_unit(state, pairs, queries, head, scratch)
     return RowUnit(row, kv_head, record, pairs, head, output)
 

@@ -25,7 +25,7 @@ def add_dots(
 
     Args:
         isa: the instruction set; `isa.signed` says whether bytes of `weights` are signed.
-        bits: 4 where `weights` are 0..15, else 8.
+        bits: fewer than 8 where `weights` are 0..15.
         total: <n x i32>.
         weights: vectors <4n x i8>, up to eight.
         activations: as many <4n x i8>, -127..127.
@@ -35,6 +35,29 @@ def add_dots(
     for w, a in zip(weights, activations, strict=True):
         total = _dot4(builder, isa, bits, total, w, a)
     return total
+
+
+def add_whole_dots(
+    builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Sequence[Any], activations: Sequence[Any]
+) -> Any:
+    """`add_dots` of activations -128..127; weights of 2 bits may be up to 12, and of 4 bits up to 15, where signed."""
+    if isa == AVX2:
+        if bits == 8:
+            for w, a in zip(weights, activations, strict=True):
+                total = _avx2_wide(builder, total, w, a)
+            return total
+        # a pair is at most 2 * 15 * 128, and eight of them fit in 16 bits
+        pairs = None
+        for w, a in zip(weights, activations, strict=True):
+            own = call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), w, a)
+            pairs = own if pairs is None else builder.add(pairs, own)
+        return builder.add(total, _add_words(builder, total.type, pairs))
+    if isa == NEON and bits == 8:
+        for w, a in zip(weights, activations, strict=True):  # two products of -128 do not fit in 16 bits
+            halves = [_add_pairs(builder, total.type, _chain(builder, half, [w], [a])) for half in range(2)]
+            total = builder.add(total, call(builder, "llvm.aarch64.neon.addp.v4i32", total.type, *halves))
+        return total
+    return add_dots(builder, isa, bits, total, weights, activations)
 
 
 def groups_of_four(builder: Any, isa: InstructionSet, base: Any, offset: int) -> list[Any]:
@@ -71,13 +94,27 @@ def _avx2(builder: Any, bits: int, total: Any, weights: Any, activations: Any) -
         activations = call(builder, "llvm.x86.avx2.psign.b", weights.type, activations, weights)
         weights = call(builder, "llvm.abs.v32i8", weights.type, weights, ir.Constant(ir.IntType(1), 0))
     pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), weights, activations)
-    ones = constant(1, pairs.type)
-    return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, ones))
+    return builder.add(total, _add_words(builder, total.type, pairs))
+
+
+def _add_words(builder: Any, kind: Any, words: Any) -> Any:
+    return call(builder, "llvm.x86.avx2.pmadd.wd", kind, words, constant(1, words.type))
+
+
+def _avx2_wide(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
+    """Bytes with a sign, the even and the odd ones as words: for products that `_avx2` has no room for."""
+    words, eight = ir.VectorType(I16, 16), constant(8, ir.VectorType(I16, 16))
+    w, a = (builder.bitcast(value, words) for value in (weights, activations))
+    even = [builder.ashr(builder.shl(value, eight), eight) for value in (w, a)]
+    odd = [builder.ashr(value, eight) for value in (w, a)]
+    for pair in (even, odd):
+        total = builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", total.type, *pair))
+    return total
 
 
 def _neon(builder: Any, bits: int, total: Any, weights: Sequence[Any], activations: Sequence[Any]) -> Any:
     """As many products as 16 bits hold are added there: eight of 4 bits, 8 * 15 * 127, and two of 8, 2 * 128 * 127."""
-    if bits == 4:
+    if bits < 8:
         low, high = (_chain(builder, half, weights, activations) for half in range(2))
         pairs = call(builder, "llvm.aarch64.neon.addp.v8i16", low.type, low, high)  # 30,480 at most
         return builder.add(total, _add_pairs(builder, total.type, pairs))

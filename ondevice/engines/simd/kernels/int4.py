@@ -34,6 +34,15 @@ def codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[
     return [code for pair in packed for code in (builder.and_(pair, constant(15, kind)), _high(builder, isa, pair))]
 
 
+def split_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:
+    """As `int2.split_codes`: with 2 ways, which bytes without a sign can go, high nibbles stay where they are."""
+    if ways == 1:
+        return [(code, 0) for code in codes(builder, isa, pointer, offset)]
+    kind = ir.VectorType(I8, 4 * isa.lanes)
+    packed = [read(builder, pointer, kind, offset + 4 * TILE * j) for j in range(4)]
+    return [(builder.and_(pair, constant(15 << place, kind)), place) for pair in packed for place in (0, 4)]
+
+
 def _high(builder: Any, isa: InstructionSet, pairs: Any) -> Any:
     """The high nibbles of bytes. x86 shifts words alone, and of a shift of bytes LLVM makes what it likes with GFNI."""
     if isa.by_lane:

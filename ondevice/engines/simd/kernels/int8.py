@@ -28,6 +28,11 @@ def codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> list[
     return [builder.xor(code, constant(128, kind)) for code in packed] if isa.signed else packed
 
 
+def split_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:
+    """As `int2.split_codes`: there is one way."""
+    return [(code, 0) for code in codes(builder, isa, pointer, offset)]
+
+
 @kernel
 def weights8(row: int, index: int) -> Any:
     """Sixteen weights from `index` on of a row at an address, without their scale: float32[16]."""

@@ -46,6 +46,18 @@ def read_i32(builder: Any, address: Any) -> Any:
 
 
 @emits(types.int32, types.int64)
+def read_i16(builder: Any, address: Any) -> Any:
+    """The int16 at an address."""
+    return builder.sext(builder.load(pointer_to(builder, address), typ=I16, align=2), I32)
+
+
+@emits(types.void, types.int64, types.int32)
+def write_i16(builder: Any, address: Any, value: Any) -> None:
+    """Store the lower half of an int32."""
+    builder.store(builder.trunc(value, I16), pointer_to(builder, address), align=2)
+
+
+@emits(types.int32, types.int64)
 def read_i8(builder: Any, address: Any) -> Any:
     """The int8 at an address."""
     return builder.sext(builder.load(pointer_to(builder, address), typ=I8, align=1), I32)

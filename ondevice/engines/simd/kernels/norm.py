@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.inputs import write_input
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_f32
-from ondevice.engines.simd.kernels.quantize import activation_address, quantize_block
 from ondevice.engines.simd.kernels.vector import fma, full, load, store, sum_lanes
 
 _ONE = np.float32(1.0)
@@ -53,17 +53,17 @@ def norm(x: int, weight: int, out: int, width: int, eps: float) -> None:
 
 
 @kernel
-def quantize_row(x: int, activations: int, row: int, rows: int, width: int, zero: int) -> None:
-    """Quantise x float32[width] into row `row` of the activations of `rows` rows; `zero` as in `quantize_block`."""
+def quantize_row(x: int, activations: int, row: int, rows: int, width: int, form: int) -> None:
+    """Write x float32[width] to row `row` of the activations of `rows` rows, in a form of `inputs`."""
     blocks = width // 32
     for block in range(blocks):
         at = x + 128 * block
-        quantize_block(load(at), load(at + 64), zero, activation_address(activations, row, rows, block, blocks))
+        write_input(load(at), load(at + 64), form, activations, row, rows, block, blocks)
 
 
 @kernel
 def norm_quantize_row(
-    x: int, weight: int, activations: int, row: int, rows: int, width: int, zero: int, eps: float
+    x: int, weight: int, activations: int, row: int, rows: int, width: int, form: int, eps: float
 ) -> None:
     """`quantize_row` of x * inverse_rms(x) * weight."""
     scale = full(inverse_rms(x, width, eps))
@@ -72,4 +72,4 @@ def norm_quantize_row(
         i = 128 * block
         low = (load(x + i) * scale) * load(weight + i)
         high = (load(x + i + 64) * scale) * load(weight + i + 64)
-        quantize_block(low, high, zero, activation_address(activations, row, rows, block, blocks))
+        write_input(low, high, form, activations, row, rows, block, blocks)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, float_bits, write_f32, write_i32
-from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, MOST_ROWS, SHIFT, START
+from ondevice.engines.simd.kernels.tile import SHIFT, START
 from ondevice.engines.simd.kernels.vector import (
     full,
     magnitude,
@@ -44,11 +44,3 @@ def quantize_block(low: Any, high: Any, zero: int, out: int) -> None:
     shift = ((exponent + 150) << 23) | 0x400000  # the bits of 1.5 * 2**(23 + exponent)
     write_i32(out + START, np.int32(shift - zero * np.int64(sum_lanes(low + high))))
     write_f32(out + SHIFT, bits_float(np.int32(shift)))
-
-
-@kernel
-def activation_address(activations: int, row: int, rows: int, block: int, blocks: int) -> int:
-    """The address of block `block` of row `row`, in the activations of `rows` rows of `blocks` blocks."""
-    first = row - row % MOST_ROWS
-    members = min(MOST_ROWS, rows - first)
-    return activations + ACTIVATION_BYTES * (first * blocks + block * members + (row - first))

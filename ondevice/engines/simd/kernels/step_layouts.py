@@ -5,9 +5,8 @@ layout in their order, then zeros. All fields are integers: an address in bytes,
 bits of a float32.
 
 `rows` below is the row count of the step's row set: `slots.ALL`, all new rows of the forward, or `slots.WANTED`, the
-wanted ones. "Activations" are int8 rows in blocks of 32 with a scale, as `quantize` writes them for the matrix that
-reads them. The codes and scales of a table are uint8[table rows, width * bits / 8] and fp16 or float32 [table rows,
-width / 32].
+wanted ones. "Activations" are rows in the form that the matrix wants that reads them: see `inputs`. The codes and
+scales of a table are uint8[table rows, width * bits / 8] and fp16 or float32 [table rows, width / group].
 """
 
 from __future__ import annotations
@@ -34,8 +33,10 @@ class Embed(NamedTuple):
     """Address of the table's scales."""
     half: int
     """1 where the scales are fp16, 0 where they are float32."""
-    number: int
-    """Of the codes' format: see `codes`."""
+    bits: int
+    """Of a code."""
+    group: int
+    """Numbers that share a scale; 0 where the codes are plain numbers."""
     width: int
     """Of a row of the table."""
     factor: int
@@ -43,7 +44,7 @@ class Embed(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """Add a normed output to the residual stream, and quantise the sum; a part without an address is left out."""
+    """Add a normed output to the residual stream, and give it to a matrix; a part without an address is left out."""
 
     row_set: int
     h: int
@@ -63,8 +64,8 @@ class Residual(NamedTuple):
     """The slot with the address of float32[rows, width] that the normed rows are written to as well; 0 for none."""
     activations: int = 0
     """Address of the activations [rows, width]; 0 where nothing is quantised."""
-    zero: int = 0
-    """The code of a zero weight in the matrix that reads the activations."""
+    form: int = 0
+    """Of the activations: see `inputs`."""
 
 
 class PerLayer(NamedTuple):
@@ -85,8 +86,10 @@ class PerLayer(NamedTuple):
     """Address of the table's scales."""
     half: int
     """1 where the scales are fp16, 0 where they are float32."""
-    number: int
-    """Of the codes' format: see `codes`."""
+    bits: int
+    """Of a code."""
+    group: int
+    """Numbers that share a scale; 0 where the codes are plain numbers."""
     context_factor: int
     """What the projection is multiplied with before its norm, as the bits of a float32."""
     row_factor: int
@@ -101,16 +104,18 @@ class Project(NamedTuple):
     """Multiply activations with a packed matrix."""
 
     row_set: int
-    number: int
-    """Of the weights' format: see `codes`."""
+    product: int
+    """The kind of the product: see `codes`."""
     tile_bytes: int
     """Of a tile's codes."""
     weights: int
     """Address of the matrix's codes in the pack."""
     scales: int
-    """Address of its scales in the pack, fp16."""
+    """Address of its scales in the pack: see `project.PackedMatrix`."""
     activations: int
     """Address of the activations [rows, 32 * blocks]."""
+    form: int
+    """Of the activations: see `inputs`."""
     blocks: int
     """Blocks of 32 in a row of activations."""
     tiles: int
@@ -129,24 +134,26 @@ class Gated(NamedTuple):
     """Multiply activations with a packed gate, and quantise gelu(gate) times another factor."""
 
     row_set: int
-    number: int
-    """Of the weights' format: see `codes`."""
+    product: int
+    """The kind of the product: see `codes`."""
     tile_bytes: int
     """Of a tile's codes."""
     weights: int
     """Address of the matrix's codes in the pack: for each unit two tiles of gate, then two of up without a `factor`."""
     scales: int
-    """Address of its scales in the pack, fp16."""
+    """Address of its scales in the pack: see `project.PackedMatrix`."""
     activations: int
     """Address of the activations [rows, 32 * blocks]."""
+    form: int
+    """Of the activations: see `inputs`."""
     blocks: int
     """Blocks of 32 in a row of activations."""
     units: int
     """Blocks of 32 outputs in a row."""
     out: int
     """Address of the activations [rows, 32 * units] that are written."""
-    zero: int
-    """The code of a zero weight in the matrix that reads `out`."""
+    out_form: int
+    """Of those: see `inputs`."""
     factor: int
     """Address of the other factor, float32[rows, 32 * units]; 0 where it is the matrix's own up."""
     factor_stride: int
@@ -233,8 +240,8 @@ class Attend(NamedTuple):
     """Index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next."""
     activations: int
     """Address of the activations [rows, query_heads * size] that are written."""
-    zero: int
-    """The code of a zero weight in the matrix that reads the activations."""
+    form: int
+    """Of the activations: see `inputs`."""
 
 
 class AttendChosen(NamedTuple):
@@ -249,7 +256,7 @@ class AttendChosen(NamedTuple):
     kind: int
     cache: int
     activations: int
-    zero: int
+    form: int
     """All as in `Attend`."""
     window: int
     most: int
@@ -269,7 +276,7 @@ class AttendLookedUp(NamedTuple):
     kind: int
     cache: int
     activations: int
-    zero: int
+    form: int
     """All as in `Attend`."""
     codes: int
     width: int
@@ -321,8 +328,10 @@ class CandidateLogits(NamedTuple):
     """Address of the table's scales."""
     half: int
     """1 where the scales are fp16, 0 where they are float32."""
-    number: int
-    """Of the codes' format: see `codes`."""
+    bits: int
+    """Of a code."""
+    group: int
+    """Numbers that share a scale; 0 where the codes are plain numbers."""
     width: int
     """Of a row of the table."""
     x: int

@@ -34,8 +34,8 @@ from ondevice.engines.simd.kernels.norm import add_normed, norm, norm_quantize_r
 from ondevice.engines.simd.kernels.project import (
     Activations,
     FloatRows,
+    InputRows,
     PackedMatrix,
-    QuantizedRows,
     gated,
     project,
 )
@@ -96,7 +96,7 @@ def embed(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         token = read_i64(state[TOKENS] + 8 * row)
         out = step.out + row * step.out_stride
-        read_row(step.codes, step.scales, step.half, step.number, token, step.width, factor, out)
+        read_row(step.codes, step.scales, step.half, step.bits, step.group, token, step.width, factor, out)
 
 
 @kernel
@@ -106,7 +106,7 @@ def residual(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
     Without an x, h stays as it is. With an `out_slot`, the rows that are quantised also go to the address there.
     """
     step = read_step(Residual, words)
-    width, activations, zero, eps = step.width, step.activations, step.zero, bits_float(np.int32(step.eps))
+    width, activations, form, eps = step.width, step.activations, step.form, bits_float(np.int32(step.eps))
     rows = state[step.row_set]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         at = step.h + 4 * row * width
@@ -115,11 +115,11 @@ def residual(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
         if step.out_slot:
             out = state[step.out_slot] + 4 * row * width
             norm(at, step.next_weight, out, width, eps)
-            quantize_row(out, activations, row, rows, width, zero)
+            quantize_row(out, activations, row, rows, width, form)
         elif step.next_weight:
-            norm_quantize_row(at, step.next_weight, activations, row, rows, width, zero, eps)
+            norm_quantize_row(at, step.next_weight, activations, row, rows, width, form, eps)
         elif activations:
-            quantize_row(at, activations, row, rows, width, zero)
+            quantize_row(at, activations, row, rows, width, form)
 
 
 @kernel
@@ -136,7 +136,7 @@ def per_layer(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -
     rows = state[ALL]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         token = read_i64(state[TOKENS] + 8 * row)
-        read_row(step.codes, step.scales, step.half, step.number, token, width, row_factor, own)
+        read_row(step.codes, step.scales, step.half, step.bits, step.group, token, width, row_factor, own)
         at = step.context + 4 * row * width
         for i in range(0, 4 * width, 64):
             store(at + i, load(at + i) * context_factor)
@@ -153,20 +153,14 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
     Threads claim tiles of 16 outputs.
     """
     step = read_step(Project, words)
-    row_set, number, tile_bytes, weights, scales = step.row_set, step.number, step.tile_bytes, step.weights, step.scales
-    activations, blocks, tiles = step.activations, step.blocks, step.tiles
+    row_set, blocks, tiles = step.row_set, step.blocks, step.tiles
+    matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
+    activations = Activations(step.activations, state[row_set], step.form)
     stride, cap = step.stride, bits_float(np.int32(step.cap))
     out = state[step.out_slot] if step.out_slot else step.out
     start, stop = claim_part(claims, tiles, threads)
     while start < stop:
-        project(
-            PackedMatrix(number, tile_bytes, weights, scales, blocks),
-            Activations(activations, state[row_set]),
-            FloatRows(out, stride),
-            cap,
-            start,
-            stop,
-        )
+        project(matrix, activations, FloatRows(out, stride), cap, start, stop)
         start, stop = claim_part(claims, tiles, threads)
 
 
@@ -177,20 +171,13 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
     Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
     """
     step = read_step(Gated, words)
-    row_set, number, tile_bytes, weights, scales = step.row_set, step.number, step.tile_bytes, step.weights, step.scales
-    activations, blocks, units = step.activations, step.blocks, step.units
-    out, zero, factor, stride = step.out, step.zero, step.factor, step.factor_stride
+    row_set, blocks, units = step.row_set, step.blocks, step.units
+    matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
+    activations = Activations(step.activations, state[row_set], step.form)
+    factor, out = FloatRows(step.factor, step.factor_stride), InputRows(step.out, units, step.out_form)
     start, stop = claim_part(claims, units, threads)
     while start < stop:
-        gated(
-            PackedMatrix(number, tile_bytes, weights, scales, blocks),
-            Activations(activations, state[row_set]),
-            FloatRows(factor, stride),
-            QuantizedRows(out, units, zero),
-            scratch,
-            start,
-            stop,
-        )
+        gated(matrix, activations, factor, out, scratch, start, stop)
         start, stop = claim_part(claims, units, threads)
 
 
@@ -268,7 +255,7 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
                     queries = Queries(step.x + 4 * kv_head * group * size, stride, size)
                     head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, line)
                     blocks = query_heads * size // 32
-                    output = Output(step.activations, state[row_set], kv_head * group * size // 32, blocks, step.zero)
+                    output = Output(step.activations, state[row_set], kv_head * group * size // 32, blocks, step.form)
                     begin_unit(state, pairs, queries, head, scratch)
                     place = first_row * query_heads + kv_head * count * group + first
                     partials = Partials(
@@ -310,7 +297,7 @@ def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads:
     for i in range(first_unit(count, thread, threads), first_unit(count, thread + 1, threads)):
         row = read_i64(step.chosen + 8 * (i // per_cluster)) * per_cluster + i % per_cluster
         write_i64(state[CANDIDATES] + 8 * i, read_i64(step.ids + 8 * row))
-        logit = dot_row(step.codes, step.scales, step.half, step.number, row, step.width, step.x)
+        logit = dot_row(step.codes, step.scales, step.half, step.bits, step.group, row, step.width, step.x)
         write_f32(state[LOGITS] + 4 * i, logit)
 
 

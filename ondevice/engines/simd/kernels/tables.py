@@ -1,4 +1,4 @@
-"""Reads and multiplies single rows of quantised tables, in the layout of the mapped file, by address."""
+"""Reads and multiplies single rows of tables, in the layout of the mapped file, by address."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.codes import INT4_NUMBER
+from ondevice.engines.simd.kernels.int2 import weights2
 from ondevice.engines.simd.kernels.int4 import weights4
 from ondevice.engines.simd.kernels.int8 import weights8
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import read_f32, read_half
-from ondevice.engines.simd.kernels.vector import fma, full, load, store, sum_lanes
+from ondevice.engines.simd.kernels.vector import fma, full, load, load_bfloat16, store, sum_lanes
 
-_ZERO = np.float32(0.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 @kernel
@@ -23,30 +23,44 @@ def scale_at(scales: int, index: int, half: int) -> Any:
 
 
 @kernel
-def weights_at(codes: int, index: int, number: int) -> Any:
-    """Sixteen weights from `index` on, of codes of the format with that number, without their scale."""
-    return weights4(codes, index) if number == INT4_NUMBER else weights8(codes, index)
+def weights_at(codes: int, index: int, bits: int) -> Any:
+    """Sixteen weights of `bits` from `index` on, without their scale."""
+    if bits == 4:
+        return weights4(codes, index)
+    if bits == 8:
+        return weights8(codes, index)
+    if bits == 2:
+        return weights2(codes, index)
+    return load_bfloat16(codes + 2 * index) if bits == 16 else load(codes + 4 * index)
 
 
 @kernel
-def read_row(codes: int, scales: int, half: int, number: int, row: int, width: int, factor: float, out: int) -> None:
-    """out = table[row] * factor, float32[width]; codes [rows, width * bits / 8], scales [rows, width / 32]."""
+def scale_of(scales: int, half: int, group: int, index: int) -> Any:
+    """The scale of the number at an index of a table, sixteen times; 1 where numbers have none."""
+    return full(scale_at(scales, index // group, half) if group else _ONE)
+
+
+@kernel
+def read_row(
+    codes: int, scales: int, half: int, bits: int, group: int, row: int, width: int, factor: float, out: int
+) -> None:
+    """out = table[row] * factor, float32[width]; codes [rows, width * bits / 8], scales [rows, width / group]."""
     first = row * width
     for i in range(0, width, 32):
-        scale = full(scale_at(scales, (first + i) // 32, half))
+        scale = scale_of(scales, half, group, first + i)
         for part in (i, i + 16):
-            store(out + 4 * part, weights_at(codes, first + part, number) * scale * full(factor))
+            store(out + 4 * part, weights_at(codes, first + part, bits) * scale * full(factor))
 
 
 @kernel
-def dot_row(codes: int, scales: int, half: int, number: int, row: int, width: int, x: int) -> Any:
+def dot_row(codes: int, scales: int, half: int, bits: int, group: int, row: int, width: int, x: int) -> Any:
     """The dot product of a table's row and x float32[width], in float32; codes and scales as in `read_row`."""
     first = row * width
     a, b = full(_ZERO), full(_ZERO)
     for i in range(0, width, 32):
-        scale = full(scale_at(scales, (first + i) // 32, half))
-        a = fma(weights_at(codes, first + i, number) * scale, load(x + 4 * i), a)
-        b = fma(weights_at(codes, first + i + 16, number) * scale, load(x + 4 * i + 64), b)
+        scale = scale_of(scales, half, group, first + i)
+        a = fma(weights_at(codes, first + i, bits) * scale, load(x + 4 * i), a)
+        b = fma(weights_at(codes, first + i + 16, bits) * scale, load(x + 4 * i + 64), b)
     return sum_lanes(a + b)
 
 

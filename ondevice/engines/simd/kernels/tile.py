@@ -141,7 +141,7 @@ class _Tile(NamedTuple):
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            _prefetch(builder, _at(builder, ahead, block, size), share, rows)
+            prefetch(builder, _at(builder, ahead, block, size), share, rows)
             codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, 2 * TILE)
             base = _at(builder, activations, block, record_bytes)
             results = []
@@ -178,7 +178,7 @@ def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
     return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
 
 
-def _prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
+def prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
     """Prefetch `size` bytes of weights AHEAD of those at a pointer, past a tile's end those of the next tile.
 
     The arithmetic of several rows fills the reorder window, so loads alone start too late: without this, 5 to 8 rows

@@ -140,6 +140,13 @@ def store_half(builder: Any, address: Any, value: Any) -> None:
 
 
 @emits(floats16, types.int64)
+def load_bfloat16(builder: Any, address: Any) -> Any:
+    """Load 16 bfloat16 as float32, of which they are the upper half."""
+    halves = builder.load(pointer_to(builder, address), typ=ir.VectorType(I16, LANES), align=2)
+    return builder.bitcast(builder.shl(builder.zext(halves, VI32), constant(16, VI32)), VF32)
+
+
+@emits(floats16, types.int64)
 def load_int8(builder: Any, address: Any) -> Any:
     """Load 16 codes of 8 bits, 0..255, as float32."""
     codes = builder.load(pointer_to(builder, address), typ=ir.VectorType(I8, LANES), align=1)

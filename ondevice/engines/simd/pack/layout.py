@@ -1,12 +1,13 @@
 """The layout of a pack: all matrices of a bundle in the form of the kernels, where each lies, and how they are written.
 
-A matrix is tiles of 16 rows (see `kernels.tile`), then their fp16 scales; one layout serves every instruction set.
+A matrix is tiles of 16 rows (see `kernels.tile`), then their scales; one layout serves every instruction set.
 Reading MatMulNBits' own layout in place would need no copy: but to transpose 16 rows in registers took 36 instructions
 per 512 weights more than the 24 of a single row's product, and float32 scales are a tenth more bytes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.graph.model import Matrix
-from ondevice.engines.simd.kernels.codes import NUMBERS
-from ondevice.engines.simd.kernels.packing import pack_scales, pack_tile
+from ondevice.engines.simd.kernels.packing import pack_epilogue, pack_scales, pack_tile
 from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
+from ondevice.engines.simd.kernels.step_tile import EPILOGUE_BYTES
 from ondevice.progress import Advance, Progress, silent
 from ondevice.weight_format import WeightFormat
 
@@ -44,7 +45,8 @@ _DIGEST, _SUMS = 64, 128
 class Packed:
     """Where a matrix lies in a pack."""
 
-    format: WeightFormat
+    matrix: Matrix
+    """One of those that it is made of: all have its format and its input."""
     tiles: int
     """Of 16 rows."""
     blocks: int
@@ -52,7 +54,11 @@ class Packed:
     weights: int
     """Offset of uint8[tiles, tile_bytes]."""
     scales: int
-    """Offset of fp16[tiles, blocks, 16]."""
+    """Offset of uint8[tiles, scale_bytes]: fp16[blocks, 16] of weights in groups, else the epilogue of `step_tile`."""
+
+    @property
+    def format(self) -> WeightFormat:
+        return self.matrix.format
 
     @property
     def tile_bytes(self) -> int:
@@ -60,9 +66,14 @@ class Packed:
         return self.format.bytes(self.blocks * BLOCK * TILE)
 
     @property
+    def scale_bytes(self) -> int:
+        """Of a tile's scales."""
+        return self.blocks * TILE * 2 if self.format.group else EPILOGUE_BYTES
+
+    @property
     def end(self) -> int:
         """Offset of the next matrix."""
-        return -(-(self.scales + self.tiles * self.blocks * TILE * 2) // PAGE) * PAGE
+        return -(-(self.scales + self.tiles * self.scale_bytes) // PAGE) * PAGE
 
 
 @dataclass(frozen=True)
@@ -145,17 +156,17 @@ class PackLayout:
     def digest(self) -> bytes:
         """A hash of all offsets and of the version."""
         described: list[object] = [VERSION]
-        described += [
-            (each.format.name, each.tiles, each.blocks, each.weights, each.scales) for each, _ in self._entries
-        ]
+        for packed, _ in self._entries:
+            form = packed.format
+            described.append((form.bits, form.group, packed.tiles, packed.blocks, packed.weights, packed.scales))
         return hashlib.sha256(repr(described).encode()).digest()
 
     def _add(self, tiles: list[_Tile]) -> Packed:
         first = tiles[0].matrix
         blocks = first.width // BLOCK
-        assert all((tile.matrix.format, tile.matrix.width) == (first.format, first.width) for tile in tiles)
+        assert all(tile.matrix.joins(first) for tile in tiles)
         scales = self._end + first.format.bytes(len(tiles) * blocks * BLOCK * TILE)
-        packed = Packed(first.format, len(tiles), blocks, self._end, scales)
+        packed = Packed(first, len(tiles), blocks, self._end, scales)
         self._entries.append((packed, tiles))
         self._end = packed.end
         return packed
@@ -181,28 +192,36 @@ def _checksums(
 
 def _write_tiles(out: NDArray[np.uint8], packed: Packed, start: int, tiles: Sequence[_Tile]) -> None:
     """Write neighbouring tiles, from the `start`-th of a matrix on."""
-    size, scale_size = packed.tile_bytes, packed.blocks * TILE * 2
+    size, scale_size = packed.tile_bytes, packed.scale_bytes
     end = start + len(tiles)
     assert packed.weights + end * size <= packed.scales
     assert packed.scales + end * scale_size <= len(out)
-    number, address = NUMBERS[packed.format], out.ctypes.data
+    address, form = out.ctypes.data, packed.format
     matrices = {key: _readable(matrix) for key, matrix in {id(tile.matrix): tile.matrix for tile in tiles}.items()}
-    places = {key: (matrix.codes.ctypes.data, matrix.scales.ctypes.data) for key, matrix in matrices.items()}
-    row_bytes, row_scales = size // TILE, 4 * packed.blocks
-    scratch = np.empty(TILE, np.float32)
+    row_bytes, scratch = size // TILE, np.empty(TILE, np.float32)
     for index, tile in enumerate(tiles, start):
-        codes, scales = places[id(tile.matrix)]
-        rows = min(TILE, tile.matrix.rows - tile.first)
-        pack_tile(number, codes + tile.first * row_bytes, rows, packed.blocks, address + packed.weights + index * size)
+        matrix = matrices[id(tile.matrix)]
+        rows = min(TILE, matrix.rows - tile.first)
+        codes, to = matrix.codes.ctypes.data + tile.first * row_bytes, address + packed.weights + index * size
+        pack_tile(form.bits, codes, rows, packed.blocks, to)
+        scales = matrix.scales.ctypes.data + tile.first * matrix.scales.strides[0]
         at = address + packed.scales + index * scale_size
-        pack_scales(scales + tile.first * row_scales, rows, packed.blocks, at, scratch.ctypes.data)
+        if form.group:
+            pack_scales(scales, rows, packed.blocks, at, scratch.ctypes.data)
+        else:
+            pack_epilogue(scales, np.float32(matrix.output_step), rows, at)
 
 
 def _readable(matrix: Matrix) -> Matrix:
-    """A matrix as the kernels read it, by address: copied only where a file has it at an odd place."""
-    blocks = matrix.width // BLOCK
-    codes = np.require(matrix.codes, np.uint8, ["C", "A"]).reshape(matrix.rows, blocks, matrix.format.bytes(BLOCK))
+    """A matrix as the kernels read it, by address, with the factors of sums as scales where there is one for a row.
+
+    Codes are copied only where a file has them at an odd place.
+    """
+    codes = np.require(matrix.codes, np.uint8, ["C", "A"])
     if codes.ctypes.data % 8:
         codes = np.array(codes)
-    scales = np.require(matrix.scales, np.float32, ["C", "A"]).reshape(matrix.rows, blocks)
-    return Matrix(codes, scales, matrix.format)
+    scales = np.require(matrix.scales, np.float32, ["C", "A"])
+    if not matrix.format.group:
+        factor = np.float32(matrix.input_step or 1.0)
+        scales = scales * factor if matrix.format.quantised else np.ones((matrix.rows, 1), np.float32)
+    return dataclasses.replace(matrix, codes=codes, scales=scales)

@@ -5,17 +5,18 @@ Every address a kernel sees is made here, from arrays whose shapes `graph.matchi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.graph.model import Floats, Matrix, Table
-from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.codes import NUMBERS
+from ondevice.engines.simd.kernels.inputs import row_bytes
 from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
 from ondevice.engines.simd.kernels.step_layouts import WIDTH, Embed, Gated, Project, Residual, Select, Step, to_row
-from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES
 from ondevice.engines.simd.pack.layout import Packed
+from ondevice.engines.simd.plan.reading import input_form, product_kind
 
 
 class PlanBuilder:
@@ -30,7 +31,6 @@ class PlanBuilder:
         self.most_rows = most_rows
         self._pack = buffers.hold(pack)
         self._eps = float_bits(eps)
-        self._int8_zero = instruction_set.current().int8_zero
         self._steps: list[Step] = []
         self._constants: dict[int, tuple[Floats, int]] = {}
         self._scalars: dict[float, int] = {}
@@ -61,32 +61,29 @@ class PlanBuilder:
         """A step without sizes to work out."""
         self._steps.append(step)
 
-    def activations(self, width: int) -> int:
-        """Room for rows of quantised activations: the address of int8[most_rows, width] in blocks with scales."""
-        return self.buffers.bytes(self.most_rows * width // BLOCK * ACTIVATION_BYTES)
+    def activations(self, width: int, readers: Iterable[Matrix]) -> int:
+        """The address of room for rows of activations [most_rows, width], in the forms of all that will read them."""
+        widest = max(row_bytes(input_form(reader), width // BLOCK) for reader in readers)
+        return self.buffers.bytes(self.most_rows * widest)
 
     def rows(self, width: int) -> int:
         """Room for float32[most_rows, width]."""
         return self.buffers.floats(self.most_rows * width)
 
-    def zero(self, reader: Matrix) -> int:
-        """The code of a zero weight in the matrix that reads quantised activations, as they need it."""
-        return self._int8_zero if reader.format.bits == 8 else reader.format.zero
-
-    def table(self, table: Table) -> tuple[int, int, int, int]:
-        """The fields `codes`, `scales`, `half` and `number` of the steps that read rows of a table."""
+    def table(self, table: Table) -> tuple[int, int, int, int, int]:
+        """The fields `codes`, `scales`, `half`, `bits` and `group` of the steps that read rows of a table."""
         half = int(table.scales.dtype == np.float16)
-        return self.buffers.hold(table.codes), self.buffers.hold(table.scales), half, NUMBERS[table.format]
+        count = table.format.scales(table.width)
+        group = table.width // count if count else 0
+        return self.buffers.hold(table.codes), self.buffers.hold(table.scales), half, table.format.bits, group
 
     def embed(self, table: Table, factor: float, out: int, stride: int) -> None:
         """out[row] = table[tokens[row]] * factor, float32[rows, table.width] with `stride` bytes from row to row."""
-        codes, scales, half, number = self.table(table)
-        self.add(Embed(out, stride, codes, scales, half, number, table.width, float_bits(factor)))
+        self.add(Embed(out, stride, *self.table(table), table.width, float_bits(factor)))
 
     def quantize(self, row_set: int, h: int, width: int, activations: int, reader: Matrix) -> None:
-        """Quantise float32[rows, width] for a matrix."""
-        zero = self.zero(reader)
-        self.add(Residual(row_set, h, width, self._eps, activations=activations, zero=zero))
+        """Give float32[rows, width] to a matrix."""
+        self.add(Residual(row_set, h, width, self._eps, activations=activations, form=input_form(reader)))
 
     def norm_quantize(
         self, row_set: int, h: int, weight: Floats, activations: int, reader: Matrix, out_slot: int = 0
@@ -101,7 +98,7 @@ class PlanBuilder:
                 next_weight=self.constant(weight),
                 out_slot=out_slot,
                 activations=activations,
-                zero=self.zero(reader),
+                form=input_form(reader),
             )
         )
 
@@ -130,7 +127,7 @@ class PlanBuilder:
                 scalar=0 if scalar is None else self._scalar(scalar),
                 next_weight=0 if next_norm is None else constant(next_norm),
                 activations=activations,
-                zero=0 if reader is None else self.zero(reader),
+                form=0 if reader is None else input_form(reader),
             )
         )
 
@@ -142,19 +139,24 @@ class PlanBuilder:
         out: int = 0,
         *,
         out_slot: int = 0,
+        stride: int = 0,
         cap: float | None = None,
     ) -> None:
-        """out[rows, 16 * tiles] = activations @ matrix.T, with a softcap where one is given."""
+        """out[rows, 16 * tiles] = activations @ matrix.T, with a softcap where one is given.
+
+        `stride` is the bytes from a row of `out` to the next, where they are not side by side.
+        """
         self.add(
             Project(
                 row_set,
                 *self._matrix(matrix),
                 activations=activations,
+                form=input_form(matrix.matrix),
                 blocks=matrix.blocks,
                 tiles=matrix.tiles,
                 out=out,
                 out_slot=out_slot,
-                stride=4 * TILE * matrix.tiles,
+                stride=stride or 4 * TILE * matrix.tiles,
                 cap=float_bits(cap or 0.0),
             )
         )
@@ -169,16 +171,17 @@ class PlanBuilder:
         factor: int = 0,
         factor_stride: int = 0,
     ) -> None:
-        """gelu(gate) * up, quantised for the matrix `reader`; `factor` replaces up."""
+        """gelu(gate) * up, for the matrix `reader`; `factor` replaces up."""
         self.add(
             Gated(
                 row_set,
                 *self._matrix(matrix),
                 activations=activations,
+                form=input_form(matrix.matrix),
                 blocks=matrix.blocks,
                 units=matrix.tiles // (2 if factor else 4),
                 out=out,
-                zero=self.zero(reader),
+                out_form=input_form(reader),
                 factor=factor,
                 factor_stride=factor_stride,
             )
@@ -199,6 +202,5 @@ class PlanBuilder:
         return self._scalars[value]
 
     def _matrix(self, matrix: Packed) -> tuple[int, int, int, int]:
-        """The fields `number`, `tile_bytes`, `weights` and `scales` of the steps that read a matrix."""
-        number = NUMBERS[matrix.format]
-        return number, matrix.tile_bytes, self._pack + matrix.weights, self._pack + matrix.scales
+        """The fields `product`, `tile_bytes`, `weights` and `scales` of the steps that read a matrix."""
+        return product_kind(matrix.matrix), matrix.tile_bytes, self._pack + matrix.weights, self._pack + matrix.scales

@@ -21,7 +21,9 @@ from ondevice.engines.simd.plan.layer import (
     PackedLayer,
     Workspace,
     build_layer,
+    entry_readers,
     first_input,
+    inner_readers,
     lookup_plan,
     pack_layer,
     widest,
@@ -84,11 +86,12 @@ def drafter_plan(
     backbone, width = model.table.width, len(model.norm)
     joined = np.zeros(2 * backbone, np.float32)
     builder.embed(model.table, model.embedding_factor, buffers.hold(joined), 0)
-    wide = builder.activations(2 * backbone)
+    wide = builder.activations(2 * backbone, [model.pre_projection])
     builder.quantize(slots.ALL, buffers.hold(joined), 2 * backbone, wide, model.pre_projection)
     outer, inner = widest(model.layers, width)
     hidden, scratch = builder.rows(width), builder.rows(outer)
-    work = Workspace(hidden, scratch, builder.activations(width), builder.activations(inner))
+    entry = builder.activations(width, [*entry_readers(model.layers), model.post_projection])
+    work = Workspace(hidden, scratch, entry, builder.activations(inner, inner_readers(model.layers)))
     builder.project(slots.ALL, packed.pre_projection, wide, work.hidden)
     first = model.layers[0]
     builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query)
@@ -113,7 +116,7 @@ def _head(
     if isinstance(head, Centroids):
         return _centroid_head(builder, head, normed, width)
     assert packed is not None
-    activations = builder.activations(width)
+    activations = builder.activations(width, [head])
     builder.quantize(slots.ALL, normed, width, activations, head)
     builder.project(slots.ALL, packed, activations, out_slot=slots.LOGITS)
     return np.arange(head.rows), packed.tiles * TILE

@@ -15,6 +15,7 @@ from ondevice.engines.simd.kernels.step_layouts import Attend, AttendChosen, Att
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
+from ondevice.engines.simd.plan.reading import input_form
 
 KIND_NUMBERS = {"full": 0, "sliding": 1}
 
@@ -23,10 +24,13 @@ KIND_NUMBERS = {"full": 0, "sliding": 1}
 class PackedLayer:
     """Where a layer's matrices lie in the pack."""
 
-    heads: Packed
-    """Query, key and value, as far as the layer has them."""
+    heads: list[Packed]
+    """Query, key and value, as far as the layer has them; those side by side that can be one matrix are."""
     output: Packed
     gated: Packed
+    """Gate and up, or gate alone."""
+    up: Packed | None
+    """Where it cannot be one matrix with the gate."""
     down: Packed
     per_layer_gate: Packed | None
     per_layer_projection: Packed | None
@@ -34,13 +38,18 @@ class PackedLayer:
 
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> PackedLayer:
     attention, new, own = layer.attention, layer.attention.new, layer.per_layer
-    heads = [attention.query]
-    if new is not None:
-        heads += [new.key] if new.value is None else [new.key, new.value]
+    heads = [[attention.query]]
+    for matrix in [] if new is None else [new.key] if new.value is None else [new.key, new.value]:
+        if matrix.joins(heads[-1][0]):
+            heads[-1].append(matrix)
+        else:
+            heads.append([matrix])
+    joined = layer.gate.joins(layer.up)
     return PackedLayer(
-        layout.add(*heads),
+        [layout.add(*matrices) for matrices in heads],
         layout.add(attention.output),
-        layout.add_gated(layer.gate, layer.up),
+        layout.add_gated(layer.gate, layer.up) if joined else layout.add(layer.gate),
+        None if joined else layout.add(layer.up),
         layout.add(layer.down),
         None if own is None else layout.add(own.gate),
         None if own is None else layout.add(own.projection),
@@ -127,7 +136,7 @@ def first_input(layer: DecoderLayer, *, without_attention: bool = False, without
     if not without_attention:
         return Input(layer.input_norm, layer.attention.query)
     if not without_mlp:
-        return Input(layer.pre_norm, layer.gate)
+        return Input(layer.pre_norm, _first_of_mlp(layer))
     return None if layer.per_layer is None else Input(None, layer.per_layer.gate)
 
 
@@ -152,6 +161,11 @@ def build_layer(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, 
         _add_block(builder, place, place.work.scratch, block.norm, after, scalar)
 
 
+def _first_of_mlp(layer: DecoderLayer) -> Matrix:
+    """What reads the block's input first: gate and up as one matrix, or up alone."""
+    return layer.gate if layer.gate.joins(layer.up) else layer.up
+
+
 def _add_block(
     builder: PlanBuilder, place: LayerPlace, x: int, norm: Floats, after: Input | None, scalar: float | None
 ) -> None:
@@ -167,14 +181,20 @@ def _blocks(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, plac
     row_set, work, own = place.row_set, place.work, layer.per_layer
 
     def mlp() -> None:
-        builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down)
+        if packed.up is None:
+            builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down)
+        else:
+            builder.project(row_set, packed.up, work.entry, work.scratch)
+            builder.norm_quantize(row_set, work.hidden, layer.pre_norm, work.entry, layer.gate)
+            stride = 4 * TILE * packed.up.tiles
+            builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down, work.scratch, stride)
         builder.project(row_set, packed.down, work.inner, work.scratch)
 
     if not place.without_attention:
         entry = Input(layer.input_norm, layer.attention.query)
         yield Block(entry, layer.post_attention_norm, partial(_attention, builder, layer, packed, place))
     if not place.without_mlp:
-        yield Block(Input(layer.pre_norm, layer.gate), layer.post_norm, mlp)
+        yield Block(Input(layer.pre_norm, _first_of_mlp(layer)), layer.post_norm, mlp)
     if own is not None:
         add = partial(_per_layer, builder, own, packed, place)
         yield Block(Input(None, own.gate), own.norm, add)
@@ -194,8 +214,12 @@ def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, p
     attention, new = layer.attention, layer.attention.new
     row_set, work = place.row_set, place.work
     kind, cache = KIND_NUMBERS[attention.kind], 2 * place.cache
-    builder.project(row_set, packed.heads, work.entry, work.scratch)
-    stride = 4 * TILE * packed.heads.tiles
+    stride, column = 4 * TILE * sum(part.tiles for part in packed.heads), 0
+    for part in packed.heads:
+        if column:
+            builder.norm_quantize(row_set, work.hidden, layer.input_norm, work.entry, part.matrix)
+        builder.project(row_set, part, work.entry, work.scratch + column, stride=stride)
+        column += 4 * TILE * part.tiles
     heads = (attention.query_heads, attention.kv_heads, attention.head_dim)
     constant = builder.constant
     key_norm = value_norm = value = 0
@@ -218,8 +242,8 @@ def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, p
             eps=builder.eps,
         )
     )
-    zero = builder.zero(attention.output)
-    attend = Attend(row_set, work.scratch, stride, *heads, kind=kind, cache=cache, activations=work.inner, zero=zero)
+    form = input_form(attention.output)
+    attend = Attend(row_set, work.scratch, stride, *heads, kind=kind, cache=cache, activations=work.inner, form=form)
     if place.lookup is None or attention.kind != "full":
         builder.add(attend)
     else:
@@ -261,11 +285,28 @@ def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:
     for layer in layers:
         attention = layer.attention
         heads = attention.query_heads + (0 if attention.new is None else 2 * attention.kv_heads)
-        outer = max(outer, heads * attention.head_dim)
+        outer = max(outer, heads * attention.head_dim, 0 if layer.gate.joins(layer.up) else layer.up.rows)
         inner = max(inner, layer.down.width, attention.output.width)
         if layer.per_layer is not None:
             inner = max(inner, layer.per_layer.projection.width)
     return outer, inner
+
+
+def entry_readers(layers: Sequence[DecoderLayer]) -> list[Matrix]:
+    """The matrices of some layers that read the residual stream."""
+    found = []
+    for layer in layers:
+        new, own = layer.attention.new, layer.per_layer
+        found += [layer.attention.query, layer.gate, layer.up]
+        found += [] if new is None else [new.key, *([] if new.value is None else [new.value])]
+        found += [] if own is None else [own.gate]
+    return found
+
+
+def inner_readers(layers: Sequence[DecoderLayer]) -> list[Matrix]:
+    """The other ones."""
+    found = [matrix for layer in layers for matrix in (layer.attention.output, layer.down)]
+    return found + [layer.per_layer.projection for layer in layers if layer.per_layer is not None]
 
 
 def scratch_bytes(layers: Sequence[DecoderLayer]) -> int:

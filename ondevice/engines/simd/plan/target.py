@@ -24,7 +24,9 @@ from ondevice.engines.simd.plan.layer import (
     PerLayerInputs,
     Workspace,
     build_layer,
+    entry_readers,
     first_input,
+    inner_readers,
     lookup_plan,
     pack_layer,
     widest,
@@ -82,7 +84,11 @@ class TargetPlanner:
         self._lookup = None if lookup is None else lookup_plan(builder, lookup, model.layers, len(caches))
         outer, inner = widest(model.layers, model.width)
         hidden, address = buffers.rows(most_rows, model.width)
-        entry, inputs = builder.activations(model.width), builder.activations(inner)
+        readers = [*entry_readers(model.layers), model.head]
+        if model.per_layer is not None:
+            readers.append(model.per_layer.projection)
+        entry = builder.activations(model.width, readers)
+        inputs = builder.activations(inner, inner_readers(model.layers))
         self._work = Workspace(address, builder.rows(outer), entry, inputs)
         self.ends, address = buffers.rows(most_rows, model.width)
         self._chosen = Workspace(address, self._work.scratch, entry, inputs)
