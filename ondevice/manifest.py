@@ -76,15 +76,20 @@ class DrafterEntry:
     """Draft length that its authors recommend."""
 
 
+AS_TRAINED = "trained"
+"""Weights whose codes are those of a checkpoint that was trained quantised."""
+
+
 @dataclass(frozen=True)
 class Quantization:
     """How weights were quantised, for readers: engines go by the graphs."""
 
     weights: str
-    """int4, int8 or none (float32)."""
+    """int4, int8, none (float32), or AS_TRAINED."""
     block_size: int
+    """Weights that share a scale; 0 where that differs from matrix to matrix."""
     head_bits: int
-    """Bits of the tied token table, head and embedding in one; 32 where `weights` is none."""
+    """Bits of the head, which is the token table too where they are tied; 32 where `weights` is none."""
 
 
 @dataclass(frozen=True)

@@ -198,5 +198,9 @@ def _add_vision_tensors(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    from tests.trained_models import TRAINED, save_trained_pair
+
     for each in QUANTISED:
         save_pair(Path(sys.argv[1]) / each, each)
+    for each in TRAINED:
+        save_trained_pair(Path(sys.argv[1]) / each, each)

@@ -69,6 +69,20 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._find(name)[1].shape
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def dtype(self, name: str) -> str:
+        """As safetensors calls it."""
+        return self._find(name)[1].dtype
+
+    def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Rows `start` to `stop` of a matrix as bytes, uint8[rows, bytes of a row]."""
+        file, entry = self._find(name)
+        stride = entry.nbytes // entry.shape[0]
+        data = file.read(entry, start * stride, (stop - start) * stride)
+        return np.frombuffer(data, np.uint8).reshape(stop - start, stride)
+
     def read(self, name: str) -> FloatArray:
         """A whole tensor."""
         file, entry = self._find(name)

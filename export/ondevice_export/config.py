@@ -87,6 +87,8 @@ class TextConfig:
     ple_vocab_size: int
     rope: Mapping[AttentionKind, Rope]
     layers: tuple[LayerConfig, ...]
+    tied: bool
+    """Whether the head is the token embedding."""
     token_ids: Mapping[str, Any]
     """`bos_token_id`, `eos_token_id` and `pad_token_id` as the file has them."""
 
@@ -160,6 +162,9 @@ def _architecture(data: Mapping[str, Any]) -> str:
 def _text_config(outer: Fields, *, owns_kv: bool) -> TextConfig:
     fields = outer.mapping("text_config", outer.data)
     _refuse_unsupported(outer, fields)
+    tied = fields.flag("tie_word_embeddings", True) and outer.flag("tie_word_embeddings", True)
+    if not tied and not owns_kv:
+        raise CheckpointError(f"{outer.origin}: a drafter whose head is not tied to its embedding is not supported")
     unified = str(fields.data.get("model_type", "")).startswith("gemma4_unified")
     heads = fields.integer("num_attention_heads", 8)
     layers = _layers(fields, owns_kv=owns_kv)
@@ -181,6 +186,7 @@ def _text_config(outer: Fields, *, owns_kv: bool) -> TextConfig:
         ple_vocab_size=fields.integer("vocab_size_per_layer_input", 262_144, minimum=0),
         rope={kind: _rope(fields, name) for name, kind in _KINDS.items()},
         layers=layers,
+        tied=tied,
         token_ids={
             name: fields.data.get(name, outer.data.get(name, default))
             for name, default in (("bos_token_id", 2), ("eos_token_id", 1), ("pad_token_id", 0))
@@ -191,8 +197,6 @@ def _text_config(outer: Fields, *, owns_kv: bool) -> TextConfig:
 def _refuse_unsupported(outer: Fields, fields: Fields) -> None:
     if fields.flag("attention_bias"):
         raise CheckpointError(f"{outer.origin}: attention_bias is not supported")
-    if not fields.flag("tie_word_embeddings", True) or not outer.flag("tie_word_embeddings", True):
-        raise CheckpointError(f"{outer.origin}: a head that is not tied to the token embedding is not supported")
     if fields.data.get("use_bidirectional_attention") == "all":
         raise CheckpointError(f"{outer.origin}: bidirectional attention is not supported, this is no language model")
     activation = fields.data.get("hidden_activation", "gelu_pytorch_tanh")

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import starmap
 from pathlib import Path
 
 from ondevice.bundle import model_home
@@ -80,13 +79,17 @@ def _write(
     progress: Progress,
     note: Note,
 ) -> None:
-    halves = [(target.shapes, options.target_formats)]
+    shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats)
+    if target.modules is not None:
+        note("the weights stay as they were trained; --quantize and --head-bits are for the drafter alone")
+        needed = target.modules.bytes()
     if drafter is not None:
-        halves.append((drafter.shapes, options.drafter_formats))
-    advance = counted(progress, sum(count_weights(shapes) for shapes, _ in halves))
+        shapes.append(drafter.shapes)
+        needed += estimate_bytes(drafter.shapes, options.drafter_formats)
+    advance = counted(progress, sum(map(count_weights, shapes)))
     manifest = make_manifest(target, drafter, options)
     with _disk_errors(out), BundleWriter(out) as bundle:
-        _check_space(out, sum(starmap(estimate_bytes, halves)))
+        _check_space(out, needed)
         table = write_target(bundle.directory, target, options, advance)
         if drafter is not None:
             write_drafter(bundle.directory, drafter, table, options, advance)

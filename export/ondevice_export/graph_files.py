@@ -21,12 +21,14 @@ from ondevice_export.graph.weights import Weights
 from ondevice_export.manifest import DRAFTER_GRAPH, TARGET_GRAPH, tool_versions
 from ondevice_export.matrices import MatrixWriter, StoredMatrix
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
-from ondevice_export.tensor_names import Shapes
+from ondevice_export.quantized_modules import QuantizedModules
+from ondevice_export.tensor_names import HEAD, Shapes
 
 
 def write_target(directory: Path, target: TargetCheckpoint, options: ExportOptions, advance: Advance) -> StoredMatrix:
     """Write `target.onnx` and its data; returns where the token table lies."""
-    with _graph(directory / TARGET_GRAPH, target.checkpoint, options.target_formats, advance) as (builder, weights):
+    path, formats = directory / TARGET_GRAPH, options.target_formats
+    with _graph(path, target.checkpoint, formats, advance, target.modules) as (builder, weights):
         graph = TargetGraph(ModuleBuilder(builder, target.config, weights.at(target.prefix)))
         graph.build()
     return graph.table
@@ -53,7 +55,7 @@ def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
     """Bytes of a data file, scales included; a little too much where scales are fp16."""
     total = 0.0
     for name, shape in shapes.items():
-        form = formats.head if name.endswith("embed_tokens.weight") else formats.layers
+        form = formats.head if name.endswith(("embed_tokens.weight", HEAD)) else formats.layers
         exact = len(shape) == 1 or name.endswith("router.proj.weight")
         stored = 32 if exact else form.stored_bits(scale_bits=32)
         total += math.prod(shape) * stored / 8
@@ -62,10 +64,14 @@ def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
 
 @contextmanager
 def _graph(
-    path: Path, checkpoint: Checkpoint, formats: Formats, advance: Advance
+    path: Path,
+    checkpoint: Checkpoint,
+    formats: Formats,
+    advance: Advance,
+    modules: QuantizedModules | None = None,
 ) -> Iterator[tuple[GraphBuilder, Weights]]:
     """A graph builder and weights to build with; the graph is saved when all weights are written."""
     builder = GraphBuilder(path.stem)
     with DataFile(path.with_name(f"{path.name}.data")) as file, MatrixWriter(advance) as writer:
-        yield builder, Weights(builder, checkpoint, file, writer, formats=formats)
+        yield builder, Weights(builder, checkpoint, file, writer, formats=formats, modules=modules)
     ir.save(builder.model(tool_versions()["ondevice"]), path)

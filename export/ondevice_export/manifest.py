@@ -11,13 +11,14 @@ from typing import Any
 from ondevice import __version__, manifest
 from ondevice.bundle import GENERATION_CONFIG
 from ondevice.errors import CheckpointError
-from ondevice.manifest import Layer, Manifest, Quantization, Source, Target
+from ondevice.manifest import AS_TRAINED, Layer, Manifest, Quantization, Source, Target
 from ondevice_export.config import TextConfig
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.json_fields import read_json
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantize import BLOCK
 from ondevice_export.source import default_name
+from ondevice_export.tensor_names import HEAD
 
 TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
@@ -54,7 +55,7 @@ def make_manifest(target: TargetCheckpoint, drafter: DrafterCheckpoint | None, o
         bos_token_id=_single(token_ids["bos_token_id"]),
         eos_token_ids=tuple(_several(token_ids["eos_token_id"])),
         pad_token_id=_single(token_ids["pad_token_id"]),
-        quantization=Quantization(options.quantize, BLOCK, options.target_formats.head.bits),
+        quantization=_quantization(target, options),
         sources=sources,
         tools=tool_versions(),
     )
@@ -63,6 +64,13 @@ def make_manifest(target: TargetCheckpoint, drafter: DrafterCheckpoint | None, o
     except manifest.InvalidFieldError as error:
         raise CheckpointError(f"{target.checkout.directory}: {error}") from error
     return made
+
+
+def _quantization(target: TargetCheckpoint, options: ExportOptions) -> Quantization:
+    if target.modules is None:
+        return Quantization(options.quantize, BLOCK, options.target_formats.head.bits)
+    head = target.prefix + "embed_tokens.weight" if target.config.tied else HEAD
+    return Quantization(AS_TRAINED, 0, target.modules.format(head).bits)
 
 
 def _target(config: TextConfig) -> Target:

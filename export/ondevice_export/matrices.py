@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,12 +15,14 @@ import numpy.typing as npt
 
 from ondevice.errors import CheckpointError
 from ondevice.progress import Advance
-from ondevice.weight_format import WeightFormat
+from ondevice.weight_format import BFLOAT16, WeightFormat
 from ondevice_export.data_file import DataFile, Region
 from ondevice_export.quantize import BLOCK, quantize
+from ondevice_export.quantized_modules import QuantizedModule
 
 FloatArray = npt.NDArray[np.float32]
 RowReader = Callable[[int, int], FloatArray]
+RawReader = Callable[[int, int], npt.NDArray[np.uint8]]
 
 _CHUNK = 1 << 19
 """Weights per chunk: 2 MB as float32, which stay in a core's cache."""
@@ -28,7 +31,7 @@ _MAX_WORKERS = 8
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix [rows, width] in a data file, float32 or quantised in blocks of 32."""
+    """A matrix [rows, width] in a data file: plain numbers, codes in blocks of 32, or those of a checkpoint."""
 
     name: str
     rows: int
@@ -38,6 +41,12 @@ class StoredMatrix:
     scales: Region | None = None
     half_scales: bool = False
     """Scales are stored as fp16, else as float32. Their values are the same."""
+    input_step: float = 0.0
+    """The static scale of a linear layer's input; 0 for none."""
+    output_step: float = 0.0
+    """The same of its output."""
+    as_trained: bool = False
+    """As it is in a checkpoint that was trained quantised."""
 
     def part(self, number: int, parts: int) -> StoredMatrix:
         """One of several matrices of equal size that were stored as one, one below the other."""
@@ -91,14 +100,38 @@ class MatrixWriter:
         Raises:
             CheckpointError: the width is no multiple of the block, or a weight is not finite.
         """
-        count, width = shape
         stored = _reserve(file, name, shape, form, half_scales)
-        step = max(1, _CHUNK // width)
-        for start in range(0, count, step):
-            stop = min(count, start + step)
-            self._pending.add(self._pool.submit(_write_rows, file, stored, rows, start, stop))
-            self._drain(2 * _MAX_WORKERS)
+        self._submit(stored, partial(_write_rows, file, stored, rows))
         return stored
+
+    def copy(
+        self, file: DataFile, name: str, shape: tuple[int, int], module: QuantizedModule, rows: RawReader
+    ) -> StoredMatrix:
+        """Begin to copy the codes of a checkpoint's module [rows, width]; `rows(start, stop)` reads them as bytes."""
+        count, width = shape
+        scales = file.reserve(module.scales.nbytes)
+        file.write(scales, 0, module.scales)
+        data = file.reserve(module.format.bytes(count * width))
+        steps = module.input_step, module.output_step
+        stored = StoredMatrix(name, count, width, module.format, data, scales, False, *steps, as_trained=True)
+        flip = np.uint8(128 if module.signed else 0)
+        self._submit(stored, lambda start, stop: _copy_rows(file, stored, lambda: rows(start, stop) ^ flip, start))
+        return stored
+
+    def copy_plain(self, file: DataFile, name: str, shape: tuple[int, int], rows: RawReader) -> StoredMatrix:
+        """The same of bfloat16 numbers."""
+        count, width = shape
+        data = file.reserve(BFLOAT16.bytes(count * width))
+        stored = StoredMatrix(name, count, width, BFLOAT16, data, as_trained=True)
+        self._submit(stored, lambda start, stop: _copy_rows(file, stored, lambda: rows(start, stop), start))
+        return stored
+
+    def _submit(self, stored: StoredMatrix, write: Callable[[int, int], int]) -> None:
+        """Have the rows of a matrix written in chunks."""
+        step = max(1, _CHUNK // stored.width)
+        for start in range(0, stored.rows, step):
+            self._pending.add(self._pool.submit(write, start, min(stored.rows, start + step)))
+            self._drain(2 * _MAX_WORKERS)
 
     def _drain(self, limit: int) -> None:
         """Wait until at most `limit` chunks are under way, and pass on what went wrong in the others."""
@@ -135,3 +168,12 @@ def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: in
     kept = scales.astype(np.float16) if stored.half_scales else scales
     file.write(stored.scales, start * (stored.width // BLOCK) * kept.itemsize, kept)
     return weights.size
+
+
+def _copy_rows(file: DataFile, stored: StoredMatrix, read: Callable[[], npt.NDArray[np.uint8]], start: int) -> int:
+    """Write one chunk of codes, or of bfloat16; returns how many weights it had."""
+    rows = read()
+    if stored.scales is None and (rows.view(np.uint16) & 0x7F80 == 0x7F80).any():
+        raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
+    file.write(stored.data, stored.format.bytes(start * stored.width), rows)
+    return len(rows) * stored.width

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import DrafterConfig, TextConfig, read_drafter, read_target
+from ondevice_export.gemma_quantization import read_quantization
 from ondevice_export.pair import check_pair
+from ondevice_export.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.source import Checkout, Note
 from ondevice_export.tensor_names import Shapes, drafter_shapes, target_shapes, text_prefix, unread
 
@@ -23,6 +26,8 @@ class TargetCheckpoint:
     config: TextConfig
     prefix: str
     shapes: Shapes
+    modules: QuantizedModules | None = None
+    """Where the checkpoint was trained quantised."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,19 @@ def open_target(checkout: Checkout, note: Note) -> Iterator[TargetCheckpoint]:
     """
     family, config = read_target(checkout.directory)
     with Checkpoint(checkout.directory) as checkpoint:
-        prefix = text_prefix(checkpoint.names)
+        quantization = read_quantization(checkout.directory)
+        names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
+        prefix = text_prefix(names)
         shapes = target_shapes(config, prefix)
-        checkpoint.check(shapes)
-        skipped = unread(checkpoint.names, shapes, config, prefix)
+        modules = None if quantization is None else QuantizedModules(checkpoint, quantization, shapes)
+        if modules is None:
+            checkpoint.check(shapes)
+        else:
+            modules.check()
+        skipped = unread(names, shapes, config, prefix)
         if skipped:
             note(f"skipping {len(skipped)} vision and audio tensors: a bundle holds the text model")
-        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes)
+        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes, modules)
 
 
 @contextmanager
@@ -62,6 +73,8 @@ def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[Draft
         CheckpointError: it is no assistant, or a tensor is missing or misshapen.
     """
     config = read_drafter(checkout.directory)
+    if read_quantization(checkout.directory) is not None:
+        raise CheckpointError(f"{checkout.directory}: a drafter that was trained quantised is not supported")
     check_pair(target.config, config)
     with Checkpoint(checkout.directory) as checkpoint:
         shapes = drafter_shapes(config)

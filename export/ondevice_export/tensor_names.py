@@ -9,8 +9,18 @@ from ondevice_export.config import DrafterConfig, LayerConfig, TextConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
+HEAD = "lm_head.weight"
+"""The head, where it is not the token embedding."""
+
+_TABLES = ("embed_tokens.weight", "embed_tokens_per_layer.weight")
+
 _PREFIXES = ("model.language_model.", "model.")
 """Multimodal checkpoints first: both start with `model.`."""
+
+
+def is_table(name: str) -> bool:
+    """Whether a matrix is an embedding."""
+    return name.endswith(_TABLES)
 
 
 def text_prefix(names: Iterable[str]) -> str:
@@ -30,7 +40,10 @@ def target_shapes(config: TextConfig, prefix: str) -> Shapes:
         shapes["embed_tokens_per_layer.weight"] = (config.ple_vocab_size, packed)
         shapes["per_layer_model_projection.weight"] = (packed, config.hidden_size)
         shapes["per_layer_projection_norm.weight"] = (config.ple_size,)
-    return {prefix + name: shape for name, shape in shapes.items()}
+    shapes = {prefix + name: shape for name, shape in shapes.items()}
+    if not config.tied:
+        shapes[HEAD] = (config.vocab_size, config.hidden_size)
+    return shapes
 
 
 def drafter_shapes(config: DrafterConfig) -> Shapes:
@@ -51,7 +64,7 @@ def unread(names: Iterable[str], shapes: Shapes, config: TextConfig, prefix: str
     Raises:
         CheckpointError: a tensor of the text model that this architecture has no use for, so the result would be wrong.
     """
-    expected = set(shapes) | {"lm_head.weight"} | {prefix + name for name in _unused_kv(config)}
+    expected = set(shapes) | {HEAD} | {prefix + name for name in _unused_kv(config)}
     rest = [name for name in names if name not in expected]
     own = [name for name in rest if name.startswith(prefix) and not _other_modality(name)]
     if own:

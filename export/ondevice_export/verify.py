@@ -14,7 +14,7 @@ from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.engines.ort.engine import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.errors import PromptError
-from ondevice.manifest import Quantization
+from ondevice.manifest import AS_TRAINED, Quantization
 from ondevice.text.prompt_file import load_prompts
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.export_options import WEIGHT_FORMATS
@@ -199,6 +199,8 @@ def verify(
 
 def tolerance_of(quantization: Quantization) -> Tolerance:
     """Of a bundle with such weights."""
+    if quantization.weights == AS_TRAINED:
+        return TOLERANCES[32, 32]
     layers, head = WEIGHT_FORMATS[quantization.weights].bits, quantization.head_bits
     return TOLERANCES[min(layers, head), head]
 

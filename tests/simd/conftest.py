@@ -19,6 +19,9 @@ from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.session import SimdSession
 from ondevice_export import export
 from tests.tiny_models import QUANTISED, save_pair
+from tests.trained_models import TRAINED, save_trained_pair
+
+FAMILIES = (*QUANTISED, *TRAINED)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,20 +34,20 @@ def every_thread_runs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
-    """int4 weights and an int8 head, as users get them."""
+    """int4 weights and an int8 head, as users get them; and those of checkpoints that were trained quantised."""
     saved: str | None = request.config.getoption("--tiny-models")
     made = {}
-    for family in QUANTISED:
+    for family in FAMILIES:
         directory = tmp_path_factory.mktemp(f"simd-{family}")
         if saved:
             shutil.copytree(Path(saved, family), directory, dirs_exist_ok=True)
         else:
-            save_pair(directory, family)
+            (save_trained_pair if family in TRAINED else save_pair)(directory, family)
         made[family] = Bundle.open(export(directory / "target", directory / "bundle"))
     return made
 
 
-@pytest.fixture(scope="session", params=QUANTISED)
+@pytest.fixture(scope="session", params=FAMILIES)
 def bundle(request: pytest.FixtureRequest, bundles: dict[str, Bundle]) -> Bundle:
     return bundles[request.param]
 
@@ -53,6 +56,12 @@ def bundle(request: pytest.FixtureRequest, bundles: dict[str, Bundle]) -> Bundle
 def tiny(bundles: dict[str, Bundle]) -> Path:
     """The directory of the E2B-like pair."""
     return bundles["e2b"].path
+
+
+@pytest.fixture(scope="session")
+def trained(bundles: dict[str, Bundle]) -> Path:
+    """The directory of a pair whose target was trained quantised: every width, and float32 activations, are in it."""
+    return bundles["half"].path
 
 
 LOOKUP = LookupSettings(keys=32, window=64, learn=64)

@@ -1,4 +1,4 @@
-"""What a bundle answers on this instruction set, as a hash: `python -m tests.simd.outputs BUNDLE`."""
+"""What bundles answer on this instruction set, as hashes: `python -m tests.simd.outputs BUNDLE...`."""
 
 from __future__ import annotations
 
@@ -64,5 +64,6 @@ def _in_pieces(engine: SimdEngine, session: SimdSession) -> bytes:
 
 
 if __name__ == "__main__":
-    answer = {"name": instruction_set.current().name, "digest": digest(Bundle.open(sys.argv[1]))}
+    digests = [digest(Bundle.open(path)) for path in sys.argv[1:]]
+    answer = {"name": instruction_set.current().name, "digests": digests}
     sys.stdout.write(json.dumps(answer))

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def emulated(cpu: str, module: str, bundle: Path) -> Any:
+def emulated(cpu: str, module: str, *bundles: Path) -> Any:
     """What a module of the tests prints on an ARM CPU: a Raspberry Pi 5 is a Cortex-A76, a Pi 4 a Cortex-A72."""
     system = Path(os.environ["ONDEVICE_ARM64"])
     environment = {
@@ -36,12 +36,13 @@ def emulated(cpu: str, module: str, bundle: Path) -> Any:
         "PYTHONPATH": os.pathsep.join([str(system / "site"), str(ROOT)]),
     }
     emulator = [str(system / "qemu/usr/bin/qemu-aarch64-static"), "-cpu", cpu, "-L", str(system / "root")]
-    command = [*emulator, str(system / "root/usr/bin/python3.11"), "-m", module, str(bundle)]
+    command = [*emulator, str(system / "root/usr/bin/python3.11"), "-m", module, *map(str, bundles)]
     return json.loads(subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def test_a_forward_has_the_same_bits(tiny: Path, cpu: str, name: str) -> None:
-    assert emulated(cpu, "tests.simd.outputs", tiny) == {"name": name, "digest": digest(Bundle.open(tiny))}
+def test_a_forward_has_the_same_bits(tiny: Path, trained: Path, cpu: str, name: str) -> None:
+    digests = [digest(Bundle.open(path)) for path in (tiny, trained)]
+    assert emulated(cpu, "tests.simd.outputs", tiny, trained) == {"name": name, "digests": digests}
 
 
 def test_every_drafter_generates_the_same_token_ids(tiny: Path, cpu: str, name: str) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
+from ondevice_export.graph.trained import trained_linear, trained_rows
 from ondevice_export.matrices import StoredMatrix
 from ondevice_export.quantize import BLOCK
 
 
 def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value:
     """`x @ matrix.T`: [T, width] -> [T, rows] (torch.nn.Linear without bias)."""
+    if matrix.as_trained:
+        return trained_linear(builder, x, matrix)
     if matrix.scales is None:
         weight = builder.external(matrix.name, matrix.data, ir.DataType.FLOAT, (matrix.rows, matrix.width))
         return builder.op("Gemm", x, weight, transB=1)
@@ -33,6 +36,8 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
 
 def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group: int = 1) -> ir.Value:
     """TokenRows of a table: ids [T] -> [T, group * width]; `group` consecutive rows make one entry of the table."""
+    if matrix.as_trained:
+        return trained_rows(builder, matrix, ids)
     entries, width = matrix.rows // group, matrix.width * group
     if matrix.scales is None:
         suffix = "" if group == 1 else f".by{group}"

@@ -68,6 +68,7 @@ class TargetGraph:
         self._rows = TokenRows(builder, positions, masks, config.rope)
         self._caches: dict[int, KeyValue] = {}
         self.table = module.weights.matrix("embed_tokens.weight", module.weights.formats.head)
+        self._head = self.table if config.tied else module.weights.head()
 
     def build(self) -> None:
         """Add everything from token ids to logits.
@@ -86,7 +87,7 @@ class TargetGraph:
                 stream = self._layer(index, stream)
             hidden = stream.hidden
         hidden = self._module.norm(hidden, "norm")
-        logits = linear(builder, hidden, self.table)
+        logits = linear(builder, hidden, self._head)
         if config.softcap is not None:
             logits = softcap(builder, logits, config.softcap)
         builder.output(logits, contract.LOGITS, ir.DataType.FLOAT, ["R", config.vocab_size])

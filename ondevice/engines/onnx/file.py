@@ -21,8 +21,9 @@ Parsed = TypeVar("Parsed")
 
 _DTYPES: dict[int, type[np.generic]] = {
     1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64,
+    16: np.uint16,
 }  # fmt: skip
-"""onnx.TensorProto.DataType"""
+"""onnx.TensorProto.DataType; the bits of bfloat16, which numpy lacks, are uint16."""
 
 _EXTERNAL = 1
 """onnx.TensorProto.DataLocation"""

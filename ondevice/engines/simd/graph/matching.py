@@ -15,6 +15,7 @@ from ondevice import contract
 from ondevice.engines.agreement import disagreement
 from ondevice.engines.onnx.file import Graph, Node
 from ondevice.engines.simd.graph.model import Floats, Matrix, Table
+from ondevice.engines.simd.graph.trained import read_linear, read_rows
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.weight_format import IN_GROUPS, WeightFormat
 
@@ -54,6 +55,13 @@ class Matcher:
         node = self._graph.producers.get(value)
         return node.op if node else ""
 
+    def producer(self, value: str) -> Node:
+        """The node that makes a value, whatever it is."""
+        found = self._graph.producers.get(value)
+        if found is None:
+            raise UnsupportedGraphError(f"{value or 'a value'} is made by nothing")
+        return found
+
     def node(self, value: str, op: str, inputs: int, **attributes: Any) -> Node:
         """The node that makes a value: operator `op` with `inputs` inputs, these attributes and no others."""
         node = self._graph.producers.get(value)
@@ -89,6 +97,13 @@ class Matcher:
         if found is None or found.dtype != dtype or found.ndim != dimensions:
             raise UnsupportedGraphError(f"{value} is not a tensor of {dimensions} dimensions of {dtype.__name__}")
         return found
+
+    def found(self, value: str) -> NDArray[Any]:
+        """A tensor of any type."""
+        tensor = self._graph.tensors.get(value)
+        if tensor is None:
+            raise UnsupportedGraphError(f"{value} is not a tensor")
+        return tensor
 
     def floats(self, value: str, dimensions: int) -> Floats:
         """A small float32 tensor without NaN and infinities, each of which would make all logits NaN."""
@@ -141,6 +156,8 @@ class Matcher:
 
     def linear(self, value: str) -> tuple[str, Matrix]:
         """x and the quantised matrix of x @ matrix.T."""
+        if self.op(value) in ("Mul", "Split"):
+            return read_linear(self, value)
         if self.op(value) in ("Gemm", "MatMul"):
             raise UnsupportedGraphError("its weights are not quantised")
         node = self.node(value, "com.microsoft.MatMulNBits", 3, block_size=BLOCK, accuracy_level=INT8_ACTIVATIONS)
@@ -156,7 +173,11 @@ class Matcher:
         return node.inputs[0], Matrix(codes.reshape(rows, -1), scales.reshape(rows, width // BLOCK), found)
 
     def gathered(self, value: str) -> tuple[str, Table]:
-        """The ids and the quantised table of table[ids]."""
+        """The ids and the table of table[ids]."""
+        if self.op(value) == "Reshape" or (
+            self.op(value) == "Cast" and self.op(self.node(value, "Cast", 1, to=_FLOAT).inputs[0]) == "Gather"
+        ):
+            return read_rows(self, value)
         half = self.op(value) == "Cast"
         if half:
             value = self.node(value, "Cast", 1, to=_FLOAT).inputs[0]

@@ -67,7 +67,7 @@ class _TargetReader:
         """The head and the softcap."""
         match = self._match
         value, cap = contract.LOGITS, None
-        if match.op(value) == "Mul":
+        if match.op(value) == "Mul" and match.op(match.node(value, "Mul", 2).inputs[0]) == "Tanh":
             value, cap = match.times(value)
             value, inverse = match.times(match.node(value, "Tanh", 1).inputs[0])
             require(

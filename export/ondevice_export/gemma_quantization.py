@@ -1,0 +1,111 @@
+"""`quantization_config` of a checkpoint that was trained quantised (`quant_method` gemma): the bits of each module.
+
+The rules are those of transformers 5.23.0 (`quantizers/quantizer_gemma.py`, `integrations/gemma_quant.py`), by the
+names of modules; the shapes of the tensors must agree with what they say.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ondevice.errors import CheckpointError
+from ondevice_export.json_fields import Fields, read_json
+
+METHOD = "gemma"
+BITS = (2, 4, 8)
+
+_MOST_PATTERNS = 10_000
+_BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
+
+
+@dataclass(frozen=True)
+class GemmaQuantization:
+    """Which modules are quantised, and with how many bits.
+
+    Attributes:
+        bits: of modules that no pattern matches.
+        embeddings: whether tables are quantised too.
+        patterns: bits by regular expression, in order.
+        plain: modules that are not quantised, as `modules_to_not_convert` names them.
+    """
+
+    bits: int
+    embeddings: bool
+    patterns: tuple[tuple[re.Pattern[str], int], ...]
+    plain: tuple[str, ...]
+
+    def converts(self, module: str) -> bool:
+        """Whether a module is quantised: no name in `plain` is how it begins, up to a dot, or how it ends."""
+        return not any(re.match(f"(?:{name}){_BOUNDARY}", module) or module.endswith(name) for name in self.plain)
+
+    def candidates(self, module: str) -> tuple[int, ...]:
+        """The bits that a module may have, likeliest first.
+
+        The documentation says that the first pattern counts which `re.search` finds; the loader makes one expression of
+        all of them, whose leftmost match counts. Where they differ, the tensor's shape tells which was meant.
+        """
+        found = [(match.start(), bits) for pattern, bits in self.patterns if (match := pattern.search(module))]
+        if not found:
+            return (self.bits,)
+        return tuple(dict.fromkeys([found[0][1], min(found, key=lambda each: each[0])[1]]))
+
+
+def read_quantization(directory: Path) -> GemmaQuantization | None:
+    """What `config.json` says; None for a checkpoint that is not quantised.
+
+    Raises:
+        CheckpointError: it is quantised in a way that is not known here.
+    """
+    path = directory / "config.json"
+    outer = Fields(read_json(path), str(path))
+    text = outer.mapping("text_config", {})
+    given = next((one for one in (outer, text) if one.data.get("quantization_config") is not None), None)
+    if given is None:
+        return None
+    fields = given.mapping("quantization_config", {})
+    method = fields.data.get("quant_method")
+    if method != METHOD:
+        raise CheckpointError(
+            f"{fields.origin}: weights quantised by {method!r:.99} are not supported, only by {METHOD!r}: "
+            "export the original checkpoint"
+        )
+    bits = _bits(fields, 4)
+    modules = fields.mapping("module_quant_configs", {})
+    if len(modules.data) > _MOST_PATTERNS:
+        raise CheckpointError(f"{modules.origin}: {len(modules.data)} patterns")
+    patterns = []
+    for pattern in modules.data:
+        options = modules.mapping(pattern, {})
+        unknown = set(options.data) - {"num_bits"}
+        if unknown:
+            raise CheckpointError(f"{options.origin}: {', '.join(sorted(unknown))!r:.99} is not known")
+        patterns.append((_pattern(pattern, modules.origin), _bits(options, bits)))
+    return GemmaQuantization(bits, fields.flag("quantize_embeddings"), tuple(patterns), _plain(fields))
+
+
+def _bits(fields: Fields, default: int) -> int:
+    bits = fields.integer("num_bits", default)
+    if bits not in BITS:
+        raise CheckpointError(f"{fields.origin}: num_bits is {bits}, expected one of {', '.join(map(str, BITS))}")
+    return bits
+
+
+def _plain(fields: Fields) -> tuple[str, ...]:
+    names: Any = fields.data.get("modules_to_not_convert")
+    if names is None:
+        return ("lm_head",)  # transformers' rule: output embeddings stay as they are
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{fields.origin}: modules_to_not_convert is no list of names")
+    for name in names:
+        _pattern(name, fields.origin)
+    return tuple(names)
+
+
+def _pattern(text: str, origin: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise CheckpointError(f"{origin}: {text!r:.99} is no regular expression ({error})") from error
