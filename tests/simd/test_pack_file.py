@@ -44,7 +44,7 @@ def layout_of(seed: int = 0, rows: int = 64) -> PackLayout:
     rng = np.random.default_rng(seed)
     layout = PackLayout()
     for form in (INT4, INT8):
-        codes = rng.integers(0, 256, (rows, 2, form.bytes(32)), dtype=np.uint8)
+        codes = rng.integers(0, 256, (rows, form.bytes(64)), dtype=np.uint8)
         layout.add(Matrix(codes, rng.standard_normal((rows, 2)).astype(np.float32), form))
     return layout
 
