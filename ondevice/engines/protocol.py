@@ -48,6 +48,7 @@ class Outputs:
     rows, wanted : rows, and wanted rows, of the whole forward, those of other sequences included
     seconds : wall time of the whole forward
     threads : that computed it, as many as made it faster
+    experts : that a layer with experts read on average, for all rows of the forward; 0 where there are none
     """
 
     logits: Floats
@@ -56,6 +57,7 @@ class Outputs:
     wanted: int = 1
     seconds: float = 0.0
     threads: int = 1
+    experts: float = 0.0
 
 
 @dataclass(frozen=True)

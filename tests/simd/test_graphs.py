@@ -64,6 +64,12 @@ def add_to_itself(graph: onnx.GraphProto) -> None:
     added.input[0] = last.output[0]
 
 
+def swap_rows_of_experts(graph: onnx.GraphProto) -> None:
+    """Two experts get each other's rows."""
+    split = next(node for node in graph.node if node.op_type == "Split" and len(node.output) > 2)
+    split.output[0], split.output[1] = split.output[1], split.output[0]
+
+
 def set_number(word: str, number: float) -> Change:
     """Change the first number of a tensor that lies in the graph."""
 
@@ -137,6 +143,31 @@ def test_a_graph_that_computes_something_else_does_not_qualify(
 ) -> None:
     with pytest.raises(BundleError) as raised:
         SimdEngine(altered(tiny, tmp_path, graph, change), threads=1)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_attribute("TopK", "axis", 0),
+        set_attribute("TopK", "sorted", 0),
+        set_attribute("Split", "axis", 1),
+        set_attribute("Softmax", "axis", 0),
+        set_attribute("ReduceSum", "keepdims", 0),
+        set_attribute("Gemm", "transB", 0),
+        set_operator("Equal", "Greater"),
+        set_operator("Softmax", "Tanh"),
+        set_operator("Div", "Mul"),
+        swap_inputs("Slice", 1, 3),
+        swap_inputs("Div", 0, 1),
+        swap_rows_of_experts,
+        set_number("per_expert_scale", float("nan")),
+        set_number("int64.12.", 1),
+    ],
+)
+def test_other_experts_do_not_qualify(bundles: dict[str, Bundle], tmp_path: Path, change: Change) -> None:
+    with pytest.raises(UnsupportedGraphError) as raised:
+        SimdEngine(altered(bundles["26b"].path, tmp_path, "target.onnx", change), threads=1)
     assert "\n" not in str(raised.value)
 
 

@@ -30,7 +30,13 @@ TARGETS = {
 
 
 @pytest.fixture(scope="module")
-def answers(tiny: Path, trained: Path) -> dict[str, list[str]]:
+def compared(bundles: dict[str, Bundle], trained: Path) -> list[Path]:
+    """A bundle without experts, one with, and one that was trained quantised."""
+    return [*(bundles[family].path for family in ("e2b", "26b")), trained]
+
+
+@pytest.fixture(scope="module")
+def answers(compared: list[Path]) -> dict[str, list[str]]:
     """Digests by instruction set, one process each, all at once."""
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("these are x86-64's")
@@ -41,7 +47,7 @@ def answers(tiny: Path, trained: Path) -> dict[str, list[str]]:
         cpu, features = TARGETS[name]
         path = os.pathsep.join([str(ROOT), str(ROOT / "export"), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "PYTHONPATH": path}
-        command = [sys.executable, "-m", "tests.simd.outputs", str(tiny), str(trained)]
+        command = [sys.executable, "-m", "tests.simd.outputs", *map(str, compared)]
         processes[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     found = {}
     for name, process in processes.items():
@@ -52,10 +58,10 @@ def answers(tiny: Path, trained: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_bits_are_this_machine_s_own(answers: dict[str, list[str]], tiny: Path, trained: Path, name: str) -> None:
+def test_the_bits_are_this_machine_s_own(answers: dict[str, list[str]], compared: list[Path], name: str) -> None:
     if name not in answers:
         pytest.skip("this CPU does not have it")
-    assert answers[name] == [digest(Bundle.open(path)) for path in (tiny, trained)]
+    assert answers[name] == [digest(Bundle.open(path)) for path in compared]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "LOOK_UP",
         "ATTEND_CHOSEN",
         "ATTEND_LOOKED_UP",
+        "SCORE",
+        "CHOOSE",
+        "SPREAD",
+        "MIX",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
         assert getattr(step_layouts, name) == number

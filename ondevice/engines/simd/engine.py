@@ -123,12 +123,14 @@ class SimdEngine:
             self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
             self._program.check_files()
             begun = [session.still(each) for session, each in zip(rows.sessions, kept, strict=True)]
+            self._state.slots[slots.EXPERTS_READ] = 0
             threads = self._target.run(rows, records, begun)
             if not rows.path.is_whole:
                 self._target.keep(rows)
             if rows.path.stop is not None:
                 buffer.part(0, len(rows.wanted))[1][:] = self._target.ends(len(rows.wanted))
             self._release_tables(len(rows.tokens))
+            experts = int(self._state.slots[slots.EXPERTS_READ]) / max(1, self._program.expert_layers)
             seconds = time.perf_counter() - started
         outputs, first = [], 0
         for session, tree, count in zip(rows.sessions, rows.trees, rows.counts, strict=True):
@@ -136,7 +138,7 @@ class SimdEngine:
             logits, hidden = buffer.part(first, count)
             width = self.target.vocab_size if rows.path.stop is None else 0
             sizes = len(rows.tokens), len(rows.wanted)
-            outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads))
+            outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, experts))
             first += count
         return outputs
 

@@ -47,6 +47,8 @@ class Program:
     """Layers whose keys are looked up."""
     scratch_bytes: int
     """Working memory of a thread, in bytes."""
+    expert_layers: int
+    """Layers of the target that have experts."""
     widest_attention: tuple[int, int]
     """Numbers of the widest head, and most query heads of a layer."""
     buffers: Buffers
@@ -100,11 +102,12 @@ def load_program(
     looking = layers if of_target is not None else [] if lookup is None else layers[len(model.layers) :]
     looked_up = frozenset(layer.attention.source for layer in looking if layer.attention.kind == "full")
     width = read.packed.head.tiles * 16
+    expert_layers = sum(layer.experts is not None for layer in model.layers)
     read.sources.release()
     return Program(
         caches, plans, read.target_frequencies, width, drafter_steps,
         None if drafter_steps is None else exact_plan(drafter_steps.steps), read.drafter_frequencies,
-        looked_up, scratch_bytes(layers), widest_attention(layers), buffers, read.sources, pack,
+        looked_up, scratch_bytes(layers), expert_layers, widest_attention(layers), buffers, read.sources, pack,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ondevice import contract
 from ondevice.contract import AttentionKind
+from ondevice.engines.simd.graph.experts import ExpertsReader
 from ondevice.engines.simd.graph.matching import Matcher, agree, require
 from ondevice.engines.simd.graph.model import Attention, DecoderLayer, Floats, Matrix, NewKeyValue, PerLayer
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
@@ -78,6 +79,9 @@ class LayerReader:
             hidden = added.inputs[0]
         middle, mixed = match.node(hidden, "Add", 2).inputs
         normed, post_norm = self.norm(mixed)
+        experts = None
+        if match.op(normed) == "Add":
+            normed, experts = ExpertsReader(match, self._width).read(normed, middle)
         source, gate, up, down = self._mlp(normed)
         pre, pre_norm = self.norm(source)
         require(pre == middle, f"{hidden}: the feed-forward block does not read what it is added to")
@@ -87,7 +91,7 @@ class LayerReader:
         source, input_norm = self.norm(entry)
         require(source == before, f"{middle}: attention does not read what it is added to")
         layer = DecoderLayer(
-            input_norm, read, post_attention_norm, pre_norm, gate, up, down, post_norm, per_layer, scalar
+            input_norm, read, post_attention_norm, pre_norm, gate, up, down, post_norm, per_layer, scalar, experts
         )
         return MatchedLayer(layer, before, entry, slices)
 
@@ -108,6 +112,8 @@ class LayerReader:
         if match.op(value) != "RMSNormalization":
             return False
         projected, _ = match.norm(value)
+        if match.op(projected) == "Add":  # a dense block and experts
+            return False
         product, _ = match.linear(projected)
         return match.op(product) == "Mul" and match.op(match.node(product, "Mul", 2).inputs[1]) == "Gather"
 

@@ -62,17 +62,19 @@ class Matcher:
             raise UnsupportedGraphError(f"{value or 'a value'} is made by nothing")
         return found
 
-    def node(self, value: str, op: str, inputs: int, **attributes: Any) -> Node:
-        """The node that makes a value: operator `op` with `inputs` inputs, these attributes and no others."""
+    def node(self, value: str, op: str, inputs: int, output: int | None = None, **attributes: Any) -> Node:
+        """The node that makes a value: operator `op` with `inputs` inputs, these attributes and no others.
+
+        The value must be its output of that number; None stands for the one that matters.
+        """
         node = self._graph.producers.get(value)
         if node is None or node.op != op:
             raise UnsupportedGraphError(f"{value or 'a value'} is made by {self.op(value) or 'nothing'}, not by {op}")
         given = len(node.inputs)
         while given and not node.inputs[given - 1]:
             given -= 1
-        require(
-            given == inputs and node.outputs.index(value) == _OUTPUT.get(op, 0), f"{value}: {op} in an unknown form"
-        )
+        number = _OUTPUT.get(op, 0) if output is None else output
+        require(given == inputs and node.outputs.index(value) == number, f"{value}: {op} in an unknown form")
         for name, expected in attributes.items():
             found = node.attributes.get(name)
             require(found == expected, f"{value}: {op} with {name} {found!r} instead of {expected!r}")

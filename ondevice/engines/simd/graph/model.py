@@ -106,11 +106,33 @@ class PerLayer:
 
 
 @dataclass(frozen=True, eq=False)
+class Experts:
+    """Feed-forward blocks beside the dense one, of which every row takes the `top` that a router chooses:
+
+    dense_norm(dense) + norm(sum of weight * expert(pre_norm(h))) takes the dense block's place. An expert's score is
+    router @ (h / its RMS); its weight is the softmax of the scores of those that were chosen, times its `scale`.
+    """
+
+    router: Floats
+    """float32[experts, width], times the weight of its norm"""
+    scale: Floats
+    """float32[experts]"""
+    top: int
+    pre_norm: Floats
+    gate_up: tuple[Matrix, ...]
+    """Of each expert, [2 * inner, width]: the rows of its gate, then those of up."""
+    down: tuple[Matrix, ...]
+    """Of each expert, [width, inner]."""
+    norm: Floats
+    dense_norm: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class DecoderLayer:
     """One layer of the target or the drafter:
 
     h += post_attention_norm(attention(input_norm(h)))
-    h += post_norm(down(gelu(gate(pre_norm(h))) * up(pre_norm(h))))
+    h += post_norm(down(gelu(gate(pre_norm(h))) * up(pre_norm(h)))), with `experts` where there are any
     h += per_layer(h), where there is one
     h *= scalar
     """
@@ -125,6 +147,7 @@ class DecoderLayer:
     post_norm: Floats
     per_layer: PerLayer | None
     scalar: float
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, eq=False)

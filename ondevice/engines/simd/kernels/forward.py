@@ -6,6 +6,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.barrier import wait_for_all
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
+from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.looking_up import look_up_share
 from ondevice.engines.simd.kernels.memory import read_i64, ticks, write_i64
@@ -16,15 +17,19 @@ from ondevice.engines.simd.kernels.step_layouts import (
     ATTEND_LOOKED_UP,
     CANDIDATE_LOGITS,
     CENTROID_SCORES,
+    CHOOSE,
     EMBED,
     GATED,
     HEAD,
     LOOK_UP,
+    MIX,
     PER_LAYER,
     PROJECT,
     RESIDUAL,
+    SCORE,
     SELECT,
     SHORTLIST,
+    SPREAD,
 )
 from ondevice.engines.simd.kernels.steps import (
     attend_share,
@@ -49,7 +54,7 @@ which it ran and those for which it waited, which add up from run to run."""
 
 
 @kernel
-def run(  # noqa: PLR0912 - numba has no jump table
+def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
     plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
 ) -> None:
     """One thread's share of every step.
@@ -85,6 +90,15 @@ def run(  # noqa: PLR0912 - numba has no jump table
             attend_chosen_share(words, state, thread, claims)
         elif kind == ATTEND_LOOKED_UP:
             attend_looked_up_share(words, state, thread, claims)
+        elif kind == SCORE:
+            score(words, state, thread, threads)
+        elif kind == CHOOSE:
+            if thread == 0:
+                choose(words, state)
+        elif kind == SPREAD:
+            spread(words, thread, threads)
+        elif kind == MIX:
+            mix(words, state, thread, threads)
         elif kind == EMBED:
             embed(words, state, thread, threads)
         elif kind == PER_LAYER:

@@ -155,6 +155,20 @@ def floats(bits: int, rows: int, weights: int, scales: int, inputs: int, blocks:
 
 
 @kernel
+def matrix_of(matrix: PackedMatrix, tiles: int) -> PackedMatrix:
+    """The matrix that begins so many tiles behind another of equal width."""
+    weights = matrix.weights + tiles * matrix.tile_bytes
+    scales = matrix.scales + tiles * scale_bytes(matrix.product, matrix.blocks)
+    return PackedMatrix(matrix.product, matrix.tile_bytes, weights, scales, matrix.blocks)
+
+
+@kernel
+def scale_bytes(product: int, blocks: int) -> Any:
+    """Of a tile's scales, or its epilogue."""
+    return 2 * TILE * blocks if product <= GROUPS8 else EPILOGUE_BYTES
+
+
+@kernel
 def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, stride: int) -> None:
     """out[r, n] = row n of one tile . row r of the activations, for 1..MOST_ROWS rows.
 
@@ -167,7 +181,7 @@ def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, s
     """
     kind, blocks = matrix.product, matrix.blocks
     weights = matrix.weights + tile * matrix.tile_bytes
-    scales = matrix.scales + tile * (2 * TILE * blocks if kind <= GROUPS8 else EPILOGUE_BYTES)
+    scales = matrix.scales + tile * scale_bytes(kind, blocks)
     if kind == GROUPS4:
         groups4(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == GROUPS8:

@@ -40,7 +40,9 @@ LOOK_UP, LOOK_UP_STRIDE = 24, 25
 """Address of the working memory of lookups, and bytes of it for each thread: `looking_up.Workspace`."""
 SHARES, SHARES_STRIDE = 26, 27
 """Address of what codes say of blocks, and bytes of it for each row and KV head that are looked up at the same time."""
-SLOTS = 28
+EXPERTS_READ = 28
+"""A number: experts whose weights the forward has read so far, of all layers together."""
+SLOTS = 29
 
 # a sequence's record
 FIRST_ROW = 0

@@ -128,6 +128,9 @@ class Project(NamedTuple):
     """Bytes from a row of the output to the next."""
     cap: int
     """c > 0 in the softcap c * tanh(output / c), or 0 for none, as the bits of a float32."""
+    groups: int = 0
+    """Address of the groups of rows, each with a matrix of its own, all of this size (`experts`); 0 where there is one
+    matrix for all rows."""
 
 
 class Gated(NamedTuple):
@@ -158,6 +161,8 @@ class Gated(NamedTuple):
     """Address of the other factor, float32[rows, 32 * units]; 0 where it is the matrix's own up."""
     factor_stride: int
     """Bytes from a row of the factor to the next; 0 without one."""
+    groups: int = 0
+    """As in `Project`; `out` is then in groups too."""
 
     def tiles(self) -> int:
         """Tiles of 16 outputs in the matrix."""
@@ -285,6 +290,87 @@ class AttendLookedUp(NamedTuple):
     """All as in `LookUp`."""
 
 
+class Score(NamedTuple):
+    """Score every expert for every row, and quantise the rows for those that will be chosen."""
+
+    row_set: int
+    h: int
+    """Address of float32[rows, width], the residual stream."""
+    width: int
+    eps: int
+    """Of the norms, as the bits of a float32."""
+    weights: int
+    """Address of float32[experts, width], the router, times the weight of its norm."""
+    experts: int
+    scores: int
+    """Address of float32[rows, experts]."""
+    norm: int
+    """Address of float32[width], of the norm before quantisation."""
+    activations: int
+    """Address of the rows' activations, each as if it were alone."""
+    form: int
+    """Of the activations, for the experts' matrices: see `inputs`."""
+
+
+class Choose(NamedTuple):
+    """Choose the experts of each row, and sort all pairs of a row and an expert by expert."""
+
+    row_set: int
+    scores: int
+    """Address of float32[rows, experts]."""
+    experts: int
+    top: int
+    """Experts of a row."""
+    scale: int
+    """Address of float32[experts], that weights are multiplied with."""
+    weights: int
+    """Address of float32[rows, top], of each row's experts, the best first; with room for 16 more."""
+    chosen: int
+    """Address of int64[rows, top], their numbers, and then the places of these pairs among those sorted."""
+    groups: int
+    """Address of int64[3 + 2 * experts]: how many experts were chosen; the number of each and its first pair; and, as
+    if there were one more, the number of pairs."""
+    pairs: int
+    """Address of int64[rows * top], the row of each pair."""
+    counts: int
+    """Address of int64[experts], working memory."""
+
+
+class Spread(NamedTuple):
+    """Copy activations, int8 with a scale for every block, to where experts read them, which have rows side by side."""
+
+    groups: int
+    pairs: int
+    """As in `Choose`."""
+    source: int
+    """Address of the rows' activations, each as if it were alone."""
+    out: int
+    """Address of activations, in groups of the rows of an expert."""
+    blocks: int
+    """Of 32, in a row."""
+
+
+class Mix(NamedTuple):
+    """x = norm(x) + norm(sum of weight * output of a row's experts)."""
+
+    row_set: int
+    x: int
+    """Address of float32[rows, width]: the dense block's output, and the sum in its place."""
+    width: int
+    eps: int
+    """Of the norms, as the bits of a float32."""
+    weight: int
+    """Address of float32[width], of the norm of x."""
+    outputs: int
+    """Address of float32[rows * top, width], of the pairs as they are sorted; overwritten."""
+    norm: int
+    """Address of float32[width], of the norm of the experts' sum."""
+    weights: int
+    chosen: int
+    top: int
+    """As in `Choose`."""
+
+
 class Select(NamedTuple):
     """Copy the wanted ones of all rows."""
 
@@ -360,6 +446,10 @@ Step = (
     | LookUp
     | AttendChosen
     | AttendLookedUp
+    | Score
+    | Choose
+    | Spread
+    | Mix
 )
 
 LAYOUTS: tuple[type[Step], ...] = (
@@ -377,9 +467,14 @@ LAYOUTS: tuple[type[Step], ...] = (
     LookUp,
     AttendChosen,
     AttendLookedUp,
+    Score,
+    Choose,
+    Spread,
+    Mix,
 )
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
 CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP = range(8, 14)
+SCORE, CHOOSE, SPREAD, MIX = range(14, 18)
 """Index of each layout in LAYOUTS: the number of its kind in a plan."""
 WIDTH = 16
 """int64 in a row of a plan."""

@@ -27,9 +27,12 @@ from ondevice.engines.simd.kernels.attention_rows import (
     state_bytes,
 )
 from ondevice.engines.simd.kernels.barrier import claim, claim_part
+from ondevice.engines.simd.kernels.best import best_of
+from ondevice.engines.simd.kernels.groups import count_groups, read_group
 from ondevice.engines.simd.kernels.heads import part_bytes, rotated_head, to_key, to_value
+from ondevice.engines.simd.kernels.inputs import group_address
 from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
+from ondevice.engines.simd.kernels.memory import bits_float, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import add_normed, norm, norm_quantize_row, quantize_row
 from ondevice.engines.simd.kernels.project import (
     Activations,
@@ -37,6 +40,7 @@ from ondevice.engines.simd.kernels.project import (
     InputRows,
     PackedMatrix,
     gated,
+    matrix_of,
     project,
 )
 from ondevice.engines.simd.kernels.slots import (
@@ -153,15 +157,27 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
     Threads claim tiles of 16 outputs.
     """
     step = read_step(Project, words)
-    row_set, blocks, tiles = step.row_set, step.blocks, step.tiles
+    row_set, blocks, tiles, groups = step.row_set, step.blocks, step.tiles, step.groups
     matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
-    activations = Activations(step.activations, state[row_set], step.form)
-    stride, cap = step.stride, bits_float(np.int32(step.cap))
+    form, stride, cap = step.form, step.stride, bits_float(np.int32(step.cap))
     out = state[step.out_slot] if step.out_slot else step.out
-    start, stop = claim_part(claims, tiles, threads)
+    every = tiles * count_groups(groups)
+    start, stop = claim_part(claims, every, threads)
     while start < stop:
-        project(matrix, activations, FloatRows(out, stride), cap, start, stop)
-        start, stop = claim_part(claims, tiles, threads)
+        while start < stop:
+            group = read_group(groups, start // tiles, state[row_set])
+            first = start % tiles
+            count = min(tiles - first, stop - start)
+            project(
+                matrix_of(matrix, group.matrix * tiles),
+                Activations(group_address(form, step.activations, group.first, blocks), group.rows, form),
+                FloatRows(out + group.first * stride, stride),
+                cap,
+                first,
+                first + count,
+            )
+            start += count
+        start, stop = claim_part(claims, every, threads)
 
 
 @kernel
@@ -171,14 +187,27 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
     Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
     """
     step = read_step(Gated, words)
-    row_set, blocks, units = step.row_set, step.blocks, step.units
+    row_set, blocks, units, groups = step.row_set, step.blocks, step.units, step.groups
     matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
-    activations = Activations(step.activations, state[row_set], step.form)
-    factor, out = FloatRows(step.factor, step.factor_stride), InputRows(step.out, units, step.out_form)
-    start, stop = claim_part(claims, units, threads)
+    form, factor = step.form, FloatRows(step.factor, step.factor_stride)
+    every, tiles = units * count_groups(groups), units * (2 if step.factor else 4)
+    start, stop = claim_part(claims, every, threads)
     while start < stop:
-        gated(matrix, activations, factor, out, scratch, start, stop)
-        start, stop = claim_part(claims, units, threads)
+        while start < stop:
+            group = read_group(groups, start // units, state[row_set])
+            first = start % units
+            count = min(units - first, stop - start)
+            gated(
+                matrix_of(matrix, group.matrix * tiles),
+                Activations(group_address(form, step.activations, group.first, blocks), group.rows, form),
+                factor,
+                InputRows(group_address(step.out_form, step.out, group.first, units), units, step.out_form),
+                scratch,
+                first,
+                first + count,
+            )
+            start += count
+        start, stop = claim_part(claims, every, threads)
 
 
 @kernel
@@ -305,15 +334,4 @@ def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads:
 def shortlist(words: np.ndarray) -> None:
     """chosen = the indices of the `top` largest of float32[clusters] scores, largest first; equal ones in order."""
     step = read_step(Shortlist, words)
-    chosen, top = step.chosen, step.top
-    taken = 0
-    for i in range(step.clusters):
-        score = read_f32(step.scores + 4 * i)
-        if taken == top and not score > read_f32(step.scores + 4 * read_i64(chosen + 8 * (top - 1))):
-            continue
-        at = taken if taken < top else top - 1
-        while at > 0 and score > read_f32(step.scores + 4 * read_i64(chosen + 8 * (at - 1))):
-            write_i64(chosen + 8 * at, read_i64(chosen + 8 * (at - 1)))
-            at -= 1
-        write_i64(chosen + 8 * at, np.int64(i))
-        taken = min(taken + 1, top)
+    best_of(step.scores, step.clusters, step.chosen, step.top)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels import steps
+from ondevice.engines.simd.kernels import experts, steps
 from ondevice.engines.simd.kernels.barrier import spin_for_next
 from ondevice.engines.simd.kernels.cache_moves import move_keys, move_values
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
@@ -55,10 +55,14 @@ def others() -> Calls:
         steps.select,
         steps.centroid_scores,
         steps.candidate_logits,
+        experts.score,
+        experts.mix,
     )
     return [
         *((step, (_WORDS, _WORDS, 0, 1)) for step in shared),
         (steps.shortlist, (_WORDS,)),
+        (experts.choose, (_WORDS, _WORDS)),
+        (experts.spread, (_WORDS, 0, 1)),
         *((move, (0, _WORDS, 0, 1, 1)) for move in (move_keys, move_values)),
     ]
 

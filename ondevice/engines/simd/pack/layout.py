@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,12 +85,37 @@ class _Tile:
     first: int
 
 
+class _Alike(Sequence[_Tile]):
+    """The tiles of matrices of one size, each with the same first rows; made when they are asked for, because the
+    experts of 26B-A4B have a million.
+    """
+
+    def __init__(self, matrices: Sequence[Matrix], firsts: Sequence[int]) -> None:
+        self._matrices = matrices
+        self._firsts = firsts
+
+    def __len__(self) -> int:
+        return len(self._matrices) * len(self._firsts)
+
+    @overload
+    def __getitem__(self, place: int) -> _Tile: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[_Tile]: ...
+
+    def __getitem__(self, place: int | slice) -> _Tile | list[_Tile]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(len(self))[place]]
+        number, tile = divmod(place, len(self._firsts))
+        return _Tile(self._matrices[number], self._firsts[tile])
+
+
 class PackLayout:
     """Assigns offsets to matrices: all are added first, then the pack is written, or found on disk and compared."""
 
     def __init__(self) -> None:
         self._end = PAGE
-        self._entries: list[tuple[Packed, list[_Tile]]] = []
+        self._entries: list[tuple[Packed, Sequence[_Tile]]] = []
 
     @property
     def size(self) -> int:
@@ -97,7 +123,7 @@ class PackLayout:
 
     def add(self, *matrices: Matrix) -> Packed:
         """Add matrices that are multiplied by the same input, as one matrix with all their rows."""
-        return self._add([_Tile(matrix, first) for matrix in matrices for first in range(0, matrix.rows, TILE)])
+        return self._add(matrices, [_Tile(each, first) for each in matrices for first in range(0, each.rows, TILE)])
 
     def add_gated(self, gate: Matrix, up: Matrix) -> Packed:
         """Add gate and up as one matrix, 32 rows of each in turn, as `kernels.project.gated` reads them."""
@@ -107,7 +133,17 @@ class PackLayout:
             for matrix in (gate, up)
             for half in (0, TILE)
         ]
-        return self._add(tiles)
+        return self._add([gate, up], tiles)
+
+    def add_experts(self, matrices: Sequence[Matrix]) -> Packed:
+        """Add matrices of one size, one behind the other."""
+        return self._add(matrices, _Alike(matrices, range(0, matrices[0].rows, TILE)))
+
+    def add_gated_experts(self, matrices: Sequence[Matrix]) -> Packed:
+        """The same for matrices whose upper half is a gate, and the lower one up: each as `add_gated` has them."""
+        half = matrices[0].rows // 2
+        firsts = [part + tile for unit in range(0, half, BLOCK) for part in (unit, half + unit) for tile in (0, TILE)]
+        return self._add(matrices, _Alike(matrices, firsts))
 
     def write(
         self,
@@ -161,10 +197,10 @@ class PackLayout:
             described.append((form.bits, form.group, packed.tiles, packed.blocks, packed.weights, packed.scales))
         return hashlib.sha256(repr(described).encode()).digest()
 
-    def _add(self, tiles: list[_Tile]) -> Packed:
-        first = tiles[0].matrix
+    def _add(self, matrices: Sequence[Matrix], tiles: Sequence[_Tile]) -> Packed:
+        first = matrices[0]
         blocks = first.width // BLOCK
-        assert all(tile.matrix.joins(first) for tile in tiles)
+        assert all(each.joins(first) for each in matrices)
         scales = self._end + first.format.bytes(len(tiles) * blocks * BLOCK * TILE)
         packed = Packed(first, len(tiles), blocks, self._end, scales)
         self._entries.append((packed, tiles))

@@ -141,10 +141,12 @@ class PlanBuilder:
         out_slot: int = 0,
         stride: int = 0,
         cap: float | None = None,
+        groups: int = 0,
     ) -> None:
         """out[rows, 16 * tiles] = activations @ matrix.T, with a softcap where one is given.
 
         `stride` is the bytes from a row of `out` to the next, where they are not side by side.
+        With `groups`, rows are multiplied with the matrices of their groups, of which this is the first.
         """
         self.add(
             Project(
@@ -158,6 +160,7 @@ class PlanBuilder:
                 out_slot=out_slot,
                 stride=stride or 4 * TILE * matrix.tiles,
                 cap=float_bits(cap or 0.0),
+                groups=groups,
             )
         )
 
@@ -170,8 +173,9 @@ class PlanBuilder:
         reader: Matrix,
         factor: int = 0,
         factor_stride: int = 0,
+        groups: int = 0,
     ) -> None:
-        """gelu(gate) * up, for the matrix `reader`; `factor` replaces up."""
+        """gelu(gate) * up, for the matrix `reader`; `factor` replaces up, and `groups` are as in `project`."""
         self.add(
             Gated(
                 row_set,
@@ -184,6 +188,7 @@ class PlanBuilder:
                 out_form=input_form(reader),
                 factor=factor,
                 factor_stride=factor_stride,
+                groups=groups,
             )
         )
 

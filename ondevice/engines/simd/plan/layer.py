@@ -15,6 +15,7 @@ from ondevice.engines.simd.kernels.step_layouts import Attend, AttendChosen, Att
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
+from ondevice.engines.simd.plan.experts import Choice, PackedExperts, add_experts, pack_experts
 from ondevice.engines.simd.plan.reading import input_form
 
 KIND_NUMBERS = {"full": 0, "sliding": 1}
@@ -34,6 +35,7 @@ class PackedLayer:
     down: Packed
     per_layer_gate: Packed | None
     per_layer_projection: Packed | None
+    experts: PackedExperts | None
 
 
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> PackedLayer:
@@ -53,6 +55,7 @@ def pack_layer(layout: PackLayout, layer: DecoderLayer) -> PackedLayer:
         layout.add(layer.down),
         None if own is None else layout.add(own.gate),
         None if own is None else layout.add(own.projection),
+        None if layer.experts is None else pack_experts(layout, layer.experts),
     )
 
 
@@ -117,6 +120,8 @@ class LayerPlace:
     """Of what runs on the same rows after the layer; None where nothing does."""
     without_attention: bool = False
     without_mlp: bool = False
+    choice: Choice | None = None
+    """Where experts are chosen; None where there are none."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,8 @@ def _blocks(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, plac
             stride = 4 * TILE * packed.up.tiles
             builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down, work.scratch, stride)
         builder.project(row_set, packed.down, work.inner, work.scratch)
+        if layer.experts is not None and packed.experts is not None and place.choice is not None:
+            add_experts(builder, layer.experts, packed.experts, place.choice, row_set, work.hidden, work.scratch)
 
     if not place.without_attention:
         entry = Input(layer.input_norm, layer.attention.query)

@@ -17,6 +17,7 @@ from ondevice.engines.simd.kernels.step_layouts import PerLayer
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
+from ondevice.engines.simd.plan.experts import room_for_choice
 from ondevice.engines.simd.plan.layer import (
     Input,
     LayerPlace,
@@ -98,6 +99,8 @@ class TargetPlanner:
         self._per_layer_step: PerLayer | None = None
         if model.per_layer is not None:
             self._add_per_layer(model.per_layer, most_rows, threads)
+        experts = [layer.experts for layer in model.layers if layer.experts is not None]
+        self._choice = room_for_choice(builder, experts) if experts else None
 
     def stops_at(self, path: LayerPath) -> int:
         """The layer that ends the part which all rows of a forward pass, be they wanted or not."""
@@ -182,6 +185,7 @@ class TargetPlanner:
                 self._input(path, index + 1) if index + 1 < stop else None,
                 without_attention=index in path.without_attention,
                 without_mlp=index in path.without_mlp,
+                choice=self._choice,
             )
             build_layer(self._builder, layer, self._packed.layers[index], place)
 
