@@ -88,6 +88,7 @@ class RandomCheckpoint:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes = shapes
         self._noise = noise()
+        self._twice = np.concatenate([self._noise, self._noise])
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
@@ -97,8 +98,10 @@ class RandomCheckpoint:
         return np.ones(shape, np.float32) if len(shape) == 1 else self.rows(name, 0, shape[0])
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
-        width = self._shapes[name][1]
-        return np.resize(np.roll(self._noise, -start * width), (stop - start, width))
+        width = self._shapes[name][-1]
+        first, count = start * width % len(self._noise), (stop - start) * width
+        part = self._twice[first : first + min(count, len(self._noise))]  # a part of no more than the noise is no copy
+        return np.resize(part, (stop - start, width)) if len(part) < count else part.reshape(-1, width)
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
         return self.rows(name, 0, len(indices))

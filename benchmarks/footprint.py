@@ -1,4 +1,4 @@
-"""What Gemma 4's dense models take on disk and in memory: `python -m benchmarks.footprint`.
+"""What Gemma 4's models take on disk and in memory: `python -m benchmarks.footprint`.
 
 Worked out from the published shapes of the text models and their assistants; nothing is downloaded or measured.
 A checkpoint with vision and audio towers is larger. How much memory a process really uses, `benchmarks.start` measures.
@@ -54,6 +54,20 @@ TARGETS: dict[str, Fields] = {
         "num_global_key_value_heads": 1,
         "intermediate_size": 15360,
     },
+    "26B-A4B": {
+        **LARGE,
+        "hidden_size": 2816,
+        "num_hidden_layers": 30,
+        "layer_types": FIVE_TO_ONE * 5,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "intermediate_size": 2112,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
     "31B": {
         **LARGE,
         "hidden_size": 5376,
@@ -71,6 +85,7 @@ DRAFTERS: dict[str, Fields] = {
     "E2B": {},
     "E4B": {"num_key_value_heads": 2},
     "12B": {**LARGE_DRAFTER, "num_key_value_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    "26B-A4B": {**LARGE_DRAFTER, "num_key_value_heads": 8, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
     "31B": {**LARGE_DRAFTER, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": True},
 }
 
@@ -96,7 +111,7 @@ class Footprint:
 
 def footprint(name: str) -> Footprint:
     """Of one of `TARGETS`, with its drafter."""
-    config, target, drafter = _shapes({**e2b_shape.TARGET, **TARGETS[name]}, DRAFTERS[name])
+    config, target, drafter = _shapes(name)
     options = ExportOptions()
     weights = _count(target)
     exported = estimate_bytes(target, options.target_formats) + estimate_bytes(drafter, options.drafter_formats)
@@ -114,21 +129,28 @@ def footprint(name: str) -> Footprint:
     )
 
 
-def _shapes(target: Fields, changes: Fields) -> tuple[TextConfig, Shapes, Shapes]:
-    """The target's configuration, and the tensors of target and drafter."""
-    text = {**e2b_shape.DRAFTER["text_config"], **changes}
-    large = "num_global_key_value_heads" in changes
-    drafter = {
+def target_fields(name: str) -> dict[str, Any]:
+    """The `config.json` of one of `TARGETS`, as far as its text model goes."""
+    return {**e2b_shape.TARGET, **TARGETS[name]}
+
+
+def drafter_fields(name: str) -> dict[str, Any]:
+    """The same of its assistant."""
+    return {
         **e2b_shape.DRAFTER,
-        "backbone_hidden_size": target["hidden_size"],
-        "use_ordered_embeddings": not large,
-        "text_config": text,
+        "backbone_hidden_size": target_fields(name)["hidden_size"],
+        "use_ordered_embeddings": "num_global_key_value_heads" not in DRAFTERS[name],
+        "text_config": {**e2b_shape.DRAFTER["text_config"], **DRAFTERS[name]},
     }
-    with tempfile.TemporaryDirectory() as name:
-        config = Path(name) / "config.json"
-        config.write_text(json.dumps(target), "utf-8")
+
+
+def _shapes(name: str) -> tuple[TextConfig, Shapes, Shapes]:
+    """The target's configuration, and the tensors of target and drafter."""
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory) / "config.json"
+        config.write_text(json.dumps(target_fields(name)), "utf-8")
         _, read = read_target(config.parent)
-        config.write_text(json.dumps(drafter), "utf-8")
+        config.write_text(json.dumps(drafter_fields(name)), "utf-8")
         return read, target_shapes(read, "model."), drafter_shapes(read_drafter(config.parent))
 
 
@@ -138,7 +160,7 @@ def _packed(shapes: Shapes, formats: Formats) -> int:
     total = 0.0
     for name, shape in shapes.items():
         by_row = "embed_tokens_per_layer" in name or (ordered and name.endswith("embed_tokens.weight"))
-        if len(shape) == 2 and not by_row:
+        if len(shape) > 1 and not by_row and not name.endswith("router.proj.weight"):
             form = formats.head if name.endswith("embed_tokens.weight") else formats.layers
             total += math.prod(shape) * form.stored_bits(scale_bits=16) / 8
     return int(total)

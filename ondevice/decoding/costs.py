@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from ondevice.decoding.cost_table import LONE_LIMIT, CostTable
 from ondevice.decoding.costs_file import KnownCosts
+from ondevice.decoding.expert_reads import ExpertReads
 from ondevice.decoding.recent import CHANGE, Recent, far
 from ondevice.decoding.record import Round
+from ondevice.engines.protocol import ExpertShare
 
 PRIOR_ROW = 0.1
 """What one more row adds to a forward, as a share of a single row's, until it was measured."""
@@ -37,12 +39,15 @@ class Costs:
 
     Shared by the generations of a model, which may run in several threads.
 
+    Where a model has experts, forwards are kept as if all rows chose the same, and told with those that rows like the
+    recent ones choose: text of which each row takes others makes a row dear, at once and for every number of rows.
+
     When the machine changes, because others want its cores, or no longer, or it is hot, all costs change with it, and
     with them those of row counts that are not run just then: else the one that is run would look dear, or cheap, beside
     the others for as long as their windows hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, experts: ExpertShare | None = None) -> None:
         self._lock = threading.Lock()
         self._round = 0
         self._measured_at: float | None = None
@@ -51,6 +56,7 @@ class Costs:
         self._drafts: dict[str, CostTable] = {}
         self._assumed: dict[str, float] = {}
         self._latest: deque[_Measured] = deque(maxlen=IN_A_ROW)
+        self._experts = None if experts is None else ExpertReads(experts)
 
     def observe(self, this: Round) -> None:
         """Learn from a decoding round.
@@ -64,9 +70,13 @@ class Costs:
         with self._lock:
             self._round += 1
             self._measured_at = time()
+            seconds = forward.seconds
+            if self._experts is not None:
+                seconds = self._experts.freed(seconds, forward.experts)
+                self._experts.observe(forward.rows, forward.experts)
             before = self._forwards.of(forward.rows)
-            change = forward.seconds / before.median if before is not None and before.measured > 1 else 1.0
-            recent = self._forwards.observe(forward.rows, forward.seconds, self._round)
+            change = seconds / before.median if before is not None and before.measured > 1 else 1.0
+            recent = self._forwards.observe(forward.rows, seconds, self._round)
             if recent.contradicts:
                 self._drop_recalled()
             touched = [recent]
@@ -128,7 +138,8 @@ class Costs:
     def forwards(self, most: int, beside: int = 0) -> list[float]:
         """Seconds of a forward of 1, 2, ..., `most` rows beside those of other sequences; never falling."""
         with self._lock:
-            return self._forwards.costs(most + beside)[beside : most + beside]
+            costs = self._forwards.costs(most + beside)[: most + beside]
+            return (costs if self._experts is None else self._experts.expected(costs))[beside:]
 
     def drafts(self, source: str, most: int) -> list[float]:
         """Seconds of a draft of 1, 2, ..., `most` tokens by `source`, or some more; never falling."""

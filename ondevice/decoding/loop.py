@@ -101,7 +101,7 @@ def generate(
             draft_seconds=speculation.draft_seconds - draft.reading_s,
             asking_seconds=speculation.asking_seconds,
             idle=speculation.idle,
-            forward=ForwardCost(outputs.rows, outputs.wanted, own),
+            forward=ForwardCost(outputs.rows, outputs.wanted, own, outputs.experts),
             threads=outputs.threads,
             logprobs=_looked_up(logprobs, emitted, outputs, path),
             finish_reason=reason,

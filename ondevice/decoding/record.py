@@ -25,11 +25,13 @@ class ForwardCost(NamedTuple):
     rows, wanted : its rows, and those whose outputs were wanted: fewer where one of the sequences was prefilling
     seconds : wall time, with the sequence's own work before and after it, which every round pays once; waiting for
         other sequences, drafting and deciding on it are left out
+    experts : that a layer read on average; 0 where there are none
     """
 
     rows: int
     wanted: int
     seconds: float
+    experts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,9 @@ class Stats(DraftCounts):
     """The most that a forward may take."""
     threads_ran: list[int] = field(default_factory=list)
     """Decoding rounds whose forward took 1, 2, ... threads: as many as made it faster."""
+    expert_reads: float = 0.0
+    """Experts whose weights the forwards of decoding rounds read, on average of the layers: of rows that chose the same
+    one it is read once."""
     by_source: dict[str, DraftCounts] = field(default_factory=dict)
     """The same counts by who drafted."""
     rounds_without_draft: int = 0
@@ -121,6 +126,8 @@ class Stats(DraftCounts):
         self.threads_ran += [0] * (this.threads - len(self.threads_ran))
         if this.threads:
             self.threads_ran[this.threads - 1] += 1
+        if this.forward is not None:
+            self.expert_reads += this.forward.experts
         if this.drafted:
             self.add_draft(this.drafted, this.depth, this.accepted)
             self.by_source.setdefault(this.source, DraftCounts()).add_draft(this.drafted, this.depth, this.accepted)
@@ -146,6 +153,11 @@ class Stats(DraftCounts):
     def tokens_per_round(self) -> float:
         """Tokens after the first per target forward."""
         return (self.new_tokens - 1) / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def experts_per_round(self) -> float:
+        """Experts of a layer that a round's forward read; 0.0 where there are none."""
+        return self.expert_reads / self.target_forwards if self.target_forwards else 0.0
 
     @property
     def usual_threads(self) -> int:

@@ -70,7 +70,7 @@ class Runner:
         self.closed = False
         self.batch = Batch(engine, max_sequences)
         self._cache = PrefixCache(engine, cache_bytes)
-        self._costs = Costs()
+        self._costs = Costs(engine.experts)
         self._costs_file = costs_file
         if costs_file is not None and (known := costs_file.read()) is not None:
             self._costs.recall(known)

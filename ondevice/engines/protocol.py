@@ -69,6 +69,19 @@ class DraftStep:
     hidden: Floats
 
 
+@dataclass(frozen=True)
+class ExpertShare:
+    """The experts of a model, and what reading one costs.
+
+    count, top : experts of a layer, and those that a row takes
+    of_a_row : bytes of an expert, in all layers, as a share of all that a forward of one row reads
+    """
+
+    count: int
+    top: int
+    of_a_row: float
+
+
 class Session(Protocol):
     """One sequence: its committed tokens and their keys and values. Used by one thread at a time."""
 
@@ -155,6 +168,8 @@ class Engine(Protocol):
     context_length: int
     most_rows: int
     """Rows of one forward, all sequences together."""
+    experts: ExpertShare | None
+    """None where the target has none, or the engine does not tell how many it reads."""
 
     def open_session(self) -> Session:
         """A new, empty sequence."""
@@ -190,6 +205,6 @@ class Engine(Protocol):
 
 
 __all__ = [
-    "MOST_SESSIONS", "ROOT", "WHOLE", "DraftStep", "Engine", "Floats", "Ids", "KVCacheType", "LayerPath", "Outputs",
-    "Rows", "Session", "TokenTree",
+    "MOST_SESSIONS", "ROOT", "WHOLE", "DraftStep", "Engine", "ExpertShare", "Floats", "Ids", "KVCacheType", "LayerPath",
+    "Outputs", "Rows", "Session", "TokenTree",
 ]  # fmt: skip

@@ -31,6 +31,7 @@ STATS_KEYS = (
     "peak_rss_bytes",
     "threads",
     "threads_ran",
+    "experts_per_round",
     "rounds_without_draft",
     "fallbacks",
     "costs_age_s",
@@ -78,6 +79,8 @@ def summary(stats: Stats) -> str:
         parts.append(f"nothing drafted ({stats.drafter})")
     else:
         parts.append(f"{stats.draft_acceptance_rate:.0%} of {stats.drafted} drafted tokens accepted ({stats.drafter})")
+    if stats.experts_per_round:
+        parts.append(f"{stats.experts_per_round:.1f} experts per layer and round")
     if stats.usual_threads < stats.threads:
         parts.append(f"on {stats.usual_threads} of {stats.threads} threads, which is faster now")
     parts.append(f"first token after {stats.prefill_s:.2f} s ({stats.prompt_tokens} prompt tokens)")

@@ -13,7 +13,7 @@ def test_e2b():
     assert found.window_bytes == 12 * 2 * 256 * 2 * 512
 
 
-@pytest.mark.parametrize(("small", "large"), [("E2B", "E4B"), ("E4B", "12B"), ("12B", "31B")])
+@pytest.mark.parametrize(("small", "large"), [("E2B", "E4B"), ("E4B", "12B"), ("12B", "26B-A4B"), ("26B-A4B", "31B")])
 def test_a_larger_model_takes_more(small, large):
     one, other = footprint(small), footprint(large)
     assert one.weights < other.weights

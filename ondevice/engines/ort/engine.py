@@ -23,7 +23,7 @@ from ondevice.engines.ort.binding import Binding
 from ondevice.engines.ort.draft_steps import DraftSteps
 from ondevice.engines.ort.session import PREFILL_ROWS, OrtSession
 from ondevice.engines.process import Process
-from ondevice.engines.protocol import Outputs, Rows, Session
+from ondevice.engines.protocol import ExpertShare, Outputs, Rows, Session
 from ondevice.engines.session_file import Origin
 from ondevice.errors import BundleCorruptError, UsageError
 
@@ -37,6 +37,7 @@ class OrtEngine:
     name = "ort"
     partial_forwards = False
     kv_cache = "fp32"
+    experts: ExpertShare | None = None
     most_rows = PREFILL_ROWS
 
     def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:

@@ -85,6 +85,7 @@ class SimdEngine:
         self.most_rows = MOST_ROWS
         self._program = load_program(bundle, MOST_ROWS, threads, preparation, lookup)
         self.cache_places = self._program.caches
+        self.experts = self._program.experts
         self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
         self._pool = ThreadPool(threads, self._program.scratch_bytes)
         weakref.finalize(self, self._pool.close)  # its threads would outlive an engine that nobody closed
@@ -130,7 +131,7 @@ class SimdEngine:
             if rows.path.stop is not None:
                 buffer.part(0, len(rows.wanted))[1][:] = self._target.ends(len(rows.wanted))
             self._release_tables(len(rows.tokens))
-            experts = int(self._state.slots[slots.EXPERTS_READ]) / max(1, self._program.expert_layers)
+            read = int(self._state.slots[slots.EXPERTS_READ]) / max(1, self._program.expert_layers)
             seconds = time.perf_counter() - started
         outputs, first = [], 0
         for session, tree, count in zip(rows.sessions, rows.trees, rows.counts, strict=True):
@@ -138,7 +139,7 @@ class SimdEngine:
             logits, hidden = buffer.part(first, count)
             width = self.target.vocab_size if rows.path.stop is None else 0
             sizes = len(rows.tokens), len(rows.wanted)
-            outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, experts))
+            outputs.append(Outputs(logits[:, :width], hidden, *sizes, seconds, threads, read))
             first += count
         return outputs
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
+from ondevice.engines.protocol import ExpertShare
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.forward_state import Frequencies, frequencies
 from ondevice.engines.simd.graph.drafter import read_drafter
@@ -21,7 +22,7 @@ from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
 from ondevice.engines.simd.plan.exact import exact_plan
 from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
-from ondevice.engines.simd.plan.target import PackedTarget, TargetPlanner, pack_target
+from ondevice.engines.simd.plan.target import PackedTarget, TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.target_plans import TargetPlans
 from ondevice.errors import BundleCorruptError
 from ondevice.preparation import SIMD, SIMD_LAST, TOKENS, Preparation
@@ -49,6 +50,7 @@ class Program:
     """Working memory of a thread, in bytes."""
     expert_layers: int
     """Layers of the target that have experts."""
+    experts: ExpertShare | None
     widest_attention: tuple[int, int]
     """Numbers of the widest head, and most query heads of a layer."""
     buffers: Buffers
@@ -107,7 +109,8 @@ def load_program(
     return Program(
         caches, plans, read.target_frequencies, width, drafter_steps,
         None if drafter_steps is None else exact_plan(drafter_steps.steps), read.drafter_frequencies,
-        looked_up, scratch_bytes(layers), expert_layers, widest_attention(layers), buffers, read.sources, pack,
+        looked_up, scratch_bytes(layers), expert_layers, expert_share(model, read.packed), widest_attention(layers),
+        buffers, read.sources, pack,
     )  # fmt: skip
 
 

@@ -72,9 +72,14 @@ class Packed:
         return self.blocks * TILE * 2 if self.format.group else EPILOGUE_BYTES
 
     @property
+    def nbytes(self) -> int:
+        """Of codes and scales."""
+        return self.tiles * (self.tile_bytes + self.scale_bytes)
+
+    @property
     def end(self) -> int:
         """Offset of the next matrix."""
-        return -(-(self.scales + self.tiles * self.scale_bytes) // PAGE) * PAGE
+        return -(-(self.weights + self.nbytes) // PAGE) * PAGE
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ class PackedExperts:
     gated: Packed
     down: Packed
 
+    @property
+    def nbytes(self) -> int:
+        """Of one expert."""
+        return self.gated.nbytes + self.down.nbytes
+
 
 def pack_experts(layout: PackLayout, experts: Experts) -> PackedExperts:
     packed = layout.add_gated_experts(experts.gate_up), layout.add_experts(experts.down)

@@ -37,6 +37,11 @@ class PackedLayer:
     per_layer_projection: Packed | None
     experts: PackedExperts | None
 
+    def dense(self) -> list[Packed]:
+        """What every row is multiplied with."""
+        some = (self.up, self.per_layer_gate, self.per_layer_projection)
+        return [*self.heads, self.output, self.gated, self.down, *(matrix for matrix in some if matrix is not None)]
+
 
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> PackedLayer:
     attention, new, own = layer.attention, layer.attention.new, layer.per_layer

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.layer_path import WHOLE, LayerPath
+from ondevice.engines.protocol import ExpertShare
 from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.graph.model import PerLayerInputs as PerLayerEmbeddings
 from ondevice.engines.simd.graph.model import TargetModel
@@ -46,6 +47,19 @@ class PackedTarget:
 def pack_target(layout: PackLayout, model: TargetModel) -> PackedTarget:
     per_layer = None if model.per_layer is None else layout.add(model.per_layer.projection)
     return PackedTarget([pack_layer(layout, layer) for layer in model.layers], per_layer, layout.add(model.head))
+
+
+def expert_share(model: TargetModel, packed: PackedTarget) -> ExpertShare | None:
+    """What reading an expert costs, where all layers that have experts have as many; None where there are none."""
+    sizes = {(len(layer.experts.scale), layer.experts.top) for layer in model.layers if layer.experts is not None}
+    if len(sizes) != 1:
+        return None
+    [(count, top)] = sizes
+    experts = sum(each.experts.nbytes for each in packed.layers if each.experts is not None)
+    others = [packed.head, *(matrix for layer in packed.layers for matrix in layer.dense())]
+    if packed.per_layer is not None:
+        others.append(packed.per_layer)
+    return ExpertShare(count, top, experts / (sum(each.nbytes for each in others) + top * experts))
 
 
 class TargetPlanner:

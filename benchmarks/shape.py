@@ -1,0 +1,75 @@
+"""A random bundle of the exact shapes of any Gemma 4, with its assistant, as `e2b_shape` writes E2B's.
+
+    python -m benchmarks.shape SIZE DIRECTORY [--head-bits 4] [--no-drafter]
+
+It goes through the exporter, matrix by matrix, so it takes no more memory than an export does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.e2b_shape import RandomCheckpoint
+from benchmarks.footprint import TARGETS, drafter_fields, target_fields
+from ondevice_export.bundle_writer import BundleWriter
+from ondevice_export.checkpoint import Checkpoint
+from ondevice_export.config import read_drafter, read_target
+from ondevice_export.export_options import ExportOptions
+from ondevice_export.graph_files import write_drafter, write_target
+from ondevice_export.manifest import make_manifest
+from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
+from ondevice_export.source import Checkout
+from ondevice_export.tensor_names import drafter_shapes, target_shapes
+
+
+def target_model(size: str, directory: Path) -> TargetCheckpoint:
+    """The target as the exporter sees it; its `config.json` goes below the directory."""
+    checkout = _config(directory / f"gemma-4-{size}-shape", target_fields(size))
+    family, config = read_target(checkout.directory)
+    shapes = target_shapes(config, "model.")
+    return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
+
+
+def drafter_model(size: str, directory: Path) -> DrafterCheckpoint:
+    """The same of its assistant."""
+    checkout = _config(directory / f"gemma-4-{size}-shape-assistant", drafter_fields(size))
+    config = read_drafter(checkout.directory)
+    shapes = drafter_shapes(config)
+    return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
+
+
+def write_bundle(size: str, out: Path, head_bits: int = 8, *, with_drafter: bool = True) -> None:
+    """Write the bundle; an older one there is replaced."""
+    options = ExportOptions(drafter="auto" if with_drafter else "none", head_bits=head_bits)
+    with tempfile.TemporaryDirectory() as name, BundleWriter(out) as bundle:
+        target = target_model(size, Path(name))
+        drafter = drafter_model(size, Path(name)) if with_drafter else None
+        table = write_target(bundle.directory, target, options, lambda _weights: None)
+        if drafter is not None:
+            write_drafter(bundle.directory, drafter, table, options, lambda _weights: None)
+        bundle.commit(make_manifest(target, drafter, options))
+
+
+def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(fields), "utf-8")
+    return Checkout(directory, directory.name, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("size", choices=TARGETS)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--no-drafter", action="store_true")
+    arguments = parser.parse_args()
+    write_bundle(arguments.size, arguments.directory, arguments.head_bits, with_drafter=not arguments.no_drafter)
+
+
+if __name__ == "__main__":
+    main()
