@@ -1,6 +1,6 @@
 """The bundle of `e2b_shape` as a GGUF file, for llama.cpp: the same shapes, the same noise, blocks of the same bits.
 
-    python -m benchmarks.e2b_gguf FILE [--head-bits 4]
+    python -m benchmarks.e2b_gguf FILE [--head-bits 4] [--size 26B-A4B]
 
 Matrices are Q4_0, which is what the bundle holds: int4 in blocks of 32 with an fp16 scale. The head, which is the token
 embedding too, is Q8_0 or Q4_0. Of a vocabulary there is only the size: llama-bench draws token ids, and needs no text.
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.e2b_shape import noise, target_model
+from benchmarks.e2b_shape import noise
+from benchmarks.footprint import TARGETS
+from benchmarks.shape import target_model
 from ondevice_export.config import TextConfig
 
 try:
@@ -32,24 +34,27 @@ STILL = 1e30
 """What the frequencies that do not turn are divided by (llama.cpp, `Gemma4Model.generate_extra_tensors`)."""
 
 
-def write_gguf(path: Path, head_bits: int) -> None:
+_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+"""Names that gguf has no map for."""
+
+
+def write_gguf(path: Path, head_bits: int, size: str = "E2B") -> None:
     """Write the file; an older one there is replaced."""
     with tempfile.TemporaryDirectory() as directory:
-        model = target_model(Path(directory))
+        model = target_model(size, Path(directory))
     config = model.config
     head = {4: Kind.Q4_0, 8: Kind.Q8_0}[head_bits]
     kinds = {name: _kind(name, shape, head) for name, shape in model.shapes.items()}
     names = gguf.get_tensor_name_map(ARCHITECTURE, len(config.layers))
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURE])
+    writer.add_name(f"gemma-4-{size}-shape")
     _describe(writer, config)
     turning = rope_divisors(config)
     writer.add_tensor_info("rope_freqs.weight", turning.shape, turning.dtype, turning.nbytes)
     for name, shape in model.shapes.items():
         kind = kinds[name]
-        own = names.get_name(name.removesuffix(".weight"))
-        if own is None:
-            raise SystemExit(f"{name}: gguf has no name for this tensor")
-        writer.add_tensor_info(f"{own}.weight", shape, np.dtype(np.float32), _bytes(shape, kind), kind)
+        own = _own_name(name, names)
+        writer.add_tensor_info(own, shape, np.dtype(np.float32), _bytes(shape, kind), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -58,7 +63,7 @@ def write_gguf(path: Path, head_bits: int) -> None:
     for name, shape in model.shapes.items():
         kind = kinds[name]
         if kind is Kind.F32:
-            writer.write_tensor_data(np.ones(shape, np.float32))
+            writer.write_tensor_data(np.ones(shape, np.float32) if len(shape) == 1 else np.resize(noise(), shape))
         else:
             writer.write_tensor_data(np.resize(blocks[kind], _bytes(shape, kind)))
     writer.close()
@@ -71,8 +76,19 @@ def rope_divisors(config: TextConfig) -> npt.NDArray[np.float32]:
     return np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
 
 
+def _own_name(name: str, names: Any) -> str:
+    """What llama.cpp calls a tensor."""
+    _, _, layer, part = [*name.split(".", 3), ""][:4]
+    if part in _SCALES:
+        return f"blk.{layer}.{_SCALES[part]}"
+    own = names.get_name(name.removesuffix(".weight"))
+    if own is None:
+        raise SystemExit(f"{name}: gguf has no name for this tensor")
+    return f"{own}.weight"
+
+
 def _kind(name: str, shape: tuple[int, ...], head: Kind) -> Kind:
-    if len(shape) == 1:
+    if len(shape) == 1 or name.endswith("router.proj.weight"):
         return Kind.F32
     return head if name == HEAD else Kind.Q4_0
 
@@ -88,13 +104,16 @@ def _head_dim(config: TextConfig, kind: str) -> int:
 
 def _describe(writer: Any, config: TextConfig) -> None:
     """The metadata that llama.cpp's `llama_model_gemma4::load_arch_hparams` and its base class read."""
-    writer.add_name("gemma-4-E2B-shape")
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(len(config.layers))
     writer.add_feed_forward_length([layer.intermediate_size for layer in config.layers])
+    if (experts := config.layers[0].experts) is not None:
+        writer.add_expert_count(experts.count)
+        writer.add_expert_used_count(experts.top)
+        writer.add_expert_feed_forward_length(experts.intermediate_size)
     writer.add_head_count(config.query_heads)
     writer.add_head_count_kv([layer.kv_heads for layer in config.layers])
     writer.add_layer_norm_rms_eps(config.norm_eps)
@@ -119,8 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--size", choices=TARGETS, default="E2B")
     arguments = parser.parse_args()
-    write_gguf(arguments.file, arguments.head_bits)
+    write_gguf(arguments.file, arguments.head_bits, arguments.size)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,154 @@
+"""Forwards of a random bundle of Gemma 4 26B-A4B's shape: what rows cost when each may choose experts of its own.
+
+    python -m benchmarks.moe_shape DIRECTORY [--threads 2] [--rounds 3] [--llama-bench PROGRAM --gguf FILE]
+
+Where there is no bundle in the directory, one is written first: 16 GB, through the exporter, matrix by matrix. Its
+pack, 15 GB, goes into the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, has
+its turn behind `simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, of which every
+row's logits are wanted; 512 are a prefill.
+
+Random weights route at random: tokens have no more experts in common than chance has it, which is the dearest case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.footprint import footprint
+from benchmarks.llama_bench import LlamaBench
+from benchmarks.shape import write_bundle
+from ondevice import machine
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.kernels import instruction_set
+from ondevice.manifest import Target
+from ondevice.terminal.bench.footer import versions, versions_line
+from ondevice.terminal.bench.table import table
+
+SIZE = "26B-A4B"
+VERIFY = (1, 2, 3, 4, 5, 6, 7, 8)
+PREFILL = 512
+CONTEXT = 64
+"""Tokens in the cache before every forward."""
+TIMES = 5
+"""Verifications in a round."""
+ROOM = 1 << 31
+"""Bytes that must be left beside the weights: caches, buffers, Python, and what else the system has to keep."""
+
+
+@dataclass
+class Measured:
+    """Forwards of one number of rows."""
+
+    seconds: list[float] = field(default_factory=list)
+    experts: list[float] = field(default_factory=list)
+    """That a layer read."""
+
+
+def check_memory(needed: int, available: int) -> None:
+    """Raise SystemExit where the weights do not stay in memory: forwards would be as fast as the disk."""
+    if available < needed:
+        raise SystemExit(
+            f"{SIZE} needs {needed / 1e9:.1f} GB of memory: {(needed - ROOM) / 1e9:.1f} GB of weights, of which random "
+            f"tokens touch all, and {ROOM / 1e9:.1f} GB beside them; {available / 1e9:.1f} GB are available here. "
+            "Close other programs, or measure on a larger machine"
+        )
+
+
+class Forwarder(Protocol):
+    """The part of an engine that is timed."""
+
+    target: Target
+
+    def open_session(self) -> Session: ...
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]: ...
+
+
+def forward(engine: Forwarder, session: Session, rows: int, rng: np.random.Generator) -> Outputs:
+    """A verification of so many rows after the context, of which nothing is kept, or a prefill."""
+    tokens = rng.integers(0, engine.target.vocab_size, rows).tolist()
+    wanted = [rows - 1] if rows == PREFILL else range(rows)
+    return engine.forward([Rows(session, TokenTree.chain(tokens), wanted)])[0]
+
+
+def measure(engine: Forwarder, rounds: int) -> dict[int, Measured]:
+    """Every number of rows in turn, in as many rounds, behind one that warms up."""
+    rng = np.random.default_rng(0)
+    session = engine.open_session()
+    tokens = rng.integers(0, engine.target.vocab_size, CONTEXT).tolist()
+    engine.forward([Rows(session, TokenTree.chain(tokens), [0])])
+    session.commit(range(CONTEXT))
+    found = {rows: Measured() for rows in (*VERIFY, PREFILL)}
+    for turn in range(rounds + 1):
+        for rows in (*VERIFY * TIMES, PREFILL):
+            started = time.perf_counter()
+            outputs = forward(engine, session, rows, rng)
+            seconds = time.perf_counter() - started
+            if turn:
+                found[rows].seconds.append(seconds)
+                found[rows].experts.append(outputs.experts)
+    return found
+
+
+def report(found: dict[int, Measured], llama: dict[int, list[float]] | None) -> str:
+    """Markdown: medians."""
+    titles = ["rows", "simd ms", "its 1 row", "experts per layer"]
+    titles += [] if llama is None else ["llama.cpp ms", "its 1 row", "llama.cpp / simd"]
+    one, lines = statistics.median(found[1].seconds), []
+    for rows, measured in found.items():
+        taken = statistics.median(measured.seconds)
+        cells = [f"{rows}", f"{1e3 * taken:.1f}", f"{taken / one:.2f}", f"{statistics.mean(measured.experts):.1f}"]
+        if llama is not None:
+            other, others_one = statistics.median(llama[rows]), statistics.median(llama[1])
+            cells += [f"{1e3 * other:.1f}", f"{other / others_one:.2f}", f"{other / taken:.2f}"]
+        lines.append(cells)
+    return table(titles, lines, left=())
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--threads", type=int, default=machine.default_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM", help="measure llama.cpp too")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="of this shape, from benchmarks.e2b_gguf")
+    arguments = parser.parse_args()
+    if (arguments.llama_bench is None) != (arguments.gguf is None):
+        parser.error("--llama-bench and --gguf go together")
+    return arguments
+
+
+def main() -> None:
+    arguments = _parse()
+    check_memory(footprint(SIZE).pack_bytes + ROOM, machine.available_bytes())
+    if not arguments.directory.exists():
+        write_bundle(SIZE, arguments.directory, with_drafter=False)
+    engine = SimdEngine(Bundle.open(arguments.directory), arguments.threads)
+    found = measure(engine, arguments.rounds)
+    engine.close()
+    peers, llama = {}, None
+    if arguments.llama_bench:
+        bench = LlamaBench(arguments.llama_bench, arguments.gguf, arguments.threads)
+        peers[bench.name] = f"{bench.version} ({bench.model})"
+        llama = bench.seconds(VERIFY, CONTEXT, TIMES, every_logit=True)
+        llama |= bench.seconds([PREFILL], CONTEXT, 1, every_logit=False)
+    print(report(found, llama))
+    facts = {"versions": versions(("numba", "numpy")) | peers}
+    print(
+        f"\n{SIZE}, {machine.processor_name()}, {arguments.threads} threads, {instruction_set.current().name}; "
+        f"{CONTEXT} tokens in the cache; medians of {arguments.rounds} rounds  \n{versions_line(facts)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
