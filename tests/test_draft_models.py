@@ -46,7 +46,7 @@ def test_the_text_is_that_of_plain_decoding(
         assert 0.5 * alone.stats.drafted < alone.stats.accepted
     beside = model.generate(PROMPTS[prompt], drafter=f"auto+{coarse}", **options)
     assert beside.token_ids == plain.token_ids
-    assert beside.stats.drafter == "mtp+ngram+draft:coarse"
+    assert beside.stats.drafter == "mtp+ngram+swift+draft:coarse"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])

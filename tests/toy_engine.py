@@ -12,6 +12,7 @@ import numpy as np
 
 from ondevice.contract import AttentionKind
 from ondevice.engines.kv_cache import KVCache, make_caches
+from ondevice.engines.path_memory import PathMemory
 from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Floats, Outputs, Rows
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
@@ -69,8 +70,8 @@ class ToyEngine:
     name = "toy"
     has_drafter = False
     kv_cache = "none"
-    partial_forwards = False
     experts: ExpertShare | None = None
+    paths: PathMemory | None = None
 
     def __init__(
         self, context_length: int = 10_000, chunk: int = 64, before: Callable[[Sequence[Rows]], None] | None = None

@@ -89,7 +89,7 @@ def generate(
         reason = _finished(tokens, len(prompt_ids), session, limits, sampler.constraint)
         speculation.tell(emitted, outputs, path, last=reason is not None)
         seconds = perf_counter() - started
-        own = seconds - waited - speculation.draft_seconds - speculation.asking_seconds
+        own = seconds - waited - speculation.draft_seconds - speculation.asking_seconds - speculation.search_seconds
         this = Round(
             token_ids=tuple(emitted),
             drafted=len(draft),

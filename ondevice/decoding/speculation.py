@@ -9,7 +9,7 @@ from ondevice.decoding.pruning import pruned
 from ondevice.decoding.record import IdleReason, Round
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.schedule import NO_ROOM, Plan, Schedule
-from ondevice.drafters.protocol import Constrained, Draft, Drafter, DraftRequest
+from ondevice.drafters.protocol import Constrained, Draft, Drafter, DraftRequest, Searcher
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.errors import UsageError
 
@@ -25,17 +25,19 @@ class Speculation:
         idle: why nothing was proposed in this round; None where something was, or nobody could.
         draft_seconds: that making the draft took.
         asking_seconds: that deciding on it took, and telling of what became of it.
-        concluding_seconds: of these, what comes after the round, and counts for the next one.
+        search_seconds: that a drafter spent on looking for a better way of drafting, beside all that.
+        concluding_seconds: of asking, what comes after the round, and counts for the next one.
     """
 
     def __init__(self, drafter: Drafter | None, schedule: Schedule | None, session: Session, sampler: Sampler) -> None:
         self._drafter, self._schedule = drafter, schedule
         self._session, self._sampler = session, sampler
         self._knows_constraint = isinstance(drafter, Constrained)
+        self._searcher = drafter if isinstance(drafter, Searcher) else None
         self._untold: list[int] = []
         self._resting = True
         self.idle: IdleReason | None = None
-        self.draft_seconds = self.asking_seconds = self.concluding_seconds = 0.0
+        self.draft_seconds = self.asking_seconds = self.concluding_seconds = self.search_seconds = 0.0
 
     def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
         """The prompt is committed, and its first token is chosen."""
@@ -54,7 +56,7 @@ class Speculation:
             outputs, path: of the round before.
         """
         started = perf_counter()
-        draft, self.draft_seconds = NO_DRAFT, 0.0
+        draft, self.draft_seconds, self.search_seconds = NO_DRAFT, 0.0, 0.0
         if self._drafter is not None and self._schedule is not None:
             self.idle = "unprofitable"
             self._resting = self._schedule.rests() and not self._is_forced()
@@ -65,7 +67,8 @@ class Speculation:
                 if plan.k:
                     draft = self._draft(self._drafter, plan, tokens)
                 self.idle = None if len(draft) else "no_match" if plan.k else plan.reason
-        self.asking_seconds = self.concluding_seconds + perf_counter() - started - self.draft_seconds
+        asking = perf_counter() - started - self.draft_seconds - self.search_seconds
+        self.asking_seconds = self.concluding_seconds + asking
         self.concluding_seconds = 0.0
         return draft
 
@@ -73,9 +76,9 @@ class Speculation:
         """What the target made of it, and whether that was the last round."""
         self._untold += emitted
         if last or not self._resting:
-            started = perf_counter()
+            started, searched = perf_counter(), self.search_seconds
             self._tell(outputs, path)
-            self.asking_seconds += perf_counter() - started
+            self.asking_seconds += perf_counter() - started - (self.search_seconds - searched)
 
     def conclude(self, this: Round) -> None:
         """The round is over."""
@@ -86,8 +89,11 @@ class Speculation:
 
     def _tell(self, outputs: Outputs, path: Sequence[int]) -> None:
         if self._untold and self._drafter is not None:
+            before = 0.0 if self._searcher is None else self._searcher.searched_s
             self._drafter.observe(self._untold, outputs, path)
             self._untold = []
+            if self._searcher is not None:
+                self.search_seconds += self._searcher.searched_s - before
 
     def _is_forced(self) -> bool:
         """Whether a drafter that knows the constraint has something certain to draft, and is worth waking."""

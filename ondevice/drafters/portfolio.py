@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.schedule import expected_rate
 from ondevice.decoding.trust import Trust
-from ondevice.drafters.protocol import Constrained, Draft, Drafter, DraftRequest, Forecast, Reader
+from ondevice.drafters.protocol import Constrained, Draft, Drafter, DraftRequest, Forecast, Reader, Searcher
 from ondevice.engines.protocol import Outputs, Session
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class Portfolio:
         for drafter in self.drafters:
             if isinstance(drafter, Reader):
                 drafter.rest()
+
+    @property
+    def searched_s(self) -> float:
+        return sum(drafter.searched_s for drafter in self.drafters if isinstance(drafter, Searcher))
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._steady.clear()

@@ -117,7 +117,8 @@ class Drafter(Protocol):
 
         Args:
             prompt_ids: all tokens so far, but for the first new one: `observe` tells that next.
-            session: the target's sequence. Only committed tokens may be read, and nothing changed.
+            session: the target's sequence. Only committed tokens may be read, and nothing changed; what draft forwards
+                (`Rows.path`) leave behind them is nobody's.
         """
         ...
 
@@ -161,6 +162,18 @@ class Reader(Protocol):
 
 
 @runtime_checkable
+class Searcher(Protocol):
+    """A drafter that now and then looks for a better way of drafting while it is told of rounds. It limits itself what
+    that takes, and it counts for no round.
+    """
+
+    @property
+    def searched_s(self) -> float:
+        """Seconds of it so far."""
+        ...
+
+
+@runtime_checkable
 class Constrained(Protocol):
     """A drafter that wants to know what limits the tokens of a reply. What it drafts is cut in any case."""
 
@@ -169,4 +182,4 @@ class Constrained(Protocol):
         ...
 
 
-__all__ = ["ROOT", "Constrained", "Draft", "DraftRequest", "Drafter", "Forecast", "Reader"]
+__all__ = ["ROOT", "Constrained", "Draft", "DraftRequest", "Drafter", "Forecast", "Reader", "Searcher"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the command line lists the names, and needs neither numpy n
     from ondevice.decoding.costs import Costs
     from ondevice.drafters.draft_model import DraftModel, DraftSampling
     from ondevice.drafters.protocol import Drafter
+    from ondevice.engines.path_memory import SkipRecord
     from ondevice.engines.protocol import Engine
 
 NONE = "none"
@@ -33,6 +34,7 @@ class DrafterEntry:
     make : a new drafter for sequences of an engine, on a machine with these costs
     obstacle : why it cannot draft for an engine's bundle, and what to do; None where it can
     needs_grammar : whether it drafts only where a grammar limits the reply
+    make_beside : a new one for a portfolio, where that is made in another way
     """
 
     name: str
@@ -40,6 +42,7 @@ class DrafterEntry:
     make: Callable[[Engine, Costs], Drafter]
     obstacle: Callable[[Engine], str | None] = lambda engine: None
     needs_grammar: bool = False
+    make_beside: Callable[[Engine, Costs], Drafter] | None = None
 
 
 def _mtp(engine: Engine, costs: Costs) -> Drafter:
@@ -60,6 +63,29 @@ def _grammar(engine: Engine, costs: Costs) -> Drafter:
     return GrammarDrafter()
 
 
+def _self(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.self_draft import SkippingDrafter
+    from ondevice.engines.path_memory import path_of
+
+    record = _tuned(engine)
+    if record is None or not record.pays:
+        return SkippingDrafter("self", engine, None)
+    costs.assume("self", record.draft_share)
+    return SkippingDrafter("self", engine, path_of(record.skips), record.survival[0])
+
+
+def _swift(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.swift import SwiftDrafter
+
+    return SwiftDrafter(engine, costs)
+
+
+def _swift_beside(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.swift import SHARE, SwiftDrafter
+
+    return SwiftDrafter(engine, costs, SHARE / 2)
+
+
 def _auto(engine: Engine, costs: Costs) -> Drafter:
     from ondevice.drafters.portfolio import Portfolio
 
@@ -67,13 +93,35 @@ def _auto(engine: Engine, costs: Costs) -> Drafter:
 
 
 def _methods(engine: Engine, costs: Costs) -> list[Drafter]:
-    return [REGISTRY[name].make(engine, costs) for name in methods(engine)]
+    entries = [REGISTRY[name] for name in methods(engine)]
+    return [(each.make_beside or each.make)(engine, costs) for each in entries]
 
 
 def _without_model(engine: Engine) -> str | None:
     if engine.has_drafter:
         return None
     return "this bundle has no MTP drafter: use --drafter ngram, or export with --drafter SOURCE"
+
+
+def _tuned(engine: Engine) -> SkipRecord | None:
+    return None if engine.paths is None else engine.paths.read(engine.paths.tuned_files)
+
+
+def _all_layers(engine: Engine) -> str | None:
+    from ondevice.engines.path_memory import free_sub_layers
+
+    if engine.paths is not None:
+        return None if free_sub_layers(engine.target) else "this model has too few layers for a draft to leave any out"
+    return f"the {engine.name} engine runs all layers or none, and drafts with some of them need --engine simd"
+
+
+def _nothing_to_skip(engine: Engine) -> str | None:
+    if (obstacle := _all_layers(engine)) is not None:
+        return obstacle
+    record = _tuned(engine)
+    if record is None:
+        return "nobody knows yet which layers of this bundle a draft can do without: run `ondevice tune BUNDLE`"
+    return None if record.pays else "`ondevice tune` found no layers that a draft could leave out with a gain here"
 
 
 _ENTRIES = (
@@ -88,6 +136,19 @@ _ENTRIES = (
         "ngram",
         "what followed the longest earlier match in the prompt, this reply or earlier replies; costs microseconds",
         _ngram,
+    ),
+    DrafterEntry(
+        "self",
+        "the model itself, without the attention and MLP blocks that `ondevice tune` found it can draft without",
+        _self,
+        _nothing_to_skip,
+    ),
+    DrafterEntry(
+        "swift",
+        "the same, with blocks that are found while it generates, in a share of the time",
+        _swift,
+        _all_layers,
+        make_beside=_swift_beside,
     ),
     DrafterEntry(
         "grammar",

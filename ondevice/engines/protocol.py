@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.layer_path import WHOLE, LayerPath
+from ondevice.engines.path_memory import PathMemory
 from ondevice.engines.token_tree import ROOT, Ids, TokenTree
 from ondevice.manifest import Target
 
@@ -170,6 +171,8 @@ class Engine(Protocol):
     """Rows of one forward, all sequences together."""
     experts: ExpertShare | None
     """None where the target has none, or the engine does not tell how many it reads."""
+    paths: PathMemory | None
+    """What is known of paths on which drafts pay; None where all rows pass the whole target."""
 
     def open_session(self) -> Session:
         """A new, empty sequence."""

@@ -119,6 +119,14 @@ COMMANDS = {
   ondevice check gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --engine ort
 """,
     ),
+    "tune": Command(
+        "ondevice.terminal.tune",
+        "find the blocks that a draft of the model itself can do without",
+        """
+  ondevice tune gemma-4-E2B-it
+  ondevice tune gemma-4-E2B-it --seconds 3600 --prompts humaneval.jsonl --limit 8
+""",
+    ),
     "info": Command(
         "ondevice.terminal.info.command",
         "describe this machine, or a bundle",

@@ -54,6 +54,12 @@ class ProgressBar:
         if done == total:
             self._close()
 
+    def title(self, title: str) -> None:
+        """What is going on now."""
+        self._options["desc"] = title
+        if self._bar is not None:
+            self._bar.set_description_str(title, refresh=False)
+
     def show_below(self, done: int, total: int) -> None:
         """`show` under text that has begun, which the bar would wipe out in its own line."""
         if self._bar is None:
@@ -107,7 +113,5 @@ class PreparationBar(ProgressBar):
 
     def prepare(self, stage: str, share: float) -> None:
         """What `ondevice.load` tells."""
-        self._options["desc"] = stage
-        if self._bar is not None:
-            self._bar.set_description_str(stage, refresh=False)
+        self.title(stage)
         self.show(round(1000 * share), 1000)

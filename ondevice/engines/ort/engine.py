@@ -22,6 +22,7 @@ from ondevice.engines.onnx.file import read_nodes
 from ondevice.engines.ort.binding import Binding
 from ondevice.engines.ort.draft_steps import DraftSteps
 from ondevice.engines.ort.session import PREFILL_ROWS, OrtSession
+from ondevice.engines.path_memory import PathMemory
 from ondevice.engines.process import Process
 from ondevice.engines.protocol import ExpertShare, Outputs, Rows, Session
 from ondevice.engines.session_file import Origin
@@ -35,7 +36,7 @@ class _Graphs(NamedTuple):
 
 class OrtEngine:
     name = "ort"
-    partial_forwards = False
+    paths: PathMemory | None = None
     kv_cache = "fp32"
     experts: ExpertShare | None = None
     most_rows = PREFILL_ROWS

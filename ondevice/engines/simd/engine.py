@@ -13,6 +13,7 @@ from ondevice.bundle import Bundle
 from ondevice.contract import AttentionKind
 from ondevice.engines.context import context_within
 from ondevice.engines.kv_cache import KINDS, KVCache, make_caches
+from ondevice.engines.path_memory import PathMemory
 from ondevice.engines.process import Process
 from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, Rows
 from ondevice.engines.session_file import Origin
@@ -52,7 +53,6 @@ class SimdEngine:
     """
 
     name = "simd"
-    partial_forwards = True
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class SimdEngine:
         self._program = load_program(bundle, MOST_ROWS, threads, preparation, lookup)
         self.cache_places = self._program.caches
         self.experts = self._program.experts
+        self.paths: PathMemory | None = PathMemory(bundle)
         self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
         self._pool = ThreadPool(threads, self._program.scratch_bytes)
         weakref.finalize(self, self._pool.close)  # its threads would outlive an engine that nobody closed

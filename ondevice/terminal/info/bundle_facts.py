@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ondevice.bundle import Bundle
+from ondevice.engines.path_memory import PathMemory
 from ondevice.errors import OndeviceError
 from ondevice.terminal.info.machine_facts import reason_of
 
@@ -32,6 +33,7 @@ def about(bundle: Bundle) -> dict[str, Any]:
             "head_bits": quantization.head_bits,
         },
         "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
+        "drafts_without": _skipped(bundle),
         **_here(bundle),
         "sources": {
             role: source.id if source.revision is None else f"{source.id}@{source.revision}"
@@ -40,6 +42,20 @@ def about(bundle: Bundle) -> dict[str, Any]:
         "tools": manifest.tools,
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "bytes": sum(entry.size for entry in manifest.files.values()),
+    }
+
+
+def _skipped(bundle: Bundle) -> dict[str, Any]:
+    """What `ondevice tune` found; `blocks` is None where it was not run."""
+    memory = PathMemory(bundle)
+    record = memory.read(memory.tuned_files)
+    if record is None:
+        return {"blocks": None}
+    blocks = {f"{kind} {layer}" for kind, layer in record.skips} if record.pays else set()
+    return {
+        "blocks": sorted(blocks, key=lambda word: int(word.split()[1])),
+        "predicted_speed_up": round(record.speed_up, 3),
+        "processor": record.processor,
     }
 
 

@@ -85,6 +85,14 @@ def _pack(pack: Mapping[str, Any]) -> str:
     }[pack["status"]]
 
 
+def _skipped(found: Mapping[str, Any]) -> str:
+    if found["blocks"] is None:
+        return "not known: `ondevice tune` finds out"
+    if not found["blocks"]:
+        return f"nothing that pays ({found['predicted_speed_up']:.2f} times plain at best on {found['processor']})"
+    return f"{', '.join(map(_kept, found['blocks']))}: {found['predicted_speed_up']:.2f} times plain, as predicted"
+
+
 LABELS = {"memory_bytes_per_s": "memory bandwidth", "dot_product_ops_per_s": "dot products"}
 
 LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str}
@@ -95,6 +103,7 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "dot_product_ops_per_s": lambda rate: f"{rate / 1e9:.0f} GOPS",
     "bytes": size,
     "cache": _cache,
+    "drafts_without": _skipped,
     "engine": _engine,
     "pack": _pack,
     "threads": "at most {}".format,

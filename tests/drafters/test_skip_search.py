@@ -1,0 +1,72 @@
+"""The search for sub-layers to skip, without an engine: costs and acceptance are made up."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from ondevice.drafters.skip_search import SkipCosts, SkipSearch, survival_of
+from ondevice.engines.path_memory import Skips, SubLayer, Survival
+
+FREE: list[SubLayer] = [sub for layer in range(5) for sub in (("attention", layer), ("mlp", layer))]
+COSTS = SkipCosts([1.0 + 0.02 * extra for extra in range(9)], least=0.1, attention=0.03, mlp=0.1)
+
+
+def made_up(seed: int) -> dict[SubLayer, float]:
+    """The chance that a draft survives the loss of each block."""
+    rng = random.Random(seed)
+    return {sub: rng.choice([0.7, 0.97, 0.99, 1.0]) for sub in FREE}
+
+
+def survival(chances: dict[SubLayer, float], skips: Skips) -> Survival:
+    rate = 1.0
+    for sub in skips:
+        rate *= chances[sub]
+    return tuple(rate**count for count in range(1, 9))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_finds_what_trying_everything_finds(seed: int) -> None:
+    chances = made_up(seed)
+    search = SkipSearch(FREE, COSTS)
+    while (skips := search.propose()) is not None:
+        assert skips not in search.tried
+        search.learn(skips, survival(chances, skips))
+    everything = [frozenset(chosen) for count in range(len(FREE) + 1) for chosen in combinations(FREE, count)]
+    best = max(COSTS.speed_up(survival(chances, skips), search.token(skips)) for skips in everything)
+    assert search.speed_up(search.best) == pytest.approx(best, rel=0.01)
+    assert len(search.tried) < len(everything) / 2
+
+
+def test_it_goes_on_where_it_was_interrupted() -> None:
+    chances = made_up(1)
+    whole, first = SkipSearch(FREE, COSTS), SkipSearch(FREE, COSTS)
+    while (skips := whole.propose()) is not None:
+        whole.learn(skips, survival(chances, skips))
+    for _ in range(20):
+        proposed = first.propose()
+        assert proposed is not None
+        first.learn(proposed, survival(chances, proposed))
+    second = SkipSearch(FREE, COSTS, first.tried)
+    assert second.best == first.best
+    while (skips := second.propose()) is not None:
+        assert skips not in first.tried
+        second.learn(skips, survival(chances, skips))
+    assert second.speed_up(second.best) == pytest.approx(whole.speed_up(whole.best), rel=0.01)
+
+
+def test_what_is_expected_of_a_draft() -> None:
+    costs = SkipCosts([1.0, 1.1, 1.2], least=0.0, attention=0.1, mlp=0.2)
+    assert costs.token([("attention", 1), ("mlp", 2), ("mlp", 3)]) == pytest.approx(0.5)
+    assert costs.speed_up((0.5,), 0.4) == pytest.approx(1.5 / 1.5)
+    assert costs.speed_up((0.8, 0.7), 0.2) == pytest.approx(max(1.8 / 1.3, 2.5 / 1.6))
+    assert costs.speed_up((), 0.2) == 0.0
+
+
+def test_runs_of_right_places() -> None:
+    yes, no = True, False
+    assert survival_of([[yes, yes, no, yes]]) == pytest.approx((3 / 4, 1 / 3, 0.0, 0.0))
+    assert survival_of([[yes, yes], [no]]) == pytest.approx((2 / 3, 2 / 3))  # one pair begins, and it is right
+    assert survival_of([[]]) == ()
