@@ -76,7 +76,7 @@ def test_drafts_after_rejections_are_those_of_a_fresh_reading(model: Model, coar
 
 
 def test_a_model_that_cannot_draft_for_it(reference_bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"must be one of auto, mtp, ngram, .*grammar, none, a draft bundle's directory"):
+    with pytest.raises(UsageError, match=r"must be one of auto, mtp, .*grammar, none, a draft bundle's directory"):
         ondevice.load(reference_bundle, drafter=tmp_path / "nowhere")
     with pytest.raises(UsageError, match="a name or a path, not 5"):
         ondevice.load(reference_bundle, drafter=5)  # type: ignore[arg-type]

@@ -214,7 +214,6 @@ def test_shards_are_read_together(source: Path, tmp_path: Path) -> None:
         ({"hidden_size": "64"}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"layer_types": ["chunked_attention"] * 6}, "layer_types"),
-        ({"tie_word_embeddings": False}, "tied"),
         ({"num_kv_shared_layers": 6}, "KV-shared"),
         ({"layer_types": [["full_attention"]] * 6}, "layer_types"),
         ({"layer_types": [{}] * 6}, "layer_types"),
