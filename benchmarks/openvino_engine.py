@@ -18,7 +18,7 @@ from openvino.frontend.onnx import ConversionExtension
 from ondevice import contract
 from ondevice.bundle import Bundle
 from ondevice.engines.kv_cache import KINDS, Views, make_caches
-from ondevice.engines.protocol import DraftStep, Floats, Outputs, Rows
+from ondevice.engines.protocol import DraftStep, Floats, Outputs, Proposals, Rows
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
 from ondevice.engines.token_tree import TokenTree, attention_mask
@@ -79,6 +79,9 @@ class OpenVinoSession(CachedSequence):
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         raise UsageError("drafts are not measured here")
+
+    def propose(self, kind: str, hidden: Floats) -> Proposals:
+        raise UsageError("OpenVINO is measured without heads")
 
     def run(self, tree: TokenTree, wanted: Sequence[int]) -> tuple[Floats, Floats]:
         """Logits and hidden states of the wanted rows; the KV of all of them is left pending."""

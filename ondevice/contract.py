@@ -28,6 +28,15 @@ Drafter graph, one MTP step:
     candidates            int64   [C]        token ids that were scored
     logits                float32 [C]        their logits; every other token counts as minus infinity
     next_hidden           float32 [1, H]
+
+Heads, a graph for each kind (k tokens proposed, C of the vocabulary scored for each):
+
+    hidden                float32 [1, H]     medusa, blockwise: the target's, of the last verified position, for the
+                                             tokens behind the one that was chosen there; exit: the residual stream
+                                             behind a lower layer, for the token that is to be chosen there
+    ->
+    candidates            int64   [k, C]     token ids that were scored
+    logits                float32 [k, C]     their logits, after the target's softcap
 """
 
 from __future__ import annotations

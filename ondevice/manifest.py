@@ -13,14 +13,19 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from ondevice.contract import AttentionKind
 from ondevice.errors import BundleCorruptError, UnsupportedBundleError
 
-SCHEMA = 1
-"""Raised whenever an older runtime would misread a newer bundle."""
+SCHEMAS = (1, 2)
+"""Raised whenever an older runtime would misread a newer bundle: bundles with heads have 2, all others 1."""
+
+HeadsKind = Literal["medusa", "blockwise", "exit"]
 
 MOST_TOKENS = 1 << 24
 """Longest context: angles of rotary embeddings are made of positions in float32, which holds no larger ones exactly."""
 
 MOST_SIZE = (1 << 31) - 1
 """Of anything else that is counted in a model."""
+
+MOST_OFFSETS = 16
+"""Tokens that heads propose: as many as a schedule drafts at most."""
 
 _OBSOLETE = {"num_assistant_tokens_schedule"}
 """Fields of the drafter that bundles made before 2026-11 have, and nothing reads."""
@@ -81,6 +86,20 @@ AS_TRAINED = "trained"
 
 
 @dataclass(frozen=True)
+class HeadsEntry:
+    """Heads that propose tokens from a hidden state of the target; see `ondevice.contract`."""
+
+    kind: HeadsKind
+    graph: str
+    offsets: int
+    """Tokens that are proposed: those behind the next one, or of the kind `exit` the next one itself."""
+    candidates: int
+    """Tokens scored for each: those of the best clusters, or the whole vocabulary."""
+    layer: int | None = None
+    """Of the kind `exit`: index of the layer behind which it reads the residual stream."""
+
+
+@dataclass(frozen=True)
 class Quantization:
     """How weights were quantised, for readers: engines go by the graphs."""
 
@@ -123,13 +142,14 @@ class Manifest:
     sources: dict[str, Source]
     tools: dict[str, str]
     files: dict[str, FileEntry] = field(default_factory=dict)
-    schema: int = SCHEMA
+    schema: int = SCHEMAS[0]
     sha256: str | None = None
     """`digest()` when the file was written; None in bundles made before 2026-11."""
+    heads: tuple[HeadsEntry, ...] = ()
 
     def digest(self) -> str:
         """sha256 of all other fields, however the file is formatted."""
-        data = dataclasses.asdict(dataclasses.replace(self, sha256=None))
+        data = dataclasses.replace(self, sha256=None)._fields()
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -148,8 +168,14 @@ class Manifest:
         return self.sha256 not in (None, self.digest())
 
     def to_json(self) -> str:
-        data = dataclasses.asdict(dataclasses.replace(self, sha256=self.digest()))
-        return json.dumps(data, indent=2) + "\n"
+        return json.dumps(dataclasses.replace(self, sha256=self.digest())._fields(), indent=2) + "\n"
+
+    def _fields(self) -> dict[str, Any]:
+        """What the file holds: a bundle without heads is that of schema 1, to the last byte."""
+        data = dataclasses.asdict(self)
+        if not self.heads:
+            del data["heads"]
+        return data
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -164,9 +190,9 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise BundleCorruptError(f"bundle.json is not valid JSON ({error}): export the bundle again") from error
         schema = data.get("schema") if isinstance(data, dict) else None
-        if schema != SCHEMA:
+        if schema not in SCHEMAS:
             raise UnsupportedBundleError(
-                f"this bundle has schema {schema!r}, this version of ondevice reads {SCHEMA}: "
+                f"this bundle has schema {schema!r}, this version of ondevice reads {' and '.join(map(str, SCHEMAS))}: "
                 "export it again, or update ondevice"
             )
         try:
@@ -187,6 +213,11 @@ class Manifest:
         _check_target(self.target)
         if self.drafter is not None:
             _check_drafter(self.drafter, self.target)
+        _require(not self.heads or self.schema == SCHEMAS[-1], f"heads in a bundle of schema {self.schema}")
+        kinds = [heads.kind for heads in self.heads]
+        _require(len(set(kinds)) == len(kinds), f"heads of the kinds {', '.join(kinds)}")
+        for heads in self.heads:
+            _check_heads(heads, self.target)
         tokens = {"bos_token_id": self.bos_token_id, "pad_token_id": self.pad_token_id}
         tokens |= {f"eos_token_ids[{index}]": token for index, token in enumerate(self.eos_token_ids)}
         for name, token in tokens.items():
@@ -213,6 +244,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
         "target": _section(Target, {**target, "layers": layers}),
         "drafter": drafter,
         "eos_token_ids": tuple(data["eos_token_ids"]),
+        "heads": tuple(_section(HeadsEntry, heads) for heads in data.get("heads", ())),
         "quantization": _section(Quantization, data["quantization"]),
         "sources": {role: _section(Source, source) for role, source in data["sources"].items()},
         "files": {name: _section(FileEntry, entry) for name, entry in data["files"].items()},
@@ -257,6 +289,15 @@ def _check_drafter(drafter: DrafterEntry, target: Target) -> None:
     for kind, layer in (("full", drafter.full_layer), ("sliding", drafter.sliding_layer)):
         owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
         _require([layer] == owners[-1:], f"the drafter's {kind} layer is not the last with a cache of its own")
+
+
+def _check_heads(heads: HeadsEntry, target: Target) -> None:
+    _check_number(f"candidates of the {heads.kind} heads", heads.candidates, target.vocab_size)
+    _check_number(f"offsets of the {heads.kind} heads", heads.offsets, 1 if heads.kind == "exit" else MOST_OFFSETS)
+    if heads.kind == "exit":
+        _check_number("layer of the exit heads", heads.layer, len(target.layers) - 1, least=0)
+    else:
+        _require(heads.layer is None, f"the {heads.kind} heads have a layer")
 
 
 def _check_number(name: str, value: Any, most: int = MOST_SIZE, least: int = 1) -> None:

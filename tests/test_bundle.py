@@ -11,7 +11,7 @@ import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
-from ondevice.manifest import DrafterEntry, FileEntry, Layer, Manifest, Quantization, Source, Target
+from ondevice.manifest import DrafterEntry, FileEntry, HeadsEntry, Layer, Manifest, Quantization, Source, Target
 
 PAYLOAD = b"weights" * 100
 
@@ -135,6 +135,54 @@ def test_what_older_exporters_wrote(bundle: Path) -> None:
     assert Bundle.open(bundle, verify_hashes=True).manifest.drafter == DrafterEntry("d", 1, 0, 8)
 
 
+def test_a_bundle_without_heads_is_what_it_was(bundle: Path) -> None:
+    """Older versions read it too, and its own sha256 is the same."""
+    data = json.loads((bundle / MANIFEST).read_text())
+    assert data["schema"] == 1
+    assert "heads" not in data
+
+
+HEADS = (HeadsEntry("medusa", "m", 3, 64), HeadsEntry("exit", "e", 1, 64, 1))
+
+
+def test_heads_are_read_back() -> None:
+    made = manifest(heads=HEADS, schema=2)
+    read = Manifest.from_json(made.to_json())
+    assert read.heads == HEADS
+    assert not read.altered
+
+
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [
+        ([{"kind": "mystery", "graph": "m", "offsets": 3, "candidates": 64}], "kind is 'mystery'"),
+        ([{"kind": "medusa", "graph": "m", "offsets": 17, "candidates": 64}], "offsets of the medusa heads is 17"),
+        (
+            [{"kind": "exit", "graph": "m", "offsets": 2, "candidates": 64, "layer": 1}],
+            "offsets of the exit heads is 2",
+        ),
+        ([{"kind": "exit", "graph": "m", "offsets": 1, "candidates": 64, "layer": 4}], "layer of the exit heads is 4"),
+        ([{"kind": "exit", "graph": "m", "offsets": 1, "candidates": 64}], "layer of the exit heads is None"),
+        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 257}], "candidates of the medusa heads is 257"),
+        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 8, "layer": 1}], "medusa heads have a layer"),
+        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 8}] * 2, "heads of the kinds medusa, medusa"),
+        ([{"kind": "medusa"}], "malformed"),
+        ({"medusa": 1}, "malformed"),
+    ],
+)
+def test_impossible_heads(heads: object, words: str, bundle: Path) -> None:
+    edit(bundle, lambda data: data.update(schema=2, heads=heads))
+    with pytest.raises(BundleCorruptError, match=words):
+        Bundle.open(bundle)
+
+
+def test_heads_need_the_schema_that_older_versions_refuse(bundle: Path) -> None:
+    entry = {"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 64}
+    edit(bundle, lambda data: data.update(heads=[entry]))
+    with pytest.raises(BundleCorruptError, match="heads in a bundle of schema 1"):
+        Bundle.open(bundle)
+
+
 def test_a_link_that_leaves_the_directory(bundle: Path) -> None:
     (bundle.parent / "outside.bin").write_bytes(PAYLOAD)
     (bundle / "target.onnx").unlink()
@@ -155,7 +203,7 @@ def test_the_content_is_that_of_all_files(bundle: Path) -> None:
     assert len({before, changed, Bundle.open(moved).content}) == 3
 
 
-@pytest.mark.parametrize("schema", [0, 2, None, "1"])
+@pytest.mark.parametrize("schema", [0, 3, None, "1"])
 def test_an_unknown_schema(schema: object, bundle: Path) -> None:
     edit(bundle, lambda data: data.update(schema=schema))
     with pytest.raises(UnsupportedBundleError, match="schema"):

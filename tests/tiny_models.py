@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,9 +75,10 @@ QUANTISED = ("e2b", "e4b", "12b", "26b", "31b")
 
 
 def save_pair(directory: Path, family: str) -> None:
-    """Save a target and its drafter, so that an export of `directory / "target"` finds both."""
+    """Save a target, its drafter and heads, so that an export of `directory / "target"` finds them."""
     save_target(directory / "target", family)
     save_drafter(directory / "drafter", family)
+    save_heads(directory / "heads", directory / "target", family)
 
 
 def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -164,6 +168,51 @@ def save_drafter(path: Path, family: str, seed: int = 1) -> PreTrainedModel:
     _randomise(model)
     model.save_pretrained(path)
     return model.eval()
+
+
+def save_heads(path: Path, target: Path, family: str, seed: int = 2) -> None:
+    """Save random heads of every kind for a saved target, as `models/recipe/train_heads.py` does for trained ones.
+
+    Those of 31b score the whole vocabulary, the others a shortlist; exit reads a layer below the middle.
+    """
+    from safetensors.numpy import save_file
+
+    from ondevice_export.heads import weights_sha256
+    from ondevice_export.models import open_target
+    from ondevice_export.source import locate
+
+    path.mkdir()
+    rng, hidden, offsets, width = np.random.default_rng(seed), 64, 3, 96
+    with open_target(locate(str(target)), lambda line: None) as opened:
+        made_for = {
+            "name": "tiny",
+            "hidden_size": hidden,
+            "vocab_size": VOCAB,
+            "layers": len(opened.config.layers),
+            "weights_sha256": weights_sha256(opened),
+        }
+    tensors: dict[str, Any] = {
+        "medusa.blocks.weight": rng.normal(0, 0.2, (offsets * hidden, hidden)).astype(np.float32),
+        "blockwise.inner.weight": rng.normal(0, 0.2, (width, hidden)).astype(np.float32),
+        "blockwise.outer.weight": rng.normal(0, 0.2, (offsets * hidden, width)).astype(np.float32),
+        "blockwise.norm.weight": rng.uniform(0.5, 1.5, hidden).astype(np.float32),
+        "exit.norm.weight": rng.uniform(0.5, 1.5, hidden).astype(np.float32),
+        "exit.block.weight": rng.normal(0, 0.2, (hidden, hidden)).astype(np.float32),
+        "shortlist.centroids.weight": rng.normal(0, 0.2, (48, hidden)).astype(np.float32),
+        "shortlist.token_ordering": rng.permutation(VOCAB),
+    }
+    config = {
+        "model_type": "ondevice_heads",
+        "target": made_for,
+        "kinds": {
+            "medusa": {"offsets": offsets},
+            "blockwise": {"offsets": offsets, "width": width},
+            "exit": {"layer": len(_TEXT[family]["layer_types"]) // 2 - 1},
+        },
+        "shortlist": None if family == "31b" else {"clusters": 48, "top": 6},
+    }
+    (path / "config.json").write_text(json.dumps(config), "utf-8")
+    save_file(tensors, path / "model.safetensors")
 
 
 def _randomise(model: PreTrainedModel) -> None:

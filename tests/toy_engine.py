@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ondevice.contract import AttentionKind
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.path_memory import PathMemory
-from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Floats, Outputs, Rows
+from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Floats, Outputs, Proposals, Rows
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
-from ondevice.manifest import Layer, Target
+from ondevice.manifest import HeadsEntry, Layer, Target
 
 VOCAB = 11
 WINDOW = 16
@@ -37,6 +37,9 @@ class ToySession(CachedSequence):
 
     def draft_step(self, token: int, hidden: Floats) -> DraftStep:
         raise AssertionError("the toy has no drafter")
+
+    def propose(self, kind: str, hidden: Floats) -> Proposals:
+        raise AssertionError("the toy has no heads")
 
     def run(self, rows: Rows) -> tuple[Floats, Floats]:
         tree, length = rows.tree, self.length
@@ -69,6 +72,7 @@ class ToyEngine:
 
     name = "toy"
     has_drafter = False
+    heads: ClassVar[Mapping[str, HeadsEntry]] = {}
     kv_cache = "none"
     experts: ExpertShare | None = None
     paths: PathMemory | None = None

@@ -39,6 +39,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the MTP drafter; auto finds <id>-assistant, or drafter/ beside a directory (default: auto)",
     )
     parser.add_argument(
+        "--heads",
+        default="auto",
+        metavar="auto|none|DIR",
+        help="heads trained for SOURCE, see models/recipe; auto finds heads/ beside a directory (default: auto)",
+    )
+    parser.add_argument(
         "--quantize", choices=("int4", "int8", "none"), default="int4", help="width of the weights (default: int4)"
     )
     parser.add_argument(
@@ -82,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
             args.source,
             args.out,
             drafter=args.drafter,
+            heads=args.heads,
             quantize=args.quantize,
             head_bits=args.head_bits,
             revision=args.revision,

@@ -26,12 +26,14 @@ class ExportOptions:
 
     Attributes:
         drafter: `auto`, `none` or a source.
+        heads: `auto`, `none` or a directory.
         quantize: weights of the target, `int4`, `int8`, or `none` for float32 graphs.
         head_bits: 4 or 8, the width of the tied token table; without meaning where `quantize` is `none`.
         revision: of the target on the hub.
     """
 
     drafter: str = "auto"
+    heads: str = "auto"
     quantize: str = "int4"
     head_bits: int = 8
     revision: str | None = None

@@ -11,15 +11,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ondevice.bundle import model_home
-from ondevice.errors import OndeviceError, UsageError, reason
+from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
 from ondevice.machine import expanded
 from ondevice.progress import Progress, counted, silent
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.graph_files import count_weights, estimate_bytes, write_drafter, write_target
+from ondevice_export.graph_files import count_weights, estimate_bytes, write_drafter, write_heads, write_target
+from ondevice_export.heads import HeadsCheckpoint, open_heads
 from ondevice_export.manifest import make_manifest
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
-from ondevice_export.source import Checkout, Note, default_name, locate, locate_drafter
+from ondevice_export.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.text_files import copy_text_files
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ def export(
     out: str | Path | None = None,
     *,
     drafter: str = "auto",
+    heads: str = "auto",
     quantize: str = "int4",
     head_bits: int = 8,
     revision: str | None = None,
@@ -42,7 +44,8 @@ def export(
         source: a directory or a hub id.
         out: where the bundle goes; by default the source's name under `$ONDEVICE_HOME` where that is set, else under
             `bundles`. An older bundle there is replaced at the very end.
-        drafter: `auto`, `none` or a source; see `ExportOptions` for this and the next three.
+        drafter: `auto`, `none` or a source; see `ExportOptions` for this and the next four.
+        heads: `auto`, `none` or a directory. Those that `auto` finds and that are of other weights are left out.
         quantize: `int4`, `int8` or `none`.
         head_bits: 4 or 8.
         revision: of `source` on the hub.
@@ -54,25 +57,35 @@ def export(
 
     Raises:
         CheckpointError: the checkpoint is damaged, incomplete or of an unknown family.
-        PairMismatchError: the drafter was made for another target.
+        PairMismatchError: the drafter, or the heads, were made for another target.
         UsageError: an option makes no sense, or `out` would overwrite something.
     """
-    options = ExportOptions(drafter=drafter, quantize=quantize, head_bits=head_bits, revision=revision)
+    options = ExportOptions(drafter=drafter, heads=heads, quantize=quantize, head_bits=head_bits, revision=revision)
     target = locate(str(source), options.revision)
     assistant = locate_drafter(options.drafter, target, note)
+    trained = locate_heads(options.heads, target)
     place = _place(default_name(target), out)
-    _refuse_overlap(place, [target] if assistant is None else [target, assistant])
+    _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
     with ExitStack() as stack:
         opened = stack.enter_context(open_target(target, note))
         opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
-        _write(opened, opened_drafter, place, options, progress=progress, note=note)
+        opened_heads = None
+        if trained is not None:
+            try:
+                opened_heads = stack.enter_context(open_heads(trained, opened))
+            except PairMismatchError as error:
+                if options.heads != "auto":
+                    raise
+                note(f"no heads: {error}")
+        _write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note)
     return place
 
 
 def _write(
     target: TargetCheckpoint,
     drafter: DrafterCheckpoint | None,
+    heads: HeadsCheckpoint | None,
     out: Path,
     options: ExportOptions,
     *,
@@ -86,13 +99,18 @@ def _write(
     if drafter is not None:
         shapes.append(drafter.shapes)
         needed += estimate_bytes(drafter.shapes, options.drafter_formats)
+    if heads is not None:
+        shapes.append(heads.shapes)
+        needed += estimate_bytes(heads.shapes, options.drafter_formats)
     advance = counted(progress, sum(map(count_weights, shapes)))
-    manifest = make_manifest(target, drafter, options)
+    manifest = make_manifest(target, drafter, options, heads)
     with _disk_errors(out), BundleWriter(out) as bundle:
         _check_space(out, needed)
         table = write_target(bundle.directory, target, options, advance)
         if drafter is not None:
             write_drafter(bundle.directory, drafter, table, options, advance)
+        if heads is not None:
+            write_heads(bundle.directory, heads, target.config, table, options, advance=advance)
         copy_text_files(target.checkout.directory, bundle.directory, note)
         bundle.commit(manifest)
 

@@ -11,14 +11,17 @@ import onnx_ir as ir
 
 from ondevice.progress import Advance
 from ondevice_export.checkpoint import Checkpoint
+from ondevice_export.config import TextConfig
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.graph_builder import GraphBuilder
+from ondevice_export.graph.heads import HeadsGraph
 from ondevice_export.graph.module_builder import ModuleBuilder
 from ondevice_export.graph.target import TargetGraph
 from ondevice_export.graph.weights import Weights
-from ondevice_export.manifest import DRAFTER_GRAPH, TARGET_GRAPH, tool_versions
+from ondevice_export.heads import HeadsCheckpoint
+from ondevice_export.manifest import DRAFTER_GRAPH, TARGET_GRAPH, heads_graph, tool_versions
 from ondevice_export.matrices import MatrixWriter, StoredMatrix
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantized_modules import QuantizedModules
@@ -44,6 +47,22 @@ def write_drafter(
     """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
     with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options.drafter_formats, advance) as (builder, weights):
         DrafterGraph(builder, drafter.config, weights, drafter.checkpoint, table).build()
+
+
+def write_heads(
+    directory: Path,
+    heads: HeadsCheckpoint,
+    target: TextConfig,
+    table: StoredMatrix,
+    options: ExportOptions,
+    *,
+    advance: Advance,
+) -> None:
+    """Write a graph for each kind of heads, with its data; all read the target's `table` where it is."""
+    for each in heads.heads:
+        path = directory / heads_graph(each.kind)
+        with _graph(path, heads.checkpoint, options.drafter_formats, advance) as (builder, weights):
+            HeadsGraph(builder, each, target, weights, checkpoint=heads.checkpoint, table=table).build()
 
 
 def count_weights(shapes: Shapes) -> int:

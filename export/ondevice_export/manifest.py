@@ -14,6 +14,7 @@ from ondevice.errors import CheckpointError
 from ondevice.manifest import AS_TRAINED, Layer, Manifest, Quantization, Source, Target
 from ondevice_export.config import TextConfig
 from ondevice_export.export_options import ExportOptions
+from ondevice_export.heads import HeadsCheckpoint, HeadsConfig
 from ondevice_export.json_fields import read_json
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantize import BLOCK
@@ -22,6 +23,11 @@ from ondevice_export.tensor_names import HEAD
 
 TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
+
+
+def heads_graph(kind: str) -> str:
+    """The file of heads of a kind."""
+    return f"heads.{kind}.onnx"
 
 
 def tool_versions() -> dict[str, str]:
@@ -35,7 +41,12 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def make_manifest(target: TargetCheckpoint, drafter: DrafterCheckpoint | None, options: ExportOptions) -> Manifest:
+def make_manifest(
+    target: TargetCheckpoint,
+    drafter: DrafterCheckpoint | None,
+    options: ExportOptions,
+    heads: HeadsCheckpoint | None = None,
+) -> Manifest:
     """Everything but the list of files.
 
     Raises:
@@ -47,6 +58,8 @@ def make_manifest(target: TargetCheckpoint, drafter: DrafterCheckpoint | None, o
     sources = {"target": Source(target.checkout.id, target.checkout.revision)}
     if drafter is not None:
         sources["drafter"] = Source(drafter.checkout.id, drafter.checkout.revision)
+    if heads is not None:
+        sources["heads"] = Source(heads.checkout.id, heads.checkout.revision)
     made = Manifest(
         family=target.family,
         name=default_name(target.checkout),
@@ -58,6 +71,8 @@ def make_manifest(target: TargetCheckpoint, drafter: DrafterCheckpoint | None, o
         quantization=_quantization(target, options),
         sources=sources,
         tools=tool_versions(),
+        schema=manifest.SCHEMAS[0 if heads is None else 1],
+        heads=() if heads is None else tuple(_heads(each, config) for each in heads.heads),
     )
     try:
         made.check()
@@ -99,6 +114,11 @@ def _drafter(target: TextConfig, drafter: DrafterCheckpoint) -> manifest.Drafter
     if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
         model = dataclasses.replace(model, num_assistant_tokens=tokens)
     return model
+
+
+def _heads(heads: HeadsConfig, target: TextConfig) -> manifest.HeadsEntry:
+    candidates = heads.candidates(target.vocab_size)
+    return manifest.HeadsEntry(heads.kind, heads_graph(heads.kind), heads.offsets, candidates, heads.layer)
 
 
 def _generation(directory: Path) -> dict[str, Any]:

@@ -85,6 +85,19 @@ def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | Non
     return None
 
 
+def locate_heads(heads: str, target: Checkout) -> Checkout | None:
+    """The heads of a target: `none`, `auto` (the directory `heads` beside or in the target's), or a directory."""
+    if heads == "none":
+        return None
+    if heads != "auto":
+        return locate(heads)
+    directory = target.directory
+    for found in (directory.parent / "heads", directory / "heads"):
+        if (found / "config.json").is_file() and found != directory:
+            return locate(str(found))
+    return None
+
+
 def default_name(target: Checkout) -> str:
     """What a bundle is called when the user does not say: the id's last part, a directory `target` its parent's."""
     name = target.id.rsplit("/", 1)[-1]

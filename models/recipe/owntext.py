@@ -19,7 +19,7 @@ ROWS = 128
 @torch.no_grad()
 def continue_rows(target: Gemma4ForCausalLM, prompts: Tensor, length: int, temperatures: Tensor) -> Tensor:
     """Sample prompts : int64[B, P] on to int64[B, length]; temperatures : float32[B], 0 for greedy."""
-    cache, rows, newest = DynamicCache(config=target.config), prompts, prompts
+    cache, rows, newest = DynamicCache(config=target.config.get_text_config()), prompts, prompts
     while rows.shape[1] < length:
         logits = target(newest, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
         logits[:, PAD] = -torch.inf

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 from ondevice import contract
 from ondevice.contract import AttentionKind
 from ondevice.errors import BundleCorruptError
-from ondevice.manifest import DrafterEntry, Target
+from ondevice.manifest import DrafterEntry, HeadsEntry, Target
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor's dimensions; None for one that is known at run time only."""
@@ -63,6 +63,17 @@ def check_drafter(found: Interface, drafter: DrafterEntry, target: Target) -> No
     scored: Shape = (drafter.candidates,)
     outputs = {contract.CANDIDATES: scored, contract.LOGITS: scored, contract.NEXT_HIDDEN: row}
     _compare(drafter.graph, found, Interface(inputs, outputs))
+
+
+def check_heads(found: Interface, heads: HeadsEntry, target: Target) -> None:
+    """Compare a graph of heads with the manifest.
+
+    Raises:
+        BundleCorruptError: an input or output is missing, unknown or of another shape.
+    """
+    scored: Shape = (heads.offsets, heads.candidates)
+    outputs = {contract.CANDIDATES: scored, contract.LOGITS: scored}
+    _compare(heads.graph, found, Interface({contract.HIDDEN: (1, target.hidden_size)}, outputs))
 
 
 def _compare(graph: str, found: Interface, expected: Interface) -> None:

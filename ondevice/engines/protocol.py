@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Literal, Protocol
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.path_memory import PathMemory
 from ondevice.engines.token_tree import ROOT, Ids, TokenTree
-from ondevice.manifest import Target
+from ondevice.manifest import HeadsEntry, Target
 
 Floats = NDArray[np.float32]
 
@@ -83,6 +83,14 @@ class ExpertShare:
     of_a_row: float
 
 
+@dataclass(frozen=True)
+class Proposals:
+    """What heads say of k tokens to come: `candidates` int64[k, C] and their `logits` float32[k, C]."""
+
+    candidates: Ids
+    logits: Floats
+
+
 class Session(Protocol):
     """One sequence: its committed tokens and their keys and values. Used by one thread at a time."""
 
@@ -142,6 +150,16 @@ class Session(Protocol):
         """
         ...
 
+    def propose(self, kind: str, hidden: Floats) -> Proposals:
+        """What the bundle's heads of a kind make of a hidden state float32[H]: see `ondevice.contract`.
+
+        Nothing of the sequence is read. The arrays of the answer are the session's own and hold until its next call.
+
+        Raises:
+            UsageError: the bundle has no heads of that kind.
+        """
+        ...
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the committed tokens with their keys and values to a file, all of it or nothing.
 
@@ -173,6 +191,11 @@ class Engine(Protocol):
     """None where the target has none, or the engine does not tell how many it reads."""
     paths: PathMemory | None
     """What is known of paths on which drafts pay; None where all rows pass the whole target."""
+
+    @property
+    def heads(self) -> Mapping[str, HeadsEntry]:
+        """The bundle's, by kind."""
+        ...
 
     def open_session(self) -> Session:
         """A new, empty sequence."""
@@ -209,5 +232,5 @@ class Engine(Protocol):
 
 __all__ = [
     "MOST_SESSIONS", "ROOT", "WHOLE", "DraftStep", "Engine", "ExpertShare", "Floats", "Ids", "KVCacheType", "LayerPath",
-    "Outputs", "Rows", "Session", "TokenTree",
+    "Outputs", "Proposals", "Rows", "Session", "TokenTree",
 ]  # fmt: skip

@@ -25,13 +25,15 @@ LOOKUPS = (
 
 
 def digest(bundle: Bundle) -> str:
-    """A hash of all bits that a prefill, a tree of drafts and a draft step answer, with every cache and attention."""
+    """A hash of all bits that a prefill, drafts in a tree, a draft step and heads answer, with every kind of cache and
+    attention.
+    """
     answers = [_answers(bundle, kind, lookup) for kind in get_args(KVCacheType) for lookup in (None, *LOOKUPS)]
     return hashlib.sha256(b"".join(answers)).hexdigest()
 
 
-def _answers(bundle: Bundle, kind: KVCacheType, lookup: LookupSettings | None) -> bytes:
-    engine = SimdEngine(bundle, threads=2, kv_cache=kind, lookup=lookup)
+def _answers(bundle: Bundle, cache: KVCacheType, lookup: LookupSettings | None) -> bytes:
+    engine = SimdEngine(bundle, threads=2, kv_cache=cache, lookup=lookup)
     session = engine.open_session()
     rng = np.random.default_rng(0)
     parts = []
@@ -46,6 +48,9 @@ def _answers(bundle: Bundle, kind: KVCacheType, lookup: LookupSettings | None) -
     step = session.draft_step(7, second.hidden[3])
     parts += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
     parts += [_in_pieces(engine, session)]
+    for kind in engine.heads:
+        proposals = session.propose(kind, second.hidden[3])
+        parts += [proposals.candidates.tobytes(), proposals.logits.tobytes()]
     engine.close()
     return b"".join(parts)
 

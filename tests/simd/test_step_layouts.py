@@ -49,6 +49,7 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "CHOOSE",
         "SPREAD",
         "MIX",
+        "ACTIVATE",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
         assert getattr(step_layouts, name) == number

@@ -15,23 +15,26 @@ import onnxruntime as ort
 
 from ondevice import contract
 from ondevice.bundle import Bundle
-from ondevice.engines.agreement import KINDS, Interface, check_drafter, check_target
+from ondevice.engines.agreement import KINDS, Interface, check_drafter, check_heads, check_target
 from ondevice.engines.batch import check_batch
 from ondevice.engines.context import context_within
 from ondevice.engines.onnx.file import read_nodes
 from ondevice.engines.ort.binding import Binding
 from ondevice.engines.ort.draft_steps import DraftSteps
+from ondevice.engines.ort.heads_run import HeadsRun
 from ondevice.engines.ort.session import PREFILL_ROWS, OrtSession
 from ondevice.engines.path_memory import PathMemory
 from ondevice.engines.process import Process
 from ondevice.engines.protocol import ExpertShare, Outputs, Rows, Session
 from ondevice.engines.session_file import Origin
 from ondevice.errors import BundleCorruptError, UsageError
+from ondevice.manifest import HeadsEntry
 
 
 class _Graphs(NamedTuple):
     target: ort.InferenceSession
     drafter: ort.InferenceSession | None
+    heads: dict[str, ort.InferenceSession]
 
 
 class OrtEngine:
@@ -58,6 +61,7 @@ class OrtEngine:
         self._threads = threads
         self._drafter_model = bundle.manifest.drafter
         self.has_drafter = self._drafter_model is not None
+        self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self._lock = threading.Lock()
         self._process = Process()
         target, drafter = _load(bundle.graph(self.target.graph), threads), None
@@ -66,13 +70,18 @@ class OrtEngine:
             # One thread: a step is too small to share, and a second pool's spinning threads would fight the target's.
             drafter = _load(bundle.graph(self._drafter_model.graph), 1)
             check_drafter(_interface(drafter), self._drafter_model, self.target)
-        self._graphs: _Graphs | None = _Graphs(target, drafter)
+        heads = {}
+        for kind, entry in self.heads.items():
+            heads[kind] = _load(bundle.graph(entry.graph), 1)
+            check_heads(_interface(heads[kind]), entry, self.target)
+        self._graphs: _Graphs | None = _Graphs(target, drafter, heads)
 
     def open_session(self) -> OrtSession:
         graphs, drafts = self._open_graphs(), None
         if self._drafter_model is not None:
             drafts = DraftSteps(Binding(graphs.drafter), self._drafter_model, self.target)
-        return OrtSession(self, Origin(self.content, self.name, self.kv_cache), Binding(graphs.target), drafts)
+        heads = {kind: HeadsRun(Binding(graph), self.heads[kind]) for kind, graph in graphs.heads.items()}
+        return OrtSession(self, Origin(self.content, self.name, self.kv_cache), Binding(graphs.target), drafts, heads)
 
     def load_session(self, path: str | PathLike[str]) -> OrtSession:
         session = self.open_session()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ondevice import contract
 from ondevice.contract import AttentionKind
+from ondevice.engines.heads import no_heads
 from ondevice.engines.kv_cache import KINDS, KVCache, Views, make_caches
 from ondevice.engines.ort.binding import PARTS, Binding
 from ondevice.engines.ort.draft_steps import DraftSteps
-from ondevice.engines.protocol import DraftStep, Floats
+from ondevice.engines.ort.heads_run import HeadsRun
+from ondevice.engines.protocol import DraftStep, Floats, Proposals
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
 from ondevice.engines.token_tree import TokenTree, attention_mask
@@ -43,11 +45,19 @@ class OrtSession(CachedSequence):
     exact_trees = False
     """A row of a tree has other last bits than in a chain: seeded texts of the reference pair then change."""
 
-    def __init__(self, engine: OrtEngine, origin: Origin, bound: Binding, draft_steps: DraftSteps | None) -> None:
+    def __init__(
+        self,
+        engine: OrtEngine,
+        origin: Origin,
+        bound: Binding,
+        draft_steps: DraftSteps | None,
+        heads: Mapping[str, HeadsRun],
+    ) -> None:
         super().__init__(_caches(engine.target), origin)
         self.engine = engine
         self._bound = bound
         self._draft_steps = draft_steps
+        self._heads = heads
         self._outputs = _OutputBuffers(engine.target)
 
     def max_rows(self) -> int:
@@ -98,9 +108,18 @@ class OrtSession(CachedSequence):
         with self.engine.computing():
             return self._draft_steps.run(self._caches, self.length, token, hidden)
 
+    def propose(self, kind: str, hidden: Floats) -> Proposals:
+        self.check_open()
+        if kind not in self._heads:
+            raise no_heads(kind)
+        if np.size(hidden) != self.engine.target.hidden_size:
+            raise ValueError(f"a hidden state must be {self.engine.target.hidden_size} numbers, not {np.size(hidden)}")
+        with self.engine.computing():
+            return self._heads[kind].run(hidden)
+
     def close(self) -> None:
         if not self.closed:
-            del self._bound, self._draft_steps, self._outputs
+            del self._bound, self._draft_steps, self._heads, self._outputs
         super().close()
 
     def _sibling(self) -> OrtSession:

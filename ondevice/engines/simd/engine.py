@@ -15,13 +15,14 @@ from ondevice.engines.context import context_within
 from ondevice.engines.kv_cache import KINDS, KVCache, make_caches
 from ondevice.engines.path_memory import PathMemory
 from ondevice.engines.process import Process
-from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, Rows
+from ondevice.engines.protocol import DraftStep, Floats, KVCacheType, Outputs, Proposals, Rows
 from ondevice.engines.session_file import Origin
 from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.batch import Batch
 from ondevice.engines.simd.cache_rows import BITS, UNITS, VIEWS, layer_unit_type
 from ondevice.engines.simd.draft_state import DraftState
 from ondevice.engines.simd.forward_state import ForwardState
+from ondevice.engines.simd.heads_state import HeadsState
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.key_index import KeyIndex
 from ondevice.engines.simd.lookup_scratch import LookupScratch
@@ -33,6 +34,7 @@ from ondevice.engines.simd.session import SimdSession
 from ondevice.engines.simd.target_forward import TargetForward
 from ondevice.engines.simd.thread_pool import ThreadPool
 from ondevice.errors import UsageError
+from ondevice.manifest import HeadsEntry
 from ondevice.preparation import Preparation
 
 MOST_ROWS = 512
@@ -43,6 +45,9 @@ RELEASE_EVERY = 512
 
 DRAFT_STEP = 0
 """A kind of work for the thread pool; a forward of up to EACH_ROW_COUNT rows has their number."""
+
+PROPOSALS = {"medusa": -1, "blockwise": -2, "exit": -3}
+"""Kinds of work too."""
 
 
 class SimdEngine:
@@ -82,6 +87,7 @@ class SimdEngine:
         self.kv_cache: str = kv_cache
         self._cache_type: KVCacheType = kv_cache
         self.has_drafter = bundle.manifest.drafter is not None
+        self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self.most_rows = MOST_ROWS
         self._program = load_program(bundle, MOST_ROWS, threads, preparation, lookup)
         self.cache_places = self._program.caches
@@ -192,6 +198,21 @@ class SimdEngine:
             steps = plan.steps if self._looks_up(record.length) else self._program.exact_drafter
             self._pool.run(steps, drafts.slots, DRAFT_STEP)
         return drafts.answer
+
+    def heads_states(self) -> dict[str, HeadsState]:
+        """What a new session proposes with, by kind."""
+        return {kind: HeadsState(plan) for kind, plan in self._program.heads.items()}
+
+    def run_heads(self, kind: str, state: HeadsState, hidden: Floats) -> Proposals:
+        """Proposals of the session whose state this is."""
+        self._process.check()
+        with self._lock:
+            self._check_open()
+            plan = self._program.heads[kind]
+            self._program.check_files()
+            plan.hidden[:] = hidden
+            self._pool.run(plan.steps, state.slots, PROPOSALS[kind])
+        return state.answer
 
     def _looks_up(self, position: int) -> bool:
         """Whether a row at this position may look keys up."""

@@ -13,7 +13,8 @@ from ondevice.engines.protocol import ExpertShare
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.forward_state import Frequencies, frequencies
 from ondevice.engines.simd.graph.drafter import read_drafter
-from ondevice.engines.simd.graph.model import DecoderLayer, DrafterModel, TargetModel
+from ondevice.engines.simd.graph.heads import read_heads
+from ondevice.engines.simd.graph.model import DecoderLayer, DrafterModel, HeadsModel, TargetModel
 from ondevice.engines.simd.graph.sources import Sources
 from ondevice.engines.simd.graph.target import read_target
 from ondevice.engines.simd.lookup_settings import LookupSettings
@@ -21,6 +22,7 @@ from ondevice.engines.simd.pack.file import PackState, find_pack, open_pack, was
 from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.drafter import DrafterPlan, PackedDrafter, drafter_plan, pack_drafter
 from ondevice.engines.simd.plan.exact import exact_plan
+from ondevice.engines.simd.plan.heads import HeadsPlan, PackedHeads, heads_plan, pack_heads
 from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
 from ondevice.engines.simd.plan.target import PackedTarget, TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.target_plans import TargetPlans
@@ -44,6 +46,8 @@ class Program:
     exact_drafter: NDArray[np.int64] | None
     """The steps of `drafter` where they look no keys up."""
     drafter_frequencies: Frequencies
+    heads: Mapping[str, HeadsPlan]
+    """By kind."""
     looked_up: frozenset[int]
     """Layers whose keys are looked up."""
     scratch_bytes: int
@@ -101,6 +105,7 @@ def load_program(
     if drafter is not None and read.packed_drafter is not None:
         drafter_steps = drafter_plan(drafter, read.packed_drafter, caches, pack, buffers, lookup)
         layers += drafter.layers
+    heads = {kind: heads_plan(heads, model, packed, pack, buffers) for kind, (heads, packed) in read.heads.items()}
     looking = layers if of_target is not None else [] if lookup is None else layers[len(model.layers) :]
     looked_up = frozenset(layer.attention.source for layer in looking if layer.attention.kind == "full")
     width = read.packed.head.tiles * 16
@@ -109,8 +114,8 @@ def load_program(
     return Program(
         caches, plans, read.target_frequencies, width, drafter_steps,
         None if drafter_steps is None else exact_plan(drafter_steps.steps), read.drafter_frequencies,
-        looked_up, scratch_bytes(layers), expert_layers, expert_share(model, read.packed), widest_attention(layers),
-        buffers, read.sources, pack,
+        heads, looked_up, scratch_bytes(layers), expert_layers, expert_share(model, read.packed),
+        widest_attention(layers), buffers, read.sources, pack,
     )  # fmt: skip
 
 
@@ -142,7 +147,11 @@ class _Read:
         self.target_frequencies = frequencies(self.model.layers)
         self.packed: PackedTarget = pack_target(self.layout, self.model)
         self.drafter_frequencies: Frequencies = {}
+        self.heads: dict[str, tuple[HeadsModel, PackedHeads]] = {}
         if drafter is not None:
             self.drafter = read_drafter(self.sources.graph(drafter.graph), target, drafter)
             self.drafter_frequencies = frequencies(self.drafter.layers)
             self.packed_drafter = pack_drafter(self.layout, self.drafter)
+        for entry in bundle.manifest.heads:
+            heads = read_heads(self.sources.graph(entry.graph), target, self.model, entry)
+            self.heads[entry.kind] = heads, pack_heads(self.layout, heads, self.packed.head)

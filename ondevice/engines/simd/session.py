@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from ondevice.engines.heads import no_heads
 from ondevice.engines.layer_path import LayerPath
-from ondevice.engines.protocol import DraftStep, Floats, TokenTree
+from ondevice.engines.protocol import DraftStep, Floats, Proposals, TokenTree
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.simd.draft_state import DraftState
+from ondevice.engines.simd.heads_state import HeadsState
 from ondevice.engines.simd.kept_rows import KeptRows
 from ondevice.engines.simd.output_pool import Lease
 from ondevice.engines.simd.sequence_record import SequenceRecord
@@ -33,6 +35,7 @@ class SimdSession(CachedSequence):
         # now, because the first of a generation's draft steps is timed: made there, it took three times as long
         self._drafts: DraftState | None = engine.draft_state()
         self._drafts_after: int | None = None
+        self._heads: dict[str, HeadsState] = engine.heads_states()
 
     def max_rows(self) -> int:
         self.check_open()
@@ -89,6 +92,12 @@ class SimdSession(CachedSequence):
             self._drafts_after = self.length
         return engine.run_draft_step(drafts, self._record, token, hidden)
 
+    def propose(self, kind: str, hidden: Floats) -> Proposals:
+        self.check_open()
+        if kind not in self._heads:
+            raise no_heads(kind)
+        return self.engine.run_heads(kind, self._heads[kind], hidden)
+
     @property
     def nbytes(self) -> int:
         return super().nbytes + (0 if self._index is None else self._index.nbytes)
@@ -102,6 +111,7 @@ class SimdSession(CachedSequence):
     def close(self) -> None:
         super().close()
         self._lease = self._drafts = self._index = self._kept = None
+        self._heads = {}
 
     def _follow_index(self, length: int) -> None:
         if self._index is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ondevice.bundle import Bundle
@@ -33,6 +34,7 @@ def about(bundle: Bundle) -> dict[str, Any]:
             "head_bits": quantization.head_bits,
         },
         "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
+        "heads": [dataclasses.asdict(heads) for heads in manifest.heads] or None,
         "drafts_without": _skipped(bundle),
         **_here(bundle),
         "sources": {

@@ -93,6 +93,14 @@ def _skipped(found: Mapping[str, Any]) -> str:
     return f"{', '.join(map(_kept, found['blocks']))}: {found['predicted_speed_up']:.2f} times plain, as predicted"
 
 
+def _heads(heads: list[Mapping[str, Any]]) -> str:
+    kinds = []
+    for each in heads:
+        where = f"behind layer {each['layer']}" if each["layer"] is not None else f"for {each['offsets']} tokens"
+        kinds.append(_kept(f"{each['kind']} {where}"))
+    return ", ".join(kinds)
+
+
 LABELS = {"memory_bytes_per_s": "memory bandwidth", "dot_product_ops_per_s": "dot products"}
 
 LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str}
@@ -105,6 +113,7 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "cache": _cache,
     "drafts_without": _skipped,
     "engine": _engine,
+    "heads": _heads,
     "pack": _pack,
     "threads": "at most {}".format,
     "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",

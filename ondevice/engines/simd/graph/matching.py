@@ -129,6 +129,15 @@ class Matcher:
         node = self.node(value, "Mul", 2)
         return node.inputs[0], self.scalar(node.inputs[1])
 
+    def softcap(self, value: str) -> tuple[str, float | None]:
+        """x and c of c * tanh(x / c), or the value itself and None."""
+        if self.op(value) != "Mul" or self.op(self.node(value, "Mul", 2).inputs[0]) != "Tanh":
+            return value, None
+        value, cap = self.times(value)
+        value, inverse = self.times(self.node(value, "Tanh", 1).inputs[0])
+        require(0 < cap < 1e6 and abs(cap * inverse - 1) < 1e-5, f"a softcap of {cap} after a division by {inverse}")
+        return value, cap
+
     def reshape(self, value: str, *shape: int) -> str:
         """The input of a Reshape to `shape`."""
         node = self.node(value, "Reshape", 2)

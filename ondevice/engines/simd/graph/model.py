@@ -222,3 +222,39 @@ class DrafterModel:
     head: Centroids | Matrix
     post_projection: Matrix
     eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Shortlist:
+    """What heads score: the tokens of the `top` clusters whose centroids score best, by the target's own rows."""
+
+    centroids: Matrix
+    """[clusters, H]"""
+    top: int
+    per_cluster: int
+    ids: NDArray[np.int64]
+    """The clusters' tokens, int64[clusters, per_cluster]"""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadsModel:
+    """Heads of one kind, on a hidden state h [H].
+
+    x = entry_norm(h); u[j] = norm(x + f(outer(g(inner(x)))[j])), where f is SiLU or nothing and g ReLU; the target's
+    projection scores u [k, H].
+    """
+
+    kind: str
+    offsets: int
+    """k"""
+    entry_norm: Floats | None
+    inner: Matrix | None
+    """[F, H]; without one `outer` reads x itself."""
+    outer: Matrix
+    """[k * H, F or H]"""
+    gated: bool
+    """Whether f is SiLU."""
+    norm: Floats | None
+    shortlist: Shortlist | None
+    """None where the whole vocabulary is scored."""
+    eps: float

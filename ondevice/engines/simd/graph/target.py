@@ -66,13 +66,7 @@ class _TargetReader:
     def _head(self) -> tuple[Matrix, float | None]:
         """The head and the softcap."""
         match = self._match
-        value, cap = contract.LOGITS, None
-        if match.op(value) == "Mul" and match.op(match.node(value, "Mul", 2).inputs[0]) == "Tanh":
-            value, cap = match.times(value)
-            value, inverse = match.times(match.node(value, "Tanh", 1).inputs[0])
-            require(
-                0 < cap < 1e6 and abs(cap * inverse - 1) < 1e-5, f"a softcap of {cap} after a division by {inverse}"
-            )
+        value, cap = match.softcap(contract.LOGITS)
         source, head = match.linear(value)
         require(source == contract.HIDDEN and head.width == self._target.hidden_size, "the head reads something else")
         return head, cap

@@ -12,6 +12,7 @@ from ondevice.engines.simd.kernels.looking_up import look_up_share
 from ondevice.engines.simd.kernels.memory import read_i64, ticks, write_i64
 from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
 from ondevice.engines.simd.kernels.step_layouts import (
+    ACTIVATE,
     ATTEND,
     ATTEND_CHOSEN,
     ATTEND_LOOKED_UP,
@@ -32,6 +33,7 @@ from ondevice.engines.simd.kernels.step_layouts import (
     SPREAD,
 )
 from ondevice.engines.simd.kernels.steps import (
+    activate,
     attend_share,
     candidate_logits,
     centroid_scores,
@@ -108,10 +110,11 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
         elif kind == CENTROID_SCORES:
             centroid_scores(words, state, thread, threads)
         elif kind == SHORTLIST:
-            if thread == 0:
-                shortlist(words)
+            shortlist(words, thread, threads)
         elif kind == CANDIDATE_LOGITS:
             candidate_logits(words, state, thread, threads)
+        elif kind == ACTIVATE:
+            activate(words, state, thread, threads)
         waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
         claims, next_claims = next_claims, claims
     if thread == 0:  # the next run begins with both at zero, however many steps this one had

@@ -395,21 +395,44 @@ class CentroidScores(NamedTuple):
 
 
 class Shortlist(NamedTuple):
-    """Choose the clusters with the best scores."""
+    """Choose the clusters with the best scores, for each of some rows."""
 
     scores: int
-    """Address of float32[clusters]."""
+    """Address of float32[rows, stride]."""
     clusters: int
     chosen: int
-    """Address of int64[top], the clusters, best first."""
+    """Address of int64[rows, top], the clusters, best first."""
     top: int
+    rows: int
+    stride: int
+    """Scores from a row to the next."""
+
+
+SAME, SILU, RELU = range(3)
+"""What an `Activate` puts its numbers through."""
+
+
+class Activate(NamedTuple):
+    """Put numbers through a function, and add the same row to each of their rows."""
+
+    row_set: int
+    source: int
+    """Address of float32[rows, width]."""
+    out: int
+    """Address of float32[rows, width]; may be the source."""
+    width: int
+    """A multiple of 16."""
+    function: int
+    """SAME, SILU or RELU."""
+    added: int = 0
+    """Address of float32[width], added to every row; 0 where nothing is."""
 
 
 class CandidateLogits(NamedTuple):
     """The ids and logits of all tokens in the chosen clusters, written to the slots CANDIDATES and LOGITS."""
 
     codes: int
-    """Address of the table's codes; the rows of a cluster lie side by side."""
+    """Address of the table's codes."""
     scales: int
     """Address of the table's scales."""
     half: int
@@ -421,14 +444,19 @@ class CandidateLogits(NamedTuple):
     width: int
     """Of a row of the table."""
     x: int
-    """Address of float32[width]."""
+    """Address of float32[rows, width]."""
     chosen: int
-    """Address of int64[top], the clusters."""
+    """Address of int64[rows, top], the clusters."""
     top: int
     per_cluster: int
     """Tokens in a cluster."""
     ids: int
-    """Address of int64[table rows], the token of each row."""
+    """Address of int64[clusters, per_cluster], the clusters' tokens."""
+    rows: int
+    clustered: int
+    """1 where the table's rows lie cluster by cluster, 0 where they lie in the order of their tokens."""
+    cap: int
+    """As in `Project`."""
 
 
 Step = (
@@ -450,6 +478,7 @@ Step = (
     | Choose
     | Spread
     | Mix
+    | Activate
 )
 
 LAYOUTS: tuple[type[Step], ...] = (
@@ -471,10 +500,11 @@ LAYOUTS: tuple[type[Step], ...] = (
     Choose,
     Spread,
     Mix,
+    Activate,
 )
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
 CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP = range(8, 14)
-SCORE, CHOOSE, SPREAD, MIX = range(14, 18)
+SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(14, 19)
 """Index of each layout in LAYOUTS: the number of its kind in a plan."""
 WIDTH = 16
 """int64 in a row of a plan."""

@@ -28,6 +28,7 @@ from ondevice.engines.simd.kernels.attention_rows import (
 )
 from ondevice.engines.simd.kernels.barrier import claim, claim_part
 from ondevice.engines.simd.kernels.best import best_of
+from ondevice.engines.simd.kernels.functions import exp, tanh
 from ondevice.engines.simd.kernels.groups import count_groups, read_group
 from ondevice.engines.simd.kernels.heads import part_bytes, rotated_head, to_key, to_value
 from ondevice.engines.simd.kernels.inputs import group_address
@@ -65,6 +66,9 @@ from ondevice.engines.simd.kernels.slots import (
     WANTED,
 )
 from ondevice.engines.simd.kernels.step_layouts import (
+    RELU,
+    SILU,
+    Activate,
     Attend,
     CandidateLogits,
     CentroidScores,
@@ -79,7 +83,7 @@ from ondevice.engines.simd.kernels.step_layouts import (
     read_step,
 )
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
-from ondevice.engines.simd.kernels.vector import full, load, store
+from ondevice.engines.simd.kernels.vector import full, load, max_lanes, maximum, store
 
 _ONE, _WANTED = np.int64(1), np.int64(WANTED)
 """With these as plain numbers, what takes them would be compiled once more for each."""
@@ -318,20 +322,47 @@ def centroid_scores(words: np.ndarray, state: np.ndarray, thread: int, threads: 
 
 
 @kernel
+def activate(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """out = function(source) + added, float32[rows, width], with the same `added` float32[width] for every row."""
+    step = read_step(Activate, words)
+    source, out, width, function, added = step.source, step.out, step.width, step.function, step.added
+    lanes, zero, one = state[step.row_set] * (width // 16), full(np.float32(0.0)), full(np.float32(1.0))
+    for unit in range(first_unit(lanes, thread, threads), first_unit(lanes, thread + 1, threads)):
+        x = load(source + 64 * unit)
+        if function == SILU:
+            x = x / (one + exp(zero - x))
+        elif function == RELU:
+            x = maximum(x, zero)
+        if added:
+            x = x + load(added + 64 * (unit % (width // 16)))
+        store(out + 64 * unit, x)
+
+
+@kernel
 def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
-    """logits[i] = table[row] . x and candidates[i] = ids[row], for all table rows of the chosen clusters, in order."""
+    """logits[i] = softcap(table row . x) and candidates[i], for all tokens of a row's chosen clusters, in order.
+
+    logits float32[rows, top * per_cluster] and candidates int64 of that shape. Threads share them all.
+    """
     step = read_step(CandidateLogits, words)
-    per_cluster = step.per_cluster
-    count = step.top * per_cluster
+    per_cluster, clustered, cap = step.per_cluster, step.clustered, bits_float(np.int32(step.cap))
+    count = step.rows * step.top * per_cluster
     for i in range(first_unit(count, thread, threads), first_unit(count, thread + 1, threads)):
-        row = read_i64(step.chosen + 8 * (i // per_cluster)) * per_cluster + i % per_cluster
-        write_i64(state[CANDIDATES] + 8 * i, read_i64(step.ids + 8 * row))
-        logit = dot_row(step.codes, step.scales, step.half, step.bits, step.group, row, step.width, step.x)
+        place = read_i64(step.chosen + 8 * (i // per_cluster)) * per_cluster + i % per_cluster
+        token = read_i64(step.ids + 8 * place)
+        write_i64(state[CANDIDATES] + 8 * i, token)
+        row, x = place if clustered else token, step.x + 4 * step.width * (i // (step.top * per_cluster))
+        logit = dot_row(step.codes, step.scales, step.half, step.bits, step.group, row, step.width, x)
+        if cap > 0:
+            logit = max_lanes(full(cap) * tanh(full(logit / cap)))
         write_f32(state[LOGITS] + 4 * i, logit)
 
 
 @kernel
-def shortlist(words: np.ndarray) -> None:
-    """chosen = the indices of the `top` largest of float32[clusters] scores, largest first; equal ones in order."""
+def shortlist(words: np.ndarray, thread: int, threads: int) -> None:
+    """chosen = of every row, the indices of the `top` largest of float32[clusters] scores, largest first; equal ones in
+    order.
+    """
     step = read_step(Shortlist, words)
-    best_of(step.scores, step.clusters, step.chosen, step.top)
+    for row in range(first_unit(step.rows, thread, threads), first_unit(step.rows, thread + 1, threads)):
+        best_of(step.scores + 4 * row * step.stride, step.clusters, step.chosen + 8 * row * step.top, step.top)

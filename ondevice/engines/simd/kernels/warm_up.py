@@ -57,10 +57,11 @@ def others() -> Calls:
         steps.candidate_logits,
         experts.score,
         experts.mix,
+        steps.activate,
     )
     return [
         *((step, (_WORDS, _WORDS, 0, 1)) for step in shared),
-        (steps.shortlist, (_WORDS,)),
+        (steps.shortlist, (_WORDS, 0, 1)),
         (experts.choose, (_WORDS, _WORDS)),
         (experts.spread, (_WORDS, 0, 1)),
         *((move, (0, _WORDS, 0, 1, 1)) for move in (move_keys, move_values)),

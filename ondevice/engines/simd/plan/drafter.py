@@ -127,10 +127,8 @@ def _centroid_head(builder: PlanBuilder, head: Centroids, normed: int, width: in
     count = head.top * head.per_cluster
     scores, chosen = buffers.floats(len(head.weights)), buffers.bytes(8 * head.top)
     builder.add(CentroidScores(buffers.hold(head.weights), len(head.weights), width, normed, scores))
-    builder.add(Shortlist(scores, len(head.weights), chosen, head.top))
-    builder.add(
-        CandidateLogits(
-            *builder.table(head.table), width, normed, chosen, head.top, head.per_cluster, buffers.hold(head.ids)
-        )
-    )
+    builder.add(Shortlist(scores, len(head.weights), chosen, head.top, 1, len(head.weights)))
+    ids = buffers.hold(head.ids)
+    table = builder.table(head.table)
+    builder.add(CandidateLogits(*table, width, normed, chosen, head.top, head.per_cluster, ids, 1, 1, 0))
     return np.zeros(count, np.int64), count

@@ -12,6 +12,7 @@ def main_export(
     output: str | Path,
     *,
     drafter: str = "auto",
+    heads: str = "auto",
     quantize: str = "int4",
     head_bits: int = 8,
     revision: str | None = None,
@@ -22,6 +23,7 @@ def main_export(
         model_name_or_path: a hub id or a directory.
         output: where the bundle goes. An older bundle there is replaced at the very end.
         drafter: `auto` finds `<id>-assistant` on the hub, or `drafter/` beside a directory; `none`; or a source.
+        heads: `auto` finds `heads/` beside a directory; `none`; or a directory of heads trained for the model.
         quantize: width of the weights: `int4`, `int8` or `none`.
         head_bits: width of the token table that the head and the embedding share: 4 or 8.
         revision: branch, tag or commit of the model on the hub.
@@ -35,5 +37,11 @@ def main_export(
     from ondevice_export import export
 
     return export(
-        model_name_or_path, output, drafter=drafter, quantize=quantize, head_bits=head_bits, revision=revision
+        model_name_or_path,
+        output,
+        drafter=drafter,
+        heads=heads,
+        quantize=quantize,
+        head_bits=head_bits,
+        revision=revision,
     )

@@ -1,0 +1,126 @@
+"""Hidden states of a frozen target over text, computed once and kept on disk for its heads to learn from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from dataset import Blocks
+from owntext import PROMPT, ROWS, TEMPERATURES, continue_rows
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+LENGTH = 512  # of a block; nothing is taught across its end
+TOGETHER = 8  # blocks of one forward
+OWN_SHARE = 0.75  # of the tokens; the rest is the text itself
+
+
+@dataclass(frozen=True)
+class FrozenTarget:
+    """A target of any Gemma 4 layout, with the parts that heads are about.
+
+    model : what writes text; decoder : its text model; projection : float[V, H]; cap : of its logits, None without
+    """
+
+    name: str
+    model: Any
+    decoder: Any
+    projection: Tensor
+    cap: float | None
+
+    @classmethod
+    def load(cls, directory: Path, name: str, device: torch.device) -> FrozenTarget:
+        """From a checkpoint's directory, in float32 on a CPU, else in bfloat16."""
+        config = AutoConfig.from_pretrained(directory)
+        text = config.get_text_config()
+        kind = AutoModelForCausalLM if config is text else AutoModelForImageTextToText
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        model = kind.from_pretrained(directory, dtype=dtype).to(device).requires_grad_(False).eval()
+        decoder = getattr(model.model, "language_model", model.model)
+        return cls(name, model, decoder, model.get_output_embeddings().weight, text.final_logit_softcapping)
+
+    @property
+    def config(self) -> Any:
+        return self.decoder.config
+
+    @property
+    def exit_layer(self) -> int:
+        """The last layer with keys and values of its own, where others share them: what lies above it leaves the
+        cache alone. Else the middle.
+        """
+        layers, shared = self.config.num_hidden_layers, self.config.num_kv_shared_layers
+        return int((layers - shared if shared else layers // 2) - 1)
+
+    def weights_sha256(self) -> str:
+        """Of the final norm and the last layer's down projection, as float32: another training has others."""
+        digest = hashlib.sha256()
+        for weight in (self.decoder.norm.weight, self.decoder.layers[-1].mlp.down_proj.weight):
+            digest.update(weight.detach().float().cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32[N, V] of states [N, H] that come before the projection."""
+        logits = functional_linear(hidden, self.projection)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def functional_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x @ weight.T` in bfloat16, as float32."""
+    return nn.functional.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16)).float()
+
+
+def read_text(tokenizer: Tokenizer, texts: Iterable[str], eos: int) -> npt.NDArray[np.uint32]:
+    """All texts as one stream of token ids, each with <bos> in front and `eos` behind."""
+    rows = (encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=True))
+    return np.concatenate([np.array([*ids, eos], np.uint32) for ids in rows])
+
+
+@torch.no_grad()
+def write_own(target: FrozenTarget, stream: npt.NDArray[np.uint32], count: int, file: Path) -> None:
+    """`count` blocks of LENGTH that the target writes behind short pieces of the text; goes on where it was stopped."""
+    device = target.projection.device
+    rows = np.lib.format.open_memmap(file, "r+" if file.exists() else "w+", np.uint32, (count, LENGTH))
+    prompts = Blocks(stream, PROMPT, seed=2)
+    temperatures = torch.tensor(TEMPERATURES, device=device).repeat(ROWS // len(TEMPERATURES))
+    for batch, first in enumerate(tqdm(range(0, count, ROWS), desc="own text")):
+        if rows[first].any():  # written before
+            continue
+        torch.manual_seed(batch)
+        ids, _ = prompts.batch(batch, ROWS)
+        written = continue_rows(target.model, ids.to(device), LENGTH, temperatures).cpu().numpy()
+        rows[first : first + ROWS] = written[: count - first]
+        rows.flush()
+
+
+@torch.no_grad()
+def write_states(target: FrozenTarget, tokens: npt.NDArray[Any], layer: int, file: Path) -> None:
+    """float16[2, blocks, LENGTH, H] of tokens [blocks, LENGTH]: behind the final norm, and behind a layer.
+
+    The latter at unit scale, because the residual stream of a large model leaves float16's range, and a norm reads it.
+    What is written is counted in a file beside it, from which a stopped run goes on.
+    """
+    shape = (2, len(tokens), LENGTH, target.config.hidden_size)
+    states = np.lib.format.open_memmap(file, "r+" if file.exists() else "w+", np.float16, shape)
+    done = file.with_suffix(".done")
+    start = int(done.read_text()) if done.exists() else 0
+    behind: list[Tensor] = []
+    hook = target.decoder.layers[layer].register_forward_hook(lambda module, inputs, output: behind.append(output))
+    for first in tqdm(range(start, len(tokens), TOGETHER), desc="states"):
+        behind.clear()
+        ids = torch.from_numpy(tokens[first : first + TOGETHER].astype(np.int64)).to(target.projection.device)
+        last = target.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        lower = behind[0][0] if isinstance(behind[0], tuple) else behind[0]
+        lower = lower.float() * torch.rsqrt(lower.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        for place, value in enumerate((last, lower)):
+            states[place, first : first + TOGETHER] = value.half().cpu().numpy()
+        done.write_text(str(first + TOGETHER))
+    hook.remove()
+    states.flush()
