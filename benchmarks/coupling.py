@@ -17,7 +17,7 @@ from typing import Any
 
 from ondevice import Model, Stats, load
 from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.protocol import Draft, DraftRequest
+from ondevice.drafters.protocol import Draft, Drafter, DraftRequest
 from ondevice.terminal.bench.table import table
 
 SOURCES = ("argparse", "bisect", "csv", "queue", "shlex", "string", "tempfile", "textwrap")
@@ -37,7 +37,7 @@ def prompts() -> Iterator[str]:
         yield inspect.getsource(__import__(name))[SKIP:][:LENGTH]
 
 
-def measure(model: Model, drafter: MtpDrafter, temperature: float, tokens: int, chosen: dict[str, Any]) -> Stats:
+def measure(model: Model, drafter: Drafter, temperature: float, tokens: int, chosen: dict[str, Any]) -> Stats:
     """Sums over all prompts, with the filters of Gemma's default."""
     total = Stats()
     for seed, prompt in enumerate(prompts()):

@@ -1,6 +1,6 @@
 """A random bundle of Gemma 4 E2B's exact shapes, with its assistant: what speed is measured on, without the weights.
 
-    python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4]
+    python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4] [--heads]
 
 It goes through the exporter, so its graphs are the real ones; about 2.8 GB, in under a minute.
 """
@@ -21,7 +21,8 @@ from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import read_drafter, read_target
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.graph_files import write_drafter, write_target
+from ondevice_export.graph_files import write_drafter, write_heads, write_target
+from ondevice_export.heads import HeadsCheckpoint, HeadsConfig, Shortlist, heads_shapes
 from ondevice_export.manifest import make_manifest
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.source import Checkout
@@ -110,15 +111,27 @@ class RandomCheckpoint:
         return np.random.default_rng(1).permutation(self._shapes[name][0])
 
 
-def write_bundle(out: Path, head_bits: int = 8) -> None:
-    """Write the bundle; an older one there is replaced."""
+SHORTLIST = Shortlist(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])
+
+HEADS = (
+    HeadsConfig("medusa", 4, 0, None, SHORTLIST),
+    HeadsConfig("blockwise", 4, 2 * TARGET["hidden_size"], None, SHORTLIST),
+    HeadsConfig("exit", 1, 0, 14, SHORTLIST),
+)
+
+
+def write_bundle(out: Path, head_bits: int = 8, heads: bool = False) -> None:
+    """Write the bundle, with heads of every kind where wanted; an older one there is replaced."""
     options = ExportOptions(drafter="auto", quantize="int4", head_bits=head_bits, revision=None)
     with tempfile.TemporaryDirectory() as directory, BundleWriter(out) as bundle:
         target = target_model(Path(directory))
         drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER))
         table = write_target(bundle.directory, target, options, lambda _weights: None)
         write_drafter(bundle.directory, drafter, table, options, lambda _weights: None)
-        bundle.commit(make_manifest(target, drafter, options))
+        trained = _heads(target) if heads else None
+        if trained is not None:
+            write_heads(bundle.directory, trained, target.config, table, options, advance=lambda _weights: None)
+        bundle.commit(make_manifest(target, drafter, options, trained))
 
 
 def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
@@ -141,12 +154,18 @@ def _drafter(checkout: Checkout) -> DrafterCheckpoint:
     return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
 
 
+def _heads(target: TargetCheckpoint) -> HeadsCheckpoint:
+    shapes = heads_shapes(HEADS, target.config)
+    return HeadsCheckpoint(target.checkout, cast(Checkpoint, RandomCheckpoint(shapes)), HEADS, shapes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--heads", action="store_true", help="with heads of every kind")
     arguments = parser.parse_args()
-    write_bundle(arguments.directory, arguments.head_bits)
+    write_bundle(arguments.directory, arguments.head_bits, arguments.heads)
 
 
 if __name__ == "__main__":

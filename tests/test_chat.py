@@ -57,7 +57,7 @@ def test_a_conversation_with_a_tool_and_thoughts(model: Model) -> None:
     assert answer.message == {"role": "assistant", "content": "Yes, it will.", "reasoning_content": "It says rain."}
 
 
-@pytest.mark.parametrize("drafter", ["none", "mtp", "ngram", "auto"])
+@pytest.mark.parametrize("drafter", ["none", "mtp", "ngram", "medusa", "blockwise", "auto"])
 def test_steps_add_up_to_the_reply_whoever_drafts(model: Model, drafter: str) -> None:
     text = f"{THOUGHT}One moment. {CALL}<|tool_response>"
     script = Script(text, len(model.encode(ASKED)))

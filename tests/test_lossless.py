@@ -23,7 +23,7 @@ LONG = (
 """Past the window of 256 tokens, and repetitive, so that n-grams have something to find."""
 
 PROMPTS = {"short": SHORT, "long": LONG}
-DRAFTERS = ("mtp", "ngram", "auto")
+DRAFTERS = ("mtp", "ngram", "medusa", "blockwise", "auto")
 SCHEDULES = (*itertools.product(("constant", "heuristic"), (1, 4, 7)), ("auto", None))
 
 

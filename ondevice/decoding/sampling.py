@@ -97,6 +97,11 @@ class Sampler:
     def greedy(self) -> bool:
         return self.options.temperature == 0
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether a guess depends on what was said before it, by penalties or a constraint."""
+        return bool(self._adjustments) or self._masks is not None
+
     # Not functools.cached_property: before Python 3.12 it has one lock for all samplers, held while kernels are loaded,
     # and a process that was forked meanwhile waits for it for ever.
     @property

@@ -86,6 +86,18 @@ def _swift_beside(engine: Engine, costs: Costs) -> Drafter:
     return SwiftDrafter(engine, costs, SHARE / 2)
 
 
+def _medusa(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.medusa import MedusaDrafter
+
+    return MedusaDrafter(engine.heads["medusa"], engine.target)
+
+
+def _blockwise(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.blockwise import BlockwiseDrafter
+
+    return BlockwiseDrafter(engine.heads["blockwise"], engine.target)
+
+
 def _auto(engine: Engine, costs: Costs) -> Drafter:
     from ondevice.drafters.portfolio import Portfolio
 
@@ -124,6 +136,15 @@ def _nothing_to_skip(engine: Engine) -> str | None:
     return None if record.pays else "`ondevice tune` found no layers that a draft could leave out with a gain here"
 
 
+def _without_heads(kind: str) -> Callable[[Engine], str | None]:
+    def obstacle(engine: Engine) -> str | None:
+        if kind in engine.heads:
+            return None
+        return f"this bundle has no {kind} heads: use --drafter ngram, or train some and export with --heads DIR"
+
+    return obstacle
+
+
 _ENTRIES = (
     DrafterEntry(AUTO, "all that the bundle offers, round by round the one that expects to gain more", _auto),
     DrafterEntry(
@@ -149,6 +170,18 @@ _ENTRIES = (
         _swift,
         _all_layers,
         make_beside=_swift_beside,
+    ),
+    DrafterEntry(
+        "medusa",
+        "heads on the model's last hidden state, one for each of the next few tokens, as a tree",
+        _medusa,
+        _without_heads("medusa"),
+    ),
+    DrafterEntry(
+        "blockwise",
+        "heads on the model's last hidden state that share a layer, as a chain",
+        _blockwise,
+        _without_heads("blockwise"),
     ),
     DrafterEntry(
         "grammar",

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ondevice_export import export
-from tests.tiny_models import FAMILIES, save_drafter, save_target
+from tests.tiny_models import FAMILIES, save_drafter, save_heads, save_target
 
 torch.set_num_threads(1)  # the models are too small to share
 
@@ -40,5 +40,6 @@ def e2b(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def _make(family: str, directory: Path) -> Pair:
     target = save_target(directory / "target", family)
     drafter = save_drafter(directory / "drafter", family)
+    save_heads(directory / "heads", directory / "target", family)
     bundle = export(directory / "target", directory / "bundle", quantize="none")
     return Pair(family, directory, target, drafter, bundle)

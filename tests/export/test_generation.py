@@ -34,7 +34,7 @@ def loaded(pair: Pair) -> Iterator[tuple[Model, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize(("schedule", "k"), list(itertools.product(("constant", "heuristic"), (1, 3, 6))))
-@pytest.mark.parametrize("drafter", ["mtp", "ngram", "auto"])
+@pytest.mark.parametrize("drafter", ["mtp", "ngram", "medusa", "blockwise", "auto"])
 def test_greedy_tokens_are_the_reference_s(
     loaded: tuple[Model, tuple[int, ...]], drafter: str, schedule: ScheduleName, k: int
 ) -> None:

@@ -49,7 +49,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "choice": {"type": "choice", "choice": ["positive", "negative", "neither of the two"]},
     "lark": {"type": "lark", "lark": 'start: "SELECT " name ("," name)* " FROM " name ";"\nname: /[a-z_]{1,9}/'},
 }
-DRAFTERS = ("mtp", "ngram", "grammar", "auto")
+DRAFTERS = ("mtp", "ngram", "medusa", "blockwise", "grammar", "auto")
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Will it rain in Bern?"}]
 
 

@@ -93,7 +93,7 @@ def test_a_draft_step_is_close_too(engine: SimdEngine, oracle: OrtEngine) -> Non
     assert np.sqrt((differences**2).mean()) < 0.15 * np.std(theirs.logits) + 0.02
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "ngram", "auto"])
+@pytest.mark.parametrize("drafter", ["mtp", "ngram", "medusa", "blockwise", "auto"])
 @pytest.mark.parametrize("k", [1, 5])
 def test_speculation_changes_nothing(bundle: Bundle, drafter: str, k: int) -> None:
     with Model(bundle, SimdEngine(bundle, threads=2), threads=2) as model:

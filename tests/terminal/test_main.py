@@ -60,7 +60,10 @@ def test_no_command_is_a_mistake_with_a_short_help(run):
         (["generate"], "required: BUNDLE. Try `ondevice generate --help`"),
         (["generate", "b", "p", "--top-k", "x"], "--top-k: invalid int value: 'x'. Try"),
         (["generate", "b", "p", "--temper", "1"], "unrecognized arguments: --temper"),
-        (["generate", "b", "p", "--drafter", "magic"], "'magic' is none of auto, mtp, ngram, grammar, none"),
+        (
+            ["generate", "b", "p", "--drafter", "magic"],
+            "'magic' is none of auto, mtp, ngram, self, swift, medusa, blockwise, grammar, none",
+        ),
         (["info", "nowhere"], "no bundle at nowhere"),
         (["bench", "b", "--lengths", "1,none"], "'none' is neither a number"),
         (["bench", "b", "--drafters", ","], "the list is empty"),

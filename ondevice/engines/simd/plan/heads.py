@@ -65,8 +65,8 @@ def heads_plan(
     width, offsets = target.width, model.offsets
     builder = PlanBuilder(pack, buffers, offsets, model.eps)
     hidden, normed = np.zeros(width, np.float32), np.zeros((offsets, width), np.float32)
-    source, entry = buffers.hold(hidden), builder.activations(width)
     first = model.outer if model.inner is None else model.inner
+    source, entry = buffers.hold(hidden), builder.activations(width, [first])
     if model.entry_norm is None:
         builder.quantize(slots.ALL, source, width, entry, first)
     else:
@@ -76,13 +76,13 @@ def heads_plan(
         middle = buffers.floats(packed.inner.tiles * TILE)
         builder.project(slots.ALL, packed.inner, entry, middle)
         builder.add(Activate(slots.ALL, middle, middle, model.inner.rows, RELU))
-        entry = builder.activations(model.inner.rows)
+        entry = builder.activations(model.inner.rows, [model.outer])
         builder.quantize(slots.ALL, middle, model.inner.rows, entry, model.outer)
     states = buffers.floats(max(packed.outer.tiles * TILE, offsets * width))
     builder.project(slots.ALL, packed.outer, entry, states)
     builder.add(Activate(slots.WANTED, states, states, width, SILU if model.gated else SAME, source))
-    scored = builder.activations(width)
     reader = target.head if model.shortlist is None else model.shortlist.centroids
+    scored = builder.activations(width, [reader])
     if model.norm is None:
         builder.quantize(slots.WANTED, states, width, scored, reader)
     else:
