@@ -30,6 +30,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.manifest import Target
 from ondevice.terminal.bench.footer import versions, versions_line
 from ondevice.terminal.bench.table import table
@@ -40,8 +41,8 @@ PREFILL = 512
 CONTEXT = 64
 """Tokens in the cache before every forward."""
 TIMES = 5
-"""Verifications in a round."""
-ROOM = 1 << 31
+"""Verifications of the same tokens."""
+ROOM = 1 << 30
 """Bytes that must be left beside the weights: caches, buffers, Python, and what else the system has to keep."""
 
 
@@ -74,28 +75,26 @@ class Forwarder(Protocol):
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]: ...
 
 
-def forward(engine: Forwarder, session: Session, rows: int, rng: np.random.Generator) -> Outputs:
-    """A verification of so many rows after the context, of which nothing is kept, or a prefill."""
-    tokens = rng.integers(0, engine.target.vocab_size, rows).tolist()
-    wanted = [rows - 1] if rows == PREFILL else range(rows)
-    return engine.forward([Rows(session, TokenTree.chain(tokens), wanted)])[0]
+def measure(engine: Forwarder, rounds: int, rows_of: tuple[int, ...] = (*VERIFY, PREFILL)) -> dict[int, Measured]:
+    """Every number of rows in turn, in as many rounds, each with other tokens.
 
-
-def measure(engine: Forwarder, rounds: int) -> dict[int, Measured]:
-    """Every number of rows in turn, in as many rounds, behind one that warms up."""
+    They run once before they are timed: experts that nobody has asked for lately come from the disk, which is another
+    thing to measure.
+    """
     rng = np.random.default_rng(0)
     session = engine.open_session()
     tokens = rng.integers(0, engine.target.vocab_size, CONTEXT).tolist()
     engine.forward([Rows(session, TokenTree.chain(tokens), [0])])
     session.commit(range(CONTEXT))
-    found = {rows: Measured() for rows in (*VERIFY, PREFILL)}
-    for turn in range(rounds + 1):
-        for rows in (*VERIFY * TIMES, PREFILL):
+    found = {rows: Measured() for rows in rows_of}
+    for rows in rows_of * rounds:
+        chain = TokenTree.chain(rng.integers(0, engine.target.vocab_size, rows).tolist())
+        asked = Rows(session, chain, [rows - 1] if rows == PREFILL else range(rows))
+        for timed in range(1 + (1 if rows == PREFILL else TIMES)):
             started = time.perf_counter()
-            outputs = forward(engine, session, rows, rng)
-            seconds = time.perf_counter() - started
-            if turn:
-                found[rows].seconds.append(seconds)
+            outputs = engine.forward([asked])[0]
+            if timed:
+                found[rows].seconds.append(time.perf_counter() - started)
                 found[rows].experts.append(outputs.experts)
     return found
 
@@ -136,6 +135,9 @@ def main() -> None:
     engine = SimdEngine(Bundle.open(arguments.directory), arguments.threads)
     found = measure(engine, arguments.rounds)
     engine.close()
+    with RooflineMeasurement(arguments.threads) as measurement:
+        measurement.read()
+        roofline = measurement.median()
     peers, llama = {}, None
     if arguments.llama_bench:
         bench = LlamaBench(arguments.llama_bench, arguments.gguf, arguments.threads)
@@ -146,6 +148,7 @@ def main() -> None:
     facts = {"versions": versions(("numba", "numpy")) | peers}
     print(
         f"\n{SIZE}, {machine.processor_name()}, {arguments.threads} threads, {instruction_set.current().name}; "
+        f"{roofline.bandwidth / 1e9:.1f} GB/s, {roofline.peak / 1e9:.0f} GOPS; "
         f"{CONTEXT} tokens in the cache; medians of {arguments.rounds} rounds  \n{versions_line(facts)}"
     )
 

@@ -12,7 +12,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.graph.model import Experts
+from ondevice.engines.simd.graph.model import Experts, Matrix
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.experts import choose
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
@@ -75,6 +75,11 @@ def choices(experts: Experts, hidden: twins.Floats) -> tuple[npt.NDArray[np.int6
     return chosen, shares / shares.sum(axis=1, keepdims=True) * experts.scale[chosen]
 
 
+def signed(matrix: Matrix) -> npt.NDArray[np.int64]:
+    """Weights without their scales, [rows, blocks, 32]."""
+    return twins.unpack(matrix.codes, matrix.format).reshape(matrix.rows, -1, 32)
+
+
 def expected(experts: Experts, hidden: twins.Floats, dense: twins.Floats) -> twins.Wide:
     chosen, weights = choices(experts, hidden)
     x = twins.rms_norm(hidden, experts.pre_norm, EPS).astype(np.float32)
@@ -83,10 +88,10 @@ def expected(experts: Experts, hidden: twins.Floats, dense: twins.Floats) -> twi
         for expert, weight in zip(chosen[row], weights[row], strict=True):
             both, down = experts.gate_up[expert], experts.down[expert]
             own = twins.quantize(x[row : row + 1])
-            product = twins.project(own, twins.unpack(both.codes, both.format), both.scales)
+            product = twins.project(own, signed(both), both.scales)
             gate, up = np.split(product.astype(np.float64), 2, axis=1)
             inner = twins.quantize((twins.gelu(gate) * up).astype(np.float32))
-            total[row] += weight * twins.project(inner, twins.unpack(down.codes, down.format), down.scales)[0]
+            total[row] += weight * twins.project(inner, signed(down), down.scales)[0]
     return twins.rms_norm(dense, experts.dense_norm, EPS) + twins.rms_norm(total.astype(np.float32), experts.norm, EPS)
 
 
