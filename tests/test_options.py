@@ -97,7 +97,7 @@ def test_a_generation_config_that_is_no_object(content: str, tmp_path: Path) -> 
         ({"on_prefill": 5}, "on_prefill must be a function, not 5"),
         ({"temperature": 10**400}, "temperature must be a finite number, not 1000"),
         ({"temperature": True}, "temperature must be a number, not True"),
-        ({"drafter": 5}, "drafter must be one of auto, mtp, ngram, self, swift, medusa, blockwise, grammar, none, not 5"),
+        ({"drafter": 5}, "drafter must be one of auto, mtp, .*grammar, none, not 5"),
         ({"drafter": object()}, "drafter must be one of"),
         ({"draft_sampling": "greedy"}, "draft_sampling must be one of coupled, ratio"),
         ({"max_new_tokens": True}, "max_new_tokens must be a whole number"),
