@@ -77,7 +77,7 @@ class PositionAcceptance:
     start : the chance before anything was seen, worth `lean` events
     lean : events that the position before is worth
     keep : weight of a position's earlier events after a new draft; 0.96 remembers about 25
-    idle : weight of all events after a round without a draft
+    idle : weight of all events after a token that came without a draft
     """
 
     def __init__(self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96, idle: float = 0.98) -> None:
@@ -86,13 +86,10 @@ class PositionAcceptance:
         self._keep = keep
         self._idle = idle
         self._tallies = [Tally(lean * start, lean)]
-        self._idle_rounds = 0
+        self._passed_by = 0
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """A verified chain of `drafted` tokens, 0 in an idle round, of which the first `accepted` were taken."""
-        if not drafted:
-            self._idle_rounds += 1  # counted in every round, made up for when somebody wants to know
-            return
+        """A verified chain of `drafted` tokens, at least one, of which the first `accepted` were taken."""
         self._make_up()
         reached = min(drafted, accepted + 1)
         self._tallies += [Tally() for _ in range(reached - len(self._tallies))]
@@ -102,12 +99,16 @@ class PositionAcceptance:
             if position < reached:
                 tally.add(position < accepted)
 
+    def pass_by(self, tokens: int) -> None:
+        """So many tokens came without a draft."""
+        self._passed_by += tokens  # made up for when somebody wants to know
+
     def _make_up(self) -> None:
-        """Fade for the idle rounds since the last draft."""
-        if not self._idle_rounds:
+        """Fade for the tokens since the last draft."""
+        if not self._passed_by:
             return
-        keep = self._idle**self._idle_rounds
-        self._idle_rounds = 0
+        keep = self._idle**self._passed_by
+        self._passed_by = 0
         for tally in self._tallies:
             tally.fade(keep)
         renewed = self._lean * (1.0 - keep)

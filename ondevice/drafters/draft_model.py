@@ -200,7 +200,10 @@ class DraftModelDrafter:
             if proposal.token != token:
                 break
             hits += 1
-        self._acceptance.observe(judged, hits)
+        if judged:
+            self._acceptance.observe(judged, hits)
+        else:
+            self._acceptance.pass_by(len(emitted))
         session = self._session
         if session is not None and session.length > self._right:
             right = min(session.length, self._length + hits)

@@ -114,7 +114,7 @@ class HeadsDrafter:
             self._learn(emitted)
             self._clear()
         else:
-            self._acceptance.observe(0, 0)
+            self._acceptance.pass_by(len(emitted))
         self._known = True
         self._hidden[:] = outputs.hidden[path[-1]]
 

@@ -146,7 +146,7 @@ class MtpDrafter:
             self._learn(emitted)
             self._clear()
         else:
-            self._acceptance.observe(0, 0)
+            self._acceptance.pass_by(len(emitted))
         self._newest = emitted[-1]
         self._hidden[:] = outputs.hidden[path[-1]]
 

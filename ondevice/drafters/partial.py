@@ -101,7 +101,10 @@ class PartialDrafter(ABC):
             if token != taken:
                 break
             hits += 1
-        self._acceptance.observe(judged, hits)
+        if judged:
+            self._acceptance.observe(judged, hits)
+        else:
+            self._acceptance.pass_by(len(emitted))
         self._newest, self._proposed = emitted[-1], []
 
     def _cancelled(self) -> bool:

@@ -49,6 +49,10 @@ class Portfolio:
         self._known: list[Known] = []
         self._steady: dict[int, Known] = {}
         """Of drafters whose forecasts stay about as they are."""
+        self._untold: list[list[int]] = [[] for _ in drafters]
+        """What those were not told yet. To a small model telling six drafters of every round is a tenth of it."""
+        self._last: tuple[Outputs, Sequence[int]] | None = None
+        """What the last round's tokens were chosen from."""
         self._rounds = 0
         self._chosen: int | None = None
         self._drafted: int | None = None
@@ -67,19 +71,19 @@ class Portfolio:
         for drafter in self.drafters:
             if isinstance(drafter, Reader):
                 drafter.rest()
+        self._leave()
 
     @property
     def searched_s(self) -> float:
         return sum(drafter.searched_s for drafter in self.drafters if isinstance(drafter, Searcher))
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        self._steady.clear()
-        self._chosen = self._drafted = None
+        self._leave()
         for drafter in self.drafters:
             drafter.begin(prompt_ids, session)
 
     def forget(self) -> None:
-        self._chosen = self._drafted = None
+        self._leave()
         for drafter in self.drafters:
             drafter.forget()
 
@@ -98,6 +102,7 @@ class Portfolio:
         known = self._steady.get(number)
         if known is not None and known.nodes == nodes:
             return known
+        self._tell(number)
         forecast = self.drafters[number].forecast(nodes)
         known = Known(nodes, forecast, expected_rate(forecast, self._costs, self._trusts[number]))
         if forecast.steady:
@@ -109,16 +114,32 @@ class Portfolio:
         if self._chosen is None:
             self.forecast(request.nodes)
         assert self._chosen is not None
+        self._tell(self._chosen)
         draft = self.drafters[self._chosen].draft(request)
         self._drafted = len(draft)
         self._steady.pop(self._chosen, None)
         return draft
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
+        self._last = outputs, path
         for number, (drafter, trust) in enumerate(zip(self.drafters, self._trusts, strict=True)):
-            drafter.observe(emitted, outputs, path)
+            self._untold[number] += emitted
+            if number not in self._steady or isinstance(drafter, Searcher):
+                self._tell(number)
             if self._drafted is None or number != self._chosen:
                 trust.rest()
             else:
                 trust.observe(self._known[number].forecast.survival, self._drafted, len(path) - 1)
         self._chosen = self._drafted = None
+
+    def _tell(self, number: int) -> None:
+        """A drafter hears of the tokens since it was last told."""
+        if self._untold[number] and self._last is not None:
+            self.drafters[number].observe(self._untold[number], *self._last)
+            self._untold[number] = []
+
+    def _leave(self) -> None:
+        """What was said so far is no longer what a draft would follow."""
+        self._steady.clear()
+        self._chosen = self._drafted = self._last = None
+        self._untold = [[] for _ in self.drafters]

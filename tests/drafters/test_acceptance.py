@@ -84,7 +84,7 @@ def test_a_long_pause_makes_old_failures_count_less() -> None:
         acceptance.observe(2, 0)
     chances = []
     for _ in range(1000):
-        acceptance.observe(0, 0)
+        acceptance.pass_by(1)
         chances.append(float(acceptance.survival(1)[0]))
     assert chances[20] < 0.1
     assert chances[150] > 0.3

@@ -1,11 +1,12 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ondevice.decoding.costs import Costs
 from ondevice.decoding.costs_file import KnownCosts
-from ondevice.drafters.portfolio import Portfolio
+from ondevice.drafters.portfolio import STEADY_ROUNDS, Portfolio
 from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Outputs, Session
 from tests.drafters.rounds import NO_SESSION, draft, observe
@@ -24,7 +25,8 @@ class Scripted:
     def __init__(self, name: str, *survival: float) -> None:
         self.name = name
         self.survival = np.array(survival, np.float32)
-        self.calls: list[tuple[str, object]] = []
+        self.steady = False
+        self.calls: list[tuple[str, Any]] = []
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self.calls.append(("begin", list(prompt_ids)))
@@ -33,7 +35,7 @@ class Scripted:
         self.calls.append(("forget", None))
 
     def forecast(self, nodes: int) -> Forecast:
-        return Forecast(self.survival[:nodes], self.name)
+        return Forecast(self.survival[:nodes], self.name, self.steady)
 
     def draft(self, request: DraftRequest) -> Draft:
         self.calls.append(("draft", (request.nodes, request.floor)))
@@ -93,6 +95,34 @@ def test_both_hear_everything() -> None:
     both.begin([1, 2], NO_SESSION)
     observe(both, [3])
     assert primary.calls == secondary.calls == [("begin", [1, 2]), ("observe", [3])]
+
+
+def test_a_steady_one_hears_of_several_rounds_when_it_is_asked_again() -> None:
+    primary, secondary = Scripted("mtp", 0.1), Scripted("ngram", 0.9)
+    primary.steady = True
+    both = Portfolio([primary, secondary], costs())
+    both.begin([1, 2], NO_SESSION)
+    observe(both, [3])
+    for token in range(4, 4 + STEADY_ROUNDS):
+        assert draft(both, 1).source == "ngram"
+        observe(both, [token])
+    heard = [said for call, said in primary.calls if call == "observe"]
+    assert len(heard) == 2
+    assert heard[0] + heard[1] == list(range(3, 3 + len(heard[0]) + len(heard[1])))
+    assert [said for call, said in secondary.calls if call == "observe"] == [[t] for t in range(3, 4 + STEADY_ROUNDS)]
+
+
+def test_a_steady_one_that_is_chosen_has_heard_everything() -> None:
+    primary, secondary = Scripted("mtp", 0.5), Scripted("ngram", 0.9)
+    primary.steady = True
+    both = Portfolio([primary, secondary], costs())
+    both.begin([1], NO_SESSION)
+    for token in (2, 3, 4):
+        assert draft(both, 1).source == "ngram"
+        observe(both, [token])
+    secondary.survival[0] = 0.0
+    assert draft(both, 1).source == "mtp"
+    assert primary.calls == [("begin", [1]), ("observe", [2, 3, 4]), ("draft", (1, 0.0))]
 
 
 def test_one_that_does_not_keep_its_word_loses_its_place_and_has_another_chance() -> None:
