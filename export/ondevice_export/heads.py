@@ -108,6 +108,9 @@ def read_heads(directory: Path, target: TargetCheckpoint) -> tuple[HeadsConfig, 
     fields = Fields(read_json(path), str(path))
     if fields.data.get("model_type") != MODEL_TYPE:
         raise CheckpointError(f"{path}: model_type is {fields.data.get('model_type')!r:.99}, expected {MODEL_TYPE!r}")
+    if not target.config.tied:
+        name = default_name(target.checkout)
+        raise PairMismatchError(f"heads go through the token table, and {name} has a head of its own: leave them out")
     _check_target(fields.mapping("target", {}), target)
     shortlist = _shortlist(fields, target.config)
     kinds = fields.mapping("kinds", {})

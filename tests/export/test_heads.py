@@ -111,6 +111,13 @@ def test_heads_for_another_size_name_both_models(made: Path, copy: Path, tmp_pat
         export(made / "target", tmp_path / "bundle", drafter="none", heads=str(copy))
 
 
+def test_a_target_whose_head_is_not_the_token_table(made: Path, tmp_path: Path) -> None:
+    """They were trained through the one, and the graph would go through the other."""
+    save_target(tmp_path / "target", "e2b", tie_word_embeddings=False)
+    with pytest.raises(PairMismatchError, match="has a head of its own: leave them out"):
+        export(tmp_path / "target", tmp_path / "bundle", drafter="none", heads=str(made / "heads"))
+
+
 def test_an_order_that_names_a_token_twice(made: Path, copy: Path, tmp_path: Path) -> None:
     tensors = dict(load_file(copy / "model.safetensors"))
     tensors["shortlist.token_ordering"] = np.zeros_like(tensors["shortlist.token_ordering"])
