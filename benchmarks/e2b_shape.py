@@ -1,8 +1,10 @@
 """A random bundle of Gemma 4 E2B's exact shapes, with its assistant: what speed is measured on, without the weights.
 
-    python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4] [--heads]
+    python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4 | --mobile] [--heads]
 
-It goes through the exporter, so its graphs are the real ones; about 2.8 GB, in under a minute.
+It goes through the exporter, so its graphs are the real ones; about 2.8 GB, in under a minute. With `--mobile` its
+target has the form of Google's mobile checkpoint: 2, 4 and 8 bits, a scale for each row, static activations.
+`python -m benchmarks.rows DIRECTORY --beside OTHER` compares two of them in one run, and so does `benchmarks.start`.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import read_drafter, read_target
 from ondevice_export.export_options import ExportOptions
+from ondevice_export.gemma_quantization import read_quantization
 from ondevice_export.graph_files import write_drafter, write_heads, write_target
 from ondevice_export.heads import HeadsCheckpoint, HeadsConfig, Shortlist, heads_shapes
 from ondevice_export.manifest import make_manifest
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
+from ondevice_export.quantized_modules import QuantizedModules
 from ondevice_export.source import Checkout
 from ondevice_export.tensor_names import drafter_shapes, target_shapes
 
@@ -120,11 +125,11 @@ HEADS = (
 )
 
 
-def write_bundle(out: Path, head_bits: int = 8, heads: bool = False) -> None:
+def write_bundle(out: Path, head_bits: int = 8, heads: bool = False, mobile: bool = False) -> None:
     """Write the bundle, with heads of every kind where wanted; an older one there is replaced."""
     options = ExportOptions(drafter="auto", quantize="int4", head_bits=head_bits, revision=None)
     with tempfile.TemporaryDirectory() as directory, BundleWriter(out) as bundle:
-        target = target_model(Path(directory))
+        target = mobile_model(Path(directory)) if mobile else target_model(Path(directory))
         drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER))
         table = write_target(bundle.directory, target, options, lambda _weights: None)
         write_drafter(bundle.directory, drafter, table, options, lambda _weights: None)
@@ -148,6 +153,18 @@ def target_model(directory: Path) -> TargetCheckpoint:
     return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
 
 
+def mobile_model(directory: Path) -> TargetCheckpoint:
+    """The same of a checkpoint that was trained quantised."""
+    fields = {**TARGET, "tie_word_embeddings": False, "quantization_config": QUANTIZATION}
+    checkout = _config(directory / "gemma-4-E2B-mobile-shape", fields)
+    family, config = read_target(checkout.directory)
+    shapes, quantization = target_shapes(config, "model."), read_quantization(checkout.directory)
+    assert quantization is not None
+    checkpoint = cast(Checkpoint, MobileCheckpoint(shapes, len(config.layers)))
+    modules = QuantizedModules(checkpoint, quantization, shapes)
+    return TargetCheckpoint(checkout, checkpoint, family, config, "model.", shapes, modules)
+
+
 def _drafter(checkout: Checkout) -> DrafterCheckpoint:
     config = read_drafter(checkout.directory)
     shapes = drafter_shapes(config)
@@ -164,8 +181,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
     parser.add_argument("--heads", action="store_true", help="with heads of every kind")
+    parser.add_argument("--mobile", action="store_true", help="as Google's mobile checkpoint: 2, 4 and 8 bits")
     arguments = parser.parse_args()
-    write_bundle(arguments.directory, arguments.head_bits, arguments.heads)
+    write_bundle(arguments.directory, arguments.head_bits, arguments.heads, arguments.mobile)
 
 
 if __name__ == "__main__":

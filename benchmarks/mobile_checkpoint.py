@@ -1,0 +1,82 @@
+"""A random checkpoint of the form and the widths of Google's mobile E2B, as the exporter sees it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+QUANTIZATION: dict[str, Any] = {
+    "quant_method": "gemma",
+    "num_bits": 4,
+    "quantize_embeddings": True,
+    "module_quant_configs": {
+        r"^lm_head$": {"num_bits": 2},
+        r"embed_tokens$": {"num_bits": 2},
+        r"layers\.(1[5-9]|2\d|3[0-4])\.mlp\.": {"num_bits": 2},
+        r"per_layer_(input_gate|projection)$": {"num_bits": 8},
+    },
+    "modules_to_not_convert": ["per_layer_model_projection"],
+}
+"""What is reported of it: attention, the lower layers' MLP and the table of per-layer embeddings have 4 bits, the upper
+MLP, head and embedding 2, the gates and projections of per-layer embeddings 8."""
+
+
+class MobileCheckpoint:
+    """Stands in for `Checkpoint`: codes are random, scales small, norms and scalars ones, every layer is calibrated."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], blocks: int) -> None:
+        self._shapes = shapes
+        self._blocks = blocks
+        """Scales in a row of the table of per-layer embeddings."""
+        floats = np.random.default_rng(1).standard_normal(1 << 20, np.float32) * np.float32(0.02)
+        self._numbers = (floats.view(np.uint32) >> 16).astype(np.uint16)
+        self._noise = np.random.default_rng(0).integers(0, 256, 1 << 22, dtype=np.uint8)
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """All shapes are as they should be."""
+
+    def dtype(self, name: str) -> str:
+        if self._is_plain(name):
+            return "BF16"
+        return "I8" if self._bits(name) == 8 else "U8"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name.endswith("embedding_scale"):
+            return self._shapes[self._weight(name)][0], self._blocks if "per_layer" in name else 1
+        rows, width = self._shapes[self._weight(name)]
+        return rows, width if self._is_plain(name) else width * self._bits(name) // 8
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        if name.endswith("activation_scale"):
+            return np.array(0.05, np.float32)
+        if name.endswith("_scale"):
+            rows = self._shapes[self._weight(name)][0]
+            return np.full((rows, self.shape(name)[1] if name.endswith("embedding_scale") else 1), 0.01, np.float32)
+        return np.ones(self._shapes[name], np.float32)
+
+    def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        width = self.shape(name)[1]
+        if self._is_plain(name):  # bfloat16 of sensible sizes: products that are not normal numbers would take longer
+            numbers = np.resize(np.roll(self._numbers, -start * width), (stop - start, width))
+            return numbers.view(np.uint8)
+        return np.resize(np.roll(self._noise, -start * width), (stop - start, width))
+
+    def _is_plain(self, name: str) -> bool:
+        return "per_layer_model_projection" in name
+
+    def _bits(self, name: str) -> int:
+        module = self._weight(name).removesuffix(".weight")
+        patterns = QUANTIZATION["module_quant_configs"].items()
+        return next((one["num_bits"] for pattern, one in patterns if re.search(pattern, module)), 4)
+
+    def _weight(self, name: str) -> str:
+        if name in self._shapes:
+            return name
+        return f"{name.rpartition('.')[0]}.weight"
