@@ -1,6 +1,7 @@
 """Milliseconds of a forward by its number of rows: how nearly free verification rows are.
 
-    python -m benchmarks.rows BUNDLE [--threads 2] [--rounds 7] [--json FILE] [--llama-bench PROGRAM --gguf FILE]
+    python -m benchmarks.rows BUNDLE [--threads 2] [--rounds 7] [--json FILE] [--beside BUNDLE]
+        [--llama-bench PROGRAM --gguf FILE]
 
 Peers take part where they are: OpenVINO, if it is installed, on the bundle's own ONNX file; llama.cpp, if its
 llama-bench is given, on the file that `benchmarks.e2b_gguf` writes. All take turns within each round, so that a noisy
@@ -56,6 +57,15 @@ class Forwarder(Protocol):
     def open_session(self) -> Session: ...
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]: ...
+
+
+class _Beside(SimdEngine):
+    """The engine of another bundle, by that bundle's name."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        bundle = Bundle.open(path)
+        super().__init__(bundle, threads)
+        self.name = bundle.manifest.name
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,8 @@ def _open(arguments: argparse.Namespace, bundle: Bundle) -> tuple[list[Forwarder
     threads = arguments.threads
     engines: list[Forwarder] = [SimdEngine(bundle, threads)]
     peers = {}
+    if arguments.beside is not None:
+        engines.append(_Beside(arguments.beside, threads))
     if not arguments.no_ort:
         engines.append(OrtEngine(bundle, threads))
     if not arguments.no_openvino and importlib.util.find_spec("openvino"):
@@ -183,6 +195,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--beside", type=Path, metavar="BUNDLE", help="measure this one's weights too")
     parser.add_argument("--no-ort", action="store_true", help="leave ONNX Runtime out")
     parser.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out though it is installed")
     parser.add_argument("--llama-bench", type=Path, metavar="PROGRAM", help="measure llama.cpp too")

@@ -118,7 +118,8 @@ def save_trained(path: Path, mix: Mix, numbers: str = "BF16") -> None:
             continue
         tensors[name], tensors[f"{module}.weight_scale"] = codes, scales
         for side, low, high in (("input", 0.01, 0.04), ("output", 0.005, 0.03)):
-            step = rng.uniform(low, high) if rng.random() < mix.calibrated else 0.0
+            wide = 4 if module == "lm_head" else 1  # logits beyond the last step would all be alike
+            step = wide * rng.uniform(low, high) if rng.random() < mix.calibrated else 0.0
             tensors[f"{module}.{side}_activation_scale"] = np.array(step, np.float32)
         for side in "kv":
             if module.endswith("k_proj"):

@@ -13,7 +13,7 @@ from ondevice_export.gemma_quantization import read_quantization
 from ondevice_export.pair import check_pair
 from ondevice_export.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.source import Checkout, Note
-from ondevice_export.tensor_names import Shapes, drafter_shapes, target_shapes, text_prefix, unread
+from ondevice_export.tensor_names import HEAD, Shapes, drafter_shapes, target_shapes, text_prefix, unread
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ def open_target(checkout: Checkout, note: Note) -> Iterator[TargetCheckpoint]:
         quantization = read_quantization(checkout.directory)
         names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
         prefix = text_prefix(names)
+        if not config.tied and HEAD not in names:
+            path = checkout.directory / "config.json"
+            raise CheckpointError(f"{path}: the head is not tied to the token embedding, and there is no {HEAD}")
         shapes = target_shapes(config, prefix)
         modules = None if quantization is None else QuantizedModules(checkpoint, quantization, shapes)
         if modules is None:

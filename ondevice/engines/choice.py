@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -112,11 +113,13 @@ class Preview:
 
     reason : why it is not `simd`
     pack : of `simd`'s weights
+    weights : by what they are for, then by format
     """
 
     engine: Literal["simd", "ort"]
     reason: str | None = None
     pack: PackState | None = None
+    weights: Mapping[str, Mapping[str, int]] | None = None
 
 
 def preview(bundle: Bundle) -> Preview:
@@ -126,11 +129,12 @@ def preview(bundle: Bundle) -> Preview:
         BundleCorruptError: the graphs are not what they claim to be.
         MissingDependencyError: it would be `ort`, and onnxruntime is not installed.
     """
-    from ondevice.engines.simd.program import pack_state
+    from ondevice.engines.simd.program import pack_state, read_models
     from ondevice.engines.simd.unsupported import UnsupportedGraphError
+    from ondevice.engines.simd.weight_classes import weight_classes
 
     try:
-        return Preview("simd", pack=pack_state(bundle))
+        return Preview("simd", pack=pack_state(bundle), weights=weight_classes(*read_models(bundle)))
     except UnsupportedGraphError as error:
         _ort_engine(error.reason)
         return Preview("ort", error.reason)

@@ -69,9 +69,10 @@ def _here(bundle: Bundle) -> dict[str, Any]:
 
         found = preview(bundle)
     except OndeviceError as error:
-        return {"engine": {"name": None, "reason": str(error)}, "pack": None, "prepared": False}
+        return {"weights": None, "engine": {"name": None, "reason": str(error)}, "pack": None, "prepared": False}
     except Exception as error:  # numba missing or broken, as without a bundle
-        return {"engine": {"name": None, "reason": reason_of(error)}, "pack": None, "prepared": False}
+        reason = reason_of(error)
+        return {"weights": None, "engine": {"name": None, "reason": reason}, "pack": None, "prepared": False}
     pack = found.pack
     told = pack and {
         "status": pack.status,
@@ -80,6 +81,7 @@ def _here(bundle: Bundle) -> dict[str, Any]:
         "obstacle": pack.obstacle,
     }
     return {
+        "weights": found.weights,
         "engine": {"name": found.engine, "reason": found.reason},
         "pack": told,
         "prepared": compiled_for(found.engine) and (pack is None or pack.status in ("packed", "small")),

@@ -46,8 +46,8 @@ def _label(name: str) -> str:
 
 
 def _paragraphs(name: str, value: Any) -> list[str]:
-    if name in LISTS:
-        return [f"{key} {LISTS[name](item)}" for key, item in value.items()]
+    if name in LISTS and value is not None:
+        return [f"{_label(key) if name == 'weights' else key} {LISTS[name](item)}" for key, item in value.items()]
     return ["none" if value is None else TEXTS[name](value) if name in TEXTS else _text(value)]
 
 
@@ -72,6 +72,11 @@ def _cache(cache: Mapping[str, Any]) -> str:
 def _engine(engine: Mapping[str, Any]) -> str:
     name, reason = engine["name"] or "none", engine["reason"]
     return name if reason is None else f"{name}: {reason}"
+
+
+def _formats(counts: Mapping[str, int]) -> str:
+    """Millions of weights by format."""
+    return ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items())
 
 
 def _pack(pack: Mapping[str, Any]) -> str:
@@ -103,7 +108,7 @@ def _heads(heads: list[Mapping[str, Any]]) -> str:
 
 LABELS = {"memory_bytes_per_s": "memory bandwidth", "dot_product_ops_per_s": "dot products"}
 
-LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str}
+LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str, "weights": _formats}
 """Facts with a line for each entry."""
 
 TEXTS: dict[str, Callable[[Any], str]] = {

@@ -121,6 +121,8 @@ def test_a_small_bundle_keeps_no_pack(run, reference_bundle, cache):
     assert facts["engine"] == {"name": "simd", "reason": None}
     assert facts["pack"]["status"] == "small"
     assert facts["pack"]["path"] is None
+    assert set(facts["weights"]["mlp"]) == {"int4"}
+    assert set(facts["weights"]["head"]) == set(facts["weights"]["drafter"]) == {"int8"}
     assert "pack            in memory: " in run("info", reference_bundle)[1]
     assert list(cache.glob("*.pack")) == []
 
