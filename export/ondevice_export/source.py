@@ -68,11 +68,12 @@ def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | Non
     if drafter != "auto":
         return locate(drafter)
     if target.revision is not None:
-        try:
-            return locate(f"{target.id}-assistant")
-        except _AbsentError:
-            note(f"no drafter: {target.id}-assistant was not found")
-            return None
+        for name in _assistants(target.id):
+            try:
+                return locate(name)
+            except _AbsentError:
+                note(f"no drafter: {name} was not found")
+        return None
     directory = target.directory
     for found in (
         directory.parent / "drafter",
@@ -83,6 +84,12 @@ def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | Non
             return locate(str(found))
     note(f"no drafter beside {directory.name}: name one with --drafter")
     return None
+
+
+def _assistants(target: str) -> list[str]:
+    """Hub ids of drafters that a target may have: a variant that was trained quantised has the plain model's too."""
+    plain, found, _ = target.partition("-qat-")
+    return [f"{target}-assistant", *([f"{plain}-assistant"] if found else [])]
 
 
 def locate_heads(heads: str, target: Checkout) -> Checkout | None:

@@ -52,6 +52,15 @@ def test_hub_ids(hub: Path) -> None:
     assert locate_drafter("none", target, notes.append) is None
 
 
+def test_a_variant_that_was_trained_quantised_has_the_plain_model_s_drafter(hub: Path) -> None:
+    (hub / "google/tiny-qat-mobile" / "snapshots" / COMMIT).mkdir(parents=True)
+    notes: list[str] = []
+    drafter = locate_drafter("auto", locate("google/tiny-qat-mobile"), notes.append)
+    assert drafter is not None
+    assert drafter.id == "google/tiny-assistant"
+    assert notes == ["no drafter: google/tiny-qat-mobile-assistant was not found"]
+
+
 @pytest.mark.parametrize("name", ["google/absent", "./absent", "/absent/directory", "a/b/c", "has space"])
 def test_nothing_there(hub: Path, name: str) -> None:
     with pytest.raises(CheckpointError) as caught:
