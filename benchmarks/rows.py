@@ -99,6 +99,8 @@ def _matrices(layer: DecoderLayer) -> list[Matrix]:
     found = [attention.query, attention.output, layer.gate, layer.up, layer.down]
     if new is not None:
         found += [new.key] if new.value is None else [new.key, new.value]
+    if (experts := layer.experts) is not None:  # as many as a row takes: the least, if all rows choose the same
+        found += [*experts.gate_up[: experts.top], *experts.down[: experts.top]]
     return found if own is None else [*found, own.gate, own.projection]
 
 

@@ -145,6 +145,8 @@ def read_drafter(directory: Path) -> DrafterConfig:
         )
     fields = Fields(data, str(path))
     text = _text_config(fields, owns_kv=False)
+    if any(layer.experts is not None for layer in text.layers):
+        raise CheckpointError(f"{path}: enable_moe_block is set: a drafter with experts is not supported")
     centroids = fields.integer("num_centroids", 2048) if fields.flag("use_ordered_embeddings") else None
     top_k = fields.integer("centroid_intermediate_top_k", 32)
     if centroids is not None and (text.vocab_size % centroids or top_k > centroids):

@@ -297,6 +297,12 @@ def test_vocabularies_differ(source: Path) -> None:
     refuse(source, PairMismatchError, "336", "384")
 
 
+def test_a_drafter_with_experts(source: Path) -> None:
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+    edit_json(source / "drafter" / "config.json", lambda config: config["text_config"].update(experts))
+    refuse(source, CheckpointError, "a drafter with experts")
+
+
 def test_backbone_differs(source: Path) -> None:
     edit_json(source / "drafter" / "config.json", lambda config: config.update(backbone_hidden_size=128))
     refuse(source, PairMismatchError, "128", "64")

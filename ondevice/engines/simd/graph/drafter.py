@@ -49,6 +49,7 @@ class _DrafterReader:
         while match.op(value) == "Mul":
             matched = layer_reader.read(value, attention)
             require(matched.slices is None, "a drafter with per-layer embeddings")
+            require(matched.layer.experts is None, "a drafter with experts")
             layers.insert(0, matched.layer)
             value = matched.source
         joined, pre_projection = match.linear(value)

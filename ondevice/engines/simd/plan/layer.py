@@ -199,7 +199,9 @@ def _blocks(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, plac
             stride = 4 * TILE * packed.up.tiles
             builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down, work.scratch, stride)
         builder.project(row_set, packed.down, work.inner, work.scratch)
-        if layer.experts is not None and packed.experts is not None and place.choice is not None:
+        if layer.experts is not None:
+            assert packed.experts is not None
+            assert place.choice is not None
             add_experts(builder, layer.experts, packed.experts, place.choice, row_set, work.hidden, work.scratch)
 
     if not place.without_attention:
