@@ -18,6 +18,9 @@ from ondevice.text.prompt import Prompt
 SAMPLE = 32
 """Tokens of each prompt's reply that sets of sub-layers are judged by; Draft & Verify takes as many of 8 texts."""
 
+REPEATS = 15
+"""Timings of a path of which the median counts."""
+
 LEAST = 4
 """Tokens of a reply that are worth comparing."""
 
@@ -60,7 +63,7 @@ class Tuning:
         samples = self._samples(prompts)
         try:
             free = frozenset(self._free)
-            costs = costs_of([timing() for timing in samples[0].timings(free)], free)
+            costs = costs_of([timing() for timing in samples[0].timings(free, REPEATS)], free)
             search = SkipSearch(self._free, costs, known.tried)
             self._search(search, samples, started, seconds, on_tune)
         finally:
@@ -89,10 +92,9 @@ class Tuning:
             self._memory.write(self._memory.tuned_files, self._record(search))
 
     def _record(self, search: SkipSearch) -> SkipRecord:
-        best, plain = search.best, search.costs.forwards[0]
-        share, finished = search.token(best) / plain, search.propose() is None
+        best, finished = search.best, search.propose() is None
         name = machine.processor_name()
-        return SkipRecord(best, search.speed_up(best), share, name, dict(search.tried), finished)
+        return SkipRecord(best, search.speed_up(best), search.token(best), name, dict(search.tried), finished)
 
     def _samples(self, prompts: Sequence[Prompt]) -> list[SkipSample]:
         """The beginning of the model's own likeliest reply to each prompt, behind it."""

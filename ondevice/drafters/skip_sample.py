@@ -11,9 +11,6 @@ from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.path_memory import MOST_DRAFTED, Skips, Survival, path_of
 from ondevice.engines.protocol import WHOLE, Engine, Rows, Session, TokenTree
 
-REPEATS = 3
-"""Timings of which the median counts."""
-
 ROWS = 5
 """Rows of the second forward that is timed: a line through both tells of the others."""
 
@@ -41,29 +38,36 @@ class SkipSample:
         found = self._likeliest(path_of(skips))
         return [one == other for one, other in zip(found, self._expected, strict=True)]
 
-    def timings(self, free: Skips) -> Iterator[Callable[[], float]]:
-        """Work to be done one by one: seconds of forwards of 1 and ROWS rows, and of drafts of a token without any of
-        `free`, without its attention, and without its feed-forward blocks. `costs_of` takes their answers.
+    def timings(self, free: Skips, repeats: int) -> Iterator[Callable[[], float]]:
+        """Work to be done one by one, of 2 * (repeats + 1) forwards each: what a whole forward of ROWS rows takes, and
+        drafts of a token without any of `free`, without its attention, and without its feed-forward blocks, as shares
+        of a plain forward of one row. `costs_of` takes their answers.
         """
         attention = frozenset(sub for sub in free if sub[0] == "attention")
-        for rows, skips in ((1, None), (ROWS, None), (1, free), (1, attention), (1, free - attention)):
-            path = WHOLE if skips is None else path_of(skips)
-            yield lambda rows=rows, path=path: self._seconds(rows, path)  # type: ignore[misc]
+        for rows, path in (
+            (ROWS, WHOLE),
+            (1, path_of(free)),
+            (1, path_of(attention)),
+            (1, path_of(free - attention)),
+        ):
+            yield lambda rows=rows, path=path: self._share(rows, path, repeats)  # type: ignore[misc]
 
     def close(self) -> None:
         self._session.close()
 
-    def _seconds(self, rows: int, path: LayerPath) -> float:
-        tree = TokenTree.chain([int(self._tree.tokens[0])] * rows)
-        taken = []
-        for _ in range(REPEATS + 1):
-            self._engine.forward(
-                [Rows(self._session, TokenTree.chain([0]), [0])]
-            )  # whose rows none of these begin like
+    def _share(self, rows: int, path: LayerPath, repeats: int) -> float:
+        """The median of several, each compared with the plain forward just before it: machines have moods."""
+        token = int(self._tree.tokens[0])
+        other = TokenTree.chain([int(token == 0)])  # so that neither takes over what the other one has run
+        tree = TokenTree.chain([token] * rows)
+        shares = []
+        for _ in range(repeats + 1):
             started = perf_counter()
+            self._engine.forward([Rows(self._session, other, [0])])
+            between = perf_counter()
             self._engine.forward([Rows(self._session, tree, range(rows), path)])
-            taken.append(perf_counter() - started)
-        return median(taken[1:])  # the first one plans the path
+            shares.append((perf_counter() - between) / (between - started))
+        return median(shares[1:])  # the first one plans the path
 
     def _likeliest(self, path: LayerPath) -> list[int]:
         rows = Rows(self._session, self._tree, range(len(self._tree)), path)
@@ -74,15 +78,12 @@ class SkipSample:
 
 def costs_of(timings: Sequence[float], free: Skips) -> SkipCosts:
     """What the answers of `SkipSample.timings` come to."""
-    one, several, least, without_attention, without_mlp = timings
-    row = max(several - one, 0.0) / (ROWS - 1)
-    blocks = len(free) / 2
-    return SkipCosts(
-        [one + row * extra for extra in range(MOST_DRAFTED + 1)],
-        least,
-        attention=max(without_mlp - least, 0.0) / blocks,
-        mlp=max(without_attention - least, 0.0) / blocks,
-    )
+    several, without_all, *without = timings
+    row = max(several - 1.0, 0.0) / (ROWS - 1)
+    saved = max(1.0 - without_all, 0.0)
+    attention, mlp = (max(1.0 - share, 0.0) for share in without)
+    each = saved / ((attention + mlp) or 1.0) / (len(free) / 2)  # in proportion to what each kind saves alone
+    return SkipCosts([1.0 + row * extra for extra in range(MOST_DRAFTED + 1)], each * attention, each * mlp)
 
 
 def survival_on(samples: Sequence[SkipSample], skips: Skips) -> Survival:

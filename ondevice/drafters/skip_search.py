@@ -15,32 +15,32 @@ PREFIXES = 8
 RESTARTS = 8
 """Sets with a fifth of the best one's choices turned round, from each of which the search goes on."""
 
+LEAST = 0.01
+"""A drafted token takes at least this share of a plain one, whatever the clock said."""
+
 
 @dataclass(frozen=True)
 class SkipCosts:
-    """Seconds, as measured on this machine.
+    """Shares of a plain forward of one row, as measured on this machine.
 
-    forwards : of a whole forward of 1, 2, ... rows
-    least : of a drafted token without all that may be left out
-    attention, mlp : what each of those blocks adds
+    rows : what whole forwards of 1, 2, ... rows take; the first is 1
+    attention, mlp : what leaving one of those blocks out of a drafted token saves
     """
 
-    forwards: Sequence[float]
-    least: float
+    rows: Sequence[float]
     attention: float
     mlp: float
 
-    def token(self, kept: Sequence[SubLayer]) -> float:
-        """Of a drafted token with these blocks, of those that may be left out."""
-        return self.least + sum(self.attention if kind == "attention" else self.mlp for kind, _ in kept)
+    def token(self, skips: Skips) -> float:
+        """What a drafted token without these takes. Without any it is a plain one, which cannot pay."""
+        return max(1.0 - sum(self.attention if kind == "attention" else self.mlp for kind, _ in skips), LEAST)
 
     def speed_up(self, survival: Survival, token: float) -> float:
         """Times as many tokens per second as plain decoding, at the draft length that suits best."""
-        plain = self.forwards[0]
         expected = accumulate(survival, initial=1.0)
         next(expected)
         rates = [
-            tokens * plain / (self.forwards[min(count, len(self.forwards) - 1)] + count * token)
+            tokens / (self.rows[min(count, len(self.rows) - 1)] + count * token)
             for count, tokens in enumerate(expected, 1)
         ]
         return max(rates, default=0.0)
@@ -82,8 +82,8 @@ class SkipSearch:
         return len(self._free) + PREFIXES
 
     def token(self, skips: Skips) -> float:
-        """Seconds of a drafted token."""
-        return self.costs.token([sub for sub in self._free if sub not in skips])
+        """What a drafted token takes, as a share of a plain one."""
+        return self.costs.token(skips)
 
     def speed_up(self, skips: Skips) -> float:
         """What a set that was tried is expected to come to; 0.0 for another."""
@@ -122,9 +122,9 @@ class SkipSearch:
                 yield frozenset(ranked[: -(-len(ranked) * part // PREFIXES)])
 
     def _missed(self, sub: SubLayer) -> float:
-        """Tokens that are wrong without it, for every second that it takes."""
-        seconds = self.costs.attention if sub[0] == "attention" else self.costs.mlp
-        return (1.0 - self.tried[frozenset({sub})][0] + 1e-3) / max(seconds, 1e-9)
+        """Tokens that are wrong without it, for what it takes."""
+        share = self.costs.attention if sub[0] == "attention" else self.costs.mlp
+        return (1.0 - self.tried[frozenset({sub})][0] + 1e-3) / max(share, 1e-9)
 
     def _neighbours(self, skips: Skips) -> Iterator[Skips]:
         order = list(self._free)

@@ -25,6 +25,9 @@ RENEWED = 256
 SHARE = 0.02
 """Of the time of generating, what searching may take, whatever it finds; beside other drafters half of that."""
 
+REPEATS = 3
+"""Timings of a path of which the median counts: few, for the reply waits meanwhile."""
+
 GAIN = 1.02
 """What a set must promise over plain decoding to be drafted with."""
 
@@ -132,7 +135,7 @@ class SwiftDrafter(SkippingDrafter):
     def _measure(self, sample: SkipSample) -> None:
         """One of the timings; after the last, the search begins."""
         if self._untimed is None:
-            self._untimed = sample.timings(self._free)
+            self._untimed = sample.timings(self._free, REPEATS)
         if (timing := next(self._untimed, None)) is not None:
             self._timings.append(timing())
             return
@@ -141,9 +144,8 @@ class SwiftDrafter(SkippingDrafter):
 
     def _found(self, search: SkipSearch) -> SkipRecord:
         best = search.best
-        share = search.token(best) / search.costs.forwards[0]
         name = machine.processor_name()
-        return SkipRecord(best, search.speed_up(best), share, name, dict(search.tried), self._finished)
+        return SkipRecord(best, search.speed_up(best), search.token(best), name, dict(search.tried), self._finished)
 
     def _adopt(self, record: SkipRecord) -> None:
         """Draft without these from now on, where that is expected to pay."""

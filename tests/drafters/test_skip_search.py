@@ -7,11 +7,12 @@ from itertools import combinations
 
 import pytest
 
+from ondevice.drafters.skip_sample import costs_of
 from ondevice.drafters.skip_search import SkipCosts, SkipSearch, survival_of
 from ondevice.engines.path_memory import Skips, SubLayer, Survival
 
 FREE: list[SubLayer] = [sub for layer in range(5) for sub in (("attention", layer), ("mlp", layer))]
-COSTS = SkipCosts([1.0 + 0.02 * extra for extra in range(9)], least=0.1, attention=0.03, mlp=0.1)
+COSTS = SkipCosts([1.0 + 0.02 * extra for extra in range(9)], attention=0.05, mlp=0.13)
 
 
 def made_up(seed: int) -> dict[SubLayer, float]:
@@ -58,11 +59,26 @@ def test_it_goes_on_where_it_was_interrupted() -> None:
 
 
 def test_what_is_expected_of_a_draft() -> None:
-    costs = SkipCosts([1.0, 1.1, 1.2], least=0.0, attention=0.1, mlp=0.2)
-    assert costs.token([("attention", 1), ("mlp", 2), ("mlp", 3)]) == pytest.approx(0.5)
+    costs = SkipCosts([1.0, 1.1, 1.2], attention=0.1, mlp=0.2)
+    assert costs.token(frozenset({("attention", 1), ("mlp", 2), ("mlp", 3)})) == pytest.approx(0.5)
     assert costs.speed_up((0.5,), 0.4) == pytest.approx(1.5 / 1.5)
     assert costs.speed_up((0.8, 0.7), 0.2) == pytest.approx(max(1.8 / 1.3, 2.5 / 1.6))
     assert costs.speed_up((), 0.2) == 0.0
+
+
+def test_a_draft_that_leaves_nothing_out_cannot_pay() -> None:
+    for answers in ([1.0, 0.4, 0.9, 0.5], [0.7, 1.3, 0.6, 1.2], [1.4, 0.4, 1.2, 1.1]):
+        costs = costs_of(answers, frozenset(FREE))
+        assert costs.token(frozenset()) == 1.0
+        assert costs.speed_up((1.0,) * 8, costs.token(frozenset())) <= 1.0
+
+
+def test_blocks_save_what_all_of_them_save_together() -> None:
+    costs = costs_of([1.4, 0.4, 0.9, 0.5], frozenset(FREE))
+    assert costs.rows[:5] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.4])
+    assert costs.token(frozenset(FREE)) == pytest.approx(0.4)
+    assert costs.mlp == pytest.approx(5 * costs.attention)
+    assert costs_of([1.0, 1.3, 0.6, 1.2], frozenset(FREE)).token(frozenset(FREE)) == 1.0
 
 
 def test_runs_of_right_places() -> None:
