@@ -34,10 +34,14 @@ def _json(content: bytes, rng: random.Random) -> tuple[bytes, str]:
     return text.encode(), said
 
 
+HEADS = ("medusa", "blockwise", "exit")
+
 CHANGES: dict[str, tuple[Change, ...]] = {
     MANIFEST: (_json, _json, _json, change_bytes),
     "target.onnx": (change_graph, change_graph, change_graph, change_bytes),
     "drafter.onnx": (change_graph, change_graph, change_graph, change_bytes),
+    **{f"heads.{kind}.onnx": (change_graph, change_bytes) for kind in HEADS},
+    **{f"heads.{kind}.onnx.data": (change_values,) for kind in HEADS},
     "target.onnx.data": (change_values,),
     "drafter.onnx.data": (change_values,),
     TOKENIZER: (_json, change_bytes),
@@ -45,7 +49,10 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     GENERATION_CONFIG: (_json, _json, change_bytes),
 }
 
-SAME_TOKENS = ("drafter.onnx", "drafter.onnx.data", TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG)
+SAME_TOKENS = (
+    "drafter.onnx", "drafter.onnx.data", *(f"heads.{kind}.onnx{end}" for kind in HEADS for end in ("", ".data")),
+    TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG,
+)  # fmt: skip
 """Files that have no say in the tokens that greedily follow token ids."""
 
 
@@ -54,9 +61,10 @@ def use(bundle: Path, engine: Engine) -> dict[str, Any]:
     with ondevice.load(bundle, engine=engine, threads=1, context_length=64) as model:
         options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "repetition_penalty": 1.0}
         found: dict[str, tuple[int, ...] | str] = {"ids": model.generate(IDS, drafter="auto", **options).token_ids}
-        if model.manifest.drafter is not None:
-            drafting: dict[str, Any] = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
-            found["drafted"] = model.generate(IDS, drafter="mtp", **drafting, **options).token_ids
+        drafting: dict[str, Any] = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+        drafters = [] if model.manifest.drafter is None else ["mtp"]
+        for drafter in (*drafters, *(heads.kind for heads in model.manifest.heads if heads.kind != "exit")):
+            found[f"drafted by {drafter}"] = model.generate(IDS, drafter=drafter, **drafting, **options).token_ids
         for name, prompt in (("text", "def f(x):"), ("chat", [{"role": "user", "content": "hi <eos>"}])):
             try:
                 found[name] = model.generate(prompt, max_new_tokens=4, seed=1).token_ids
@@ -121,7 +129,7 @@ class Mutants:
         if outcome.kind == "refused":
             return None
         found, expected = outcome.value, self._expected[engine]
-        if found.get("drafted", found["ids"]) != found["ids"]:
+        if any(found[way] != found["ids"] for way in found if way.startswith("drafted")):
             return f"drafts change the tokens: {found}"
         if name in SAME_TOKENS and not _begins(expected["ids"], found["ids"]):
             return f"other tokens than the change explains: {found}"
