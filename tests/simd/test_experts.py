@@ -20,7 +20,9 @@ from ondevice.engines.simd.kernels.step_layouts import WIDTH, Choose, to_row
 from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.experts import add_experts, pack_experts, room_for_choice
+from ondevice.engines.simd.program import read_models
 from ondevice.engines.simd.thread_pool import ThreadPool
+from ondevice.engines.simd.weight_classes import weight_classes
 from ondevice.weight_format import INT4, INT8, WeightFormat
 from tests.simd import generations, twins
 from tests.simd.forwards import run
@@ -187,6 +189,13 @@ def test_a_forward_tells_how_many_experts_it_read(bundles: dict[str, Bundle]) ->
     engine = SimdEngine(bundles["31b"], threads=1)
     assert run(engine.open_session(), [7], [0]).experts == 0
     engine.close()
+
+
+def test_experts_are_a_class_of_weights(bundles: dict[str, Bundle]) -> None:
+    layers, count, hidden, inner = 3, 12, 64, 32
+    classes = weight_classes(*read_models(bundles["26b"]))
+    assert classes["experts"] == {"int4": layers * count * 3 * hidden * inner}
+    assert "experts" not in weight_classes(*read_models(bundles["31b"]))
 
 
 def test_drafts_change_no_reply(bundles: dict[str, Bundle]) -> None:

@@ -42,6 +42,8 @@ def _of_layers(layers: Iterable[DecoderLayer]) -> Iterator[tuple[str, Matrix | T
         yield from (("attention", each) for each in (attention.query, attention.output))
         yield from (("attention", each) for each in (() if new is None else (new.key, new.value)) if each is not None)
         yield from (("mlp", each) for each in (layer.gate, layer.up, layer.down))
+        if (experts := layer.experts) is not None:
+            yield from (("experts", each) for each in (*experts.gate_up, *experts.down))
         yield from (("per_layer", each) for each in (() if own is None else (own.gate, own.projection)))
 
 
