@@ -85,6 +85,8 @@ def open_heads(checkout: Checkout, target: TargetCheckpoint) -> Iterator[HeadsCh
         PairMismatchError: they were trained for other weights.
         CheckpointError: they are no heads, or a tensor is missing or misshapen.
     """
+    if not target.config.tied or target.modules is not None:
+        raise CheckpointError(f"{checkout.directory}: heads score with the rows of a plain, tied token embedding")
     heads = read_heads(checkout.directory, target)
     with Checkpoint(checkout.directory) as checkpoint:
         shapes = heads_shapes(heads, target.config)
