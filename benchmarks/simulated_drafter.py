@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ondevice.drafters.acceptance import PositionAcceptance, Tally
 from ondevice.drafters.mtp import KEEP, SIBLING, SIBLING_WEIGHT, MtpDrafter
-from ondevice.drafters.protocol import ROOT, Draft, DraftRequest, Forecast
+from ondevice.drafters.partial import PartialDrafter
+from ondevice.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Engine, Outputs, Session
 
 Luck = NDArray[np.int64]
@@ -26,18 +27,29 @@ class SimulatedDrafter:
 
     continuation : int64[n], what plain decoding emits after the prompt, whose first token the prefill gives
     trees : whether a token may have a second child
+    partial : whose steps are paid instead, on the very tokens that it drafts: verification takes over their rows
     luck : int64[n], which of its children is right at that place: FIRST, SECOND or NEITHER. Every place is judged at
         most once in a generation, so independent places make independent verdicts.
     """
 
     name = "simulated"
 
-    def __init__(self, engine: Engine, continuation: Sequence[int], *, trees: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        continuation: Sequence[int],
+        *,
+        trees: bool = False,
+        partial: PartialDrafter | None = None,
+    ) -> None:
         self._continuation = np.asarray(continuation, np.int64)
         self._vocab_size = engine.target.vocab_size
         self._branches = 2 if trees else 1
         sizes = engine.target.hidden_size, engine.target.vocab_size
-        self._paid = MtpDrafter(*sizes, branches=1) if engine.has_drafter else None
+        self._partial = partial
+        self._paid = MtpDrafter(*sizes, branches=1) if engine.has_drafter and partial is None else None
+        self._session: Session | None = None
+        self._newest = 0
         self._acceptance = PositionAcceptance()
         self._second = Tally(SIBLING_WEIGHT * SIBLING, SIBLING_WEIGHT)
         self._place = 0
@@ -47,6 +59,7 @@ class SimulatedDrafter:
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._place = self._firsts = 0
+        self._session = session
         if self._paid is not None:
             self._paid.begin(prompt_ids, session)
 
@@ -85,9 +98,15 @@ class SimulatedDrafter:
             for child, each in enumerate(chances if depth + 1 < len(rates) else ()):
                 chance, later = negative * each[depth + 1], order + 2 * request.nodes + child
                 heappush(frontier, (chance, later, new, depth + 1, child, right, alone))
+        # A real one has to draft a token to see that it is not worth submitting.
+        steps = min(len(expanded) + (len(tokens) < request.nodes), request.nodes)
         if self._paid is not None:
-            # A real one has to draft a token to see that it is not worth submitting.
-            self._paid.draft(DraftRequest(min(len(expanded) + (len(tokens) < request.nodes), request.nodes)))
+            self._paid.draft(DraftRequest(steps))
+        if self._partial is not None and self._session is not None:
+            for step in range(min(steps, len(tokens) + 1)):
+                scores = self._partial.scores(self._session, [self._newest, *tokens[:step]])
+                assert scores is not None
+                GREEDY.guess(scores.logits, scores.candidates, request.context, tokens[:step])
         return Draft(np.array(tokens, np.int64), np.array(parents, np.int64), source=self.name)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
@@ -101,6 +120,7 @@ class SimulatedDrafter:
             self._second.fade(KEEP)
             self._second.add(bool(self.luck[self._place] == SECOND))
         self._place += len(emitted)
+        self._newest = emitted[-1]
         self._firsts = 0
         if self._paid is not None:
             self._paid.observe(emitted, outputs, path)

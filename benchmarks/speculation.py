@@ -16,6 +16,7 @@ from ondevice.decoding.record import Stats
 from ondevice.decoding.sampling import Sampler
 from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.decoding.schedule import MOST, AutoSchedule, ConstantSchedule, Schedule
+from ondevice.drafters.partial import PartialDrafter
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 
 PLAIN, AUTO, TREES, FIRST_AUTO = "plain", "auto", "auto, trees", "auto, first"
@@ -88,9 +89,13 @@ class Bench:
     session: Session
     prompt_ids: tuple[int, ...]
     continuation: tuple[int, ...]
+    partial: PartialDrafter | None = None
+    """Who drafts with the target's own layers, where a simulated drafter pays for that and not for MTP."""
 
     @classmethod
-    def prepare(cls, engine: Engine, prompt_ids: Sequence[int], tokens: int) -> Bench:
+    def prepare(
+        cls, engine: Engine, prompt_ids: Sequence[int], tokens: int, partial: PartialDrafter | None = None
+    ) -> Bench:
         """Find the continuation: `tokens` of them, and the first, which the prefill gives.
 
         Forwards of every number of rows are run once: what only the first of a kind pays for counts against none.
@@ -99,7 +104,7 @@ class Bench:
         run = _run(engine, session, prompt_ids, tokens + 1, Cell(PLAIN))
         for rows in range(2, MOST + 2):
             engine.forward([Rows(session, TokenTree.chain(run.token_ids[:1] * rows), range(rows))])
-        return cls(engine, session, tuple(prompt_ids), run.token_ids)
+        return cls(engine, session, tuple(prompt_ids), run.token_ids, partial)
 
     def run(self, cell: Cell) -> Run:
         return _run(self.engine, self.session, self.prompt_ids, len(self.continuation), cell)
@@ -133,7 +138,8 @@ class Bench:
 
     def _cell(self, length: str) -> Cell:
         schedule = AutoSchedule(Costs()) if length in (AUTO, TREES) else ConstantSchedule(int(length))
-        return Cell(length, SimulatedDrafter(self.engine, self.continuation, trees=length == TREES), schedule)
+        drafter = SimulatedDrafter(self.engine, self.continuation, trees=length == TREES, partial=self.partial)
+        return Cell(length, drafter, schedule)
 
     def _first(self, auto: Cell, acceptance: float, repeats: int, second: float) -> Cell:
         cell = Cell(FIRST_AUTO, auto.drafter, auto.schedule)

@@ -1,4 +1,4 @@
-"""Drafts of the model's own layers change no token: `self` and `swift`, on the reference bundle and on random ones."""
+"""Drafts of the model's own layers change no token: `self`, `swift`, early exits; on the reference bundle and more."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import ondevice
 from ondevice import Model, Reply, UsageError
 from ondevice.bundle import Bundle
 from ondevice.drafters import registry, swift
+from ondevice.drafters.early_exit import EarlyExitDrafter
+from ondevice.drafters.partial import Scores
 from ondevice.drafters.swift import SwiftDrafter
 from ondevice.engines.path_memory import FILE, PathMemory, SkipRecord, Skips, free_sub_layers
 from ondevice.engines.protocol import KVCacheType
@@ -206,8 +208,9 @@ def test_who_is_offered(directory: Path) -> None:
 @pytest.mark.needs("onnxruntime")
 def test_ort_says_why_it_cannot(reference_bundle: Path) -> None:
     with ondevice.load(reference_bundle, engine="ort") as model:
-        assert not {"self", "swift"} & set(registry.offered(model.engine))
-        for name in ("self", "swift"):
+        names = ("self", "swift", "early-exit")
+        assert not set(names) & set(registry.offered(model.engine))
+        for name in names:
             with pytest.raises(UsageError, match="--engine simd"):
                 model.generate([5], drafter=name, max_new_tokens=2)
 
@@ -245,3 +248,81 @@ def test_where_a_bundle_cannot_be_written_to(directories: dict[str, Path], tmp_p
     record = found.read(found.tuned_files)
     assert record is not None
     assert record.skips == free
+
+
+def untrained(model: Model, seed: int = 0) -> EarlyExitDrafter:
+    """An early exit whose head is random: behind the layers that own a cache, or after the first one."""
+    engine = model.engine
+    layers, vocabulary = engine.target.layers, engine.target.vocab_size
+    shared = [index for index, layer in enumerate(layers) if layer.kv_source != index]
+    rng = np.random.default_rng(seed)
+    weights = rng.standard_normal((vocabulary, engine.target.hidden_size)).astype(np.float32)
+    return EarlyExitDrafter(engine, shared[0] if shared else 1, lambda session, hidden: Scores(weights @ hidden))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled", "penalty"])
+@pytest.mark.parametrize("kind", get_args(KVCacheType))
+def test_early_exits_say_what_plain_decoding_says(directory: Path, kind: KVCacheType, way: dict[str, Any]) -> None:
+    with ondevice.load(directory, engine="simd", threads=2, kv_cache=kind) as model:
+        options: dict[str, Any] = {"max_new_tokens": 40, **way}
+        plain = model.generate(prompt_of(model), drafter="none", **options)
+        for schedule in (CONSTANT, {"num_assistant_tokens_schedule": "auto"}):
+            model.forget()
+            reply = model.generate(prompt_of(model), drafter=untrained(model), **options, **schedule)
+            assert reply.token_ids == plain.token_ids
+            assert reply.stats.drafted
+
+
+def test_an_early_exit_that_knows_is_right(directory: Path) -> None:
+    """Its head has the plain reply by heart, but for every third token: the text is right all the same."""
+    with ondevice.load(directory, engine="simd", threads=2) as model:
+        options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.0}
+        prompt = prompt_of(model)
+        plain = model.generate(prompt, drafter="none", **options)
+        model.forget()
+        drafter = untrained(model)
+        vocabulary, real = model.manifest.target.vocab_size, drafter.scores
+        text = [*prompt, *plain.token_ids]
+
+        def by_heart(session: Any, tokens: list[int]) -> Scores | None:
+            scores = real(session, tokens)
+            assert scores is not None
+            place = session.length + len(tokens)
+            if place < len(text) and place % 3:
+                scores.logits[text[place]] = 1e6
+            return Scores(scores.logits[:vocabulary])
+
+        drafter.scores = by_heart  # type: ignore[method-assign,assignment]
+        reply = model.generate(prompt, drafter=drafter, **options, **CONSTANT)
+        assert reply.token_ids == plain.token_ids
+        assert reply.stats.accepted > 10
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled", "penalty"])
+def test_the_trained_exit_says_what_plain_decoding_says(directories: dict[str, Path], way: dict[str, Any]) -> None:
+    with ondevice.load(directories["reference"], engine="simd", threads=2, max_sequences=2) as model:
+        options: dict[str, Any] = {"max_new_tokens": 80, **way}
+        prompts = ["def fibonacci(n):\n", "import os\nimport sys\n\n\nclass Stack:\n"]
+        plain = [model.generate(prompt, drafter="none", **options).token_ids for prompt in prompts]
+        model.forget()
+
+        def drafted(prompt: str) -> Reply:
+            return model.generate(prompt, drafter="early-exit", **options, **CONSTANT)
+
+        replies = [drafted(prompt) for prompt in prompts]
+        assert [reply.token_ids for reply in replies] == plain
+        assert sum(reply.stats.accepted for reply in replies) > 4
+        with ThreadPoolExecutor(2) as pool:  # the second time behind a kept prefix
+            assert [reply.token_ids for reply in pool.map(drafted, prompts)] == plain
+
+
+def test_damaged_heads_cost_no_reply(directories: dict[str, Path]) -> None:
+    with ondevice.load(directories["e2b"], engine="simd", threads=1) as model:
+        options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.0}
+        plain = model.generate(prompt_of(model), drafter="none", **options)
+        logits = np.zeros(3, np.float32)
+        wrong = (np.array([1, 2, 1 << 40]), np.array([-1, 0, 1]))
+        for scores in (Scores(logits * np.nan), *(Scores(logits, ids) for ids in wrong)):
+            drafter = EarlyExitDrafter(model.engine, 2, lambda session, hidden, scores=scores: scores)  # type: ignore[misc]
+            reply = model.generate(prompt_of(model), drafter=drafter, **options, **CONSTANT)
+            assert reply.token_ids == plain.token_ids

@@ -98,6 +98,15 @@ def _blockwise(engine: Engine, costs: Costs) -> Drafter:
     return BlockwiseDrafter(engine.heads["blockwise"], engine.target)
 
 
+def _early_exit(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.drafters.early_exit import EarlyExitDrafter
+
+    layer = engine.heads["exit"].layer
+    assert layer is not None
+    costs.assume("early-exit", (layer + 1) / len(engine.target.layers))
+    return EarlyExitDrafter(engine, layer + 1)
+
+
 def _auto(engine: Engine, costs: Costs) -> Drafter:
     from ondevice.drafters.portfolio import Portfolio
 
@@ -145,6 +154,10 @@ def _without_heads(kind: str) -> Callable[[Engine], str | None]:
     return obstacle
 
 
+def _no_way_out(engine: Engine) -> str | None:
+    return _without_heads("exit")(engine) if engine.paths is not None else _all_layers(engine)
+
+
 _ENTRIES = (
     DrafterEntry(AUTO, "all that the bundle offers, round by round the one that expects to gain more", _auto),
     DrafterEntry(
@@ -182,6 +195,12 @@ _ENTRIES = (
         "heads on the model's last hidden state that share a layer, as a chain",
         _blockwise,
         _without_heads("blockwise"),
+    ),
+    DrafterEntry(
+        "early-exit",
+        "a head behind the model's lower layers, whose work on drafted tokens verification takes over",
+        _early_exit,
+        _no_way_out,
     ),
     DrafterEntry(
         "grammar",

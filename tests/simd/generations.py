@@ -13,7 +13,7 @@ from typing import get_args
 import ondevice
 from ondevice.engines.protocol import KVCacheType
 
-DRAFTERS = ("none", "mtp", "ngram", "medusa", "blockwise", "auto")
+DRAFTERS = ("none", "mtp", "ngram", "medusa", "blockwise", "early-exit", "auto")
 PROMPT = [5, 9, 12, 7, 5, 9, 12, 8, 5, 9]
 """Repetitive, so that n-grams have something to find."""
 
