@@ -136,9 +136,9 @@ def test_what_the_target_takes_is_learnt() -> None:
 def test_a_forecast_never_rises_and_is_no_longer_than_the_tree() -> None:
     drafter, _ = began([SURE, SURE])
     survival = drafter.forecast(16).survival
-    assert len(survival) == 16  # 4 children, and 4 for each of them
+    assert len(survival) == 16
     assert (np.diff(survival) <= 0).all()
-    assert len(drafter.forecast(64).survival) == 20
+    assert len(drafter.forecast(99).survival) == 72  # 8 children, and 8 for each of them
 
 
 @pytest.mark.parametrize("row", [[np.nan] * VOCAB, [np.inf] * VOCAB, [-np.inf] * VOCAB])
