@@ -8,7 +8,7 @@ import ondevice
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 def run(*words):

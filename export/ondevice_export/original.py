@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.errors import MissingDependencyError
+from ondevice.errors import MissingDependencyError, UsageError
+
+LOADS_TRAINED_QUANTISED = (5, 23)
+"""The first transformers with a loader for them."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,11 @@ class Original:
     """A target and its drafter as transformers runs them."""
 
     def __init__(self, target: Path, drafter: Path | None) -> None:
+        """
+        Raises:
+            UsageError: the transformers that is installed cannot load them.
+        """
+        _check_version(target)
         self._target = _load(target)
         self._drafter = None if drafter is None else _load(drafter)
 
@@ -70,6 +79,17 @@ def check_installed() -> None:
         name = package.partition(".")[0]
         if find_spec(name) is None or find_spec(package) is None:
             raise MissingDependencyError(name, "verify")
+
+
+def _check_version(directory: Path) -> None:
+    from transformers import __version__
+
+    trained_quantised = json.loads((directory / "config.json").read_text("utf-8")).get("quantization_config")
+    if trained_quantised and tuple(map(int, __version__.split(".")[:2])) < LOADS_TRAINED_QUANTISED:
+        raise UsageError(
+            f"transformers {__version__} cannot load a checkpoint that was trained quantised, to compare with: "
+            "5.23 or newer can"
+        )
 
 
 def _load(directory: Path) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("pyside6")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 QUESTION = "def fibonacci(n):"
 
 

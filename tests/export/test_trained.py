@@ -19,9 +19,10 @@ from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.graph.model import Matrix, Table
 from ondevice.engines.simd.program import read_models
-from ondevice.errors import CheckpointError
+from ondevice.errors import CheckpointError, UsageError
 from ondevice_export import export
 from ondevice_export.gemma_quantization import read_quantization
+from ondevice_export.original import Original
 from tests.conftest import ROOT
 from tests.tiny_models import VOCAB
 from tests.trained_models import MIXES, save_trained, save_trained_pair
@@ -69,6 +70,13 @@ def test_logits_are_those_of_the_documented_arithmetic(pair: tuple[str, Path], n
     engine = make(Bundle.open(directory / "bundle"))
     assert_close(run(engine, [IDS]), logits(directory / "target", half=half))
     engine.close()
+
+
+def test_verification_says_which_transformers_it_needs(pair: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, directory = pair
+    monkeypatch.setattr("transformers.__version__", "5.22.2")
+    with pytest.raises(UsageError, match=r"transformers 5\.22\.2 .* 5\.23 or newer"):
+        Original(directory / "target", None)
 
 
 def test_logits_are_those_of_the_loader_in_transformers(pair: tuple[str, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ondevice.bundle import Bundle
 from ondevice.model import Model
 from ondevice.server.running import Server, Setup
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 """After which something that should happen will not."""
 
 
