@@ -86,7 +86,7 @@ def open_heads(checkout: Checkout, target: TargetCheckpoint) -> Iterator[HeadsCh
         CheckpointError: they are no heads, or a tensor is missing or misshapen.
     """
     if not target.config.tied or target.modules is not None:
-        raise CheckpointError(f"{checkout.directory}: heads score with the rows of a plain, tied token embedding")
+        raise PairMismatchError(f"{checkout.directory}: heads score with the rows of a plain, tied token embedding")
     heads = read_heads(checkout.directory, target)
     with Checkpoint(checkout.directory) as checkpoint:
         shapes = heads_shapes(heads, target.config)
@@ -110,9 +110,6 @@ def read_heads(directory: Path, target: TargetCheckpoint) -> tuple[HeadsConfig, 
     fields = Fields(read_json(path), str(path))
     if fields.data.get("model_type") != MODEL_TYPE:
         raise CheckpointError(f"{path}: model_type is {fields.data.get('model_type')!r:.99}, expected {MODEL_TYPE!r}")
-    if not target.config.tied:
-        name = default_name(target.checkout)
-        raise PairMismatchError(f"heads go through the token table, and {name} has a head of its own: leave them out")
     _check_target(fields.mapping("target", {}), target)
     shortlist = _shortlist(fields, target.config)
     kinds = fields.mapping("kinds", {})
