@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -49,12 +50,15 @@ def test_the_tables_the_legend_and_the_verdicts(run, bundle, short):
     code, out, err = run("bench", bundle, "--scenarios", "--repeat", 2, "--max-new-tokens", 10)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines()[:-1])) <= 100
-    speed, acceptance, legend, foot, *_ = out.split("\n\n")
-    assert [line.split("|")[1].strip() for line in speed.splitlines()[2:]] == NAMES  # the toy samples at T = 0 anyway
-    assert all(line.endswith("|   2/2 |") for line in speed.splitlines()[2:])
-    assert len(acceptance.splitlines()) == 2 + len(NAMES)
-    for title in ("first ms", "plain ms", "equal", "accepted", "tokens/round", "k=0"):
-        assert f"{title}" in legend
+    _, speed, _, acceptance, _, conditions, legend, foot, *_ = out.split("\n\n")
+    for each in (speed, acceptance, conditions):
+        assert [
+            line.split("|")[1].strip() for line in each.splitlines()[2:]
+        ] == NAMES  # the toy samples at T = 0 anyway
+    assert all(line.endswith("|   2/2 |") for line in conditions.splitlines()[2:])
+    for title in ("first ms", "plain ms", "spread", "equal", "tokens/round", "k=0"):
+        assert title in conditions
+        assert title in legend
     assert "14 replies of 10 tokens on average, 2 repeats" in foot
     lines = out.splitlines()[-len(NAMES) :]
     assert [line.removeprefix("- ").split(":")[0] for line in lines] == NAMES
@@ -105,6 +109,15 @@ def test_a_verdict_may_be_none():
     assert verdicts(rows(1.4, 1.2, 1.3)) == [f"- {name}: mtp 1.50x at T=0" for name in NAMES[:2]]
     below = WORTH - 0.11
     assert verdicts(rows(0.8, 0.7, below))[0] == f"- code completion: none (best {below + 0.1:.2f}x) at T=0"
+
+
+def test_a_bundle_with_many_drafters_has_tables_as_narrow():
+    drafters = ["mtp", "ngram", "self", "swift", "medusa", "blockwise", "early-exit", "auto"]
+    [plain] = [each for each in rows(1.0, 1.0, 1.0) if each.drafter == "none"][:1]
+    text = report([plain, *(replace(plain, drafter=name, acceptance=(0.5,) * 6) for name in drafters)], [])
+    assert all(f" {name} |" in text for name in drafters)
+    assert " .50 .50 " in text
+    assert max(map(len, text.split("\n\n")[3].splitlines())) <= 100
 
 
 def test_auto_is_held_against_the_best_single_setting():

@@ -17,7 +17,10 @@ WORTH = 1.03
 """Times as fast as plain decoding that drafts must be to be worth a word."""
 
 SHOWN = 4
-"""Positions of a draft whose acceptance is shown."""
+"""Positions of a draft whose acceptance is shown at most."""
+
+WIDEST = 100
+"""Columns of a table."""
 
 
 def report(rows: Sequence[ScenarioRow], foot: Sequence[str]) -> str:
@@ -29,9 +32,17 @@ def report(rows: Sequence[ScenarioRow], foot: Sequence[str]) -> str:
     """
     first = [row for row in rows if row.setup == rows[0].setup]
     names = list(dict.fromkeys(row.drafter for row in first if row.drafter != registry.NONE))
-    parts = [_speed_table(first, names), _acceptance_table(first, names), _legend(rows)]
+    parts = [
+        "Decoding speed over plain decoding:",
+        _speed_table(first, names),
+        "Of the drafted tokens at position 1, 2, ... the share that was taken:",
+        _acceptance_table(first, names),
+        "Conditions:",
+        _conditions_table(first, names[-1]),
+        _legend(rows),
+    ]
     if len({row.setup for row in rows}) > 1:
-        parts.insert(2, _latency_table(rows))
+        parts.insert(-1, _latency_table(rows))
     return "\n\n".join([*parts, "\n".join(foot), *_totals(first), "\n".join(verdicts(first))])
 
 
@@ -77,34 +88,47 @@ def as_dict(row: ScenarioRow) -> dict[str, Any]:
 
 def _speed_table(rows: Sequence[ScenarioRow], names: Sequence[str]) -> str:
     cells = [
+        [plain.scenario, f"{plain.temperature:g}", *(f"{drafted[name].speed_up:.2f}" for name in names)]
+        for plain, drafted in cases(rows)
+    ]
+    return table(["scenario", "T", *names], cells, left={"scenario"})
+
+
+def _conditions_table(rows: Sequence[ScenarioRow], last: str) -> str:
+    """What those speeds are of, and how sure of them one can be."""
+    cells = [
         [
             plain.scenario,
             f"{plain.temperature:g}",
             f"{plain.first_token_ms:.0f}",
             f"{plain.ms_per_token:.2f}",
-            *(f"{drafted[name].speed_up:.2f} ±{drafted[name].spread:.2f}" for name in names),
+            f"{max(row.spread for row in drafted.values()):.2f}",
+            f"{drafted[last].tokens_per_round:.2f}",
+            f"{drafted[last].idle_rounds:.0%}",
             f"{min(row.equal for row in drafted.values())}/{plain.prompts}",
         ]
         for plain, drafted in cases(rows)
     ]
-    return table(["scenario", "T", "first ms", "plain ms", *names, "equal"], cells, left={"scenario"})
+    titles = ["scenario", "T", "first ms", "plain ms", "spread", "tokens/round", "k=0", "equal"]
+    return table(titles, cells, left={"scenario"})
 
 
 def _acceptance_table(rows: Sequence[ScenarioRow], names: Sequence[str]) -> str:
+    """As many positions as there is room for."""
     methods = [name for name in names if name != registry.AUTO] or names
-    last = names[-1]
-    cells = [
-        [
-            plain.scenario,
-            f"{plain.temperature:g}",
-            *(acceptance_text(drafted[name].acceptance, SHOWN) for name in methods),
-            f"{drafted[last].tokens_per_round:.2f}",
-            f"{drafted[last].idle_rounds:.0%}",
+    for shown in range(SHOWN, 0, -1):
+        cells = [
+            [
+                plain.scenario,
+                f"{plain.temperature:g}",
+                *(acceptance_text(drafted[name].acceptance[:shown]) for name in methods),
+            ]
+            for plain, drafted in cases(rows)
         ]
-        for plain, drafted in cases(rows)
-    ]
-    titles = ["scenario", "T", *(f"{name} accepted" for name in methods), "tokens/round", "k=0"]
-    return table(titles, cells, left={"scenario", *titles[2:-2]})
+        text = table(["scenario", "T", *methods], cells, left={"scenario", *methods})
+        if max(map(len, text.splitlines())) <= WIDEST:
+            break
+    return text
 
 
 def _latency_table(rows: Sequence[ScenarioRow]) -> str:
@@ -139,10 +163,8 @@ def _legend(rows: Sequence[ScenarioRow]) -> str:
         [
             "T: temperature, 0 always takes the likeliest token, the other is the model's own default.",
             "first ms: until the first token. plain ms: per token after it, nothing drafted.",
-            "A drafter's column: decoding speed over plain decoding, the median of "
-            f"{repeats} repeats ± half their range.",
+            f"Speeds are medians of {repeats} repeats; spread: the largest half range of a drafter's.",
             "equal: prompts whose tokens are those of plain decoding, whatever drafted.",
-            "accepted: of the drafted tokens at position 1, 2, ... the share that was taken.",
             f"tokens/round, k=0 ({_last(rows)}): tokens per forward; share of rounds that drafted nothing.",
             *(["engine table: medians over all scenarios; drafts: " + _last(rows)] if several else []),
         ]
