@@ -52,11 +52,11 @@ def test_two_at_once_say_what_each_says_alone(model: Model, drafter: str, temper
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_kept_prefix_and_a_reply_that_was_cut_off(model: Model, drafter: str) -> None:
-    whole = model.generate(PROMPTS[0], max_new_tokens=NEW, temperature=0.9, seed=4, drafter="none").token_ids
+    whole = model.generate(PROMPTS[1], max_new_tokens=NEW, temperature=0.9, seed=4, drafter="none").token_ids
     options: dict[str, Any] = {"temperature": 0.9, "seed": 4, "drafter": drafter, **DRAFTS}
-    part = model.generate(PROMPTS[0], max_new_tokens=15, **options).token_ids
+    part = model.generate(PROMPTS[1], max_new_tokens=15, **options).token_ids
     assert part == whole[:15]
-    again = model.generate(PROMPTS[0], max_new_tokens=NEW, **options)
+    again = model.generate(PROMPTS[1], max_new_tokens=NEW, **options)
     assert again.token_ids == whole
     assert again.stats.cached_tokens
 
