@@ -271,7 +271,7 @@ def test_a_bundle_without_a_drafter_falls_back_to_ngrams(reference_bundle: Path,
     data = json.loads((lone / MANIFEST).read_text())
     (lone / MANIFEST).write_text(json.dumps({**data, "drafter": None}))
     with ondevice.load(lone) as model:
-        assert model.generate(PROMPT, max_new_tokens=5).stats.drafter == "ngram"
+        assert model.generate(PROMPT, max_new_tokens=5).stats.drafter.startswith("ngram")
         with pytest.raises(UsageError, match="no MTP drafter"):
             model.stream(PROMPT, drafter="mtp")
 

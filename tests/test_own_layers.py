@@ -40,12 +40,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory, reference_bundle: Path) -> dict[str, Path]:
+def directories(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, reference_bundle: Path
+) -> dict[str, Path]:
     """Of bundles that may be written to."""
+    saved: str | None = request.config.getoption("--tiny-models")
     made = {}
     for family in QUANTISED:
         directory = tmp_path_factory.mktemp(f"own-{family}")
-        save_pair(directory, family)
+        if saved:
+            shutil.copytree(Path(saved, family), directory, dirs_exist_ok=True)
+        else:
+            save_pair(directory, family)
         made[family] = export(directory / "target", directory / "bundle")
     made["reference"] = tmp_path_factory.mktemp("own") / "reference"
     shutil.copytree(reference_bundle, made["reference"])
