@@ -135,6 +135,10 @@ class Costs:
         recent = self._forwards.of(rows)
         return 0 if recent is None else recent.weight
 
+    def knows(self, source: str) -> bool:
+        """Whether a draft by `source` was ever timed, here or where this was recalled from."""
+        return bool(self._drafts.get(source))
+
     def forwards(self, most: int, beside: int = 0) -> list[float]:
         """Seconds of a forward of 1, 2, ..., `most` rows beside those of other sequences; never falling."""
         with self._lock:

@@ -152,9 +152,11 @@ class AutoSchedule:
         return plan
 
     def observe(self, this: Round) -> None:
+        # What is drafted with for the first time takes longer than it ever will again.
+        tried_before = not this.drafted or self.costs.knows(this.source)
         self.costs.observe(this)
         forward = this.forward
-        if forward is not None and forward.rows == this.rows:  # alone in its forward
+        if forward is not None and forward.rows == this.rows and tried_before:  # alone in its forward
             seconds = forward.seconds + this.draft_seconds + this.asking_seconds
             self._rest.observe(len(this.token_ids), seconds, this.asking_seconds, self.costs.forwards(1)[0])
         self._since_plain = self._since_plain + 1 if this.drafted else 0
