@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
+
+from ondevice.json_file import replace_json
 
 VERSION = 2
 MOST_BYTES = 1 << 16
@@ -71,17 +70,9 @@ class CostsFile:
             "forwards": known.forwards,
             "drafts": known.drafts,
         }
-        temporary = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.stem, suffix=".part")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(entry, file, sort_keys=True)
-            Path(temporary).replace(self.path)
+            replace_json(self.path, entry)
         except OSError:
-            if temporary is not None:
-                with suppress(OSError):
-                    Path(temporary).unlink()
             return False
         return True
 

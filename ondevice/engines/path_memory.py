@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +13,7 @@ from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.engines.layer_path import LayerPath
 from ondevice.errors import UsageError
+from ondevice.json_file import replace_json
 from ondevice.manifest import Target
 
 SCHEMA = 1
@@ -116,7 +115,7 @@ class PathMemory:
         failure = "there is no cache directory"
         for path in files:
             try:
-                _replace(path, self._entry(record))
+                replace_json(path, self._entry(record))
             except OSError as error:
                 failure = str(error)
                 continue
@@ -179,16 +178,3 @@ def _survival(numbers: list[float]) -> Survival:
     if not survival or len(survival) > MOST_DRAFTED or not falling:
         raise ValueError("not chances")
     return survival
-
-
-def _replace(path: Path, entry: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(entry, file)
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink()
-        raise
