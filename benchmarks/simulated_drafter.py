@@ -112,10 +112,7 @@ class SimulatedDrafter:
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         judged = self.luck[self._place : self._place + min(self._firsts, len(emitted))] == FIRST
         accepted = len(judged) if judged.all() else int(judged.argmin())
-        if len(judged):
-            self._acceptance.observe(min(len(judged), accepted + 1), accepted)
-        else:
-            self._acceptance.pass_by(len(emitted))
+        self._acceptance.learn(min(len(judged), accepted + 1), accepted, len(emitted))
         if self._branches > 1 and self._firsts:
             self._second.fade(KEEP)
             self._second.add(bool(self.luck[self._place] == SECOND))

@@ -99,6 +99,13 @@ class PositionAcceptance:
             if position < reached:
                 tally.add(position < accepted)
 
+    def learn(self, drafted: int, accepted: int, emitted: int) -> None:
+        """A round that emitted so many tokens, with such a chain or, where `drafted` is 0, without one."""
+        if drafted:
+            self.observe(drafted, accepted)
+        else:
+            self.pass_by(emitted)
+
     def pass_by(self, tokens: int) -> None:
         """So many tokens came without a draft."""
         self._passed_by += tokens  # made up for when somebody wants to know

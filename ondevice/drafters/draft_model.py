@@ -200,10 +200,7 @@ class DraftModelDrafter:
             if proposal.token != token:
                 break
             hits += 1
-        if judged:
-            self._acceptance.observe(judged, hits)
-        else:
-            self._acceptance.pass_by(len(emitted))
+        self._acceptance.learn(judged, hits, len(emitted))
         session = self._session
         if session is not None and session.length > self._right:
             right = min(session.length, self._length + hits)

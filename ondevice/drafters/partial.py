@@ -101,10 +101,7 @@ class PartialDrafter(ABC):
             if token != taken:
                 break
             hits += 1
-        if judged:
-            self._acceptance.observe(judged, hits)
-        else:
-            self._acceptance.pass_by(len(emitted))
+        self._acceptance.learn(judged, hits, len(emitted))
         self._newest, self._proposed = emitted[-1], []
 
     def _cancelled(self) -> bool:

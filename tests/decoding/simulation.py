@@ -34,10 +34,7 @@ class DiceDrafter:
         return Draft.chain([0] * request.nodes, source=self.name)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        if self.drafted:
-            self.acceptance.observe(self.drafted, len(emitted) - 1)
-        else:
-            self.acceptance.pass_by(len(emitted))
+        self.acceptance.learn(self.drafted, len(emitted) - 1, len(emitted))
         self.drafted = 0
 
     def forget(self) -> None: ...
