@@ -34,6 +34,7 @@ from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.cache_rows import BITS, unit_type
 from ondevice.engines.simd.forward_state import ForwardState
 from ondevice.engines.simd.kernels import instruction_set, slots
+from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
 from ondevice.engines.simd.kernels.attention_rows import Scratch, scratch_at
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
 from ondevice.engines.simd.kernels.float_attention import score
@@ -47,15 +48,7 @@ from ondevice.engines.simd.kernels.lookup import LANES, Tables, look_up, make_ta
 from ondevice.engines.simd.kernels.lookup_tile import SHUFFLE, SUMS
 from ondevice.engines.simd.kernels.memory import write_i64
 from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
-from ondevice.engines.simd.kernels.step_layouts import (
-    WIDTH,
-    Attend,
-    AttendChosen,
-    AttendLookedUp,
-    LookUp,
-    Step,
-    to_row,
-)
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, Step, to_row
 from ondevice.engines.simd.kernels.steps import attend_share
 from ondevice.engines.simd.lookup_scratch import LookupScratch
 from ondevice.engines.simd.sequence_record import SequenceRecord

@@ -30,8 +30,9 @@ from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.cache_rows import read_keys
 from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.kernels.attention_layouts import LookUp
 from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.step_layouts import LOOK_UP, LookUp, from_row
+from ondevice.engines.simd.kernels.step_layouts import LOOK_UP, from_row
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.session import SimdSession
 from ondevice.engines.simd.target_plans import Steps

@@ -23,8 +23,9 @@ from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels import slots
 from ondevice.engines.simd.kernels.codes import GROUPS4, GROUPS8
+from ondevice.engines.simd.kernels.projection_layouts import Gated, Project
 from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
-from ondevice.engines.simd.kernels.step_layouts import Gated, Project, from_row
+from ondevice.engines.simd.kernels.step_layouts import from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.terminal.bench.table import table
 

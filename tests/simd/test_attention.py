@@ -13,12 +13,13 @@ from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.forward_state import ForwardState
 from ondevice.engines.simd.kernels import instruction_set, slots, steps
 from ondevice.engines.simd.kernels.attention import PART, SPLIT_ROWS
+from ondevice.engines.simd.kernels.attention_layouts import Attend
 from ondevice.engines.simd.kernels.attention_rows import scratch_at
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.float_attention import mix, score
 from ondevice.engines.simd.kernels.integer_attention import mix_values, score_keys
 from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, Attend, to_row
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, to_row
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from tests.simd import twins
 from tests.simd.memory import cache_of, codes_of, numbers_of, read_records

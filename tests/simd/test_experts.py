@@ -14,9 +14,10 @@ from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.graph.model import Experts, Matrix
 from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.kernels.expert_layouts import Choose
 from ondevice.engines.simd.kernels.experts import choose
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, Choose, to_row
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, to_row
 from ondevice.engines.simd.pack.layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.experts import add_experts, pack_experts, room_for_choice

@@ -13,12 +13,13 @@ from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.cache_rows import BITS
 from ondevice.engines.simd.forward_state import ForwardState
 from ondevice.engines.simd.kernels import key_codes, slots
+from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
 from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.key_codes import SPAN
 from ondevice.engines.simd.kernels.looking_up import look_up_share
 from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, Attend, AttendChosen, AttendLookedUp, LookUp, Step, to_row
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, Step, to_row
 from ondevice.engines.simd.lookup_scratch import LookupScratch
 from ondevice.engines.simd.plan.exact import exact_plan
 from ondevice.engines.simd.sequence_record import SequenceRecord

@@ -17,6 +17,7 @@ from ondevice.engines.simd.kernels.attention import (
     parts_of,
     write_out,
 )
+from ondevice.engines.simd.kernels.attention_layouts import AttendChosen
 from ondevice.engines.simd.kernels.attention_rows import (
     BLOCK,
     KVHead,
@@ -41,7 +42,7 @@ from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.looking_up import FIRST
 from ondevice.engines.simd.kernels.memory import read_i64
 from ondevice.engines.simd.kernels.slots import CACHE_BITS, CACHES, FIRST_ROW, SCRATCH, SCRATCH_STRIDE
-from ondevice.engines.simd.kernels.step_layouts import AttendChosen, read_step
+from ondevice.engines.simd.kernels.step_layouts import read_step
 
 _ONE = np.int64(1)
 

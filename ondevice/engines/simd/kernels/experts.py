@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice.engines.simd.kernels.best import best_of
+from ondevice.engines.simd.kernels.expert_layouts import Choose, Mix, Score, Spread
 from ondevice.engines.simd.kernels.functions import exp
 from ondevice.engines.simd.kernels.groups import count_groups, read_group
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import inverse_rms, norm, norm_quantize_row
 from ondevice.engines.simd.kernels.slots import EXPERTS_READ
-from ondevice.engines.simd.kernels.step_layouts import Choose, Mix, Score, Spread, read_step
+from ondevice.engines.simd.kernels.step_layouts import read_step
 from ondevice.engines.simd.kernels.tables import dot
 from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, MOST_ROWS
 from ondevice.engines.simd.kernels.vector import LANES, fma, full, load, store

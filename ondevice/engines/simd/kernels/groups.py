@@ -25,7 +25,7 @@ _NONE: Any = np.int64(0)
 
 @kernel
 def count_groups(groups: int) -> Any:
-    """How many there are at an address, as `step_layouts.Choose` has them; without one, all rows are a single group."""
+    """How many there are at an address, as `expert_layouts.Choose` has them; without one, all rows are one."""
     return read_i64(groups) if groups else np.int64(1)
 
 

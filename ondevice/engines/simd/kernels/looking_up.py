@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.attention_layouts import LookUp
 from ondevice.engines.simd.kernels.attention_rows import sequence_of, source_row
 from ondevice.engines.simd.kernels.barrier import claim
 from ondevice.engines.simd.kernels.integer_tile import UNIT
@@ -33,7 +34,7 @@ from ondevice.engines.simd.kernels.slots import (
     SHARES_STRIDE,
     STOP,
 )
-from ondevice.engines.simd.kernels.step_layouts import LookUp, read_step
+from ondevice.engines.simd.kernels.step_layouts import read_step
 
 SHARED_UNITS = 4
 """Rows' KV heads for each thread: with fewer, threads share the keys of each, and with more they take one each."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ondevice.engines.simd.kernels.attention import attend_all, parts_of, write_out
+from ondevice.engines.simd.kernels.attention_layouts import AttendLookedUp
 from ondevice.engines.simd.kernels.attention_rows import (
     BLOCK,
     KVHead,
@@ -44,7 +45,7 @@ from ondevice.engines.simd.kernels.slots import (
     SCRATCH,
     SCRATCH_STRIDE,
 )
-from ondevice.engines.simd.kernels.step_layouts import AttendLookedUp, read_step
+from ondevice.engines.simd.kernels.step_layouts import read_step
 
 _ONE = np.int64(1)
 _NOWHERE = np.int64(1 << 62)

@@ -1,7 +1,8 @@
 """One function for each kind of step in a plan: a thread's share of it.
 
-`step_layouts` has the fields of each kind, with their shapes. `words` is a step's row of the plan, int64[WIDTH];
-`state` are the forward's slots; `claims` is the address of the int64 from which threads claim the units of the step.
+The files that `step_layouts` numbers have the fields of each kind, with their shapes. `words` is a step's row of the
+plan, int64[WIDTH]; `state` are the forward's slots; `claims` is the address of the int64 from which threads claim the
+units of the step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ondevice.engines.simd.kernels.attention import (
     parts_of,
     share_of_pairs,
 )
+from ondevice.engines.simd.kernels.attention_layouts import Attend
 from ondevice.engines.simd.kernels.attention_rows import (
     KVHead,
     Pairs,
@@ -44,6 +46,9 @@ from ondevice.engines.simd.kernels.project import (
     matrix_of,
     project,
 )
+from ondevice.engines.simd.kernels.projection_layouts import RELU, SILU, Activate, Gated, Head, Project
+from ondevice.engines.simd.kernels.row_layouts import Embed, PerLayer, Residual, Select
+from ondevice.engines.simd.kernels.shortlist_layouts import CandidateLogits, CentroidScores, Shortlist
 from ondevice.engines.simd.kernels.slots import (
     ALL,
     CACHE_BITS,
@@ -65,23 +70,7 @@ from ondevice.engines.simd.kernels.slots import (
     TOKENS,
     WANTED,
 )
-from ondevice.engines.simd.kernels.step_layouts import (
-    RELU,
-    SILU,
-    Activate,
-    Attend,
-    CandidateLogits,
-    CentroidScores,
-    Embed,
-    Gated,
-    Head,
-    PerLayer,
-    Project,
-    Residual,
-    Select,
-    Shortlist,
-    read_step,
-)
+from ondevice.engines.simd.kernels.step_layouts import read_step
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from ondevice.engines.simd.kernels.vector import full, load, max_lanes, maximum, store
 

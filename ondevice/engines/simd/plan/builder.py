@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.graph.model import Floats, Matrix, Table
 from ondevice.engines.simd.kernels.inputs import row_bytes
+from ondevice.engines.simd.kernels.projection_layouts import Gated, Project
+from ondevice.engines.simd.kernels.row_layouts import Embed, Residual, Select
 from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, Embed, Gated, Project, Residual, Select, Step, to_row
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, Step, to_row
 from ondevice.engines.simd.pack.layout import Packed
 from ondevice.engines.simd.plan.reading import input_form, product_kind
 

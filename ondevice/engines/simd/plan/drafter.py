@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Matrix
 from ondevice.engines.simd.kernels import slots
+from ondevice.engines.simd.kernels.shortlist_layouts import CandidateLogits, CentroidScores, Shortlist
 from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.kernels.step_layouts import CandidateLogits, CentroidScores, Shortlist
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder

@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.simd.kernels.step_layouts import (
-    WIDTH,
-    Attend,
-    AttendChosen,
-    AttendLookedUp,
-    LookUp,
-    from_row,
-    to_row,
-)
+from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
+from ondevice.engines.simd.kernels.step_layouts import WIDTH, from_row, to_row
 
 
 def exact_plan(plan: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ondevice.engines.simd.graph.model import Experts
+from ondevice.engines.simd.kernels.expert_layouts import Choose, Mix, Score, Spread
 from ondevice.engines.simd.kernels.sizes import BLOCK
-from ondevice.engines.simd.kernels.step_layouts import Choose, Mix, Score, Spread
 from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES
 from ondevice.engines.simd.kernels.vector import LANES
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
@@ -38,7 +38,7 @@ def pack_experts(layout: PackLayout, experts: Experts) -> PackedExperts:
 class Choice:
     """Addresses of what rows have chosen, and of the buffers that experts work in; layers take turns.
 
-    A pair is a row and one of its experts; `step_layouts.Choose` has the shapes of the first six.
+    A pair is a row and one of its experts; `expert_layouts.Choose` has the shapes of the first six.
     """
 
     scores: int

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.graph.model import HeadsModel, Shortlist, TargetModel
-from ondevice.engines.simd.kernels import slots, step_layouts
+from ondevice.engines.simd.kernels import shortlist_layouts, slots
+from ondevice.engines.simd.kernels.projection_layouts import RELU, SAME, SILU, Activate
+from ondevice.engines.simd.kernels.shortlist_layouts import CandidateLogits
 from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.kernels.step_layouts import RELU, SAME, SILU, Activate, CandidateLogits
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 
@@ -104,7 +105,7 @@ def _shortlist(
     stride = centroids.tiles * TILE
     scores, chosen = buffers.floats(rows * stride), buffers.bytes(8 * rows * shortlist.top)
     builder.project(slots.WANTED, centroids, scored, scores)
-    builder.add(step_layouts.Shortlist(scores, len(shortlist.ids), chosen, shortlist.top, rows, stride))
+    builder.add(shortlist_layouts.Shortlist(scores, len(shortlist.ids), chosen, shortlist.top, rows, stride))
     ids, cap = buffers.hold(shortlist.ids), float_bits(target.cap or 0.0)
     table = builder.table(target.table)
     sizes = shortlist.top, shortlist.per_cluster

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Matrix, PerLayer
+from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
 from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
+from ondevice.engines.simd.kernels.projection_layouts import Head
 from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.kernels.step_layouts import Attend, AttendChosen, AttendLookedUp, Head, LookUp
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder

@@ -14,7 +14,7 @@ from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.graph.model import PerLayerInputs as PerLayerEmbeddings
 from ondevice.engines.simd.graph.model import TargetModel
 from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.step_layouts import PerLayer
+from ondevice.engines.simd.kernels.row_layouts import PerLayer
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.pack.layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
