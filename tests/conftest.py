@@ -6,7 +6,8 @@ Nothing is skipped because it is missing: it has to be named, with `--without`.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 import ondevice
 from ondevice import Model
 from ondevice_export import export
+from tests.tiny_models import save_pair
+from tests.trained_models import TRAINED, save_trained_pair
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "models" / "reference"
@@ -87,6 +90,25 @@ def no_costs_of_other_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ondevice.loading._costs_file", lambda *about: None)
         yield
+
+
+MakePair = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def make_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakePair:
+    """Makes a new directory with a family's tiny target, drafter and heads, or copies those of `--tiny-models`."""
+    saved: str | None = request.config.getoption("--tiny-models")
+
+    def make(family: str) -> Path:
+        directory = tmp_path_factory.mktemp(family)
+        if saved:
+            shutil.copytree(Path(saved, family), directory, dirs_exist_ok=True)
+        else:
+            (save_trained_pair if family in TRAINED else save_pair)(directory, family)
+        return directory
+
+    return make
 
 
 @pytest.fixture(scope="session")

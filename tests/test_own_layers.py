@@ -21,7 +21,8 @@ from ondevice.drafters.swift import SwiftDrafter
 from ondevice.engines.path_memory import FILE, PathMemory, SkipRecord, Skips, free_sub_layers
 from ondevice.engines.protocol import KVCacheType
 from ondevice_export import export
-from tests.tiny_models import CONTEXT, QUANTISED, save_pair
+from tests.conftest import MakePair
+from tests.tiny_models import CONTEXT, QUANTISED
 
 CONSTANT: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
 WAYS: list[dict[str, Any]] = [
@@ -41,17 +42,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def directories(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, reference_bundle: Path
+    make_pair: MakePair, tmp_path_factory: pytest.TempPathFactory, reference_bundle: Path
 ) -> dict[str, Path]:
     """Of bundles that may be written to."""
-    saved: str | None = request.config.getoption("--tiny-models")
     made = {}
     for family in QUANTISED:
-        directory = tmp_path_factory.mktemp(f"own-{family}")
-        if saved:
-            shutil.copytree(Path(saved, family), directory, dirs_exist_ok=True)
-        else:
-            save_pair(directory, family)
+        directory = make_pair(family)
         made[family] = export(directory / "target", directory / "bundle")
     made["reference"] = tmp_path_factory.mktemp("own") / "reference"
     shutil.copytree(reference_bundle, made["reference"])

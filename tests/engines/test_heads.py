@@ -16,9 +16,9 @@ from ondevice.engines.protocol import Engine, Floats
 from ondevice.errors import BundleCorruptError, UsageError
 from ondevice_export import export
 from ondevice_export.checkpoint import Checkpoint
-from tests.conftest import ENGINES
+from tests.conftest import ENGINES, MakePair
 from tests.engines.test_damaged_graphs import altered
-from tests.tiny_models import QUANTISED, save_pair
+from tests.tiny_models import QUANTISED
 
 KINDS = ("medusa", "blockwise", "exit")
 WIDTH = 64
@@ -28,12 +28,8 @@ TOLERANCE = {"simd": 0.15, "ort": 0.15}
 
 
 @pytest.fixture(scope="module", params=QUANTISED)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(f"heads-{request.param}")
-    if saved := request.config.getoption("--tiny-models"):
-        shutil.copytree(Path(saved, request.param), directory, dirs_exist_ok=True)
-    else:
-        save_pair(directory, request.param)
+def pair(request: pytest.FixtureRequest, make_pair: MakePair) -> Path:
+    directory = make_pair(request.param)
     export(directory / "target", directory / "bundle", quantize="int8")
     return directory
 

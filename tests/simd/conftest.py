@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,9 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.lookup_settings import LookupSettings
 from ondevice.engines.simd.session import SimdSession
 from ondevice_export import export
-from tests.tiny_models import QUANTISED, save_pair
-from tests.trained_models import TRAINED, save_trained_pair
+from tests.conftest import MakePair
+from tests.tiny_models import QUANTISED
+from tests.trained_models import TRAINED
 
 FAMILIES = (*QUANTISED, *TRAINED)
 
@@ -33,16 +33,11 @@ def every_thread_runs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+def bundles(make_pair: MakePair) -> dict[str, Bundle]:
     """int4 weights and an int8 head, as users get them; and those of checkpoints that were trained quantised."""
-    saved: str | None = request.config.getoption("--tiny-models")
     made = {}
     for family in FAMILIES:
-        directory = tmp_path_factory.mktemp(f"simd-{family}")
-        if saved:
-            shutil.copytree(Path(saved, family), directory, dirs_exist_ok=True)
-        else:
-            (save_trained_pair if family in TRAINED else save_pair)(directory, family)
+        directory = make_pair(family)
         made[family] = Bundle.open(export(directory / "target", directory / "bundle"))
     return made
 
