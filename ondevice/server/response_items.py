@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from ondevice.text.tool_call import ToolCall
 Event = dict[str, Any]
 
 
-class Item:
+class Item(ABC):
     """One item, open until its last event."""
 
     prefix: ClassVar[str]
@@ -23,16 +24,17 @@ class Item:
     def begin(self) -> Iterator[Event]:
         yield {"type": "response.output_item.added", "item": self.as_json()}
 
+    @abstractmethod
     def write(self, text: str) -> Iterator[Event]:
         """More of it."""
-        raise NotImplementedError
 
     def end(self) -> Iterator[Event]:
         self.is_open = False
         yield {"type": "response.output_item.done", "item": self.as_json()}
 
+    @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """As it stands now."""
 
     @property
     def status(self) -> str:
