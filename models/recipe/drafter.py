@@ -15,6 +15,7 @@ import workers
 from attention import causal_masks
 from clusters import balanced_clusters
 from dataset import Blocks
+from precision import PRODUCTS
 from run import Run
 from schedule import Budget
 from target import PATTERN, calm, softcapped, trained_target
@@ -187,7 +188,7 @@ class DrafterRun(Run):
         for part in range(workers.rank(), parts, workers.count()):
             index, stream = divmod(self.step * parts + part, len(self.streams))
             ids, _ = self.streams[stream].batch(index, 1)
-            with torch.autocast(self.device.type, torch.bfloat16):
+            with torch.autocast(self.device.type, PRODUCTS, enabled=torch.float32 != PRODUCTS):
                 loss = self.unrolled_loss(ids.to(self.device))
             (loss / parts).backward()
             total += loss.item() / parts

@@ -1,21 +1,21 @@
-"""The target's forward for training: what `Gemma4ForCausalLM` computes, in bfloat16 products, with less memory traffic.
+"""The target's forward for training: what `Gemma4ForCausalLM` computes, with less memory traffic.
 
-One core of a Xeon with AMX, tokens/s of forward and backward (blocks of 1,024, 2,048 tokens together, 6,144 tokens of
-vocabulary): 3.2 k with masks made from positions, GELU and soft cap by `tanh`, a one-hot matrix in the head's gradient;
-4.1 k with masks that are added, `sigmoid` in place of `tanh` and a scatter; 4.3 k with bands of 64 queries instead of
-128. transformers' modules under autocast did 3.6 k with blocks of 512 and 4,096 tokens of vocabulary. A larger malloc
-threshold changed nothing.
+One core of a Xeon with AMX, in bfloat16, tokens/s of forward and backward (blocks of 1,024, 2,048 tokens together,
+6,144 tokens of vocabulary): 3.2 k with masks made from positions, GELU and soft cap by `tanh`, a one-hot matrix in the
+head's gradient; 4.1 k with masks that are added, `sigmoid` in place of `tanh` and a scatter; 4.3 k with bands of 64
+queries instead of 128. transformers' modules under autocast did 3.6 k with blocks of 512 and 4,096 tokens of
+vocabulary. A larger malloc threshold changed nothing.
 """
 
 from dataclasses import dataclass
 
 import torch
 from attention import band_mask, full_attention, sliding_attention
+from precision import PRODUCTS
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Gemma4ForCausalLM
 
-PRODUCTS = torch.bfloat16
 HEAD_ROWS = 512  # rows whose logits exist at a time: they stay in the cache
 GELU_SLOPE = 2 * (2 / torch.pi) ** 0.5
 
@@ -52,7 +52,7 @@ def norm(x: Tensor, weight: Tensor | None = None) -> Tensor:
 
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """The layer's product in bfloat16."""
+    """The layer's product."""
     return functional.linear(x.to(PRODUCTS), layer.weight.to(PRODUCTS))
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
+from precision import PRODUCTS
 from torch import Tensor
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of the quintic whose iteration drives singular values to one
@@ -35,12 +36,12 @@ class Muon(torch.optim.Optimizer):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
 
     def direction(self, weight: Tensor, momentum: float) -> Tensor:
-        """Nesterov's momentum of a weight, in bfloat16."""
+        """Nesterov's momentum of a weight."""
         state = self.state[weight]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight)
         average = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
-        return weight.grad.lerp(average, momentum).bfloat16()
+        return weight.grad.lerp(average, momentum).to(PRODUCTS)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

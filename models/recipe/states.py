@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from dataset import Blocks
 from owntext import PROMPT, ROWS, TEMPERATURES, continue_rows
+from precision import PRODUCTS
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -73,8 +74,8 @@ class FrozenTarget:
 
 
 def functional_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight.T` in bfloat16, as float32."""
-    return nn.functional.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16)).float()
+    """`x @ weight.T` as float32."""
+    return nn.functional.linear(x.to(PRODUCTS), weight.to(PRODUCTS)).float()
 
 
 def read_text(tokenizer: Tokenizer, texts: Iterable[str], eos: int) -> npt.NDArray[np.uint32]:

@@ -16,6 +16,7 @@ import torch
 from corpus import read_library
 from heads import KINDS, Heads, Shape
 from heads_card import write_card
+from precision import PRODUCTS
 from run import Run, spent_budget
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -175,7 +176,7 @@ class HeadsRun(Run):
         found = []
         for kind, head in self.taught.heads.items():
             ahead = 0 if kind == "exit" else 1
-            with torch.autocast(device.type, torch.bfloat16):
+            with torch.autocast(device.type, PRODUCTS, enabled=torch.float32 != PRODUCTS):
                 proposed = head((lower if kind == "exit" else last)[:rows])
             for place, states in enumerate(proposed):
                 taught = teacher[place + ahead : place + ahead + rows]
