@@ -67,15 +67,19 @@ byte-level BPE of {vocabulary} tokens, trained on the same text; line breaks and
 
 ## Figures
 
-Held-out modules: **{loss:.3f} nats per token, {bits:.3f} bits per byte** ({tokens:,} tokens, context {context}).
+Held-out modules: **{loss:.3f} nats per token, {bits:.3f} bits per byte** ({tokens:,} tokens in blocks of {block:,}).
+
+{looping} of {texts} greedy continuations of held-out prompts ({continued} tokens each) have a line {repeats} times
+running.
 
 Acceptance on held-out prompts, {draft_tokens} drafts per round, on text that the target writes greedily, and on text
-sampled at temperature 1 without top-k or top-p:
+sampled at temperature 1 without top-k or top-p, where drafts are the drafter's likeliest tokens or, coupled, draws with
+the target's own noise, which is what `ondevice` does:
 
 {acceptance}
 
-The two kinds of text are the ends of a range. Greedy text of so small a model falls into repetition, which is easy
-to draft; plain sampling is as hard as its text is unpredictable. "Accepted" is the share of rounds that get so far.
+Coupled rounds of {fewer} drafts come to {tokens_of_fewer:.2f} tokens. "Accepted" is the share of rounds that get so
+far, "once reached" the share of the drafts before which all others held.
 
 The likeliest token of the target lies within the drafter's {top_k} clusters for {reach:.1%} of positions of the greedy
 text. Rounds computed side by side, as in training, differ from the reference's one-query forward by at most
@@ -115,8 +119,15 @@ def write_card(directory: Path) -> None:
         loss=figures["held_out"]["loss"],
         bits=figures["held_out"]["bits_per_byte"],
         tokens=figures["held_out"]["tokens"],
+        block=figures["held_out"]["block"],
+        looping=figures["loops"]["looping"],
+        texts=figures["loops"]["texts"],
+        continued=figures["loops"]["tokens"],
+        repeats=figures["loops"]["repeats"],
         draft_tokens=len(greedy["accepted_up_to"]),
-        acceptance=acceptance_table(greedy, figures["sampled"]),
+        acceptance=acceptance_table([greedy, figures["sampled"], figures["coupled"]]),
+        fewer=figures["coupled"]["fewer"],
+        tokens_of_fewer=figures["coupled"]["tokens_per_round_of_fewer"],
         reach=greedy["centroid_reach"],
         error=figures["one_query_error"],
         question=figures["question"],
@@ -157,28 +168,17 @@ def training_table(training: dict[str, dict[str, Any]]) -> str:
     return table(["", "tokens seen", "core hours", "final training loss", "hardware"], rows)
 
 
-def acceptance_table(greedy: dict[str, Any], sampled: dict[str, Any]) -> str:
-    """Shares by draft position: how often a round gets that far, and how often a draft holds once it is reached."""
+def acceptance_table(kinds: list[dict[str, Any]]) -> str:
+    """Shares by draft position: how often a round gets that far, and how often a draft holds once it is reached.
+
+    kinds : figures of greedy text, of sampled text, and of sampled text with coupled drafts
+    """
+    names = "greedy text", "sampled", "coupled"
+    header = ["draft position", *(f"{name}: {share}" for name in names for share in ("accepted", "once reached"))]
+    shares = [kind[share] for kind in kinds for share in ("accepted_up_to", "accepted_if_reached")]
     rows = [
-        [str(place), *(f"{share:.1%}" for share in shares)]
-        for place, shares in enumerate(
-            zip(
-                greedy["accepted_up_to"],
-                greedy["accepted_if_reached"],
-                sampled["accepted_up_to"],
-                sampled["accepted_if_reached"],
-                strict=True,
-            ),
-            start=1,
-        )
+        [str(place), *(f"{share:.1%}" for share in at_place)]
+        for place, at_place in enumerate(zip(*shares, strict=True), start=1)
     ]
-    per_round = [f"**{kind['tokens_per_round']:.2f}**" for kind in (greedy, sampled)]
-    rows.append(["tokens per round", per_round[0], "", per_round[1], ""])
-    header = [
-        "draft position",
-        "greedy: accepted",
-        "greedy: once reached",
-        "sampled: accepted",
-        "sampled: once reached",
-    ]
+    rows.append(["tokens per round", *(cell for kind in kinds for cell in (f"**{kind['tokens_per_round']:.2f}**", ""))])
     return table(header, rows)

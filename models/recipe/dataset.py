@@ -97,8 +97,13 @@ def prepare(work: Path) -> None:
     tokenizer = train_tokenizer(module.text for module in shown)
     tokenizer.save(str(work / "tokenizer.json"))
     np.save(work / "train.npy", training_stream(tokenizer, kept))
-    unseen = [module for module in held_out if not module.package]
-    np.save(work / "held_out.npy", np.concatenate(shuffled(source_ids(tokenizer, unseen), np.random.default_rng(1))))
+    np.save(work / "held_out.npy", held_out_stream(tokenizer, library))
+
+
+def held_out_stream(tokenizer: Tokenizer, library: Iterable[Module]) -> Tokens:
+    """The held-out modules of the standard library in one random order: uint16[N]."""
+    unseen = [module for module in library if module.held_out]
+    return np.concatenate(shuffled(source_ids(tokenizer, unseen), np.random.default_rng(1)))
 
 
 def training_stream(tokenizer: Tokenizer, modules: list[Module]) -> Tokens:

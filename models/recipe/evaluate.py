@@ -1,8 +1,15 @@
-"""Measures the pair: held-out loss, acceptance of drafts in real rounds, reach of the centroid head, samples."""
+"""Measures a pair: held-out loss, acceptance of drafts in real rounds, reach of the centroid head, loops, samples.
 
+`python models/recipe/evaluate.py [DIR]` prints the figures of a pair as JSON, on the held-out modules of the running
+interpreter's standard library: any pair's bits per byte can be compared there.
+"""
+
+import json
+import sys
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +17,10 @@ import torch
 from attention import causal_masks
 from chats import question
 from checkpoint import DRAFT_TOKENS
-from dataset import Blocks, Tokens, prompt_ids
+from corpus import read_library
+from dataset import Blocks, Tokens, held_out_stream, prompt_ids
 from drafter import Lesson, ahead, draft_states, lesson, round_masks
-from owntext import continue_rows
+from owntext import continue_rows, gumbel
 from tokenizer import EOS, TURN_END
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -21,6 +29,8 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 BLOCK, BLOCKS = 2048, 24
 PROMPTS, PROMPT, CONTINUED = 32, 128, 192  # rows, their tokens, and the tokens the target adds
+FEWER = 4  # drafts of a round, beside DRAFT_TOKENS
+LOOP_PROMPTS, LOOP_TOKENS, LOOP = 50, 128, 3  # greedy texts, their tokens, and a line's repetitions that make a loop
 SIDE_BY_SIDE = 8  # rows whose rounds are drafted together: the centroid head gathers 256 kB per position
 STARTS = (
     'def read_lines(path):\n    """',
@@ -54,6 +64,8 @@ def evaluate(pair: Pair, held_out: Tokens) -> dict[str, object]:
         "held_out": held_out_loss(pair, held_out),
         "greedy": acceptance(pair, prompts, temperature=0.0),
         "sampled": acceptance(pair, prompts, temperature=1.0),
+        "coupled": acceptance(pair, prompts, temperature=1.0, coupled=True),
+        "loops": loops(pair, Blocks(held_out, PROMPT, seed=4).batch(0, LOOP_PROMPTS)[0]),
         "one_query_error": one_query_error(pair, prompts),
         "samples": [sample(pair, start) for start in STARTS],
         "question": QUESTION,
@@ -73,42 +85,59 @@ def held_out_loss(pair: Pair, held_out: Tokens) -> dict[str, float]:
         nats += functional.cross_entropy(logits[0], labels[0], reduction="sum").item()
         tokens += labels.numel()
         size += len(pair.tokenizer.decode(labels[0].tolist()).encode())
-    return {"loss": nats / tokens, "bits_per_byte": nats / np.log(2) / size, "tokens": tokens, "bytes": size}
+    return {
+        "loss": nats / tokens,
+        "bits_per_byte": nats / np.log(2) / size,
+        "tokens": tokens,
+        "bytes": size,
+        "block": BLOCK,
+    }
 
 
 @torch.no_grad()
-def acceptance(pair: Pair, prompts: Tensor, temperature: float) -> dict[str, object]:
+def acceptance(pair: Pair, prompts: Tensor, temperature: float, *, coupled: bool = False) -> dict[str, Any]:
     """Rounds of DRAFT_TOKENS drafts over text the target writes after the prompts : int64[B, P].
 
-    The target's text does not depend on the drafts, so it is written first; then every position drafts as if a round
+    Drafts are the drafter's likeliest tokens, or, `coupled`, its draws with the noise that the target draws with. The
+    target's text does not depend on the drafts, so it is written first; then every position drafts as if a round
     began there, and the rounds are those positions that acceptance leads to.
     """
     torch.manual_seed(0)
     length = prompts.shape[1] + CONTINUED
-    rows = continue_rows(pair.target, prompts, length, torch.full((len(prompts),), temperature))
-    accepted, reach = [], []
-    for part in rows.split(SIDE_BY_SIDE):
+    noise = gumbel(len(prompts), length, pair.target.config.vocab_size)
+    rows = continue_rows(pair.target, prompts, length, torch.full((len(prompts),), temperature), noise)
+    matched, reach = [], []
+    for part, drawn in zip(rows.split(SIDE_BY_SIDE), noise.split(SIDE_BY_SIDE), strict=True):
         taught = lesson(pair.target, part, causal_masks(length, pair.window, rows.device))
-        accepted += [walk(row, prompts.shape[1]) for row in matches(draft_everywhere(pair, taught), part)]
+        matched += list(matches(draft_everywhere(pair, taught, drawn if coupled else None), part))
         reach.append(centroid_reach(pair, taught)[:, prompts.shape[1] : -1].float().mean().item())
-    rounds = np.concatenate(accepted)
+    rounds = np.concatenate([walk(row, prompts.shape[1]) for row in matched])
+    fewer = np.concatenate([walk(np.minimum(row, FEWER), prompts.shape[1]) for row in matched])
     shares = [float((rounds >= position).mean()) for position in range(DRAFT_TOKENS + 1)]
     return {
         "rounds": len(rounds),
         "tokens_per_round": 1 + float(rounds.mean()),
+        "fewer": FEWER,
+        "tokens_per_round_of_fewer": 1 + float(fewer.mean()),
         "accepted_up_to": shares[1:],
         "accepted_if_reached": [after / before if before else 0.0 for before, after in pairwise(shares)],
         "centroid_reach": float(np.mean(reach)),
     }
 
 
-def draft_everywhere(pair: Pair, taught: Lesson) -> Tensor:
-    """The drafts of a round that begins at each position, through the centroid head: int64[B, T, DRAFT_TOKENS]."""
+def draft_everywhere(pair: Pair, taught: Lesson, noise: Tensor | None = None) -> Tensor:
+    """The drafts of a round that begins at each position, through the centroid head: int64[B, T, DRAFT_TOKENS].
+
+    noise : float32[B, T, V] by the place of the token that it draws; None for the likeliest tokens
+    """
     masks = round_masks(taught.hidden.shape[1], pair.window, taught.hidden.device)
     embeddings, states, drafts = ahead(taught.embeddings, 1), taught.hidden, []
-    for _ in range(DRAFT_TOKENS):
+    for step in range(DRAFT_TOKENS):
         hidden, states = draft_states(pair.drafter, embeddings, states, taught.shared_kv, masks)
-        drafts.append(pair.drafter.masked_embedding(hidden, pair.drafter.lm_head.weight).argmax(dim=-1))
+        scores = pair.drafter.masked_embedding(hidden, pair.drafter.lm_head.weight)
+        if noise is not None:
+            scores = scores + ahead(noise, step + 2)
+        drafts.append(scores.argmax(dim=-1))
         embeddings = pair.target.model.embed_tokens(drafts[-1])
     return torch.stack(drafts, dim=-1)
 
@@ -144,6 +173,19 @@ def centroid_reach(pair: Pair, taught: Lesson) -> Tensor:
     home[head.token_ordering] = torch.arange(len(home)) // head.vocab_size_per_centroid
     wanted = home[ahead(taught.logits.argmax(dim=-1), 1)]
     return (chosen == wanted[..., None]).any(dim=-1)
+
+
+def loops(pair: Pair, prompts: Tensor) -> dict[str, int]:
+    """How many greedy texts after the prompts : int64[B, P] have a line, not an empty one, LOOP times running."""
+    rows = continue_rows(pair.target, prompts, prompts.shape[1] + LOOP_TOKENS, torch.zeros(len(prompts)))
+    texts = [pair.tokenizer.decode(row[prompts.shape[1] :].tolist()) for row in rows]
+    return {"texts": len(texts), "tokens": LOOP_TOKENS, "repeats": LOOP, "looping": sum(map(is_loop, texts))}
+
+
+def is_loop(text: str) -> bool:
+    """Whether a line comes LOOP times running, empty lines aside."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return any(sum(1 for _ in same) >= LOOP for _, same in groupby(lines))
 
 
 @torch.no_grad()
@@ -187,3 +229,8 @@ def load_pair(directory: Path) -> Pair:
     target = Gemma4ForCausalLM.from_pretrained(directory / "target", dtype=torch.float32)
     drafter = Gemma4AssistantForCausalLM.from_pretrained(directory / "drafter", dtype=torch.float32)
     return Pair(target.eval(), drafter.eval(), Tokenizer.from_file(str(directory / "target" / "tokenizer.json")))
+
+
+if __name__ == "__main__":
+    shown = load_pair(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "reference")
+    print(json.dumps(evaluate(shown, held_out_stream(shown.tokenizer, read_library())), indent=2))

@@ -16,15 +16,25 @@ TEMPERATURES = (0.0, 0.6, 0.8, 1.0)  # by row, in turn
 ROWS = 128
 
 
+def gumbel(*shape: int) -> Tensor:
+    """Gumbel noise: what makes the argmax of logits a draw from their softmax. float32[shape]"""
+    return -torch.empty(shape).exponential_().log()
+
+
 @torch.no_grad()
-def continue_rows(target: Gemma4ForCausalLM, prompts: Tensor, length: int, temperatures: Tensor) -> Tensor:
-    """Sample prompts : int64[B, P] on to int64[B, length]; temperatures : float32[B], 0 for greedy."""
+def continue_rows(
+    target: Gemma4ForCausalLM, prompts: Tensor, length: int, temperatures: Tensor, noise: Tensor | None = None
+) -> Tensor:
+    """Sample prompts : int64[B, P] on to int64[B, length].
+
+    temperatures : float32[B], 0 for greedy; noise : Gumbel noise by place, float32[B, length, V], None for new noise
+    """
     cache, rows, newest = DynamicCache(config=target.config.get_text_config()), prompts, prompts
-    while rows.shape[1] < length:
+    while (place := rows.shape[1]) < length:
         logits = target(newest, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
         logits[:, PAD] = -torch.inf
-        noise = -torch.empty_like(logits).exponential_().log()  # the Gumbel trick: argmax samples the softmax
-        newest = (logits + noise * temperatures[:, None]).argmax(dim=-1, keepdim=True)
+        drawn = gumbel(*logits.shape).to(logits.device) if noise is None else noise[:, place]
+        newest = (logits + drawn * temperatures[:, None]).argmax(dim=-1, keepdim=True)
         rows = torch.cat([rows, newest], dim=1)
     return rows
 

@@ -1,11 +1,13 @@
 """The target: a small `Gemma4ForCausalLM` with every feature of E2B's text model."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import workers
-from dataset import Blocks
+from dataset import Blocks, Tokens
 from forward import Places, head_gradients, hidden_states, places
 from run import Run
 from schedule import Budget
@@ -21,8 +23,7 @@ ROWS = 2048  # tokens of one forward, or a block's length if that is more
 
 def target_config() -> Gemma4TextConfig:
     """The architecture; every matrix width is a multiple of 32."""
-    return Gemma4TextConfig(
-        vocab_size=VOCABULARY,
+    return text_config(
         hidden_size=192,
         intermediate_size=384,
         num_hidden_layers=10,
@@ -30,24 +31,37 @@ def target_config() -> Gemma4TextConfig:
         num_kv_shared_layers=5,
         use_double_wide_mlp=True,
         num_attention_heads=4,
+        hidden_size_per_layer_input=32,
+    )
+
+
+def text_config(**shape: Any) -> Gemma4TextConfig:
+    """A configuration of this shape with the target's tokens, context and heads."""
+    return Gemma4TextConfig(
+        vocab_size=VOCABULARY,
         num_key_value_heads=1,
         head_dim=64,
         global_head_dim=128,
         sliding_window=256,
         max_position_embeddings=CONTEXT,
         vocab_size_per_layer_input=VOCABULARY,
-        hidden_size_per_layer_input=32,
         final_logit_softcapping=30.0,
         pad_token_id=PAD,
         eos_token_id=EOS,
         bos_token_id=BOS,
+        **shape,
     )
 
 
 def new_target() -> Gemma4ForCausalLM:
-    """A target with starting weights that suit sandwich norms and an attention scale of one."""
+    """An untrained target."""
+    return new_model(target_config())
+
+
+def new_model(config: Gemma4TextConfig) -> Gemma4ForCausalLM:
+    """A model with starting weights that suit sandwich norms and an attention scale of one."""
     torch.manual_seed(0)
-    model = Gemma4ForCausalLM(target_config())
+    model = Gemma4ForCausalLM(config)
     nn.init.normal_(model.model.embed_tokens.weight, std=model.config.hidden_size**-0.5)
     for layer in model.model.layers:
         calm(layer)
@@ -67,16 +81,20 @@ def softcapped(logits: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(logits.float() / cap)
 
 
-class TargetRun(Run):
-    """Next-token training on the corpus, the last part of it with blocks of the whole context."""
+class NextTokenRun(Run):
+    """Next-token training on streams of tokens, the last part of it with blocks of the whole context.
+
+    streams : of which every step takes the next in turn
+    """
 
     step_tokens = 16384
 
-    def __init__(self, work: Path, device: torch.device, budget: Budget) -> None:
-        super().__init__(new_target().to(device), work / "target.pt", budget)
+    def __init__(
+        self, model: Gemma4ForCausalLM, streams: Sequence[Tokens], *, file: Path, device: torch.device, budget: Budget
+    ) -> None:
+        super().__init__(model.to(device), file, budget)
         self.device = device
-        stream = np.load(work / "train.npy", mmap_mode="r")
-        self.blocks = {length: Blocks(stream, length) for length in (SHORT, CONTEXT)}
+        self.blocks = {length: [Blocks(stream, length) for stream in streams] for length in (SHORT, CONTEXT)}
         self.places: dict[int, Places] = {}
         self.forward = torch.compile(hidden_states, dynamic=False)
         self.head = torch.compile(head_gradients, dynamic=False)
@@ -92,7 +110,8 @@ class TargetRun(Run):
 
     def part(self, length: int, rows: int, parts: int, part: int) -> float:
         """Add the gradients of one forward; returns its share of the mean loss."""
-        ids, labels = (x.to(self.device) for x in self.blocks[length].batch(self.step * parts + part, rows))
+        turn, stream = divmod(self.step, len(self.blocks[length]))
+        ids, labels = (x.to(self.device) for x in self.blocks[length][stream].batch(turn * parts + part, rows))
         hidden = self.forward(self.model, ids, self.places[length])
         head = self.model.lm_head.weight
         flat = hidden.detach().flatten(0, 1)
@@ -102,8 +121,18 @@ class TargetRun(Run):
         return loss.item() / parts
 
 
+def target_run(work: Path, device: torch.device, budget: Budget) -> NextTokenRun:
+    """The target's training on the corpus."""
+    streams = [np.load(work / "train.npy", mmap_mode="r")]
+    return NextTokenRun(new_target(), streams, file=work / "target.pt", device=device, budget=budget)
+
+
 def trained_target(work: Path) -> Gemma4ForCausalLM:
     """The target with its latest weights, frozen, in float32."""
-    model = new_target()
-    model.load_state_dict(torch.load(work / "target.pt", weights_only=True, map_location="cpu")["model"])
+    return trained(new_target(), work / "target.pt")
+
+
+def trained(model: Gemma4ForCausalLM, file: Path) -> Gemma4ForCausalLM:
+    """The model with the weights of a run, frozen, in float32."""
+    model.load_state_dict(torch.load(file, weights_only=True, map_location="cpu")["model"])
     return model.requires_grad_(False).eval()

@@ -13,17 +13,19 @@ from card import write_card
 from checkpoint import save_drafter, save_target
 from corpus import HELD_OUT_PERCENT, PACKAGE_BYTES
 from dataset import CHAT_SHARE, LIBRARY_REPEATS, LIBRARY_TEST_REPEATS, prepare
+from draft_model import draft_model_run, trained_draft_model
 from drafter import DrafterRun, new_drafter
 from evaluate import evaluate, load_pair
 from owntext import write_own_text
 from run import spent_budget
-from target import TargetRun, trained_target
+from target import target_run, trained_target
 from tokenizer import save_tokenizer
 from tokenizers import Tokenizer
 from workers import launch
 
 MODELS = Path(__file__).resolve().parent.parent
-STAGES = ("data", "target", "own-text", "drafter", "card")
+RUNS = {"target": target_run, "drafter": DrafterRun, "draft-model": draft_model_run}
+STAGES = ("data", "target", "own-text", "drafter", "draft-model", "card")
 
 
 def parse_args() -> argparse.Namespace:
@@ -35,9 +37,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage to run")
     parser.add_argument("--tokens", type=int, default=150_000_000, help="tokens to train the target on")
     parser.add_argument("--drafter-tokens", type=int, default=10_000_000, help="tokens to train the drafter on")
+    parser.add_argument("--draft-model-tokens", type=int, default=10_000_000, help="to train the draft model on")
     parser.add_argument("--own-batches", type=int, default=3, help="batches of 128 texts that the target writes")
     parser.add_argument(
-        "--finish", choices=["target", "drafter"], help="only tell a run to let its learning rate fall now, and end"
+        "--finish", choices=list(RUNS), help="only tell a run to let its learning rate fall now, and end"
     )
     return parser.parse_args()
 
@@ -59,43 +62,42 @@ def run_stage(stage: str, args: argparse.Namespace, device: torch.device) -> Non
     processes = 1 if device.type == "cuda" else min(4, os.cpu_count() or 1)
     if stage == "data":
         prepare(args.work)
-    elif stage == "target":
-        if spent_budget(args.work / "target.pt", args.tokens).progress < 1:
-            launch(train_target, processes, args.work / "meeting", args.work, device, args.tokens)
     elif stage == "own-text":
         write_own_text(trained_target(args.work), args.work, args.own_batches, device)
-    elif stage == "drafter":
-        if spent_budget(args.work / "drafter.pt", args.drafter_tokens).progress < 1:
-            launch(train_drafter, processes, args.work / "meeting", args.work, device, args.drafter_tokens)
-    else:
+    elif stage == "card":
         export(args.work, args.out)
         describe(args.work, args.out, device)
+    else:
+        tokens = {"target": args.tokens, "drafter": args.drafter_tokens, "draft-model": args.draft_model_tokens}[stage]
+        if spent_budget(state(args.work, stage), tokens).progress < 1:
+            launch(train, processes, args.work / "meeting", stage, args.work, device, tokens)
 
 
-def train_target(work: Path, device: torch.device, tokens: int) -> None:
-    """Train the target in this process, with others where there are several."""
-    TargetRun(work, device, spent_budget(work / "target.pt", tokens)).train()
+def state(work: Path, stage: str) -> Path:
+    """Where a run is saved."""
+    return work / f"{stage}.pt"
 
 
-def train_drafter(work: Path, device: torch.device, tokens: int) -> None:
-    """Train the drafter likewise."""
-    DrafterRun(work, device, spent_budget(work / "drafter.pt", tokens)).train()
+def train(stage: str, work: Path, device: torch.device, tokens: int) -> None:
+    """Train in this process, with others where there are several."""
+    RUNS[stage](work, device, spent_budget(state(work, stage), tokens)).train()
 
 
 def export(work: Path, out: Path) -> None:
-    """Write both checkpoints, bfloat16, with the tokenizer beside the target."""
+    """Write the checkpoints, bfloat16, with the tokenizer beside the two that read text."""
     target = trained_target(work)
     drafter = new_drafter(target)
-    drafter.load_state_dict(torch.load(work / "drafter.pt", weights_only=True, map_location="cpu")["model"])
+    drafter.load_state_dict(torch.load(state(work, "drafter"), weights_only=True, map_location="cpu")["model"])
     save_drafter(drafter, out / "drafter")
-    save_target(target, out / "target")
-    save_tokenizer(Tokenizer.from_file(str(work / "tokenizer.json")), out / "target")
+    for name, model in (("target", target), ("draft-model", trained_draft_model(work))):
+        save_target(model, out / name)
+        save_tokenizer(Tokenizer.from_file(str(work / "tokenizer.json")), out / name)
 
 
 def describe(work: Path, out: Path, device: torch.device) -> None:
     """Measure the exported pair; write `figures.json` and the card."""
     figures = evaluate(load_pair(out), np.load(work / "held_out.npy"))
-    figures["training"] = {name: training(work / f"{name}.pt", device) for name in ("target", "drafter")}
+    figures["training"] = {stage: training(state(work, stage), device) for stage in RUNS}
     figures["corpus"] = {
         "python": platform.python_version(),
         "chat_percent": round(100 * CHAT_SHARE),
@@ -108,9 +110,9 @@ def describe(work: Path, out: Path, device: torch.device) -> None:
     write_card(out)
 
 
-def training(state: Path, device: torch.device) -> dict[str, Any]:
+def training(file: Path, device: torch.device) -> dict[str, Any]:
     """What a finished run has spent, and the mean loss of its last hundred steps."""
-    run = torch.load(state, weights_only=True, map_location="cpu")
+    run = torch.load(file, weights_only=True, map_location="cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
     return {
         "tokens": run["budget"]["spent_tokens"],

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import draft_model
 import numpy as np
 import pytest
 import target
@@ -22,9 +23,10 @@ from transformers import Gemma4ForCausalLM
 LENGTH = 512  # twice the window
 
 
-@pytest.fixture(scope="module")
-def model() -> Gemma4ForCausalLM:
-    return target.new_target()
+@pytest.fixture(scope="module", params=[target.new_target, draft_model.new_draft_model], ids=["target", "draft model"])
+def model(request: pytest.FixtureRequest) -> Gemma4ForCausalLM:
+    made: Gemma4ForCausalLM = request.param()
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,31 @@ def test_a_band_is_as_wide_as_the_window() -> None:
     assert mask.shape == (2, BAND, 256 + BAND)
     assert (mask[0] == 0).sum(dim=-1).tolist() == list(range(1, BAND + 1))
     assert (mask[1] == 0).sum(dim=-1).tolist() == list(range(BAND + 1, window + 1))
+
+
+class ReachedError(Exception):
+    """The forward has been asked for."""
+
+
+def test_a_draft_model_learns_from_both_streams_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "SHORT", LENGTH)
+    monkeypatch.setattr(target, "CONTEXT", LENGTH)
+    monkeypatch.setattr(target, "ROWS", LENGTH)
+    monkeypatch.setattr(target.NextTokenRun, "step_tokens", LENGTH)
+    np.save(tmp_path / "train.npy", np.full(3 * LENGTH, 20, np.uint16))
+    np.save(tmp_path / "own.npy", np.full(3 * LENGTH, 30, np.uint16))
+    run = draft_model.draft_model_run(tmp_path, torch.device("cpu"), Budget(1_000_000))
+    seen: list[int] = []
+
+    def forward(model: Gemma4ForCausalLM, ids: torch.Tensor, where: object) -> None:
+        seen.append(int(ids[0, 0]))
+        raise ReachedError
+
+    monkeypatch.setattr(run, "forward", forward)
+    for run.step in range(4):
+        with pytest.raises(ReachedError):
+            run.accumulate()
+    assert seen == [20, 30, 20, 30]
 
 
 def test_muon_is_torchs() -> None:
