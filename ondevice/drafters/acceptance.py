@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -98,6 +99,10 @@ class PositionAcceptance:
             tally.fade(self._keep)
             if position < reached:
                 tally.add(position < accepted)
+
+    def observe_places(self, right: Sequence[bool]) -> None:
+        """A draft of which it is known, place by place, whether the first guess was right."""
+        self.observe(len(right), right.index(False) if False in right else len(right))
 
     def learn(self, drafted: int, accepted: int, emitted: int) -> None:
         """A round that emitted so many tokens, with such a chain or, where `drafted` is 0, without one."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from ondevice.decoding.sampling import Guess
 from ondevice.drafters.acceptance import Calibration, PositionAcceptance, Tally
+from ondevice.drafters.guessed_tree import GuessedTree
 from ondevice.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Outputs, Proposals, Session
 from ondevice.manifest import HeadsEntry, Target
@@ -61,19 +62,17 @@ class HeadsDrafter:
         """By place, of first children and of their siblings."""
         self._known = False
         self._hidden = np.zeros(target.hidden_size, np.float32)
-        self._guesses: dict[int, list[Guess]] = {}
-        self._children: dict[tuple[int, int], int] = {}
-        """Of the last draft: see `_Tree`."""
+        self._tree: GuessedTree | None = None
+        """Of the last draft."""
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         GREEDY.guess(np.zeros(1, np.float32), None, [], [])  # so that its kernel is loaded before tokens wait for it
         self._session, self._known = session, False
         self._grows_trees = self._branches > 1 and session.exact_trees
-        self._clear()
+        self._tree = None
 
     def forget(self) -> None:
-        self._session, self._known = None, False
-        self._clear()
+        self._session, self._known, self._tree = None, False, None
 
     def forecast(self, nodes: int) -> Forecast:
         """The likeliest nodes of the tree of first, second and further children, as often as each was right."""
@@ -93,64 +92,40 @@ class HeadsDrafter:
         return Forecast(np.array(survival, np.float32), self.name, steady=True)
 
     def draft(self, request: DraftRequest) -> Draft:
-        self._clear()
+        self._tree = None
         if not self._known or self._session is None or not request.nodes:
             return Draft.empty()
         proposals = self._session.propose(self.name, self._hidden)
         branches = self._branches if self._grows_trees and request.trees else 1
-        tree = _Tree(proposals, request, branches, self._vocab_size, self._calibrations)
+        tree = _ProposedTree(proposals, request, branches, self._vocab_size, self._calibrations)
         tree.grow()
-        self._guesses, self._children = tree.guesses, tree.children
-        return Draft(
-            np.array(tree.tokens, np.int64),
-            np.array(tree.parents, np.int64),
-            np.array(tree.confidence, np.float32),
-            None,
-            self.name,
-        )
+        self._tree = tree
+        return tree.draft(self.name)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        if self._guesses:
-            self._learn(emitted)
-            self._clear()
-        else:
+        if self._tree is None:
             self._acceptance.pass_by(len(emitted))
+        else:
+            self._learn(self._tree, emitted)
+            self._tree = None
         self._known = True
         self._hidden[:] = outputs.hidden[path[-1]]
 
-    def _learn(self, emitted: Sequence[int]) -> None:
+    def _learn(self, tree: GuessedTree, emitted: Sequence[int]) -> None:
         """From what was guessed along the target's path, drafted or not."""
-        node, first, judged, hits = ROOT, True, 0, 0
-        for place, token in enumerate(emitted):
-            guesses = self._guesses.get(node)
-            if not guesses:
-                break
+        firsts = []
+        for place, (guesses, token) in enumerate(tree.judged(emitted)):
             for rank, guess in enumerate(guesses):
                 self._calibrations[place][rank > 0].observe(guess.share, guess.token == token)
                 if rank:
                     self._siblings[rank - 1].fade(KEEP)
                     self._siblings[rank - 1].add(guess.token == token)
-            if first:
-                judged += 1
-                first = guesses[0].token == token
-                hits += first
-            if (node, token) not in self._children:
-                break
-            node = self._children[node, token]
-        self._acceptance.observe(judged, hits)
-
-    def _clear(self) -> None:
-        self._guesses, self._children = {}, {}
+            firsts.append(guesses[0].token == token)
+        self._acceptance.observe_places(firsts)
 
 
-class _Tree:
-    """Grown over the proposals of all places, likeliest token first.
-
-    Attributes:
-        tokens, parents, confidence: as in a `Draft`.
-        guesses: what was guessed to follow each drafted token, or ROOT.
-        children: the node of a token behind a node.
-    """
+class _ProposedTree(GuessedTree):
+    """Grown over the proposals of all places, likeliest token first."""
 
     def __init__(
         self,
@@ -160,15 +135,10 @@ class _Tree:
         vocab_size: int,
         calibrations: Sequence[tuple[Calibration, Calibration]],
     ) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.confidence: list[float] = []
-        self.guesses: dict[int, list[Guess]] = {}
-        self.children: dict[tuple[int, int], int] = {}
+        super().__init__()
         self._proposals, self._request, self._branches = proposals, request, branches
         self._vocab_size = vocab_size
         self._calibrations = calibrations
-        self._paths: dict[int, list[int]] = {ROOT: []}
         self._at: list[list[Guess]] = []
         """By place: the same behind every token, where a guess does not read the text."""
         self._frontier: list[tuple[float, int, Guess, float, int]] = []
@@ -182,17 +152,11 @@ class _Tree:
             negative, _, guess, chance, parent = heappop(self._frontier)
             if -negative < request.floor:
                 break
-            new = len(self.tokens)
-            self._paths[new] = [*self._paths[parent], guess.token]
-            self.children[parent, guess.token] = new
-            self.tokens.append(guess.token)
-            self.parents.append(parent)
-            self.confidence.append(chance)
-            self._look_beyond(new, -negative)
+            self._look_beyond(self.add(parent, guess.token, chance), -negative)
 
     def _look_beyond(self, node: int, survival: float) -> None:
         """Put what may follow a node on the frontier; nothing does behind the last place."""
-        path = self._paths[node]
+        path = self.paths[node]
         place = len(path)
         if place == len(self._calibrations):
             return

@@ -10,6 +10,7 @@ import numpy as np
 
 from ondevice.decoding.sampling import Guess
 from ondevice.drafters.acceptance import Calibration, PositionAcceptance, Tally
+from ondevice.drafters.guessed_tree import GuessedTree
 from ondevice.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Floats, Outputs, Session
 
@@ -40,14 +41,12 @@ KEEP = 0.97
 class Node:
     """A token that may be drafted further.
 
-    path : the drafted tokens up to this one
     hidden : what the step that proposed it said of the text before it
     survival : the chance that the target takes it
     """
 
     token: int
     hidden: Floats
-    path: list[int]
     survival: float
 
 
@@ -81,19 +80,17 @@ class MtpDrafter:
         """Of first children, and of their siblings."""
         self._newest: int | None = None
         self._hidden = np.zeros(hidden_size, np.float32)
-        self._guesses: dict[int, list[Guess]] = {}
-        """What was guessed to follow each drafted token, or ROOT, that was looked beyond."""
-        self._children: dict[tuple[int, int], int] = {}
+        self._tree: GuessedTree | None = None
+        """Of the last draft."""
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         GREEDY.guess(np.zeros(1, np.float32), None, [], [])  # so that its kernel is loaded before tokens wait for it
         self._session, self._newest = session, None
         self._grows_trees = self._branches > 1 and session.exact_trees
-        self._clear()
+        self._tree = None
 
     def forget(self) -> None:
-        self._session, self._newest = None, None
-        self._clear()
+        self._session, self._newest, self._tree = None, None, None
 
     def forecast(self, nodes: int) -> Forecast:
         """First children, and beside each the second, whose parent the target must take as well."""
@@ -104,49 +101,40 @@ class MtpDrafter:
 
     def draft(self, request: DraftRequest) -> Draft:
         """Grow a tree, likeliest token first; a token is looked beyond when what follows is the likeliest to pay."""
-        self._clear()
-        if self._newest is None or self._session is None:
+        self._tree = None
+        if self._newest is None or self._session is None or not request.nodes:
             return Draft.empty()
+        self._tree = tree = GuessedTree()
         branches = self._branching(request)
         expected = self._acceptance.conditional(request.nodes).tolist()
-        nodes = {ROOT: Node(self._newest, self._hidden, [], 1.0)}
-        tokens: list[int] = []
-        parents: list[int] = []
-        confidence: list[float] = []
+        nodes = {ROOT: Node(self._newest, self._hidden, 1.0)}
         # A token that may be added, with its chance given its parent, or None and a token to look beyond.
         frontier: list[tuple[float, int, tuple[int, float] | None, int]] = [(-1.0, 0, None, ROOT)]
         entries = 0
-        while frontier and len(tokens) < request.nodes:
+        while frontier and len(tree.tokens) < request.nodes:
             negative, _, added, index = heappop(frontier)
             if -negative < request.floor:
                 break
             node, entries = nodes[index], entries + branches
             if added is None:
-                hidden, guesses = self._beyond(self._session, node, request, branches)
-                self._guesses[index] = guesses
+                hidden, guesses = self._beyond(self._session, node, tree.paths[index], request, branches)
+                tree.guesses[index] = guesses
                 for rank, guess in enumerate(guesses):
                     chance = self._calibrations[rank > 0].probability(guess.share)
                     heappush(frontier, (-node.survival * chance, entries + rank, (guess.token, chance), index))
-                nodes[index] = Node(node.token, hidden, node.path, node.survival)
+                nodes[index] = Node(node.token, hidden, node.survival)
             else:
-                token, chance = added
-                new = len(tokens)
-                nodes[new] = Node(token, node.hidden, [*node.path, token], -negative)
-                self._children[index, token] = new
-                tokens.append(token)
-                parents.append(index)
-                confidence.append(chance)
-                heappush(frontier, (negative * expected[len(node.path)], entries, None, new))
-        return Draft(
-            np.array(tokens, np.int64), np.array(parents, np.int64), np.array(confidence, np.float32), None, self.name
-        )
+                new = tree.add(index, *added)
+                nodes[new] = Node(added[0], node.hidden, -negative)
+                heappush(frontier, (negative * expected[len(tree.paths[index])], entries, None, new))
+        return tree.draft(self.name)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        if self._guesses:
-            self._learn(emitted)
-            self._clear()
-        else:
+        if self._tree is None:
             self._acceptance.pass_by(len(emitted))
+        else:
+            self._learn(self._tree, emitted)
+            self._tree = None
         self._newest = emitted[-1]
         self._hidden[:] = outputs.hidden[path[-1]]
 
@@ -160,35 +148,25 @@ class MtpDrafter:
         self._since_look = 0
         return self._branches
 
-    def _beyond(self, session: Session, node: Node, request: DraftRequest, most: int) -> tuple[Floats, list[Guess]]:
+    def _beyond(
+        self, session: Session, node: Node, path: Sequence[int], request: DraftRequest, most: int
+    ) -> tuple[Floats, list[Guess]]:
         """One step: the next hidden state, and what may follow; nothing, where it makes no sense: a damaged drafter may
         cost speed, never a reply.
         """
         step = session.draft_step(node.token, node.hidden)
-        guesses = request.sampler.guess(step.logits, step.candidates, request.context, node.path, most)
+        guesses = request.sampler.guess(step.logits, step.candidates, request.context, path, most)
         sound = all(0 <= guess.token < self._vocab_size for guess in guesses)
         return step.hidden.copy(), guesses if sound else []
 
-    def _learn(self, emitted: Sequence[int]) -> None:
+    def _learn(self, tree: GuessedTree, emitted: Sequence[int]) -> None:
         """From what was guessed along the target's path, drafted or not."""
-        index, first, judged, hits = ROOT, True, 0, 0
-        for token in emitted:
-            guesses = self._guesses.get(index)
-            if not guesses:
-                break
+        firsts = []
+        for guesses, token in tree.judged(emitted):
             for rank, guess in enumerate(guesses):
                 self._calibrations[rank > 0].observe(guess.share, guess.token == token)
             if len(guesses) > 1:
                 self._second.fade(KEEP)
                 self._second.add(guesses[1].token == token)
-            if first:
-                judged += 1
-                first = guesses[0].token == token
-                hits += first
-            if (index, token) not in self._children:
-                break
-            index = self._children[index, token]
-        self._acceptance.observe(judged, hits)
-
-    def _clear(self) -> None:
-        self._guesses, self._children = {}, {}
+            firsts.append(guesses[0].token == token)
+        self._acceptance.observe_places(firsts)
