@@ -24,9 +24,9 @@ from ondevice.engines.simd.kernels.vector import (
     LANES,
     POINTER,
     VF32,
-    call,
     constant,
     fused,
+    prefetch,
     read,
     splat,
     widen_half,
@@ -72,7 +72,7 @@ def score_tile(
     def step(index: Any, sums: Vectors) -> Vectors:
         """32 numbers of a head: a cache line of keys."""
         for row in rows:
-            _prefetch(builder, _pointer(builder, builder.add(row, following), index, 64))
+            prefetch(builder, _pointer(builder, builder.add(row, following), index, 64))
         for half in range(2):
             k = [_halves(builder, _pointer(builder, row, index, 64), half) for row in rows]
             q = [read(builder, _pointer(builder, row, index, 128), VF32, 64 * half) for row in queries]
@@ -121,7 +121,7 @@ def mix_tile(
         row = _pointer(builder, value, index, stride)
         following = _pointer(builder, value, builder.add(index, I64(AHEAD)), stride)
         for line in range(0, 32 * width, 64):
-            _prefetch(builder, following, line)
+            prefetch(builder, following, line)
         v = [_halves(builder, row, part) for part in range(width)]
         w = [splat(builder, read(builder, _pointer(builder, at, index, 4), F32), LANES) for at in weights]
         return [fused(builder, w[i // width], v[i % width], total) for i, total in enumerate(sums)]
@@ -178,11 +178,6 @@ def _numbers_of(builder: Any, heads: Any) -> list[Any]:
 def _halves(builder: Any, pointer: Any, index: int) -> Any:
     """The index-th sixteen numbers of fp16, as floats."""
     return widen_half(builder, read(builder, pointer, ir.VectorType(I16, LANES), 2 * LANES * index, align=2))
-
-
-def _prefetch(builder: Any, pointer: Any, offset: int = 0) -> None:
-    line = builder.gep(pointer, [I64(offset)], source_etype=I8)
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
 
 
 def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:

@@ -19,7 +19,7 @@ from ondevice.engines.simd.kernels.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
 from ondevice.engines.simd.kernels.step_tile import finish
-from ondevice.engines.simd.kernels.tile import prefetch
+from ondevice.engines.simd.kernels.tile import prefetch_weights
 from ondevice.engines.simd.kernels.vector import F32, I16, I32, I64, constant, fused, pointer_to, read, splat
 
 FLOAT_BITS = (2, 4, 8, 16, 32)
@@ -52,7 +52,7 @@ def float_product(
 
         def step(block: Any, sums: Vectors) -> Vectors:
             base = builder.add(weights, builder.mul(block, I64(size)))
-            prefetch(builder, pointer_to(builder, base), size * isa.lanes // TILE, rows)
+            prefetch_weights(builder, pointer_to(builder, base), size * isa.lanes // TILE, rows)
             at = builder.add(x, builder.mul(block, I64(4 * BLOCK)))
             lines = [pointer_to(builder, builder.add(at, builder.mul(row_bytes, I64(row)))) for row in range(rows)]
             results = list(sums)

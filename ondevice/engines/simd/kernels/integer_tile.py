@@ -28,13 +28,13 @@ from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.vector import (
     F32,
-    I8,
     I32,
     I64,
-    call,
+    L2,
     constant,
     fused,
     pointer_to,
+    prefetch,
     read,
     splat,
 )
@@ -76,7 +76,7 @@ def score_tile(
         def step(block: Any, sums: Vectors) -> Vectors:
             keys_at, base = _at(builder, first, block, 8 * 4 * TILE), _at(builder, queries, block, 32 * rows)
             for line in range(0, 8 * 4 * vectors * isa.lanes, 64):
-                _prefetch(builder, keys_at, AHEAD + line)
+                prefetch(builder, keys_at, AHEAD + line, L2)
             return kept.add(builder, sums, keys_at, base)
 
         begin = kept.begin(builder, pointer_to(builder, starts))
@@ -141,7 +141,7 @@ def mix_tile(
                 pointer = pointer_to(builder, builder.add(first, builder.mul(unit, stride)))
                 base = _at(builder, weights, unit, 32 * rows)
                 for ahead in range(0, 8 * 4 * vectors * isa.lanes, 64):
-                    _prefetch(builder, pointer, 2 * 8 * 4 * TILE + ahead)
+                    prefetch(builder, pointer, 2 * 8 * 4 * TILE + ahead, L2)
                 return kept.add(builder, ints, pointer, base)
 
             begin = kept.begin(builder, _at(builder, starts, index, 4 * rows))
@@ -203,8 +203,3 @@ class _Sums(NamedTuple):
 
 def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
     return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
-
-
-def _prefetch(builder: Any, pointer: Any, offset: int) -> None:
-    line = builder.gep(pointer, [I64(offset)], source_etype=I8)
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(2), I32(1))

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 
 from ondevice.engines.simd.kernels.jit import emits
-from ondevice.engines.simd.kernels.vector import F32, I8, I16, I32, I64, call, pointer_to, widen_half
+from ondevice.engines.simd.kernels.vector import F32, I8, I16, I32, I64, call, pointer_to, prefetch, widen_half
 
 
 @emits(types.float32, types.int64)
@@ -112,6 +112,12 @@ def fetch_add(builder: Any, address: Any, value: Any) -> Any:
 def read_shared(builder: Any, address: Any) -> Any:
     """Read a shared int64; what its writer wrote before it is visible afterwards."""
     return builder.load_atomic(pointer_to(builder, address), "acquire", 8, typ=I64)
+
+
+@emits(types.void, types.int64)
+def prefetch_line(builder: Any, address: Any) -> None:
+    """Ask for the cache line at an address, which need not be one that may be read."""
+    prefetch(builder, pointer_to(builder, address))
 
 
 @emits(types.void)

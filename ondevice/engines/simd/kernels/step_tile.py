@@ -20,7 +20,7 @@ from ondevice.engines.simd.kernels.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.kernels.tile import CHUNK, prefetch
+from ondevice.engines.simd.kernels.tile import CHUNK, prefetch_weights
 from ondevice.engines.simd.kernels.vector import F32, I32, I64, constant, pointer_to, read, splat
 
 EPILOGUE_BYTES = 2 * TILE * 4
@@ -128,7 +128,9 @@ class _StepTile:
         codes = builder.add(self._codes, builder.mul(first, I64(32 * rows)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            prefetch(builder, pointer_to(builder, builder.add(ahead, builder.mul(block, I64(size)))), share, rows)
+            prefetch_weights(
+                builder, pointer_to(builder, builder.add(ahead, builder.mul(block, I64(size)))), share, rows
+            )
             at = pointer_to(builder, builder.add(weights, builder.mul(block, I64(size))))
             row_at = pointer_to(builder, builder.add(codes, builder.mul(block, I64(32 * rows))))
             results = list(sums)

@@ -7,6 +7,8 @@ units of the step.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ondevice.engines.simd.kernels.attention import (
@@ -71,11 +73,14 @@ from ondevice.engines.simd.kernels.slots import (
     WANTED,
 )
 from ondevice.engines.simd.kernels.step_layouts import read_step
-from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
+from ondevice.engines.simd.kernels.tables import dot, dot_row, prefetch_row, read_row
 from ondevice.engines.simd.kernels.vector import full, load, max_lanes, maximum, store
 
 _ONE, _WANTED = np.int64(1), np.int64(WANTED)
 """With these as plain numbers, what takes them would be compiled once more for each."""
+
+AHEAD = 4
+"""Rows of a table from the one that is multiplied to the one that is prefetched, where they lie scattered."""
 
 
 @kernel
@@ -328,6 +333,13 @@ def activate(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
 
 
 @kernel
+def _candidate(chosen: int, ids: int, per_cluster: int, number: int) -> Any:
+    """The place of a candidate among the clusters' tokens, and the token."""
+    place = read_i64(chosen + 8 * (number // per_cluster)) * per_cluster + number % per_cluster
+    return place, read_i64(ids + 8 * place)
+
+
+@kernel
 def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """logits[i] = softcap(table row . x) and candidates[i], for all tokens of a row's chosen clusters, in order.
 
@@ -336,9 +348,12 @@ def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads:
     step = read_step(CandidateLogits, words)
     per_cluster, clustered, cap = step.per_cluster, step.clustered, bits_float(np.int32(step.cap))
     count = step.rows * step.top * per_cluster
-    for i in range(first_unit(count, thread, threads), first_unit(count, thread + 1, threads)):
-        place = read_i64(step.chosen + 8 * (i // per_cluster)) * per_cluster + i % per_cluster
-        token = read_i64(step.ids + 8 * place)
+    last = first_unit(count, thread + 1, threads)
+    for i in range(first_unit(count, thread, threads), last):
+        place, token = _candidate(step.chosen, step.ids, per_cluster, i)
+        if not clustered:
+            _, later = _candidate(step.chosen, step.ids, per_cluster, min(i + AHEAD, last - 1))
+            prefetch_row(step.codes, step.scales, step.half, step.bits, step.group, later, step.width)
         write_i64(state[CANDIDATES] + 8 * i, token)
         row, x = place if clustered else token, step.x + 4 * step.width * (i // (step.top * per_cluster))
         logit = dot_row(step.codes, step.scales, step.half, step.bits, step.group, row, step.width, x)

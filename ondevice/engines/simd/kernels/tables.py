@@ -10,7 +10,7 @@ from ondevice.engines.simd.kernels.int2 import weights2
 from ondevice.engines.simd.kernels.int4 import weights4
 from ondevice.engines.simd.kernels.int8 import weights8
 from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.memory import read_f32, read_half
+from ondevice.engines.simd.kernels.memory import prefetch_line, read_f32, read_half
 from ondevice.engines.simd.kernels.vector import fma, full, load, load_bfloat16, store, sum_lanes
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -50,6 +50,18 @@ def read_row(
         scale = scale_of(scales, half, group, first + i)
         for part in (i, i + 16):
             store(out + 4 * part, weights_at(codes, first + part, bits) * scale * full(factor))
+
+
+@kernel
+def prefetch_row(codes: int, scales: int, half: int, bits: int, group: int, row: int, width: int) -> None:
+    """Ask for the cache lines of a table's row; codes and scales as in `read_row`."""
+    size = width * bits // 8
+    for offset in range(0, size, 64):
+        prefetch_line(codes + row * size + offset)
+    if group:
+        scale_bytes = width // group * (2 if half else 4)
+        for offset in range(0, scale_bytes, 64):
+            prefetch_line(scales + row * scale_bytes + offset)
 
 
 @kernel

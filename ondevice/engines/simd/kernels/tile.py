@@ -31,14 +31,15 @@ from ondevice.engines.simd.kernels.loop import Vectors, accumulate
 from ondevice.engines.simd.kernels.sizes import TILE
 from ondevice.engines.simd.kernels.vector import (
     F32,
-    I8,
     I16,
     I32,
     I64,
-    call,
+    L1,
+    L2,
     constant,
     fused,
     pointer_to,
+    prefetch,
     read,
     splat,
     widen_half,
@@ -53,8 +54,6 @@ AHEAD = 6144
 CHUNK = 4096
 """Bytes of weights that one pass multiplies before the next has its turn, where a tile takes several: less than AHEAD,
 so that all passes together read memory evenly. A pass over a whole tile would wait for memory, and the others not."""
-L1, L2 = 3, 2
-"""LLVM's numbers for the cache that a prefetch goes to."""
 MOST_ROWS = 8
 """Rows of activations of one pass: 12 or 16 are no faster, their accumulators do not fit in the registers."""
 
@@ -141,7 +140,7 @@ class _Tile(NamedTuple):
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
-            prefetch(builder, _at(builder, ahead, block, size), share, rows)
+            prefetch_weights(builder, _at(builder, ahead, block, size), share, rows)
             codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, 2 * TILE)
             base = _at(builder, activations, block, record_bytes)
             results = []
@@ -178,7 +177,7 @@ def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
     return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
 
 
-def prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
+def prefetch_weights(builder: Any, pointer: Any, size: int, rows: int) -> None:
     """Prefetch `size` bytes of weights AHEAD of those at a pointer, past a tile's end those of the next tile.
 
     The arithmetic of several rows fills the reorder window, so loads alone start too late: without this, 5 to 8 rows
@@ -188,8 +187,7 @@ def prefetch(builder: Any, pointer: Any, size: int, rows: int) -> None:
     """
     level = L1 if rows < 3 else L2
     for line in range(0, size, 64):
-        ahead = builder.gep(pointer, [I64(AHEAD + line)], source_etype=I8)
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(level), I32(1))
+        prefetch(builder, pointer, AHEAD + line, level)
 
 
 def _block_sum(builder: Any, isa: InstructionSet, bits: int, codes: list[Any], base: Any, offset: int) -> Any:

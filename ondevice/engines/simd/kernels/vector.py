@@ -114,6 +114,16 @@ def pointer_to(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, POINTER)
 
 
+L1, L2 = 3, 2
+"""LLVM's numbers for the cache that a prefetch goes to."""
+
+
+def prefetch(builder: Any, pointer: Any, offset: int = 0, level: int = L1) -> None:
+    """Ask for the cache line at `offset` bytes from a pointer, which need not be one that may be read."""
+    line = builder.gep(pointer, [I64(offset)], source_etype=I8)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(level), I32(1))
+
+
 @emits(floats16, types.int64)
 def load(builder: Any, address: Any) -> Any:
     """Load 16 float32."""
