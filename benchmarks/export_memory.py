@@ -1,6 +1,9 @@
-"""Seconds and peak memory of an export of Gemma 4 E2B's real shapes: `python -m benchmarks.export_memory`.
+"""Seconds and peak memory of an export of a Gemma 4's real shapes, from a checkpoint on disk, as the command does it.
 
-Writes a random bf16 checkpoint of 10.2 GB and exports it in a process of its own. The bound is 1.5 GB resident.
+    python -m benchmarks.export_memory [SIZE] [--out BUNDLE] [--zeros]
+
+Writes a bf16 checkpoint of random weights, 10.2 GB for E2B, and exports it in a process of its own. The bound is 1.5 GB
+resident. Where the disk has no room for a checkpoint, its weights can be zeros in a file that takes none.
 """
 
 from __future__ import annotations
@@ -17,64 +20,57 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.footprint import TARGETS, target_fields
 from ondevice import machine
+from ondevice.terminal.bench.table import table
 from ondevice_export.config import read_target
 from ondevice_export.tensor_names import Shapes, target_shapes
 
 BOUND_GB = 1.5
-PREFIX = "model.language_model."
+PREFIX = "model."
 BLOCK = 1 << 24
 """Random weights made; they repeat, which no part of an export notices."""
+TITLES = (
+    "model",
+    "weights",
+    "quantize",
+    "seconds",
+    "CPU seconds",
+    "M weights per CPU second",
+    "peak RSS, GB",
+    "bundle, GB",
+)
 
 
-def e2b_config(vocabulary: int) -> dict[str, Any]:
-    """The published configuration of google/gemma-4-E2B-it, as far as its text model goes."""
-    return {
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "text_config": {
-            "model_type": "gemma4_text",
-            "vocab_size": vocabulary,
-            "vocab_size_per_layer_input": vocabulary,
-            "hidden_size": 1536,
-            "intermediate_size": 6144,
-            "use_double_wide_mlp": True,
-            "num_hidden_layers": 35,
-            "num_kv_shared_layers": 20,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-            "global_head_dim": 512,
-            "hidden_size_per_layer_input": 256,
-            "sliding_window": 512,
-            "final_logit_softcapping": 30.0,
-            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
-        },
-    }
-
-
-def write_checkpoint(directory: Path, vocabulary: int) -> int:
+def write_checkpoint(directory: Path, size: str, *, zeros: bool) -> int:
     """Write config.json and model.safetensors; returns the number of weights."""
-    (directory / "config.json").write_text(json.dumps(e2b_config(vocabulary)))
+    fields = target_fields(size)
+    (directory / "config.json").write_text(json.dumps(fields))
     shapes = target_shapes(read_target(directory)[1], PREFIX)
     header = json.dumps(_header(shapes)).encode()
     total = sum(map(math.prod, shapes.values()))
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        if zeros:
+            file.truncate(file.tell() + 2 * total)
+        else:
+            _write_weights(file, total)
+    return total
+
+
+def _write_weights(file: BinaryIO, total: int) -> None:
     weights = np.random.default_rng(0).standard_normal(BLOCK, np.float32) * np.float32(0.02)
     block = (weights.view(np.uint32) >> 16).astype(np.uint16)
-    with (
-        (directory / "model.safetensors").open("wb") as file,
-        tqdm(total=total, unit="weight", unit_scale=True, desc="write", disable=None) as bar,
-    ):
-        file.write(len(header).to_bytes(8, "little") + header)
+    with tqdm(total=total, unit="weight", unit_scale=True, desc="write", disable=None) as bar:
         for start in range(0, total, BLOCK):
             part = block[: total - start]
             file.write(part.data)
             bar.update(len(part))
-    return total
 
 
 def _header(shapes: Shapes) -> dict[str, Any]:
@@ -94,11 +90,11 @@ class Measurement:
     bundle_gb: float
 
 
-def measure(directory: Path, options: list[str]) -> Measurement:
+def measure(target: Path, out: Path, options: list[str]) -> Measurement:
     """Export in a child process."""
-    out = directory / "bundle"
     started = time.perf_counter()
-    command = [sys.executable, "-m", "ondevice", "export", str(directory / "target"), "--out", str(out), *options]
+    command = [sys.executable, "-m", "ondevice", "export", str(target), "--out", str(out), "--drafter", "none"]
+    command += ["--no-prepare", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - started
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -108,23 +104,30 @@ def measure(directory: Path, options: list[str]) -> Measurement:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the vocabulary, for a quick look")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("size", nargs="?", choices=TARGETS, default="E2B")
     parser.add_argument("--quantize", default="int4", choices=("int4", "int8", "none"))
-    parser.add_argument("--dir", type=Path, help="where to work; 14 GB are needed (default: the temporary directory)")
+    parser.add_argument("--dir", type=Path, help="where the checkpoint goes (default: the temporary directory)")
+    parser.add_argument("--out", type=Path, help="where to leave the bundle (default: nowhere)")
+    parser.add_argument("--zeros", action="store_true", help="weights of zero, which take no room")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
-        directory = Path(name)
-        (directory / "target").mkdir()
-        weights = write_checkpoint(directory / "target", max(1, round(262_144 * args.scale)))
-        found = measure(directory, ["--quantize", args.quantize])
-    print("| weights | quantize | seconds | CPU seconds | M weights per CPU second | peak RSS, GB | bundle, GB |")
-    print("|---:|---|---:|---:|---:|---:|---:|")
+        target = Path(name, f"gemma-4-{args.size}-shape")
+        target.mkdir()
+        weights = write_checkpoint(target, args.size, zeros=args.zeros)
+        found = measure(target, args.out or Path(name, "bundle"), ["--quantize", args.quantize])
     rate = weights / found.cpu_seconds / 1e6
-    print(
-        f"| {weights / 1e9:.2f} G | {args.quantize} | {found.seconds:.0f} | {found.cpu_seconds:.0f} | {rate:.0f} "
-        f"| {found.peak_gb:.2f} | {found.bundle_gb:.2f} |"
-    )
+    row = [
+        args.size,
+        f"{weights / 1e9:.2f} G",
+        args.quantize,
+        f"{found.seconds:.0f}",
+        f"{found.cpu_seconds:.0f}",
+        f"{rate:.0f}",
+        f"{found.peak_gb:.2f}",
+        f"{found.bundle_gb:.2f}",
+    ]
+    print(table(TITLES, [row], left={"model", "quantize"}))
     system = f"{machine.processor_name()}, {os.cpu_count()} threads, {machine.os_name()}"
     print(f"\n{system}, Python {platform.python_version()}")
     return 0 if found.peak_gb < BOUND_GB else 1
