@@ -46,7 +46,7 @@ class AllThreads:
 
     tried = False
 
-    def __init__(self, most: int, start: int | None) -> None:
+    def __init__(self, most: int, *_: object) -> None:
         self.threads = most
 
     def observe(self, *_: float) -> None: ...

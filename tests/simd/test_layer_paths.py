@@ -16,6 +16,7 @@ from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.session import SimdSession
+from ondevice.engines.simd.thread_pool import Plan, State, ThreadPool
 from tests.simd.conftest import LOOKUP
 from tests.simd.forwards import extend, random_tree, run
 from tests.tiny_models import CONTEXT, VOCAB
@@ -58,6 +59,28 @@ def copied(outputs: Outputs) -> Outputs:
 def assert_same(found: Outputs, wanted: Outputs) -> None:
     np.testing.assert_array_equal(found.logits, wanted.logits)
     np.testing.assert_array_equal(found.hidden, wanted.hidden)
+
+
+def test_drafted_rows_teach_whole_ones_no_threads(engine: SimdEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the kept rows of an early exit a draft has next to nothing left, and a verification all upper layers."""
+    kinds: list[int] = []
+    pool = engine._pool
+
+    def run_noted(plan: Plan, state: State, kind: int, units: int = 1) -> int:
+        kinds.append(kind)
+        return ThreadPool.run(pool, plan, state, kind, units)
+
+    monkeypatch.setattr(pool, "run", run_noted)
+    session, tokens = engine.open_session(), [5, 6, 7, 8]
+    extend(session, [1, 2, 3])
+    del kinds[:]
+    for count in range(1, 5):
+        along(session, tokens[:count], [count - 1], LayerPath(stop=1))
+    drafted = set(kinds)
+    del kinds[:]
+    run(session, tokens, range(4))
+    assert len(kinds) == 1, "the upper layers"
+    assert kinds[0] not in drafted
 
 
 @pytest.mark.parametrize("length", [3, 180])

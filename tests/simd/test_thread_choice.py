@@ -131,6 +131,40 @@ def test_a_load_that_comes_after_a_trial_in_vain_is_noticed_at_once() -> None:
     assert ran == [2, 2, *[1] * 8]
 
 
+def test_longer_work_need_not_try_what_shorter_work_tried_in_vain() -> None:
+    """Of the forwards of a round, each a kind of its own, one pays for all; in the end each may afford a trial."""
+    milliseconds: dict[str, dict[int, float]] = {
+        "exit": {1: 30, 2: 15},
+        "head": {1: 3.5, 2: 2},
+        "verification": {1: 85, 2: 42},
+    }
+    choices: dict[str, ThreadChoice] = {}
+    trials, now = Counter[str](), 0.0
+    for number in range(120):
+        for kind, times in milliseconds.items():
+            choice = choices.setdefault(kind, ThreadChoice(2, None, choices.values()))
+            trials[kind] += choice.threads == 1
+            now += times[choice.threads] / 1e3
+            choice.observe(times[choice.threads] / 1e3, 0.03, now)
+        if number == 60:
+            assert trials.total() == 2
+            assert not trials["verification"]
+    assert trials["verification"] == 1
+
+
+def test_shorter_work_says_nothing_of_more_threads() -> None:
+    small, large = {1: 0.1, 2: 0.3}, {1: 60.0, 2: 40.0}
+    choices: dict[str, ThreadChoice] = {}
+    choices["small"] = ThreadChoice(2, None, choices.values())
+    choices["large"] = ThreadChoice(2, 1, choices.values())
+    now = 0.0
+    for _ in range(60):
+        for choice, times in zip(choices.values(), (small, large), strict=True):
+            now += times[choice.threads] / 1e3
+            choice.observe(times[choice.threads] / 1e3, 0.03, now)
+    assert [choice.threads for choice in choices.values()] == [1, 2]
+
+
 def test_work_is_compared_by_its_units() -> None:
     """Chunks of a prompt differ in size; what counts is the time of a row."""
     choice, rng, now = ThreadChoice(2), random.Random(3), 0.0

@@ -68,7 +68,7 @@ def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatc
         made = 0
         started: ClassVar[list[int | None]] = []
 
-        def __init__(self, most: int, start: int | None) -> None:
+        def __init__(self, most: int, start: int | None, others: object) -> None:
             Fixed.made += 1
             self.threads = min(most, Fixed.made)
             self.tried = Fixed.made != 1
@@ -80,7 +80,8 @@ def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatc
     pool = ThreadPool(3, 64)
     assert [pool.run(NOTHING, STATE, kind) for kind in (5, 6, 7, 6, 5)] == [1, 2, 3, 2, 1]
     assert pool.run(NOTHING, STATE, 4) == 3
-    assert Fixed.started == [None, None, 2, 2], "from the nearest that has tried"
+    assert pool.run(NOTHING, STATE, 70) == 3
+    assert Fixed.started == [None, None, 2, 2, 3], "from the nearest neighbour that has tried, or the most of any"
     pool.close()
 
 

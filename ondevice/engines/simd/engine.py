@@ -43,11 +43,9 @@ MOST_ROWS = 512
 RELEASE_EVERY = 512
 """Rows after which the pages of tables that they mapped are released."""
 
-DRAFT_STEP = 0
-"""A kind of work for the thread pool; a forward of up to EACH_ROW_COUNT rows has their number."""
-
 PROPOSALS = {"medusa": -1, "blockwise": -2, "exit": -3}
-"""Kinds of work too."""
+DRAFT_STEP = -4
+"""Kinds of work for the thread pool, beside those of forwards."""
 
 
 class SimdEngine:

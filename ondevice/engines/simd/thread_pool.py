@@ -20,6 +20,9 @@ from ondevice.engines.simd.thread_choice import ThreadChoice
 Plan = NDArray[np.int64]
 State = NDArray[np.int64]
 
+NEIGHBOURS = 64
+"""Numbers of kinds of work, from a multiple of it on, that are near in size where they are near."""
+
 
 class _Turn:
     """Held by a thread pool of which several threads are at work. Two pools on the same cores stall at their barriers:
@@ -67,7 +70,8 @@ class ThreadPool:
         """Run every step; all threads are through the last one when this returns, even by an interrupt.
 
         Args:
-            kind: number of a kind of work, which takes the same time each time; neighbours are of nearly that size.
+            kind: number of a kind of work, which takes the same time each time. From one multiple of NEIGHBOURS to the
+                next, what is near in number is near in size.
             units: such times that this work takes.
 
         Returns:
@@ -75,7 +79,7 @@ class ThreadPool:
         """
         choice = self._choices.get(kind)
         if choice is None:
-            choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind))
+            choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind), self._choices.values())
         threads = choice.threads
         with _Turn.lock if threads > 1 else nullcontext():
             started = time.perf_counter()
@@ -90,9 +94,10 @@ class ThreadPool:
         self._queues = []
 
     def _served(self, kind: int) -> int | None:
-        """The threads of the kind that is nearest, of those that have tried: a busy core is one for all of them."""
+        """The threads of the nearest neighbour that has tried, or the most of any kind: a busy core is one for all."""
         tried = {other: choice.threads for other, choice in self._choices.items() if choice.tried}
-        return tried[min(tried, key=lambda other: abs(other - kind))] if tried else None
+        near = [other for other in tried if other // NEIGHBOURS == kind // NEIGHBOURS]
+        return tried[min(near, key=lambda other: abs(other - kind))] if near else max(tried.values(), default=None)
 
     def _run(self, plan: Plan, state: State, threads: int) -> None:
         job = _Job(plan, state, threads, self._counters.arrivals)
