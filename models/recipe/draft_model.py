@@ -1,38 +1,52 @@
-"""A draft model: a `Gemma4ForCausalLM` with an eighth of the target's parameters and the same tokens.
-
-It learns from the corpus and from text that the target wrote, by turns: acceptance is about the target's own words.
-"""
+"""A draft model: a `Gemma4ForCausalLM` of about a million parameters beside its tables, with the tokens of a target."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
 from schedule import Budget
-from target import NextTokenRun, new_model, text_config, trained
-from transformers import Gemma4ForCausalLM
+from target import SHORT, NextTokenRun, new_model
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+TEXT, OWN = "text.npy", "own.npy"  # streams of tokens: of files, and of what the target writes
 
 
-def new_draft_model() -> Gemma4ForCausalLM:
-    """An untrained one: four layers, each with keys and values of its own."""
-    config = text_config(
+def draft_config(target: Gemma4TextConfig) -> Gemma4TextConfig:
+    """Four layers, each with keys and values of its own."""
+    return Gemma4TextConfig(
+        vocab_size=target.vocab_size,
+        vocab_size_per_layer_input=target.vocab_size,
         hidden_size=64,
+        hidden_size_per_layer_input=32,
         intermediate_size=192,
         num_hidden_layers=4,
         layer_types=["sliding_attention"] * 3 + ["full_attention"],
         num_kv_shared_layers=0,
         use_double_wide_mlp=False,
         num_attention_heads=2,
-        hidden_size_per_layer_input=16,
+        num_key_value_heads=1,
+        head_dim=64,
+        global_head_dim=128,
+        sliding_window=256,
+        max_position_embeddings=target.max_position_embeddings,
+        final_logit_softcapping=target.final_logit_softcapping,
+        pad_token_id=target.pad_token_id,
+        eos_token_id=target.eos_token_id,
+        bos_token_id=target.bos_token_id,
     )
-    return new_model(config)
 
 
-def draft_model_run(work: Path, device: torch.device, budget: Budget) -> NextTokenRun:
-    """Its training."""
-    streams = [np.load(work / file, mmap_mode="r") for file in ("train.npy", "own.npy")]
-    return NextTokenRun(new_draft_model(), streams, file=work / "draft-model.pt", device=device, budget=budget)
+def draft_model_run(target: Gemma4TextConfig, work: Path, device: torch.device, budget: Budget) -> NextTokenRun:
+    """Next-token training on both streams by turns: acceptance is about the target's own words."""
+    streams = [np.load(work / TEXT, mmap_mode="r"), np.load(work / OWN, mmap_mode="r").ravel()]
+    file = work / "draft-model.pt"
+    return NextTokenRun(
+        new_model(draft_config(target)), streams, file=file, device=device, budget=budget, lengths=(SHORT, SHORT)
+    )
 
 
-def trained_draft_model(work: Path) -> Gemma4ForCausalLM:
-    """The draft model with its latest weights."""
-    return trained(new_draft_model(), work / "draft-model.pt")
+def trained_draft_model(target: Gemma4TextConfig, work: Path) -> Gemma4ForCausalLM:
+    """With its latest weights, frozen, in float32."""
+    model = new_model(draft_config(target))
+    model.load_state_dict(torch.load(work / "draft-model.pt", weights_only=True, map_location="cpu")["model"])
+    return model.requires_grad_(False).eval()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ ROWS = 2048  # tokens of one forward, or a block's length if that is more
 
 def target_config() -> Gemma4TextConfig:
     """The architecture; every matrix width is a multiple of 32."""
-    return text_config(
+    return Gemma4TextConfig(
+        vocab_size=VOCABULARY,
         hidden_size=192,
         intermediate_size=384,
         num_hidden_layers=10,
@@ -31,25 +31,17 @@ def target_config() -> Gemma4TextConfig:
         num_kv_shared_layers=5,
         use_double_wide_mlp=True,
         num_attention_heads=4,
-        hidden_size_per_layer_input=32,
-    )
-
-
-def text_config(**shape: Any) -> Gemma4TextConfig:
-    """A configuration of this shape with the target's tokens, context and heads."""
-    return Gemma4TextConfig(
-        vocab_size=VOCABULARY,
         num_key_value_heads=1,
         head_dim=64,
         global_head_dim=128,
         sliding_window=256,
         max_position_embeddings=CONTEXT,
         vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=32,
         final_logit_softcapping=30.0,
         pad_token_id=PAD,
         eos_token_id=EOS,
         bos_token_id=BOS,
-        **shape,
     )
 
 
@@ -85,23 +77,32 @@ class NextTokenRun(Run):
     """Next-token training on streams of tokens, the last part of it with blocks of the whole context.
 
     streams : of which every step takes the next in turn
+    lengths : of a block, at first and in the last part of the run
     """
 
     step_tokens = 16384
 
     def __init__(
-        self, model: Gemma4ForCausalLM, streams: Sequence[Tokens], *, file: Path, device: torch.device, budget: Budget
+        self,
+        model: Gemma4ForCausalLM,
+        streams: Sequence[Tokens],
+        *,
+        file: Path,
+        device: torch.device,
+        budget: Budget,
+        lengths: tuple[int, int] = (SHORT, CONTEXT),
     ) -> None:
         super().__init__(model.to(device), file, budget)
         self.device = device
-        self.blocks = {length: [Blocks(stream, length) for stream in streams] for length in (SHORT, CONTEXT)}
+        self.lengths = lengths
+        self.blocks = {length: [Blocks(stream, length) for stream in streams] for length in lengths}
         self.places: dict[int, Places] = {}
         self.forward = torch.compile(hidden_states, dynamic=False)
         self.head = torch.compile(head_gradients, dynamic=False)
 
     def accumulate(self) -> float:
         """Gradients of one step, a cache-sized forward at a time."""
-        length = SHORT if self.budget.progress < LONG_FROM else CONTEXT
+        length = self.lengths[self.budget.progress >= LONG_FROM]
         if length not in self.places:
             self.places[length] = places(self.model, length)
         rows = max(1, ROWS // length)
@@ -129,10 +130,6 @@ def target_run(work: Path, device: torch.device, budget: Budget) -> NextTokenRun
 
 def trained_target(work: Path) -> Gemma4ForCausalLM:
     """The target with its latest weights, frozen, in float32."""
-    return trained(new_target(), work / "target.pt")
-
-
-def trained(model: Gemma4ForCausalLM, file: Path) -> Gemma4ForCausalLM:
-    """The model with the weights of a run, frozen, in float32."""
-    model.load_state_dict(torch.load(file, weights_only=True, map_location="cpu")["model"])
+    model = new_target()
+    model.load_state_dict(torch.load(work / "target.pt", weights_only=True, map_location="cpu")["model"])
     return model.requires_grad_(False).eval()

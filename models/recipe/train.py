@@ -13,7 +13,6 @@ from card import write_card
 from checkpoint import save_drafter, save_target
 from corpus import HELD_OUT_PERCENT, PACKAGE_BYTES
 from dataset import CHAT_SHARE, LIBRARY_REPEATS, LIBRARY_TEST_REPEATS, prepare
-from draft_model import draft_model_run, trained_draft_model
 from drafter import DrafterRun, new_drafter
 from evaluate import evaluate, load_pair
 from owntext import write_own_text
@@ -24,8 +23,8 @@ from tokenizers import Tokenizer
 from workers import launch
 
 MODELS = Path(__file__).resolve().parent.parent
-RUNS = {"target": target_run, "drafter": DrafterRun, "draft-model": draft_model_run}
-STAGES = ("data", "target", "own-text", "drafter", "draft-model", "card")
+RUNS = {"target": target_run, "drafter": DrafterRun}
+STAGES = ("data", "target", "own-text", "drafter", "card")
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,7 +36,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage to run")
     parser.add_argument("--tokens", type=int, default=150_000_000, help="tokens to train the target on")
     parser.add_argument("--drafter-tokens", type=int, default=10_000_000, help="tokens to train the drafter on")
-    parser.add_argument("--draft-model-tokens", type=int, default=10_000_000, help="to train the draft model on")
     parser.add_argument("--own-batches", type=int, default=3, help="batches of 128 texts that the target writes")
     parser.add_argument(
         "--finish", choices=list(RUNS), help="only tell a run to let its learning rate fall now, and end"
@@ -68,7 +66,7 @@ def run_stage(stage: str, args: argparse.Namespace, device: torch.device) -> Non
         export(args.work, args.out)
         describe(args.work, args.out, device)
     else:
-        tokens = {"target": args.tokens, "drafter": args.drafter_tokens, "draft-model": args.draft_model_tokens}[stage]
+        tokens = {"target": args.tokens, "drafter": args.drafter_tokens}[stage]
         if spent_budget(state(args.work, stage), tokens).progress < 1:
             launch(train, processes, args.work / "meeting", stage, args.work, device, tokens)
 
@@ -84,14 +82,13 @@ def train(stage: str, work: Path, device: torch.device, tokens: int) -> None:
 
 
 def export(work: Path, out: Path) -> None:
-    """Write the checkpoints, bfloat16, with the tokenizer beside the two that read text."""
+    """Write both checkpoints, bfloat16, with the tokenizer beside the target."""
     target = trained_target(work)
     drafter = new_drafter(target)
     drafter.load_state_dict(torch.load(state(work, "drafter"), weights_only=True, map_location="cpu")["model"])
     save_drafter(drafter, out / "drafter")
-    for name, model in (("target", target), ("draft-model", trained_draft_model(work))):
-        save_target(model, out / name)
-        save_tokenizer(Tokenizer.from_file(str(work / "tokenizer.json")), out / name)
+    save_target(target, out / "target")
+    save_tokenizer(Tokenizer.from_file(str(work / "tokenizer.json")), out / "target")
 
 
 def describe(work: Path, out: Path, device: torch.device) -> None:

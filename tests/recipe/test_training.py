@@ -23,10 +23,10 @@ from transformers import Gemma4ForCausalLM
 LENGTH = 512  # twice the window
 
 
-@pytest.fixture(scope="module", params=[target.new_target, draft_model.new_draft_model], ids=["target", "draft model"])
+@pytest.fixture(scope="module", params=["target", "draft model"])
 def model(request: pytest.FixtureRequest) -> Gemma4ForCausalLM:
-    made: Gemma4ForCausalLM = request.param()
-    return made
+    config = target.target_config()
+    return target.new_model(config if request.param == "target" else draft_model.draft_config(config))
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,12 @@ class ReachedError(Exception):
 
 
 def test_a_draft_model_learns_from_both_streams_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "SHORT", LENGTH)
-    monkeypatch.setattr(target, "CONTEXT", LENGTH)
+    monkeypatch.setattr(draft_model, "SHORT", LENGTH)
     monkeypatch.setattr(target, "ROWS", LENGTH)
     monkeypatch.setattr(target.NextTokenRun, "step_tokens", LENGTH)
-    np.save(tmp_path / "train.npy", np.full(3 * LENGTH, 20, np.uint16))
-    np.save(tmp_path / "own.npy", np.full(3 * LENGTH, 30, np.uint16))
-    run = draft_model.draft_model_run(tmp_path, torch.device("cpu"), Budget(1_000_000))
+    np.save(tmp_path / "text.npy", np.full(3 * LENGTH, 20, np.uint32))
+    np.save(tmp_path / "own.npy", np.full((3, LENGTH), 30, np.uint32))
+    run = draft_model.draft_model_run(target.target_config(), tmp_path, torch.device("cpu"), Budget(1_000_000))
     seen: list[int] = []
 
     def forward(model: Gemma4ForCausalLM, ids: torch.Tensor, where: object) -> None:
