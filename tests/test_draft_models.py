@@ -51,6 +51,21 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
+def test_the_draft_model_that_ships_beside_the_target(
+    reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory, temperature: float
+) -> None:
+    small = export(REFERENCE / "draft-model", tmp_path_factory.mktemp("draft") / "small", drafter="none")
+    options: dict[str, Any] = {"max_new_tokens": 96, "temperature": temperature, "seed": 11}
+    with ondevice.load(reference_bundle, engine="simd", threads=2, drafter=small) as model:
+        for prompt in PROMPTS.values():
+            plain = model.generate(prompt, drafter="none", **options)
+            drafted = model.generate(prompt, **options, **CONSTANT)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.drafter == "draft:small"
+            assert drafted.stats.accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
 def test_the_target_itself_is_always_right(model: Model, reference_bundle: Path, temperature: float) -> None:
     """Past the window too, where rows are forgotten; its MTP drafter takes no part."""
     options: dict[str, Any] = {"max_new_tokens": 96, "temperature": temperature, "seed": 5}
