@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
@@ -73,7 +73,9 @@ class PositionAcceptance:
     """The chance that the target takes the token at a position of the draft, given that it took those before.
 
     A position that is seldom reached leans on the one before it; the first leans on `start`, the more the longer
-    nothing was drafted: a drafter that was poor long ago deserves another chance.
+    nothing was drafted: a drafter that was poor long ago deserves another chance. Where its first token then turns out
+    as remembered, what was known before the pause counts again: else a drafter that is never right, forgotten until it
+    just seems to pay and hardly remembered after one more failure, drafts in every seventh round.
 
     start : the chance before anything was seen, worth `lean` events
     lean : events that the position before is worth
@@ -87,11 +89,17 @@ class PositionAcceptance:
         self._keep = keep
         self._idle = idle
         self._tallies = [Tally(lean * start, lean)]
+        self._before_pause: list[Tally] = []
+        """The tallies at the last draft, where they have faded since."""
         self._passed_by = 0
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A verified chain of `drafted` tokens, at least one, of which the first `accepted` were taken."""
         self._make_up()
+        if self._before_pause:
+            if (accepted > 0) == (self._before_pause[0].rate() > 0.5):
+                self._tallies = self._before_pause
+            self._before_pause = []
         reached = min(drafted, accepted + 1)
         self._tallies += [Tally() for _ in range(reached - len(self._tallies))]
         for position, tally in enumerate(self._tallies):
@@ -119,6 +127,7 @@ class PositionAcceptance:
         """Fade for the tokens since the last draft."""
         if not self._passed_by:
             return
+        self._before_pause = self._before_pause or [replace(tally) for tally in self._tallies]
         keep = self._idle**self._passed_by
         self._passed_by = 0
         for tally in self._tallies:

@@ -90,3 +90,29 @@ def test_a_long_pause_makes_old_failures_count_less() -> None:
     assert chances[150] > 0.3
     assert chances == sorted(chances)
     np.testing.assert_allclose(acceptance.conditional(3), 0.6, atol=0.01)
+
+
+def tried(acceptance: PositionAcceptance, rounds: int, *, right: bool) -> int:
+    """Drafts of one token in so many rounds, where one is drafted once its chance is a fifth."""
+    drafts = 0
+    for _ in range(rounds):
+        if acceptance.survival(1)[0] > 0.2:
+            acceptance.observe(1, int(right))
+            drafts += 1
+        else:
+            acceptance.pass_by(1)
+    return drafts
+
+
+def test_a_drafter_that_is_never_right_is_tried_ever_more_seldom() -> None:
+    acceptance = PositionAcceptance()
+    first = tried(acceptance, 100, right=False)
+    assert first < 16
+    assert tried(acceptance, 1000, right=False) < 30
+
+
+def test_one_that_becomes_right_drafts_from_the_first_trial_on() -> None:
+    acceptance = PositionAcceptance()
+    tried(acceptance, 300, right=False)
+    assert tried(acceptance, 200, right=True) > 100
+    assert acceptance.survival(1)[0] > 0.9
