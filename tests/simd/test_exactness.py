@@ -61,7 +61,7 @@ def test_threads_that_come_and_go_change_no_bit(bundle: Bundle, monkeypatch: pyt
 
         tried = False
 
-        def __init__(self, most: int, start: int | None) -> None:
+        def __init__(self, most: int, *_: object) -> None:
             self.threads = self._most = most
 
         def observe(self, *_: float) -> None:
