@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,12 @@ def test_a_chat(window: Window, until: Any, reference_bundle: Path, monkeypatch:
     monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *words: str(reference_bundle))
     window.choose.click()
     until(lambda: not window.busy)
-    assert window.status.text() == f"{window.worker._model.manifest.name} is ready"  # type: ignore[union-attr]
+    model = window.worker._model
+    assert model is not None
+    assert window.status.text() == f"{model.manifest.name} is ready"
 
+    endless = dict.fromkeys(model.manifest.eos_token_ids, -100.0)  # one reply in five would end before it is cancelled
+    monkeypatch.setattr(model, "stream", partial(model.stream, logit_bias=endless))
     shown: list[str] = []
     window.worker.said.connect(lambda *added: shown.append(added[0]))
     ask(window, QUESTION)
