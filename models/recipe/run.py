@@ -1,5 +1,6 @@
 """A resumable training run: weights, optimisers and what has been spent, saved every two minutes of computing."""
 
+import os
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
@@ -15,6 +16,11 @@ from tqdm import tqdm
 
 SAVE_SECONDS = 120  # of CPU time
 LOG_STEPS = 20
+
+
+def hardware(device: torch.device) -> str:
+    """What a run computes on, for its card."""
+    return torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
 
 
 def spent_budget(file: Path, tokens: int) -> Budget:

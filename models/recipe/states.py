@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from corpus import read_library
 from dataset import Blocks
 from owntext import PROMPT, ROWS, TEMPERATURES, continue_rows
 from precision import PRODUCTS
@@ -76,6 +77,15 @@ class FrozenTarget:
 def functional_linear(x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` as float32."""
     return nn.functional.linear(x.to(PRODUCTS), weight.to(PRODUCTS)).float()
+
+
+def text_stream(target: FrozenTarget, directory: Path, files: Iterable[Path]) -> npt.NDArray[np.uint32]:
+    """Files of text, or else Python's standard library, as one stream of the tokens of the target there."""
+    texts = [file.read_text("utf-8", errors="replace") for file in files]
+    texts = texts or [module.text for module in read_library() if not module.held_out]
+    eos = target.model.generation_config.eos_token_id
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return read_text(tokenizer, texts, eos[0] if isinstance(eos, list) else eos)
 
 
 def read_text(tokenizer: Tokenizer, texts: Iterable[str], eos: int) -> npt.NDArray[np.uint32]:

@@ -16,7 +16,7 @@ from dataset import CHAT_SHARE, LIBRARY_REPEATS, LIBRARY_TEST_REPEATS, prepare
 from drafter import DrafterRun, new_drafter
 from evaluate import evaluate, load_pair
 from owntext import write_own_text
-from run import spent_budget
+from run import hardware, spent_budget
 from target import target_run, trained_target
 from tokenizer import save_tokenizer
 from tokenizers import Tokenizer
@@ -110,12 +110,11 @@ def describe(work: Path, out: Path, device: torch.device) -> None:
 def training(file: Path, device: torch.device) -> dict[str, Any]:
     """What a finished run has spent, and the mean loss of its last hundred steps."""
     run = torch.load(file, weights_only=True, map_location="cpu")
-    hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
     return {
         "tokens": run["budget"]["spent_tokens"],
         "core_hours": run["budget"]["core_seconds"] / 3600,
         "loss": float(np.mean(run["losses"][-100:])),
-        "hardware": hardware,
+        "hardware": hardware(device),
     }
 
 

@@ -15,11 +15,9 @@ import numpy.typing as npt
 import torch
 from card import parameters, table
 from checkpoint import save
-from corpus import read_library
 from draft_model import OWN, TEXT, draft_model_run, trained_draft_model
-from run import spent_budget
-from states import LENGTH, FrozenTarget, read_text, write_own
-from tokenizers import Tokenizer
+from run import hardware, spent_budget
+from states import LENGTH, FrozenTarget, text_stream, write_own
 from transformers import AutoConfig, Gemma4ForCausalLM, Gemma4TextConfig
 from workers import launch
 
@@ -71,17 +69,13 @@ def main() -> None:
     model = trained_draft_model(target.config, work)
     agreement = agreed(model.to(device), target, held_out)
     export(model.cpu(), target, args.target, args.out)
-    describe(work, name, agreement, args.out)
+    describe(work, name, agreement, out=args.out, device=device)
 
 
 def write_streams(args: argparse.Namespace, target: FrozenTarget, work: Path) -> npt.NDArray[np.uint32]:
     """Both streams as files; returns blocks of the target's text that are in neither: uint32[HELD_OUT, LENGTH]."""
     if not (work / TEXT).exists():
-        tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
-        texts = [file.read_text("utf-8", errors="replace") for file in args.text or ()]
-        texts = texts or [module.text for module in read_library() if not module.held_out]
-        eos = target.model.generation_config.eos_token_id
-        np.save(work / TEXT, read_text(tokenizer, texts, eos[0] if isinstance(eos, list) else eos))
+        np.save(work / TEXT, text_stream(target, args.target, args.text or ()))
     written = work / "written.npy"
     write_own(target, np.load(work / TEXT), args.blocks + HELD_OUT, written)
     rows: npt.NDArray[np.uint32] = np.load(written)
@@ -115,7 +109,7 @@ def export(model: Gemma4ForCausalLM, target: FrozenTarget, directory: Path, out:
             shutil.copyfile(directory / name, out / name)
 
 
-def describe(work: Path, name: str, agreement: float, out: Path) -> None:
+def describe(work: Path, name: str, agreement: float, *, out: Path, device: torch.device) -> None:
     """Write `figures.json` and the card."""
     state: dict[str, Any] = torch.load(work / "draft-model.pt", weights_only=True, map_location="cpu")
     figures = {
@@ -124,7 +118,7 @@ def describe(work: Path, name: str, agreement: float, out: Path) -> None:
         "core_minutes": state["budget"]["core_seconds"] / 60,
         "loss": float(np.mean(state["losses"][-100:])),
         "agreement": agreement,
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores",
+        "hardware": hardware(device),
     }
     (out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     rows = [

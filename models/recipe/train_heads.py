@@ -5,7 +5,6 @@ Stop and repeat it at will. Without a drafter beside the target, heads score the
 
 import argparse
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from corpus import read_library
 from heads import KINDS, Heads, Shape
 from heads_card import write_card
 from precision import PRODUCTS
-from run import Run, spent_budget
+from run import Run, hardware, spent_budget
 from safetensors import safe_open
 from safetensors.torch import save_file
 from schedule import Budget
-from states import LENGTH, OWN_SHARE, FrozenTarget, read_text, write_own, write_states
-from tokenizers import Tokenizer
+from states import LENGTH, OWN_SHARE, FrozenTarget, text_stream, write_own, write_states
 from torch import Tensor
 
 MODELS = Path(__file__).resolve().parent.parent
@@ -94,11 +91,7 @@ def learnt_from(args: argparse.Namespace, target: FrozenTarget, work: Path) -> n
     if file.exists():
         known: npt.NDArray[np.uint32] = np.load(file)
         return known
-    tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
-    texts = [file.read_text("utf-8", errors="replace") for file in args.text or ()]
-    texts = texts or [module.text for module in read_library() if not module.held_out]
-    eos = target.model.generation_config.eos_token_id
-    stream = read_text(tokenizer, texts, eos[0] if isinstance(eos, list) else eos)
+    stream = text_stream(target, args.target, args.text or ())
     own = round(OWN_SHARE * args.blocks)
     write_own(target, stream, own, work / "own.npy")
     random = np.random.default_rng(0)
@@ -259,7 +252,7 @@ def save(heads: Heads, config: dict[str, Any], run: HeadsRun, out: Path) -> None
             "tokens": run.budget.spent_tokens,
             "core_minutes": run.budget.core_seconds / 60,
             "loss": float(np.mean(run.losses[-100:])),
-            "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores",
+            "hardware": hardware(run.target.projection.device),
         },
         "held_out": HELD_OUT * LENGTH,
         "acceptance": run.figures(0 if shortlist is None else shortlist["top"]),

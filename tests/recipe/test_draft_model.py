@@ -10,20 +10,12 @@ import states
 import target
 import train_draft_model
 import workers
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import ondevice
 from ondevice_export import export
-from tests.tiny_models import VOCAB, save_target
 
 
-def test_the_command_trains_goes_on_and_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_target(tmp_path / "target", "e2b")
-    words = {f"w{number}": number for number in range(VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, "w3"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "target" / "tokenizer.json"))
-    (tmp_path / "text.txt").write_text(" ".join(f"w{4 + number % 300}" for number in range(2000)))
+def test_the_command_trains_goes_on_and_drafts(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (states, train_draft_model):
         monkeypatch.setattr(module, "LENGTH", 80)
     monkeypatch.setattr(train_draft_model, "HELD_OUT", 2)
@@ -36,19 +28,19 @@ def test_the_command_trains_goes_on_and_drafts(tmp_path: Path, monkeypatch: pyte
 
     def train(tokens: int) -> dict[str, float]:
         places = {"--target": "target", "--text": "text.txt", "--work": "work", "--out": "draft"}
-        given = [word for option, name in places.items() for word in (option, str(tmp_path / name))]
+        given = [word for option, name in places.items() for word in (option, str(pair / name))]
         given += ["--blocks", "14", "--tokens", str(tokens), "--device", "cpu"]
         monkeypatch.setattr(sys, "argv", ["train_draft_model.py", *given])
         train_draft_model.main()
-        figures: dict[str, float] = json.loads((tmp_path / "draft" / "figures.json").read_text())
+        figures: dict[str, float] = json.loads((pair / "draft" / "figures.json").read_text())
         return figures
 
     assert train(1000)["tokens"] == 1024
     figures = train(2000)
     assert figures["tokens"] == 2048
     assert 0 <= figures["agreement"] <= 1
-    assert f"{figures['parameters'] / 1e6:.2f} M" in (tmp_path / "draft" / "README.md").read_text()
-    bundles = [export(tmp_path / name, tmp_path / f"{name}-bundle", drafter="none") for name in ("target", "draft")]
+    assert f"{figures['parameters'] / 1e6:.2f} M" in (pair / "draft" / "README.md").read_text()
+    bundles = [export(pair / name, pair / f"{name}-bundle", drafter="none") for name in ("target", "draft")]
     with ondevice.load(bundles[0], drafter=bundles[1], threads=1) as model:
         plain = model.generate([5, 6, 7], max_new_tokens=20, temperature=0.0, drafter="none")
         drafted = model.generate(

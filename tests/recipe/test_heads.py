@@ -11,27 +11,13 @@ import torch
 import train_heads
 from heads import Heads, Shape
 from states import FrozenTarget
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ondevice.bundle import Bundle
 from ondevice_export import export
 from ondevice_export.heads import weights_sha256
 from ondevice_export.models import open_target
 from ondevice_export.source import locate
-from tests.tiny_models import VOCAB, save_drafter, save_target
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Path:
-    save_target(tmp_path / "target", "e2b")
-    save_drafter(tmp_path / "drafter", "e2b")
-    words = {f"w{number}": number for number in range(VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, "w3"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "target" / "tokenizer.json"))
-    random = np.random.default_rng(0).integers(4, VOCAB, 4000)
-    (tmp_path / "text.txt").write_text(" ".join(f"w{number}" for number in random))
-    return tmp_path
+from tests.tiny_models import VOCAB
 
 
 def test_the_exporter_knows_the_same_weights(pair: Path) -> None:

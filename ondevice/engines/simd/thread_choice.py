@@ -131,8 +131,8 @@ class ThreadChoice:
         if rung > self._rung:
             return 0.0
         own = median(self._recent)
-        shares = [other.lost_share(rung) for other in tuple(self._others) if other.takes_at_most(own)]
-        return own * min(filter(None, shares), default=0.0)
+        lost = ((other, other.lost_share(rung)) for other in tuple(self._others))
+        return own * min((share for other, share in lost if share and other.takes_at_most(own)), default=0.0)
 
     def tries(self, now: float) -> bool:
         """Whether a trial is under way, and runs still come."""
