@@ -1,6 +1,7 @@
 """The pair on disk, in the layout of the hub: bfloat16 safetensors with the configuration beside it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from tokenizer import BOS, EOS, PAD, TOOL_RESPONSE_START, TURN_END
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, GenerationConfig, PreTrainedModel
 
 DRAFT_TOKENS = 6
+START = "start"  # the directory of a pair whose training goes on
 
 
 def save_target(model: Gemma4ForCausalLM, directory: Path) -> None:
@@ -46,3 +48,29 @@ def save(model: PreTrainedModel, directory: Path) -> None:
     text = config.get("text_config", config)
     (text["global_head_dim"],) = {layer["head_dim"] for layer in text.pop("per_layer_config").values()}
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def keep_start(pair: Path, work: Path) -> None:
+    """Copy a pair to `work`, as what its runs start with; its tokenizer is theirs. A second call changes nothing."""
+    kept = work / START
+    if kept.exists():
+        return
+    partial = work / f"{START}.tmp"
+    for name in ("target", "drafter"):
+        shutil.copytree(pair / name, partial / name, dirs_exist_ok=True)
+    shutil.copyfile(pair / "figures.json", partial / "figures.json")
+    shutil.copyfile(pair / "target" / "tokenizer.json", work / "tokenizer.json")
+    partial.rename(kept)
+
+
+def start(work: Path, name: str) -> Path | None:
+    """A part of the pair that runs start with; None where they start with new weights."""
+    kept = work / START / name
+    return kept if kept.exists() else None
+
+
+def earlier(work: Path, stage: str) -> dict[str, float]:
+    """What the run of a stage had seen and spent before it went on in `work`: `tokens` and `core_hours`."""
+    figures = start(work, "figures.json")
+    spent = json.loads(figures.read_text())["training"][stage] if figures else {}
+    return {key: spent.get(key, 0) for key in ("tokens", "core_hours")}

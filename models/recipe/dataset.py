@@ -80,7 +80,7 @@ def prompt_ids(tokenizer: Tokenizer, chat: Chat) -> list[int]:
 
 
 def prepare(work: Path) -> None:
-    """Download the packages, train the tokenizer and write the token streams to `work`; nothing if all is there.
+    """Download the packages and write the token streams to `work`, with its tokenizer; nothing if all is there.
 
     `train.npy` is sources and conversations, `held_out.npy` the held-out modules of the standard library.
     """
@@ -94,10 +94,16 @@ def prepare(work: Path) -> None:
     kept = without_copies([module for module in [*library, *packages] if not module.held_out], held_out)
     shown = [module for module in kept if not module.package]
     shown += [module for module in kept if module.package][::TOKENIZER_STRIDE]
-    tokenizer = train_tokenizer(module.text for module in shown)
-    tokenizer.save(str(work / "tokenizer.json"))
+    tokenizer = own_tokenizer(work / "tokenizer.json", (module.text for module in shown))
     np.save(work / "train.npy", training_stream(tokenizer, kept))
     np.save(work / "held_out.npy", held_out_stream(tokenizer, library))
+
+
+def own_tokenizer(file: Path, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer in `file`, which is trained on `texts` unless it is there."""
+    if not file.exists():
+        train_tokenizer(texts).save(str(file))
+    return Tokenizer.from_file(str(file))
 
 
 def held_out_stream(tokenizer: Tokenizer, library: Iterable[Module]) -> Tokens:

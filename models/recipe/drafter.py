@@ -13,8 +13,10 @@ import numpy as np
 import torch
 import workers
 from attention import causal_masks
+from checkpoint import earlier, start
 from clusters import balanced_clusters
 from dataset import Blocks
+from distillation import Aim, SoftLoss, aim, soft_gradients
 from precision import PRODUCTS
 from run import Run
 from schedule import Budget
@@ -26,7 +28,7 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemm
 LONG = 2048  # block length
 STEPS = 5  # draft steps unrolled in training
 STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
-HARD_SHARE, CENTROID_SHARE = 0.2, 0.3  # weights of the hard label and of the centroid loss beside the soft loss
+CENTROID_SHARE = 0.3  # weight of the centroid loss beside the tokens'
 Masks = dict[str, Tensor]
 SharedKV = dict[str, tuple[Tensor, Tensor]]
 
@@ -77,6 +79,12 @@ def new_drafter(target: Gemma4ForCausalLM) -> Gemma4AssistantForCausalLM:
         members = model.lm_head.weight[head.token_ordering].view(config.num_centroids, -1, model.hidden_size)
         head.centroids.weight.copy_(members.mean(dim=1))
     return model
+
+
+def first_drafter(work: Path, target: Gemma4ForCausalLM) -> Gemma4AssistantForCausalLM:
+    """What a run in `work` starts with."""
+    kept = start(work, "drafter")
+    return Gemma4AssistantForCausalLM.from_pretrained(kept, dtype=torch.float32) if kept else new_drafter(target)
 
 
 def round_masks(length: int, window: int, device: torch.device) -> Masks:
@@ -133,33 +141,24 @@ def draft_states(
     return outputs.last_hidden_state, drafter.post_projection(outputs.last_hidden_state)
 
 
-def step_loss(
+def round_step(
     drafter: Gemma4AssistantForCausalLM,
     embeddings: Tensor,
     states: Tensor,
     shared_kv: SharedKV,
     masks: Masks,
     *,
-    teacher: Tensor,
-    counted: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Loss of one draft step, and the states for the next.
+    clusters: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One draft step, and its centroid loss: the cross-entropy to the probability that the target gives each cluster.
 
-    The soft loss is the cross-entropy to the target's distribution, the hard one to its likeliest token, and the
-    centroid loss the cross-entropy to the probability that the target gives each cluster.
-
-    teacher : float32[B, T, V], the target's logits for the drafted position; counted : float32[T], 0 past the end
+    clusters : float32[N, C], for the first N rounds, which are those that count
+    returns their states [N, h], all states projected back [1, T, H], and the loss
     """
     hidden, states = draft_states(drafter, embeddings, states, shared_kv, masks)
-    head = drafter.masked_embedding
-    scores = drafter.lm_head(hidden).float().log_softmax(dim=-1)
-    wanted = teacher.softmax(dim=-1)
-    soft = -(wanted * scores).sum(dim=-1)
-    hard = -scores.gather(-1, teacher.argmax(dim=-1, keepdim=True)).squeeze(-1)
-    mass = wanted[..., head.token_ordering].unflatten(-1, (head.num_centroids, -1)).sum(dim=-1)
-    centroid = -(mass * head.centroids(hidden).float().log_softmax(dim=-1)).sum(dim=-1)
-    loss = (1 - HARD_SHARE) * soft + HARD_SHARE * hard + CENTROID_SHARE * centroid
-    return (loss * counted).mean(), states
+    counted = hidden[0, : len(clusters)]
+    scored = drafter.masked_embedding.centroids(counted).float().log_softmax(dim=-1)
+    return counted, states, -(clusters * scored).sum(dim=-1).mean()
 
 
 class DrafterRun(Run):
@@ -169,17 +168,20 @@ class DrafterRun(Run):
 
     def __init__(self, work: Path, device: torch.device, budget: Budget) -> None:
         target = trained_target(work)
-        model = new_drafter(target).to(device)
+        model = first_drafter(work, target).to(device)
         super().__init__(model, work / "drafter.pt", budget)
         self.device = device
         self.target = target.to(device)
         for part in (model, self.target):
             part.set_attn_implementation("chunked")
-        self.streams = [Blocks(np.load(work / file), LONG, seed=1) for file in ("train.npy", "own.npy")]
+        seen = int(earlier(work, "drafter")["tokens"])
+        self.streams = [Blocks(np.load(work / file), LONG, seed=1 + seen) for file in ("train.npy", "own.npy")]
         self.target_masks = causal_masks(LONG, target.config.sliding_window, device)
         self.round_masks = round_masks(LONG, target.config.sliding_window, device)
         self.lesson = torch.compile(lesson, dynamic=False)
-        self.step_loss = torch.compile(step_loss, dynamic=False)
+        self.aim = torch.compile(aim, dynamic=False)
+        self.round_step = torch.compile(round_step, dynamic=False)
+        self.gradients = torch.compile(soft_gradients, dynamic=False)
 
     def accumulate(self) -> float:
         """Gradients of one step: half of its blocks from each stream."""
@@ -195,20 +197,22 @@ class DrafterRun(Run):
         return total
 
     def unrolled_loss(self, ids: Tensor) -> Tensor:
-        """Weighted mean loss over STEPS draft steps of every round in ids : int64[B, LONG]."""
+        """Weighted mean loss over STEPS draft steps of the rounds that ids : int64[1, LONG] holds whole."""
         taught = self.lesson(self.target, ids, self.target_masks)
+        head = self.model.masked_embedding
+        aims = Aim(*self.aim(taught.logits[0], head.token_ordering, head.num_centroids))
         states, total, weights = taught.hidden, torch.zeros((), device=self.device), 0.0
         for step in range(1, STEPS + 1):
-            counted = (torch.arange(LONG, device=self.device) < LONG - step).float()
-            loss, states = self.step_loss(
+            aimed = aims.rows(step, LONG - STEPS)
+            hidden, states, clusters = self.round_step(
                 self.model,
                 ahead(taught.embeddings, step),
                 states,
                 taught.shared_kv,
                 self.round_masks,
-                teacher=ahead(taught.logits, step),
-                counted=counted,
+                clusters=aimed.clusters,
             )
-            total = total + STEP_DISCOUNT ** (step - 1) * loss
+            tokens = SoftLoss.apply(self.gradients, hidden, self.model.lm_head.weight, aimed.tokens)
+            total = total + STEP_DISCOUNT ** (step - 1) * (tokens + CENTROID_SHARE * clusters)
             weights += STEP_DISCOUNT ** (step - 1)
         return total / weights

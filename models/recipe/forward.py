@@ -4,7 +4,7 @@ One core of a Xeon with AMX, in bfloat16, tokens/s of forward and backward (bloc
 6,144 tokens of vocabulary): 3.2 k with masks made from positions, GELU and soft cap by `tanh`, a one-hot matrix in the
 head's gradient; 4.1 k with masks that are added, `sigmoid` in place of `tanh` and a scatter; 4.3 k with bands of 64
 queries instead of 128. transformers' modules under autocast did 3.6 k with blocks of 512 and 4,096 tokens of
-vocabulary. A larger malloc threshold changed nothing.
+vocabulary. One core of an EPYC of Zen 5, bfloat16: 4.0 k, and 4.8 k with a malloc that keeps memory (workers.py).
 """
 
 from dataclasses import dataclass
@@ -115,9 +115,10 @@ def head_gradients(hidden: Tensor, head: Tensor, labels: Tensor, cap: float) -> 
     hidden : [N, H]; head : [V, H]; labels : int64[N]
     """
     table = head.to(PRODUCTS)
+    columns = table.T.contiguous()  # of the logits' products: 5.7 instead of 8.2 ms of 512 rows
     loss, to_head, to_hidden = torch.zeros((), device=hidden.device), torch.zeros_like(head), []
     for rows, wanted in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), labels[:, None].split(HEAD_ROWS), strict=True):
-        capped = 2 * torch.sigmoid((rows @ table.T).float() * (2 / cap)) - 1  # tanh(logits / cap)
+        capped = 2 * torch.sigmoid((rows @ columns).float() * (2 / cap)) - 1  # tanh(logits / cap)
         slope = (1 - capped * capped) / len(labels)
         logits = capped * cap
         total = torch.logsumexp(logits, dim=-1, keepdim=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import workers
+from checkpoint import earlier, start
 from dataset import Blocks, Tokens
 from forward import Places, head_gradients, hidden_states, places
 from run import Run
@@ -50,6 +51,12 @@ def new_target() -> Gemma4ForCausalLM:
     return new_model(target_config())
 
 
+def first_target(work: Path) -> Gemma4ForCausalLM:
+    """What a run in `work` starts with."""
+    kept = start(work, "target")
+    return Gemma4ForCausalLM.from_pretrained(kept, dtype=torch.float32) if kept else new_target()
+
+
 def new_model(config: Gemma4TextConfig) -> Gemma4ForCausalLM:
     """A model with starting weights that suit sandwich norms and an attention scale of one."""
     torch.manual_seed(0)
@@ -78,6 +85,7 @@ class NextTokenRun(Run):
 
     streams : of which every step takes the next in turn
     lengths : of a block, at first and in the last part of the run
+    seed : of the blocks' order
     """
 
     step_tokens = 16384
@@ -91,11 +99,12 @@ class NextTokenRun(Run):
         device: torch.device,
         budget: Budget,
         lengths: tuple[int, int] = (SHORT, CONTEXT),
+        seed: int = 0,
     ) -> None:
         super().__init__(model.to(device), file, budget)
         self.device = device
         self.lengths = lengths
-        self.blocks = {length: [Blocks(stream, length) for stream in streams] for length in lengths}
+        self.blocks = {length: [Blocks(stream, length, seed) for stream in streams] for length in lengths}
         self.places: dict[int, Places] = {}
         self.forward = torch.compile(hidden_states, dynamic=False)
         self.head = torch.compile(head_gradients, dynamic=False)
@@ -125,7 +134,9 @@ class NextTokenRun(Run):
 def target_run(work: Path, device: torch.device, budget: Budget) -> NextTokenRun:
     """The target's training on the corpus."""
     streams = [np.load(work / "train.npy", mmap_mode="r")]
-    return NextTokenRun(new_target(), streams, file=work / "target.pt", device=device, budget=budget)
+    seen = int(earlier(work, "target")["tokens"])  # another order than before
+    file = work / "target.pt"
+    return NextTokenRun(first_target(work), streams, file=file, device=device, budget=budget, seed=seen)
 
 
 def trained_target(work: Path) -> Gemma4ForCausalLM:

