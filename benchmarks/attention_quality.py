@@ -8,8 +8,7 @@ of another text somewhere in one, whose first half comes again at its end: how m
 "Left out" is the share of rows' weights in full attention that is not attended to; "at best" is what a choice of as
 many units by their true weights would leave out.
 
-Contexts as short as the reference pair's say little of long ones. So that there is something to choose from, codebooks
-are learnt after 512 tokens, and 128 newest are always attended to, where the defaults are 2,048 and 512.
+Lookups are as by default: codebooks are learnt after 2,048 tokens, and the 512 newest are always attended to.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
 from ondevice.terminal.bench.table import table
 from ondevice.text.tokenizer import Tokenizer
 
-SHORT = LookupSettings(learn=512, window=128, least=64, most=1024)
+LOOKUP = LookupSettings()
+LONGEST = 8192  # tokens of a text
 NEEDLE = 32
 MODULES = ("argparse", "ast", "inspect", "pickle", "shutil", "subprocess", "tarfile", "typing", "zipfile", "uuid")
 
@@ -60,11 +60,11 @@ class Variant:
 VARIANTS = (
     Variant("exact"),
     Variant("exact, int8 cache", "int8"),
-    *(Variant(f"lookup, {keys} keys", lookup=replace(SHORT, keys=keys)) for keys in (64, 128, 256, 512, 1024)),
-    Variant("lookup, auto, at most 1024", lookup=SHORT),
-    Variant("lookup, auto, at most 1024, int8 cache", "int8", SHORT),
-    *(Variant(f"lookup, 256 keys, width {width}", lookup=replace(SHORT, keys=256, width=width)) for width in (1, 2)),
-    *(Variant(f"nomad, width {width}", lookup=replace(SHORT, mode="nomad", width=width)) for width in (1, 2, 4)),
+    *(Variant(f"lookup, {keys} keys", lookup=replace(LOOKUP, keys=keys)) for keys in (128, 256, 512, 1024, 2048)),
+    Variant(f"lookup, auto, at most {LOOKUP.most}", lookup=LOOKUP),
+    Variant(f"lookup, auto, at most {LOOKUP.most}, int8 cache", "int8", LOOKUP),
+    *(Variant(f"lookup, 256 keys, width {width}", lookup=replace(LOOKUP, keys=256, width=width)) for width in (1, 2)),
+    *(Variant(f"nomad, width {width}", lookup=replace(LOOKUP, mode="nomad", width=width)) for width in (1, 2, 4)),
 )
 """The first is what the others are compared with; codes of four numbers, and an fp16 cache, if nothing else is said."""
 
@@ -116,7 +116,7 @@ def with_needle(
     """A text with a piece of another in it, and again at its end but for the last token; and its second half."""
     start = int(rng.integers(0, len(other) - NEEDLE))
     needle = list(other[start : start + NEEDLE])
-    place = int(rng.integers(SHORT.learn, len(tokens) - SHORT.window - 3 * NEEDLE))
+    place = int(rng.integers(LOOKUP.learn, len(tokens) - LOOKUP.window - 3 * NEEDLE))
     room = list(tokens[: len(tokens) - 2 * NEEDLE])
     return [*room[:place], *needle, *room[place:], *needle[:-1]], np.array(needle[NEEDLE // 2 :])
 
@@ -140,7 +140,7 @@ def first_drafts(session: SimdSession, tokens: Sequence[int]) -> tuple[list[int]
 
 def compare_drafts(bundle: Bundle, texts: Sequence[Sequence[int]], threads: int) -> str:
     """Markdown: what becomes of drafts where the drafter alone looks up."""
-    lookups = [replace(SHORT, mode="lookup-drafts", keys=keys) for keys in (64, 128, 256, 512)]
+    lookups = [replace(LOOKUP, mode="lookup-drafts", keys=keys) for keys in (64, 128, 256, 512)]
     found = {}
     for lookup in (None, *lookups):
         session = Variant("", lookup=lookup).session(bundle, threads)
@@ -164,8 +164,8 @@ def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, flo
     """
     engine, found = session.engine, []
     session.rewind(0)
-    log_probabilities(session, tokens[: -SHORT.window], len(tokens) - SHORT.window - 1)
-    program, rows = engine._program, tokens[-SHORT.window :]
+    log_probabilities(session, tokens[: -LOOKUP.window], len(tokens) - LOOKUP.window - 1)
+    program, rows = engine._program, tokens[-LOOKUP.window :]
     plans, whole = program.target, program.target.whole
     owners = {2 * place: layer for layer, place in program.caches.items()}
     for end, words in enumerate(whole.planned):
@@ -263,7 +263,7 @@ def main() -> None:
     if path is None:
         raise SystemExit("this bundle has no tokenizer")
     tokenizer, length = Tokenizer.from_file(path, bundle.manifest.bos_token_id), bundle.manifest.target.context_length
-    texts = read_texts(arguments.text, tokenizer, min(length, 4096), arguments.sequences)
+    texts = read_texts(arguments.text, tokenizer, min(length, LONGEST), arguments.sequences)
     print(compare(bundle, texts, arguments.threads))
     if bundle.manifest.drafter is not None:
         print(f"\n{compare_drafts(bundle, texts, arguments.threads)}")

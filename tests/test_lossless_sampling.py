@@ -12,7 +12,7 @@ from ondevice.errors import UsageError
 from tests.test_lossless import DRAFTERS, LONG, SHORT
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bias": {"logit_bias": {265: -100.0, 400: 5.5}},
+    "bias": {"logit_bias": {214: -100.0, 400: 5.5}},
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": 2.0},
     "all": {

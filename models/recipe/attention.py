@@ -84,7 +84,7 @@ def chunked_attention(
     returns [B, T, heads, D]
     """
     batch, heads, length, width = query.shape
-    size = length // 4
+    size = min(CHUNK, length // 4)
     chunks = []
     for start in range(0, length, size):
         stop = start + size

@@ -63,7 +63,9 @@ byte-level BPE of {vocabulary} tokens, trained on the same text; line breaks and
 
 {training}
 
-`python models/recipe/train.py` repeats it: tokenizer, target, the target's own text, drafter, figures, this card.
+"Unlikelihood" is training against going round in circles: in text that the target wrote, tokens that do so are made less
+likely, beside the corpus. `python models/recipe/train.py` repeats all of it: tokenizer, target, text of the target,
+unlikelihood, text again, drafter, figures, this card.
 
 ## Figures
 

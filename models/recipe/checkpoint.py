@@ -72,5 +72,5 @@ def start(work: Path, name: str) -> Path | None:
 def earlier(work: Path, stage: str) -> dict[str, float]:
     """What the run of a stage had seen and spent before it went on in `work`: `tokens` and `core_hours`."""
     figures = start(work, "figures.json")
-    spent = json.loads(figures.read_text())["training"][stage] if figures else {}
+    spent = json.loads(figures.read_text())["training"].get(stage, {}) if figures else {}
     return {key: spent.get(key, 0) for key in ("tokens", "core_hours")}

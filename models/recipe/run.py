@@ -40,6 +40,7 @@ class Run(ABC):
     """
 
     step_tokens: int  # tokens of one update
+    peak = 1.0  # of the optimisers' learning rates
 
     def __init__(self, model: nn.Module, file: Path, budget: Budget) -> None:
         self.model = model
@@ -83,7 +84,7 @@ class Run(ABC):
         loss = workers.total(self.accumulate())
         workers.share(self.model)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        apply(self.optimisers, self.budget.rate)
+        apply(self.optimisers, self.peak * self.budget.rate)
         self.step += 1
         return loss
 

@@ -139,8 +139,18 @@ def target_run(work: Path, device: torch.device, budget: Budget) -> NextTokenRun
     return NextTokenRun(first_target(work), streams, file=file, device=device, budget=budget, seed=seen)
 
 
+def target_after_corpus(work: Path) -> Gemma4ForCausalLM:
+    """The target with its latest weights of the corpus's run, frozen, in float32."""
+    return frozen(work / "target.pt")
+
+
 def trained_target(work: Path) -> Gemma4ForCausalLM:
-    """The target with its latest weights, frozen, in float32."""
+    """The target with its last weights, frozen, in float32."""
+    return frozen(work / "unlikelihood.pt")
+
+
+def frozen(run: Path) -> Gemma4ForCausalLM:
+    """The target of a run's saved state."""
     model = new_target()
-    model.load_state_dict(torch.load(work / "target.pt", weights_only=True, map_location="cpu")["model"])
+    model.load_state_dict(torch.load(run, weights_only=True, map_location="cpu")["model"])
     return model.requires_grad_(False).eval()

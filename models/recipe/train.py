@@ -16,15 +16,17 @@ from dataset import CHAT_SHARE, LIBRARY_REPEATS, LIBRARY_TEST_REPEATS, prepare
 from drafter import DrafterRun, new_drafter
 from evaluate import evaluate, load_pair
 from owntext import write_own_text
+from repetition import RAW_TEXT, UnlikelihoodRun
 from run import hardware, spent_budget
-from target import target_run, trained_target
+from target import target_after_corpus, target_run, trained_target
 from tokenizer import save_tokenizer
 from tokenizers import Tokenizer
 from workers import launch
 
 MODELS = Path(__file__).resolve().parent.parent
-RUNS = {"target": target_run, "drafter": DrafterRun}
-STAGES = ("data", "target", "own-text", "drafter", "card")
+RUNS = {"target": target_run, "unlikelihood": UnlikelihoodRun, "drafter": DrafterRun}
+UNLIKELIHOOD_TOKENS = 1_000_000  # of the corpus, and as many of the target's own text
+STAGES = ("data", "target", "raw-text", "unlikelihood", "own-text", "drafter", "card")
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--begin-from", type=Path, help="a pair whose training goes on, in place of new weights")
     parser.add_argument("--tokens", type=int, default=150_000_000, help="tokens to train the target on")
     parser.add_argument("--drafter-tokens", type=int, default=10_000_000, help="tokens to train the drafter on")
-    parser.add_argument("--own-batches", type=int, default=3, help="batches of 128 texts that the target writes")
+    parser.add_argument("--own-batches", type=int, default=8, help="batches of 128 texts that the target writes, twice")
     parser.add_argument(
         "--finish", choices=list(RUNS), help="only tell a run to let its learning rate fall now, and end"
     )
@@ -63,13 +65,15 @@ def run_stage(stage: str, args: argparse.Namespace, device: torch.device) -> Non
         if args.begin_from:
             keep_start(args.begin_from, args.work)
         prepare(args.work)
+    elif stage == "raw-text":
+        write_own_text(target_after_corpus(args.work), args.work, args.work / RAW_TEXT, args.own_batches, device)
     elif stage == "own-text":
-        write_own_text(trained_target(args.work), args.work, args.own_batches, device)
+        write_own_text(trained_target(args.work), args.work, args.work / "own.npy", args.own_batches, device)
     elif stage == "card":
         export(args.work, args.out)
         describe(args.work, args.out, device)
     else:
-        tokens = {"target": args.tokens, "drafter": args.drafter_tokens}[stage]
+        tokens = {"target": args.tokens, "unlikelihood": UNLIKELIHOOD_TOKENS, "drafter": args.drafter_tokens}[stage]
         if spent_budget(state(args.work, stage), tokens).progress < 1:
             launch(train, processes, args.work / "meeting", stage, args.work, device, tokens)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import attention
-from benchmarks.attention_quality import SHORT, Comparison, Variant, first_drafts, missed, with_needle
+from benchmarks.attention_quality import LOOKUP, Comparison, Variant, first_drafts, missed, with_needle
 from ondevice.bundle import Bundle
 
 
@@ -21,7 +21,7 @@ def test_every_attention_is_timed() -> None:
 
 
 def test_a_needle_is_twice_in_its_text() -> None:
-    text, other = list(range(2000)), list(range(5000, 7000))
+    text, other = list(range(4000)), list(range(5000, 7000))
     found, end = with_needle(text, other, np.random.default_rng(0))
     first = next(place for place, token in enumerate(found) if token >= 5000)
     needle = found[first : first + 32]
@@ -40,8 +40,8 @@ def test_equal_answers_differ_in_nothing() -> None:
 
 
 def test_what_a_choice_leaves_out_is_no_less_than_at_best(reference_bundle: Path) -> None:
-    session = Variant("", "int8", SHORT).session(Bundle.open(reference_bundle), 1)
-    tokens = np.random.default_rng(0).integers(5, 4000, 1100).tolist()
+    session = Variant("", "int8", LOOKUP).session(Bundle.open(reference_bundle), 1)
+    tokens = np.random.default_rng(0).integers(5, 4000, 3300).tolist()
     found = missed(session, tokens)
     assert len(found) == 2
     assert all(0 <= best <= left < 1 for left, best in found)

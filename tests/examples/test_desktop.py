@@ -46,11 +46,12 @@ def application() -> QApplication:
 def window(application: QApplication) -> Iterator[Window]:
     from examples.desktop.window import Window
 
+    before = set(threading.enumerate())  # other tests' pools may be among them
     made = Window()
     made.show()
     yield made
     made.close()
-    assert [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon] == []
+    assert [each for each in threading.enumerate() if each not in before and not each.daemon] == []
 
 
 @pytest.fixture

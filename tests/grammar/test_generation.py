@@ -47,7 +47,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "object": {"type": "json_object"},
     "regex": {"type": "regex", "regex": r"(\d{1,3}\.){3}\d{1,3} (up|down)"},
     "choice": {"type": "choice", "choice": ["positive", "negative", "neither of the two"]},
-    "lark": {"type": "lark", "lark": 'start: "SELECT " name ("," name)* " FROM " name ";"\nname: /[a-z_]{1,9}/'},
+    "lark": {"type": "lark", "lark": 'start: "SELECT " name ("," name){0,4} " FROM " name ";"\nname: /[a-z_]{1,9}/'},
 }
 DRAFTERS = ("mtp", "ngram", "medusa", "blockwise", "grammar", "auto")
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Will it rain in Bern?"}]

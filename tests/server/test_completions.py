@@ -217,11 +217,12 @@ def test_a_message_that_is_none_is_named(served):
     assert "wizard" in answer.body["error"]["message"]
 
 
-def test_a_prompt_beyond_the_context(served):
-    answer = served.post(TEXT, prompt=[5] * 3000)
+def test_a_prompt_beyond_the_context(served, served_model):
+    context = served_model.context_length
+    answer = served.post(TEXT, prompt=[5] * (context + 1))
     error = answer.body["error"]
     assert (answer.status, error["type"]) == (400, "exceed_context_size_error")
-    assert (error["n_prompt_tokens"], error["n_ctx"]) == (3000, 2048)
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (context + 1, context)
 
 
 @pytest.mark.parametrize(

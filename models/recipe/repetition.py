@@ -1,0 +1,64 @@
+"""Unlikelihood training: the target unlearns to go round in circles, as greedy text of a small model does.
+
+Welleck et al., "Neural Text Generation with Unlikelihood Training" (2020), sequence level: of text that the target
+wrote itself, tokens that go on with a repetition are made less likely, beside usual training that keeps all else.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from dataset import Blocks, Tokens
+from schedule import Budget
+from target import SHORT, NextTokenRun, softcapped, target_after_corpus
+from torch import Tensor
+
+LONGEST_PERIOD = 64  # tokens
+SHORTEST = 8  # tokens of a circle that equal those a period before them, and always more than a period
+WEIGHT = 0.5  # of it beside the corpus's loss
+RAW_TEXT = "raw.npy"  # what the target wrote before: uint16[N]
+
+
+def circling(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    """Which tokens belong to a circle, all but its first round: bool[T]; ids : int[T].
+
+    In a circle something of up to LONGEST_PERIOD tokens comes running, whole twice and then once more in part.
+    """
+    marked = np.zeros(len(ids), bool)
+    for period in range(1, min(LONGEST_PERIOD, len(ids) - 1) + 1):
+        same = ids[period:] == ids[:-period]
+        run = np.cumsum(~same)  # a number for each run of tokens that equal those a period before
+        lengths = np.bincount(run[same], minlength=run[-1] + 1)
+        marked[period:] |= same & (lengths[run] > max(period, SHORTEST))
+    return marked
+
+
+class UnlikelihoodRun(NextTokenRun):
+    """Every other forward is over the corpus, the ones between over the target's own text."""
+
+    peak = 0.1
+
+    def __init__(self, work: Path, device: torch.device, budget: Budget) -> None:
+        streams: list[Tokens] = [np.load(work / "train.npy", mmap_mode="r")]
+        self.own = Blocks(np.load(work / RAW_TEXT), SHORT, seed=5)
+        model = target_after_corpus(work).requires_grad_(True)
+        file = work / "unlikelihood.pt"
+        super().__init__(model, streams, file=file, device=device, budget=budget, lengths=(SHORT, SHORT), seed=7)
+
+    def part(self, length: int, rows: int, parts: int, part: int) -> float:
+        """A forward over the corpus and one over own text; returns the former's share of the mean loss."""
+        ids, labels = (x.to(self.device) for x in self.own.batch(self.step * parts + part, rows))
+        (self.unlikelihood(ids, labels, length) / parts).backward()
+        return super().part(length, rows, parts, part)
+
+    def unlikelihood(self, ids: Tensor, labels: Tensor, length: int) -> Tensor:
+        """WEIGHT times the mean over all tokens of -log(1 - p), where one goes on with a repetition, and 0 elsewhere.
+
+        ids, labels : int64[B, T]
+        """
+        marked = torch.from_numpy(np.stack([circling(row) for row in labels.cpu().numpy()])).to(self.device)
+        hidden = self.forward(self.model, ids, self.places[length])[marked]
+        logits = softcapped(hidden @ self.model.lm_head.weight.T, self.model.config.final_logit_softcapping)
+        likely = logits.softmax(dim=-1).gather(1, labels[marked][:, None])
+        return -WEIGHT * torch.log1p(-likely.clamp(max=1 - 1e-4)).sum() / labels.numel()
