@@ -63,9 +63,9 @@ byte-level BPE of {vocabulary} tokens, trained on the same text; line breaks and
 
 {training}
 
-"Unlikelihood" is training against going round in circles: in text that the target wrote, tokens that do so are made less
-likely, beside the corpus. `python models/recipe/train.py` repeats all of it: tokenizer, target, text of the target,
-unlikelihood, text again, drafter, figures, this card.
+"Unlikelihood" is training against going round in circles: in text that the target wrote, tokens that do so are made
+less likely, beside the corpus. `python models/recipe/train.py` repeats all of it: tokenizer, target, text of the
+target, unlikelihood, text again, drafter, figures, this card.
 
 ## Figures
 
@@ -100,7 +100,8 @@ Asked "{question}" in the chat template, it answers:
 ## Limits
 
 A test and demo model. It writes text that looks like Python and is not to be relied on for anything; it knows no other
-language and no facts. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
+language and no facts. Greedily it still goes round in circles, names what was never defined, and at times leaves a
+function without a body. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
 """
 
 
