@@ -166,11 +166,11 @@ def test_generations_at_the_same_time(reference_model: Model) -> None:
 def test_two_models_generate_side_by_side(reference_bundle: Path, reference_model: Model) -> None:
     """One per thread, as in a desktop application: neither disturbs the other."""
     wanted = reference_model.generate(PROMPT, max_new_tokens=30, temperature=0.0).token_ids
-    engine = reference_model.engine.name  # the engines part at near-ties
+    options: dict[str, Any] = {"engine": reference_model.engine.name, "threads": 1}  # engines part at near-ties
     found: list[tuple[int, ...]] = []
 
     def work() -> None:
-        with ondevice.load(reference_bundle, engine=engine, threads=1) as model:
+        with ondevice.load(reference_bundle, **options) as model:
             found.append(model.generate(PROMPT, max_new_tokens=30, temperature=0.0).token_ids)
 
     threads = [threading.Thread(target=work) for _ in range(2)]

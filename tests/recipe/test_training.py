@@ -207,6 +207,7 @@ def test_training_goes_on_from_a_pair(tmp_path: Path) -> None:
     assert earlier(work, "drafter") == spent["drafter"]
     assert (work / "tokenizer.json").read_text() == "{}"
     run = target.target_run(work, torch.device("cpu"), Budget(1000))
+    assert isinstance(run.model, Gemma4ForCausalLM)
     for name, weight in run.model.state_dict().items():
         assert torch.equal(weight, kept.state_dict()[name].float()), name
     assert torch.equal(first_drafter(work, run.model).model.norm.weight, torch.full((128,), 2.5))
