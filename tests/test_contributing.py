@@ -19,7 +19,7 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 DRAFTER, ENTRY, DRAFTER_TEST, KERNEL, KERNEL_TEST = (
     dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
 )
-PROMPT = "import os\nimport re\nimport sys\n"
+PROMPT = "import os\nimport re\nimport sys\n\n\nclass Stack:\n    def push(self, item):\n"
 
 
 def load(name: str, source: str, directory: Path) -> ModuleType:

@@ -55,7 +55,7 @@ def test_the_draft_model_that_ships_beside_the_target(
     reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory, temperature: float
 ) -> None:
     small = export(REFERENCE / "draft-model", tmp_path_factory.mktemp("draft") / "small", drafter="none")
-    options: dict[str, Any] = {"max_new_tokens": 96, "temperature": temperature, "seed": 11}
+    options: dict[str, Any] = {"max_new_tokens": 96, "temperature": temperature, "seed": 12}
     with ondevice.load(reference_bundle, engine="simd", threads=2, drafter=small) as model:
         for prompt in PROMPTS.values():
             plain = model.generate(prompt, drafter="none", **options)
