@@ -13,6 +13,7 @@ from precision import PRODUCTS
 from torch import Tensor
 
 HARD_SHARE = 0.2  # weight of the target's likeliest token beside its distribution
+CENTROID_SHARE = 0.3  # weight of the clusters' loss beside the tokens'
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from attention import causal_masks
 from checkpoint import earlier, start
 from clusters import balanced_clusters
 from dataset import Blocks
-from distillation import Aim, SoftLoss, aim, soft_gradients
+from distillation import CENTROID_SHARE, Aim, SoftLoss, aim, soft_gradients
 from precision import PRODUCTS
 from run import Run
 from schedule import Budget
@@ -28,7 +28,6 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemm
 LONG = 2048  # block length
 STEPS = 5  # draft steps unrolled in training
 STEP_DISCOUNT = 0.85  # a later step counts less: it is reached less often
-CENTROID_SHARE = 0.3  # weight of the centroid loss beside the tokens'
 Masks = dict[str, Tensor]
 SharedKV = dict[str, tuple[Tensor, Tensor]]
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from distillation import CENTROID_SHARE, HARD_SHARE
 from heads import KINDS, Heads, Shape
 from heads_card import write_card
 from precision import PRODUCTS
@@ -27,7 +28,6 @@ HELD_OUT = 16  # blocks that are never trained on
 STEP_BLOCKS = 4
 LOGITS = 1 << 23  # of a part's rows: larger ones leave the cache
 DISCOUNT = 0.8  # a later offset counts less: it is reached less often
-HARD_SHARE, CENTROID_SHARE = 0.2, 0.3  # weights of the hard label and of the centroid loss beside the soft loss
 TOP = 4  # ranks that the card tells of
 
 

@@ -46,7 +46,7 @@ def test_tokens(served, served_model):
     assert served.post("/detokenize", tokens=ids).body == {"content": text}
 
 
-@pytest.mark.parametrize("tokens", ["a", [-1], [10**6], [True], [1.5]])
+@pytest.mark.parametrize("tokens", ["a", [-1], [6144], [True], [1.5]])
 def test_tokens_that_are_none(served, tokens):
     assert served.post("/detokenize", tokens=tokens).body["error"]["param"] == "tokens"
 
