@@ -24,6 +24,12 @@ def coarse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(REFERENCE / "target", tmp_path_factory.mktemp("coarse") / "coarse", head_bits=4, drafter="none")
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The draft model that ships beside the target: of another opinion in most rounds."""
+    return export(REFERENCE / "draft-model", tmp_path_factory.mktemp("small") / "small", drafter="none")
+
+
 @pytest.fixture(scope="module", params=ENGINES)
 def model(request: pytest.FixtureRequest, reference_bundle: Path, coarse: Path) -> Iterator[Model]:
     with ondevice.load(reference_bundle, engine=request.param, threads=2, drafter=coarse) as loaded:
@@ -51,10 +57,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
-def test_the_draft_model_that_ships_beside_the_target(
-    reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory, temperature: float
-) -> None:
-    small = export(REFERENCE / "draft-model", tmp_path_factory.mktemp("draft") / "small", drafter="none")
+def test_the_draft_model_that_ships_beside_the_target(reference_bundle: Path, small: Path, temperature: float) -> None:
     options: dict[str, Any] = {"max_new_tokens": 96, "temperature": temperature, "seed": 12}
     with ondevice.load(reference_bundle, engine="simd", threads=2, drafter=small) as model:
         for prompt in PROMPTS.values():
@@ -73,9 +76,9 @@ def test_the_target_itself_is_always_right(model: Model, reference_bundle: Path,
     assert stats.accepted == stats.drafted > 60
 
 
-def test_drafts_after_rejections_are_those_of_a_fresh_reading(model: Model, coarse: Path) -> None:
+def test_drafts_after_rejections_are_those_of_a_fresh_reading(model: Model, small: Path) -> None:
     """Whatever was rewound: the text goes on from any place with the drafts that it would have had there."""
-    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3, **CONSTANT}
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3, "drafter": small, **CONSTANT}
     prompt = model.encode(PROMPTS["short"])
     with model.stream(prompt, **options) as generation:
         rounds = [(step.token_ids, step.drafted, step.accepted) for step in generation]
