@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 
 class OndeviceError(Exception):
@@ -11,6 +12,12 @@ class OndeviceError(Exception):
 
     def __str__(self) -> str:
         return one_line(super().__str__())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By message and attributes: Python's own way calls the class with the message, which breaks a process pool
+        wherever a constructor takes something else.
+        """
+        return _restore, (type(self), self.args, vars(self))
 
 
 class UsageError(OndeviceError, ValueError):
@@ -104,6 +111,14 @@ class MissingDependencyError(OndeviceError, ImportError):
         name = package if extra is None else f"'ondevice-runtime[{extra}]'"
         super().__init__(f"{what} needs {package}: pip install {name}" + (f", or {instead}" if instead else ""))
         self.package = package
+
+
+def _restore(kind: type[OndeviceError], args: tuple[Any, ...], attributes: dict[str, Any]) -> OndeviceError:
+    """An error that another process or a copy has described."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 def one_line(text: str) -> str:

@@ -1,15 +1,19 @@
 """What `import ondevice` offers, to a program, to a reader and to a type checker."""
 
 import ast
+import copy
+import pickle
 import pydoc
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ondevice
 from ondevice import errors
+from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 
 @pytest.mark.parametrize("name", ondevice.__all__)
@@ -39,6 +43,26 @@ def test_every_error_is_public():
         name for name, each in vars(errors).items() if isinstance(each, type) and each.__module__ == errors.__name__
     }
     assert made_here <= set(ondevice.__all__)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UsageError("no such option"),
+        errors.ContextOverflowError(12, 8, counted=False),
+        errors.BundleNotFoundError(Path("bundle")),
+        errors.SessionFileError("chat.session", "it is cut"),
+        errors.MissingDependencyError("ray", "ray", what="--ray"),
+        UnsupportedGraphError("an operator"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
+def test_an_error_reaches_another_process_whole(error: errors.OndeviceError, copied: Callable[[object], object]):
+    arrived = copied(error)
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error) != ""
+    assert vars(arrived) == vars(error)
 
 
 def test_a_name_that_does_not_exist():

@@ -1,11 +1,14 @@
 """Text that the target writes itself, for the drafter to learn from: acceptance is about the target's own words."""
 
 import multiprocessing
+import shutil
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from checkpoint import save_target
 from dataset import Blocks
@@ -51,32 +54,47 @@ def continue_rows(
 def write_own_text(target: Gemma4ForCausalLM, work: Path, file: Path, batches: int, device: torch.device) -> None:
     """Continue prompts from the training stream and write them to `file`, one stream of uint16; nothing if it is there.
 
-    On a CPU the text is that of the engine it is for; it ends where the target ends it. The target is in bfloat16 then.
+    On a CPU the target is in bfloat16 afterwards.
     """
     if file.exists():
         return
-    torch.manual_seed(0)
-    prompts, _ = Blocks(np.load(work / "train.npy", mmap_mode="r"), PROMPT, seed=2).batch(0, batches * ROWS)
+    prompts = Blocks(np.load(work / "train.npy", mmap_mode="r"), PROMPT, seed=2)
     if device.type == "cpu":
-        written = written_by_engine(target, work, prompts.numpy())
+        save_target(target, work / "writer")
+        written = written_by_engine(work / "writer", work / "writer-bundle", prompts, range(batches * ROWS), LENGTH)
     else:
-        temperatures = torch.tensor(TEMPERATURES, device=device).repeat(ROWS // len(TEMPERATURES))
-        target, parts = target.to(device), tqdm(prompts.to(device).split(ROWS), desc="own text")
-        written = [continue_rows(target, ids, LENGTH, temperatures).cpu().numpy().ravel() for ids in parts]
-    np.save(file, np.concatenate(written).astype(np.uint16))
+        written = written_on_device(target.to(device), prompts, range(batches * ROWS), LENGTH)
+    rows = list(tqdm(written, desc="own text", total=batches * ROWS))
+    np.save(file, np.array(rows, np.uint16).ravel())
 
 
-def written_by_engine(target: Gemma4ForCausalLM, work: Path, prompts: npt.NDArray[np.int64]) -> list[list[int]]:
-    """Each prompt [N, P] with what follows it, from an export of the target, a process for every core.
+def written_on_device(target: Any, prompts: Blocks, numbers: range, length: int) -> Iterator[list[int]]:
+    """The prompts of these numbers, each continued to `length` tokens, ROWS at a time."""
+    for batch in (numbers[first : first + ROWS] for first in range(0, len(numbers), ROWS)):
+        torch.manual_seed(batch[0])
+        ids = torch.tensor([read_prompt(prompts, number) for number in batch], device=target.device)
+        temperatures = torch.tensor([TEMPERATURES[number % len(TEMPERATURES)] for number in batch])
+        yield from continue_rows(target, ids, length, temperatures.to(target.device)).tolist()
+
+
+def written_by_engine(
+    checkpoint: Path, bundle: Path, prompts: Blocks, numbers: range, length: int
+) -> Iterator[list[int]]:
+    """As `written_on_device`, by the engine that the text is for: from an export of the checkpoint, on every core.
 
     Some 3,000 tokens/s of a core, where `continue_rows` had 700: it multiplies in float32, and copies its cache.
     """
-    save_target(target, work / "writer")
-    bundle = export_bundle(work / "writer", work / "writer-bundle", drafter="none", heads="none")
+    shutil.rmtree(bundle, ignore_errors=True)  # of an earlier target
+    export_bundle(checkpoint, bundle, drafter="none", heads="none")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=spawn, initializer=open_writer, initargs=(bundle,)) as pool:
-        texts = pool.map(write, range(len(prompts)), prompts.tolist(), chunksize=4)
-        return list(tqdm(texts, desc="own text", total=len(prompts)))
+        yield from pool.map(partial(write, length), numbers, (read_prompt(prompts, n) for n in numbers), chunksize=4)
+
+
+def read_prompt(prompts: Blocks, number: int) -> list[int]:
+    """Block `number` of the prompts, without the label behind it."""
+    tokens: list[int] = prompts.block(number)[:-1].tolist()
+    return tokens
 
 
 def open_writer(bundle: Path) -> None:
@@ -84,8 +102,10 @@ def open_writer(bundle: Path) -> None:
     writers.append(ondevice.load(bundle, threads=1, drafter="ngram"))
 
 
-def write(number: int, prompt: list[int]) -> list[int]:
-    """A prompt and what the process's target writes behind it."""
-    temperature = TEMPERATURES[number % len(TEMPERATURES)]
-    options = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": number}
-    return [*prompt, *writers[0].generate(prompt, max_new_tokens=LENGTH - PROMPT, **options).token_ids]
+def write(length: int, number: int, prompt: list[int]) -> list[int]:
+    """A prompt and what the process's target writes behind it; where a text ends before `length`, another begins."""
+    options = {"temperature": TEMPERATURES[number % len(TEMPERATURES)], "top_k": 0, "top_p": 1.0, "seed": number}
+    text = prompt
+    while len(text) < length:
+        text = [*text, *writers[0].generate(text, max_new_tokens=length - len(text), **options).token_ids]
+    return text

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from corpus import read_library
 from dataset import Blocks
-from owntext import PROMPT, ROWS, TEMPERATURES, continue_rows
+from owntext import PROMPT, written_by_engine, written_on_device
 from precision import PRODUCTS
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -94,21 +94,20 @@ def read_text(tokenizer: Tokenizer, texts: Iterable[str], eos: int) -> npt.NDArr
     return np.concatenate([np.array([*ids, eos], np.uint32) for ids in rows])
 
 
-@torch.no_grad()
-def write_own(target: FrozenTarget, stream: npt.NDArray[np.uint32], count: int, file: Path) -> None:
+def write_own(target: FrozenTarget, checkpoint: Path, stream: npt.NDArray[np.uint32], count: int, file: Path) -> None:
     """`count` blocks of LENGTH that the target writes behind short pieces of the text; goes on where it was stopped."""
-    device = target.projection.device
     rows = np.lib.format.open_memmap(file, "r+" if file.exists() else "w+", np.uint32, (count, LENGTH))
+    missing = range(int(rows.any(axis=1).sum()), count)
+    if not missing:
+        return
     prompts = Blocks(stream, PROMPT, seed=2)
-    temperatures = torch.tensor(TEMPERATURES, device=device).repeat(ROWS // len(TEMPERATURES))
-    for batch, first in enumerate(tqdm(range(0, count, ROWS), desc="own text")):
-        if rows[first].any():  # written before
-            continue
-        torch.manual_seed(batch)
-        ids, _ = prompts.batch(batch, ROWS)
-        written = continue_rows(target.model, ids.to(device), LENGTH, temperatures).cpu().numpy()
-        rows[first : first + ROWS] = written[: count - first]
-        rows.flush()
+    if target.projection.device.type == "cpu":
+        written = written_by_engine(checkpoint, file.with_suffix(".bundle"), prompts, missing, LENGTH)
+    else:
+        written = written_on_device(target.model, prompts, missing, LENGTH)
+    for number, row in zip(missing, tqdm(written, desc="own text", total=len(missing)), strict=True):
+        rows[number] = row
+    rows.flush()
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ def write_streams(args: argparse.Namespace, target: FrozenTarget, work: Path) ->
     if not (work / TEXT).exists():
         np.save(work / TEXT, text_stream(target, args.target, args.text or ()))
     written = work / "written.npy"
-    write_own(target, np.load(work / TEXT), args.blocks + HELD_OUT, written)
+    write_own(target, args.target, np.load(work / TEXT), args.blocks + HELD_OUT, written)
     rows: npt.NDArray[np.uint32] = np.load(written)
     np.save(work / OWN, rows[:-HELD_OUT])
     return rows[-HELD_OUT:]

@@ -93,7 +93,7 @@ def learnt_from(args: argparse.Namespace, target: FrozenTarget, work: Path) -> n
         return known
     stream = text_stream(target, args.target, args.text or ())
     own = round(OWN_SHARE * args.blocks)
-    write_own(target, stream, own, work / "own.npy")
+    write_own(target, args.target, stream, own, work / "own.npy")
     random = np.random.default_rng(0)
     starts = random.integers(0, max(1, len(stream) - LENGTH), args.blocks - own)
     rows = np.concatenate(
