@@ -21,7 +21,7 @@ class Aim:
     """What is to be predicted of some tokens, a row each.
 
     tokens : PRODUCTS[N, V], the target's distribution, with HARD_SHARE of it on its likeliest token
-    clusters : float32[N, C], what the target gives each cluster of the ordered head
+    clusters : float32[N, C], what the target gives each cluster of the ordered head; C is 0 without one
     """
 
     tokens: Tensor
@@ -33,12 +33,13 @@ class Aim:
 
 
 @torch.no_grad()
-def aim(logits: Tensor, ordering: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+def aim(logits: Tensor, ordering: Tensor | None, clusters: int) -> tuple[Tensor, Tensor]:
     """Both parts of an `Aim` for the target's logits : [N, V]; ordering : int64[V], the tokens by cluster."""
     tokens, masses = [], []
     for rows in logits.split(HEAD_ROWS):
         likely = rows.softmax(dim=-1)
-        masses.append(likely[:, ordering].unflatten(-1, (clusters, -1)).sum(dim=-1))
+        ordered = None if ordering is None else likely[:, ordering].unflatten(-1, (clusters, -1))
+        masses.append(likely[:, :0] if ordered is None else ordered.sum(dim=-1))
         best = rows.argmax(dim=-1, keepdim=True)
         likely = (1 - HARD_SHARE) * likely
         tokens.append(likely.scatter_add(1, best, torch.full_like(likely[:, :1], HARD_SHARE)).to(PRODUCTS))
@@ -55,19 +56,39 @@ def soft_gradients(hidden: Tensor, head: Tensor, wanted: Tensor) -> tuple[Tensor
     columns = table.T.contiguous()
     loss, to_head, to_hidden = torch.zeros((), device=hidden.device), torch.zeros_like(head), []
     for rows, aimed in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True):
-        logits = (rows @ columns).float()
-        total = torch.logsumexp(logits, dim=-1, keepdim=True)
-        loss = loss + (total.sum() - (aimed.float() * logits).sum()) / len(hidden)
-        gradient = (((logits - total).exp() - aimed.float()) / len(hidden)).to(PRODUCTS)
+        entropy, gradient = cross_entropy((rows @ columns).float(), aimed.float())
+        loss = loss + entropy / len(hidden)
+        gradient = (gradient / len(hidden)).to(PRODUCTS)
         to_hidden.append(gradient @ table)
         to_head = to_head + (gradient.T @ rows).float()
     return loss, torch.cat(to_hidden).float(), to_head
 
 
+@torch.no_grad()
+def frozen_gradients(hidden: Tensor, head: Tensor, wanted: Tensor, cap: float | None) -> tuple[Tensor, Tensor, None]:
+    """`soft_gradients` of a head that learns nothing, PRODUCTS[V, H], and whose logits may be soft-capped."""
+    loss, to_hidden = torch.zeros((), device=hidden.device), []
+    for rows, aimed in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True):
+        logits, slope = (rows @ head.T).float(), 1 / len(hidden)
+        if cap is not None:
+            capped = torch.tanh(logits / cap)
+            logits, slope = capped * cap, (1 - capped * capped) * slope
+        entropy, gradient = cross_entropy(logits, aimed.float())
+        loss = loss + entropy / len(hidden)
+        to_hidden.append((gradient * slope).to(PRODUCTS) @ head)
+    return loss, torch.cat(to_hidden).float(), None
+
+
+def cross_entropy(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over rows of the cross-entropy to `wanted`, and its gradient to `logits`: both [N, V]."""
+    total = torch.logsumexp(logits, dim=-1, keepdim=True)
+    return total.sum() - (wanted * logits).sum(), (logits - total).exp() - wanted
+
+
 class SoftLoss(torch.autograd.Function):
     """`soft_gradients` for autograd: `SoftLoss.apply(gradients, hidden, head, wanted)` is the loss.
 
-    gradients : `soft_gradients`, or a compiled one
+    gradients : `soft_gradients` or `frozen_gradients`, or a compiled one
     """
 
     @staticmethod
@@ -78,6 +99,6 @@ class SoftLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[None, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[None, Tensor, Tensor | None, None]:  # type: ignore[override]
         to_hidden, to_head = ctx.saved_tensors
-        return None, (to_hidden * slope).to(ctx.dtype), to_head * slope, None
+        return None, (to_hidden * slope).to(ctx.dtype), None if to_head is None else to_head * slope, None

@@ -6,13 +6,14 @@ Stop and repeat it at will. Without a drafter beside the target, heads score the
 import argparse
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from distillation import CENTROID_SHARE, HARD_SHARE
+from distillation import CENTROID_SHARE, Aim, SoftLoss, aim, frozen_gradients
 from heads import KINDS, Heads, Shape
 from heads_card import write_card
 from precision import PRODUCTS
@@ -26,7 +27,7 @@ from torch import Tensor
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks that are never trained on
 STEP_BLOCKS = 4
-LOGITS = 1 << 23  # of a part's rows: larger ones leave the cache
+LOGITS = 1 << 23  # of a part's rows: what the target says of them is kept while heads learn from it
 DISCOUNT = 0.8  # a later offset counts less: it is reached less often
 TOP = 4  # ranks that the card tells of
 
@@ -120,11 +121,17 @@ def new_heads(args: argparse.Namespace, target: FrozenTarget, shape: Shape) -> t
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a head learns at some rows: its states [N, H] before the projection, and the target's logits [N, V]."""
+    """What a head says at some rows.
 
+    kind, place : of the head, 0 for its first token
+    states : [N, H], before the projection
+    ahead : by how many rows the target says the same later
+    """
+
+    kind: str
+    place: int
     states: Tensor
-    teacher: Tensor
-    weight: float
+    ahead: int
 
 
 class HeadsRun(Run):
@@ -137,6 +144,11 @@ class HeadsRun(Run):
         self.target = target
         self.taught: Any = heads
         self.offsets = 0 if list(heads.heads) == ["exit"] else offsets
+        device = target.projection.device
+        self.ordering = None if heads.ordering is None else heads.ordering.to(device)
+        self.projection = target.projection.to(PRODUCTS)
+        self.aim = torch.compile(aim, dynamic=False)
+        self.gradients = torch.compile(partial(frozen_gradients, cap=target.cap), dynamic=False)
         super().__init__(heads.to(target.projection.device), work / "heads.pt", budget)
 
     def accumulate(self) -> float:
@@ -155,8 +167,8 @@ class HeadsRun(Run):
                 total += loss.item()
         return total
 
-    def lessons(self, block: int, first: int, rows: int) -> list[tuple[str, int, Lesson]]:
-        """Of every kind and place (0 for its first token)."""
+    def lessons(self, block: int, first: int, rows: int) -> tuple[list[Lesson], Tensor]:
+        """Of every kind and place, and the logits that the target gives these rows and the ones behind them."""
         device = self.target.projection.device
         last, lower = (
             torch.from_numpy(np.array(self.states[place, block, first : first + rows + self.offsets]))
@@ -171,32 +183,28 @@ class HeadsRun(Run):
             ahead = 0 if kind == "exit" else 1
             with torch.autocast(device.type, PRODUCTS, enabled=torch.float32 != PRODUCTS):
                 proposed = head((lower if kind == "exit" else last)[:rows])
-            for place, states in enumerate(proposed):
-                taught = teacher[place + ahead : place + ahead + rows]
-                found.append((kind, place, Lesson(states, taught, DISCOUNT**place)))
-        return found
+            found += [Lesson(kind, place, states, place + ahead) for place, states in enumerate(proposed)]
+        return found, teacher
 
-    def loss(self, block: int, first: int, rows: int) -> Any:
+    def loss(self, block: int, first: int, rows: int) -> Tensor:
         """Weighted mean over kinds and places.
 
         The soft loss is the cross-entropy to the target's distribution, the hard one to its likeliest token, and the
         centroid loss the cross-entropy to the probability that the target gives each cluster.
         """
-        lessons = self.lessons(block, first, rows)
-        total = torch.zeros((), device=self.target.projection.device)
-        for _, _, lesson in lessons:
-            scores = self.target.logits(lesson.states).log_softmax(dim=-1)
-            wanted = lesson.teacher.softmax(dim=-1)
-            soft = -(wanted * scores).sum(dim=-1).mean()
-            hard = -scores.gather(-1, lesson.teacher.argmax(dim=-1, keepdim=True)).mean()
-            loss = (1 - HARD_SHARE) * soft + HARD_SHARE * hard
-            heads = self.taught
-            if heads.centroids is not None:
-                mass = wanted[..., heads.ordering.to(wanted.device)].unflatten(-1, (heads.centroids.out_features, -1))
-                scored = heads.centroids(lesson.states).float().log_softmax(dim=-1)
-                loss = loss - CENTROID_SHARE * (mass.sum(dim=-1) * scored).sum(dim=-1).mean()
-            total = total + lesson.weight * loss
-        return total / sum(lesson.weight for _, _, lesson in lessons)
+        lessons, teacher = self.lessons(block, first, rows)
+        centroids = self.taught.centroids
+        aims = Aim(*self.aim(teacher, self.ordering, 0 if centroids is None else centroids.out_features))
+        total, weights = torch.zeros((), device=teacher.device), 0.0
+        for lesson in lessons:
+            aimed = aims.rows(lesson.ahead, rows)
+            loss = SoftLoss.apply(self.gradients, lesson.states, self.projection, aimed.tokens)
+            if centroids is not None:
+                scored = centroids(lesson.states).float().log_softmax(dim=-1)
+                loss = loss - CENTROID_SHARE * (aimed.clusters * scored).sum(dim=-1).mean()
+            total = total + DISCOUNT**lesson.place * loss
+            weights += DISCOUNT**lesson.place
+        return total / weights
 
     @torch.no_grad()
     def figures(self, top: int) -> dict[str, Any]:
@@ -206,10 +214,13 @@ class HeadsRun(Run):
         count = self.states.shape[1]
         for block in range(count - HELD_OUT, count):
             alive: dict[str, Tensor] = {}
-            for kind, place, lesson in self.lessons(block, 0, LENGTH - self.offsets):
+            lessons, teacher = self.lessons(block, 0, LENGTH - self.offsets)
+            said = teacher.argmax(dim=-1)
+            for lesson in lessons:
+                kind, place = lesson.kind, lesson.place
                 logits = self.target.logits(lesson.states)
                 logits = logits.masked_fill(~self.shortlisted(lesson.states, top), -torch.inf)
-                best, wanted = logits.topk(TOP, dim=-1).indices, lesson.teacher.argmax(dim=-1)
+                best, wanted = logits.topk(TOP, dim=-1).indices, said[lesson.ahead :][: len(logits)]
                 found = (best == wanted[:, None]).float().cumsum(dim=-1).mean(dim=0)
                 shares = hits.setdefault(kind, {}).setdefault(place, [0.0] * TOP)
                 hits[kind][place] = [share + one / HELD_OUT for share, one in zip(shares, found.tolist(), strict=True)]

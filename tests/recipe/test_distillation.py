@@ -1,8 +1,13 @@
 """The loss of a draft model and its gradients against autograd's of the formula."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
-from distillation import HARD_SHARE, Aim, SoftLoss, aim, soft_gradients
+from distillation import HARD_SHARE, Aim, SoftLoss, aim, frozen_gradients, soft_gradients
+from precision import PRODUCTS
 from torch import Tensor
 
 ROWS, WIDTH, VOCABULARY, CLUSTERS = 700, 32, 96, 8  # more rows than are computed together
@@ -31,21 +36,35 @@ def test_an_aim_is_the_distribution_and_some_of_its_likeliest_token(logits: Tens
     assert torch.equal(some.clusters, aimed.clusters[600:650])
 
 
-def test_gradients_are_autograds(logits: Tensor, ordering: Tensor) -> None:
+def test_without_an_ordered_head_there_are_no_clusters(logits: Tensor, ordering: Tensor) -> None:
+    aimed = Aim(*aim(logits, None, 0))
+    assert aimed.clusters.shape == (ROWS, 0)
+    assert torch.equal(aimed.tokens, aim(logits, ordering, CLUSTERS)[0])
+
+
+@pytest.mark.parametrize(
+    ("gradients", "cap"),
+    [(soft_gradients, None), (partial(frozen_gradients, cap=None), None), (partial(frozen_gradients, cap=8.0), 8.0)],
+    ids=["head", "frozen", "soft-capped"],
+)
+def test_gradients_are_autograds(gradients: Callable[..., Any], cap: float | None, logits: Tensor) -> None:
     random = torch.Generator().manual_seed(2)
     hidden = torch.randn(ROWS, WIDTH, generator=random)
-    head = torch.randn(VOCABULARY, WIDTH, generator=random)
-    wanted, _ = aim(logits, ordering, CLUSTERS)
+    head = torch.randn(VOCABULARY, WIDTH, generator=random).to(torch.bfloat16).float()  # frozen ones are given as that
+    wanted, _ = aim(logits, None, 0)
+    frozen = gradients is not soft_gradients
     found = []
     for soft in (False, True):
-        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, head)]
+        states, table = hidden.clone().requires_grad_(), head.clone().requires_grad_(not frozen)
         if soft:
-            loss = SoftLoss.apply(soft_gradients, *leaves, wanted)
+            loss = SoftLoss.apply(gradients, states, table.to(PRODUCTS) if frozen else table, wanted)
         else:
-            scores = (leaves[0] @ leaves[1].T).log_softmax(dim=-1)
+            products = states @ table.T
+            scores = (products if cap is None else cap * torch.tanh(products / cap)).log_softmax(dim=-1)
             loss = -(wanted.float() * scores).sum(dim=-1).mean()
         (2 * loss).backward()
-        found.append((loss.detach(), *(leaf.grad for leaf in leaves)))
+        found.append((loss.detach(), *(leaf.grad for leaf in (states, table) if leaf.requires_grad)))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-2, atol=1e-2)
+    assert len(found[0]) == len(found[1]) == (2 if frozen else 3)
     for own, autograds in zip(found[1][1:], found[0][1:], strict=True):
         assert (own - autograds).norm() < 0.02 * autograds.norm()  # bfloat16 products

@@ -57,6 +57,7 @@ def test_the_command_trains_goes_on_and_exports(pair: Path, monkeypatch: pytest.
     for module in (states, train_heads):
         monkeypatch.setattr(module, "LENGTH", 96)
     monkeypatch.setattr(train_heads.HeadsRun, "step_tokens", 4 * 96)
+    monkeypatch.setattr("torch.compile", lambda function, **_: function)
 
     def train(tokens: int) -> dict[str, object]:
         words = [
