@@ -36,6 +36,7 @@ from ondevice.engines.simd.forward_state import ForwardState
 from ondevice.engines.simd.kernels import instruction_set, slots
 from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
 from ondevice.engines.simd.kernels.attention_rows import Scratch, scratch_at
+from ondevice.engines.simd.kernels.attention_steps import attend_share
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
 from ondevice.engines.simd.kernels.float_attention import score
 from ondevice.engines.simd.kernels.heads import part_bytes
@@ -49,7 +50,6 @@ from ondevice.engines.simd.kernels.lookup_tile import SHUFFLE, SUMS
 from ondevice.engines.simd.kernels.memory import write_i64
 from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
 from ondevice.engines.simd.kernels.step_layouts import WIDTH, Step, to_row
-from ondevice.engines.simd.kernels.steps import attend_share
 from ondevice.engines.simd.lookup_scratch import LookupScratch
 from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line

@@ -11,10 +11,11 @@ import pytest
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd.attention_scratch import AttentionScratch
 from ondevice.engines.simd.forward_state import ForwardState
-from ondevice.engines.simd.kernels import instruction_set, slots, steps
+from ondevice.engines.simd.kernels import instruction_set, slots
 from ondevice.engines.simd.kernels.attention import PART, SPLIT_ROWS
 from ondevice.engines.simd.kernels.attention_layouts import Attend
 from ondevice.engines.simd.kernels.attention_rows import scratch_at
+from ondevice.engines.simd.kernels.attention_steps import attend_share
 from ondevice.engines.simd.kernels.attention_tile import HEADS
 from ondevice.engines.simd.kernels.float_attention import mix, score
 from ondevice.engines.simd.kernels.integer_attention import mix_values, score_keys
@@ -62,7 +63,7 @@ def run(
     )
     words, claims = np.zeros(WIDTH, np.int64), np.zeros(1, np.int64)
     words[: len(row)] = row
-    steps.attend_share(words, state.slots, 0, 1, claims.ctypes.data)
+    attend_share(words, state.slots, 0, 1, claims.ctypes.data)
     assert not scratch._counters.any()
     return read_records(records, count)
 

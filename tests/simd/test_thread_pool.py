@@ -11,7 +11,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.simd import thread_pool
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.barrier import claim_part
+from ondevice.engines.simd.kernels.shares import claim_part
 from ondevice.engines.simd.kernels.step_layouts import WIDTH
 from ondevice.engines.simd.thread_pool import ThreadPool
 from tests.simd.forwards import run

@@ -33,7 +33,6 @@ from ondevice.engines.simd.kernels.attention_rows import (
 )
 from ondevice.engines.simd.kernels.attention_state import States, clear
 from ondevice.engines.simd.kernels.attention_tile import HEADS
-from ondevice.engines.simd.kernels.barrier import claim
 from ondevice.engines.simd.kernels.float_attention import attend_heads
 from ondevice.engines.simd.kernels.heads import part_bytes
 from ondevice.engines.simd.kernels.integer_attention import attend_tile, tile_size
@@ -41,6 +40,7 @@ from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.looking_up import FIRST
 from ondevice.engines.simd.kernels.memory import read_i64
+from ondevice.engines.simd.kernels.shares import claim
 from ondevice.engines.simd.kernels.slots import CACHE_BITS, CACHES, FIRST_ROW, SCRATCH, SCRATCH_STRIDE
 from ondevice.engines.simd.kernels.step_layouts import read_step
 

@@ -1,4 +1,4 @@
-"""The steps that choose experts for rows, and add what these have made of them; `steps` has what multiplies.
+"""The steps that choose experts for rows, and add what these have made of them; `projection_steps` has what multiplies.
 
 Rows are sorted by expert, so that an expert's weights are read once for all rows that chose it. A row's choice, its
 weights and the order of its sum depend on nothing but the row.
@@ -15,6 +15,7 @@ from ondevice.engines.simd.kernels.groups import count_groups, read_group
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.norm import inverse_rms, norm, norm_quantize_row
+from ondevice.engines.simd.kernels.shares import first_unit
 from ondevice.engines.simd.kernels.slots import EXPERTS_READ
 from ondevice.engines.simd.kernels.step_layouts import read_step
 from ondevice.engines.simd.kernels.tables import dot
@@ -34,7 +35,7 @@ def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
     width, experts, eps = step.width, step.experts, bits_float(np.int32(step.eps))
     rows, parts = state[step.row_set], (step.experts + PART - 1) // PART
     line = width // 32 * ACTIVATION_BYTES
-    for unit in range(rows * parts * thread // threads, rows * parts * (thread + 1) // threads):
+    for unit in range(first_unit(rows * parts, thread, threads), first_unit(rows * parts, thread + 1, threads)):
         part, row = unit // rows, unit % rows
         at = step.h + 4 * row * width
         scale = inverse_rms(at, width, eps)
@@ -129,7 +130,7 @@ def mix(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None
     step = read_step(Mix, words)
     width, top, eps = step.width, step.top, bits_float(np.int32(step.eps))
     rows = state[step.row_set]
-    for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+    for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         x, chosen, weights = step.x + 4 * row * width, step.chosen + 8 * row * top, step.weights + 4 * row * top
         own = step.outputs + 4 * width * read_i64(chosen)  # no other row reads the outputs of this one's experts
         for i in range(0, 4 * width, 64):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.attention_steps import attend_share
 from ondevice.engines.simd.kernels.barrier import wait_for_all
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
@@ -11,6 +12,9 @@ from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.looking_up import look_up_share
 from ondevice.engines.simd.kernels.memory import read_i64, ticks, write_i64
 from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
+from ondevice.engines.simd.kernels.projection_steps import activate, gated_share, head, project_share
+from ondevice.engines.simd.kernels.row_steps import embed, per_layer, residual, select
+from ondevice.engines.simd.kernels.shortlist_steps import candidate_logits, centroid_scores, shortlist
 from ondevice.engines.simd.kernels.step_layouts import (
     ACTIVATE,
     ATTEND,
@@ -31,20 +35,6 @@ from ondevice.engines.simd.kernels.step_layouts import (
     SELECT,
     SHORTLIST,
     SPREAD,
-)
-from ondevice.engines.simd.kernels.steps import (
-    activate,
-    attend_share,
-    candidate_logits,
-    centroid_scores,
-    embed,
-    gated_share,
-    head,
-    per_layer,
-    project_share,
-    residual,
-    select,
-    shortlist,
 )
 
 LINE = 64

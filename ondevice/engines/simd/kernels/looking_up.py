@@ -8,7 +8,6 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.attention_layouts import LookUp
 from ondevice.engines.simd.kernels.attention_rows import sequence_of, source_row
-from ondevice.engines.simd.kernels.barrier import claim
 from ondevice.engines.simd.kernels.integer_tile import UNIT
 from ondevice.engines.simd.kernels.jit import kernel
 from ondevice.engines.simd.kernels.key_codes import SPAN, Codebook
@@ -26,6 +25,7 @@ from ondevice.engines.simd.kernels.lookup import (
 )
 from ondevice.engines.simd.kernels.lookup_tile import SUMS
 from ondevice.engines.simd.kernels.memory import bits_float, fetch_add, read_i64, write_i64
+from ondevice.engines.simd.kernels.shares import claim
 from ondevice.engines.simd.kernels.slots import (
     CACHES,
     LOOK_UP,

@@ -26,7 +26,6 @@ from ondevice.engines.simd.kernels.attention_rows import (
 )
 from ondevice.engines.simd.kernels.attention_state import States, clear
 from ondevice.engines.simd.kernels.attention_tile import HEADS
-from ondevice.engines.simd.kernels.barrier import claim
 from ondevice.engines.simd.kernels.chosen_attention import attend_range, begin_row
 from ondevice.engines.simd.kernels.float_attention import mix
 from ondevice.engines.simd.kernels.float_attention import weigh as weigh_floats
@@ -38,6 +37,7 @@ from ondevice.engines.simd.kernels.looking_up import FIRST, workspace_at
 from ondevice.engines.simd.kernels.lookup import LANES, Codes, Tables, look_up, make_tables, together
 from ondevice.engines.simd.kernels.lookup_tile import SUMS
 from ondevice.engines.simd.kernels.memory import read_f32, read_i64, write_f32
+from ondevice.engines.simd.kernels.shares import claim
 from ondevice.engines.simd.kernels.slots import (
     CACHES,
     LOOK_UP,

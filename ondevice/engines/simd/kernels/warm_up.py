@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels import experts, steps
+from ondevice.engines.simd.kernels import experts, projection_steps, row_steps, shortlist_steps
+from ondevice.engines.simd.kernels.attention_steps import attend_share
 from ondevice.engines.simd.kernels.barrier import spin_for_next
 from ondevice.engines.simd.kernels.cache_moves import move_keys, move_values
 from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
@@ -25,7 +26,7 @@ Calls = list[tuple[Any, tuple[Any, ...]]]
 
 
 def attention() -> Calls:
-    return [(steps.attend_share, (_WORDS, _WORDS, 0, 1, 0))]
+    return [(attend_share, (_WORDS, _WORDS, 0, 1, 0))]
 
 
 def lookup() -> Calls:
@@ -41,27 +42,27 @@ def lookup() -> Calls:
 
 def projection() -> Calls:
     return [
-        (steps.gated_share, (_WORDS, _WORDS, 1, 0, 0)),
-        (steps.project_share, (_WORDS, _WORDS, 1, 0)),
-        (steps.head, (_WORDS, _WORDS, 0, 1, 0)),
+        (projection_steps.gated_share, (_WORDS, _WORDS, 1, 0, 0)),
+        (projection_steps.project_share, (_WORDS, _WORDS, 1, 0)),
+        (projection_steps.head, (_WORDS, _WORDS, 0, 1, 0)),
     ]
 
 
 def others() -> Calls:
     shared = (
-        steps.residual,
-        steps.embed,
-        steps.per_layer,
-        steps.select,
-        steps.centroid_scores,
-        steps.candidate_logits,
+        row_steps.residual,
+        row_steps.embed,
+        row_steps.per_layer,
+        row_steps.select,
+        shortlist_steps.centroid_scores,
+        shortlist_steps.candidate_logits,
         experts.score,
         experts.mix,
-        steps.activate,
+        projection_steps.activate,
     )
     return [
         *((step, (_WORDS, _WORDS, 0, 1)) for step in shared),
-        (steps.shortlist, (_WORDS, 0, 1)),
+        (shortlist_steps.shortlist, (_WORDS, 0, 1)),
         (experts.choose, (_WORDS, _WORDS)),
         (experts.spread, (_WORDS, 0, 1)),
         *((move, (0, _WORDS, 0, 1, 1)) for move in (move_keys, move_values)),
