@@ -28,7 +28,7 @@ def logits(directory: Path, *, half: bool = False, ids: list[int] = IDS) -> npt.
     import torch
     import transformers
 
-    class HalfCache(transformers.DynamicCache):
+    class HalfCache(transformers.DynamicCache):  # type: ignore[misc]
         def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
             return super().update(key_states.half().double(), value_states.half().double(), layer_idx, *args, **kwargs)
 

@@ -28,15 +28,15 @@ Tokens = npt.NDArray[np.uint16]
 class Blocks:
     """A stream cut into blocks, shuffled anew in every epoch; resuming needs only the index.
 
-    tokens : uint16[N]
+    tokens : integers [N]
     """
 
-    tokens: Tokens
+    tokens: npt.NDArray[np.integer]
     length: int
     seed: int = 0
 
-    def block(self, index: int) -> Tokens:
-        """Block `index` of an endless shuffled sequence: uint16[length + 1], the last token being a label only."""
+    def block(self, index: int) -> npt.NDArray[np.integer]:
+        """Block `index` of an endless shuffled sequence: [length + 1], the last token being a label only."""
         count = (len(self.tokens) - self.length - 1) // self.length
         epoch, place = divmod(index, count)
         random = np.random.default_rng([self.seed, epoch, self.length])

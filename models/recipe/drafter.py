@@ -16,7 +16,7 @@ from attention import causal_masks
 from checkpoint import earlier, start
 from clusters import balanced_clusters
 from dataset import Blocks
-from distillation import CENTROID_SHARE, Aim, SoftLoss, aim, soft_gradients
+from distillation import CENTROID_SHARE, Aim, aim, soft_gradients, soft_loss
 from precision import PRODUCTS
 from run import Run
 from schedule import Budget
@@ -211,7 +211,7 @@ class DrafterRun(Run):
                 self.round_masks,
                 clusters=aimed.clusters,
             )
-            tokens = SoftLoss.apply(self.gradients, hidden, self.model.lm_head.weight, aimed.tokens)
+            tokens = soft_loss(self.gradients, hidden, self.model.lm_head.weight, aimed.tokens)
             total = total + STEP_DISCOUNT ** (step - 1) * (tokens + CENTROID_SHARE * clusters)
             weights += STEP_DISCOUNT ** (step - 1)
         return total / weights

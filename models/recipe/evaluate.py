@@ -54,7 +54,8 @@ class Pair:
     @property
     def window(self) -> int:
         """Positions that a sliding layer sees."""
-        return self.target.config.sliding_window
+        window: int = self.target.config.sliding_window
+        return window
 
 
 def evaluate(pair: Pair, held_out: Tokens) -> dict[str, object]:
@@ -172,7 +173,8 @@ def centroid_reach(pair: Pair, taught: Lesson) -> Tensor:
     home = torch.empty_like(head.token_ordering)
     home[head.token_ordering] = torch.arange(len(home)) // head.vocab_size_per_centroid
     wanted = home[ahead(taught.logits.argmax(dim=-1), 1)]
-    return (chosen == wanted[..., None]).any(dim=-1)
+    reached: Tensor = (chosen == wanted[..., None]).any(dim=-1)
+    return reached
 
 
 def loops(pair: Pair, prompts: Tensor) -> dict[str, int]:

@@ -22,7 +22,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         """One update of all weights that have a gradient."""
         for group in self.param_groups:
             shapes = defaultdict(list)
@@ -30,24 +30,25 @@ class Muon(torch.optim.Optimizer):
                 if weight.grad is not None:
                     shapes[tuple(weight.shape)].append(weight)
             for (rows, columns), weights in shapes.items():
-                updates = orthogonal(torch.stack([self.direction(weight, group["momentum"]) for weight in weights]))
+                directions = [self.direction(weight, weight.grad, group["momentum"]) for weight in weights]
+                updates = orthogonal(torch.stack(directions))
                 rate = group["lr"] * RMS * max(rows, columns) ** 0.5
                 for weight, update in zip(weights, updates, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
 
-    def direction(self, weight: Tensor, momentum: float) -> Tensor:
+    def direction(self, weight: Tensor, gradient: Tensor, momentum: float) -> Tensor:
         """Nesterov's momentum of a weight."""
         state = self.state[weight]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight)
-        average = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
-        return weight.grad.lerp(average, momentum).to(PRODUCTS)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum).to(PRODUCTS)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """Matrices [N, rows, columns] with singular values near one, by Newton and Schulz's iteration."""
     tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
+    x: Tensor = matrices.mT if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):

@@ -9,7 +9,9 @@ MATRIX_RATE, OTHER_RATE = 5e-3, 3e-3  # peak learning rates
 
 def optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """The optimisers of a target or drafter."""
-    matrices, tables, norms = [], [], []
+    matrices: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
+    norms: list[nn.Parameter] = []
     for name, weight in model.named_parameters():
         group = norms if weight.ndim < 2 else tables if "embed" in name else matrices
         group.append(weight)

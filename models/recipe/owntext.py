@@ -104,7 +104,8 @@ def open_writer(bundle: Path) -> None:
 
 def write(length: int, number: int, prompt: list[int]) -> list[int]:
     """A prompt and what the process's target writes behind it; where a text ends before `length`, another begins."""
-    options = {"temperature": TEMPERATURES[number % len(TEMPERATURES)], "top_k": 0, "top_p": 1.0, "seed": number}
+    temperature = TEMPERATURES[number % len(TEMPERATURES)]
+    options: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": number}
     text = prompt
     while len(text) < length:
         text = [*text, *writers[0].generate(text, max_new_tokens=length - len(text), **options).token_ids]

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class Run(ABC):
     peak = 1.0  # of the optimisers' learning rates
 
     def __init__(self, model: nn.Module, file: Path, budget: Budget) -> None:
-        self.model = model
+        self.model: Any = model
         self.file = file
         self.budget = budget
         self.optimisers = optimisers(model)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ def new_model(config: Gemma4TextConfig) -> Gemma4ForCausalLM:
     return model
 
 
-def calm(layer: nn.Module) -> None:
+def calm(layer: Any) -> None:
     """Start a layer with attention logits of about one and small steps on the residual stream."""
     nn.init.constant_(layer.self_attn.q_norm.weight, layer.self_attn.head_dim**-0.5)
     nn.init.constant_(layer.post_attention_layernorm.weight, 0.3)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from distillation import CENTROID_SHARE, Aim, SoftLoss, aim, frozen_gradients
+from distillation import CENTROID_SHARE, Aim, aim, frozen_gradients, soft_loss
 from heads import KINDS, Heads, Shape
 from heads_card import write_card
 from precision import PRODUCTS
@@ -198,7 +198,7 @@ class HeadsRun(Run):
         total, weights = torch.zeros((), device=teacher.device), 0.0
         for lesson in lessons:
             aimed = aims.rows(lesson.ahead, rows)
-            loss = SoftLoss.apply(self.gradients, lesson.states, self.projection, aimed.tokens)
+            loss = soft_loss(self.gradients, lesson.states, self.projection, aimed.tokens)
             if centroids is not None:
                 scored = centroids(lesson.states).float().log_softmax(dim=-1)
                 loss = loss - CENTROID_SHARE * (aimed.clusters * scored).sum(dim=-1).mean()

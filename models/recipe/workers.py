@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 PATIENCE = timedelta(days=30)  # a run may be stopped (SIGSTOP) for long while it waits for a neighbour
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(10**9), "MALLOC_TRIM_THRESHOLD_": str(4 * 10**9)}
@@ -27,13 +28,13 @@ def launch(work: Callable[..., None], count: int, meeting: Path, *arguments: obj
         return
     meeting.unlink(missing_ok=True)
     os.environ.update(KEPT_MEMORY)
-    torch.multiprocessing.spawn(enter, (count, meeting, work, arguments), nprocs=count)
+    spawn(enter, (count, meeting, work, arguments), nprocs=count)
 
 
 def enter(rank: int, count: int, meeting: Path, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
     """The life of one process."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(meeting), count)
+    store = dist.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     work(*arguments)
     dist.destroy_process_group()
@@ -53,11 +54,11 @@ def share(model: nn.Module) -> None:
     """Sum the gradients of all processes."""
     if count() == 1:
         return
-    weights = [weight for weight in model.parameters() if weight.grad is not None]
-    total = torch.cat([weight.grad.flatten() for weight in weights])
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    total = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(total)
-    for weight, gradient in zip(weights, total.split([weight.numel() for weight in weights]), strict=True):
-        weight.grad.copy_(gradient.view_as(weight))
+    for gradient, summed in zip(gradients, total.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))
 
 
 def total(value: float) -> float:

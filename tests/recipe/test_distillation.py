@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from distillation import HARD_SHARE, Aim, SoftLoss, aim, frozen_gradients, soft_gradients
+from distillation import HARD_SHARE, Aim, aim, frozen_gradients, soft_gradients, soft_loss
 from precision import PRODUCTS
 from torch import Tensor
 
@@ -53,11 +53,11 @@ def test_gradients_are_autograds(gradients: Callable[..., Any], cap: float | Non
     head = torch.randn(VOCABULARY, WIDTH, generator=random).to(torch.bfloat16).float()  # frozen ones are given as that
     wanted, _ = aim(logits, None, 0)
     frozen = gradients is not soft_gradients
-    found = []
+    found: list[tuple[Any, ...]] = []
     for soft in (False, True):
         states, table = hidden.clone().requires_grad_(), head.clone().requires_grad_(not frozen)
         if soft:
-            loss = SoftLoss.apply(gradients, states, table.to(PRODUCTS) if frozen else table, wanted)
+            loss = soft_loss(gradients, states, table.to(PRODUCTS) if frozen else table, wanted)
         else:
             products = states @ table.T
             scores = (products if cap is None else cap * torch.tanh(products / cap)).log_softmax(dim=-1)
