@@ -53,6 +53,11 @@ class Run(ABC):
         if file.exists():
             self.load()
 
+    @property
+    def rate(self) -> float:
+        """Factor on the peak learning rates."""
+        return self.budget.rate
+
     @abstractmethod
     def accumulate(self) -> float:
         """Add this process's share of one step's gradients; returns its share of the mean loss."""
@@ -85,7 +90,7 @@ class Run(ABC):
         loss = workers.total(self.accumulate())
         workers.share(self.model)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        apply(self.optimisers, self.peak * self.budget.rate)
+        apply(self.optimisers, self.peak * self.rate)
         self.step += 1
         return loss
 
@@ -96,7 +101,7 @@ class Run(ABC):
         with self.file.with_suffix(".log").open("a") as log:
             log.write(
                 f"{time.strftime('%m-%d %H:%M:%S')} step {self.step} tokens {self.budget.spent_tokens} "
-                f"of {self.budget.tokens} loss {loss:.4f} rate {self.budget.rate:.3f} tokens/core-s {speed:.0f}\n"
+                f"of {self.budget.tokens} loss {loss:.4f} rate {self.rate:.3f} tokens/core-s {speed:.0f}\n"
             )
 
     def save(self) -> None:

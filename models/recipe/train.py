@@ -25,7 +25,7 @@ from workers import launch
 
 MODELS = Path(__file__).resolve().parent.parent
 RUNS = {"target": target_run, "unlikelihood": UnlikelihoodRun, "drafter": DrafterRun}
-UNLIKELIHOOD_TOKENS = 1_000_000  # of the corpus, and as many of the target's own text
+UNLIKELIHOOD_TOKENS = 330_000  # of the corpus, and as many of the target's own text
 STAGES = ("data", "target", "raw-text", "unlikelihood", "own-text", "drafter", "card")
 
 
