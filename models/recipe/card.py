@@ -72,7 +72,7 @@ target, unlikelihood, text again, drafter, figures, this card.
 Held-out modules: **{loss:.3f} nats per token, {bits:.3f} bits per byte** ({tokens:,} tokens in blocks of {block:,}).
 
 {looping} of {texts} greedy continuations of held-out prompts ({continued} tokens each) have a line {repeats} times
-running.
+running; {circling:.0%} of their tokens go round in a circle of one or several lines (of up to {period} tokens).
 
 Acceptance on held-out prompts, {draft_tokens} drafts per round, on text that the target writes greedily, and on text
 sampled at temperature 1 without top-k or top-p, where drafts are the drafter's likeliest tokens or, coupled, draws with
@@ -100,8 +100,8 @@ Asked "{question}" in the chat template, it answers:
 ## Limits
 
 A test and demo model. It writes text that looks like Python and is not to be relied on for anything; it knows no other
-language and no facts. Greedily it still goes round in circles, names what was never defined, and at times leaves a
-function without a body. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
+language and no facts. Greedily it writes a few sensible lines and then goes round in circles; it names what was never
+defined. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
 """
 
 
@@ -127,6 +127,8 @@ def write_card(directory: Path) -> None:
         texts=figures["loops"]["texts"],
         continued=figures["loops"]["tokens"],
         repeats=figures["loops"]["repeats"],
+        circling=figures["loops"]["circling"],
+        period=figures["loops"]["longest_period"],
         draft_tokens=len(greedy["accepted_up_to"]),
         acceptance=acceptance_table([greedy, figures["sampled"], figures["coupled"]]),
         fewer=figures["coupled"]["fewer"],

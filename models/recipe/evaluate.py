@@ -21,6 +21,7 @@ from corpus import read_library
 from dataset import Blocks, Tokens, held_out_stream, prompt_ids
 from drafter import Lesson, ahead, draft_states, lesson, round_masks
 from owntext import continue_rows, gumbel
+from repetition import LONGEST_PERIOD, circling
 from tokenizer import EOS, TURN_END
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -177,11 +178,17 @@ def centroid_reach(pair: Pair, taught: Lesson) -> Tensor:
     return reached
 
 
-def loops(pair: Pair, prompts: Tensor) -> dict[str, int]:
-    """How many greedy texts after the prompts : int64[B, P] have a line, not an empty one, LOOP times running."""
+def loops(pair: Pair, prompts: Tensor) -> dict[str, float]:
+    """How many greedy texts after the prompts : int64[B, P] have a line, not an empty one, LOOP times running.
+
+    And the share of their tokens that go round in a circle of any lines: see `circling`.
+    """
     rows = continue_rows(pair.target, prompts, prompts.shape[1] + LOOP_TOKENS, torch.zeros(len(prompts)))
-    texts = [pair.tokenizer.decode(row[prompts.shape[1] :].tolist()) for row in rows]
-    return {"texts": len(texts), "tokens": LOOP_TOKENS, "repeats": LOOP, "looping": sum(map(is_loop, texts))}
+    written = rows[:, prompts.shape[1] :].numpy()
+    looping = sum(is_loop(pair.tokenizer.decode(row)) for row in written.tolist())
+    circles = float(np.mean([circling(row) for row in written]))
+    figures = {"texts": len(rows), "tokens": LOOP_TOKENS, "repeats": LOOP, "looping": looping}
+    return {**figures, "circling": circles, "longest_period": LONGEST_PERIOD}
 
 
 def is_loop(text: str) -> bool:

@@ -5,7 +5,7 @@ import evaluate
 import pytest
 import target
 import torch
-from evaluate import Pair, acceptance, is_loop
+from evaluate import Pair, acceptance, is_loop, loops
 from tokenizers import Tokenizer, models
 
 
@@ -36,3 +36,12 @@ def test_coupled_drafts_draw_with_the_noise_of_their_place(monkeypatch: pytest.M
     greedy, coupled = (acceptance(pair, prompts, 1.0, coupled=coupled) for coupled in (False, True))
     assert coupled["tokens_per_round"] > 6.5
     assert greedy["tokens_per_round"] < 1.5
+
+
+def test_the_share_of_tokens_that_go_round_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target without opinions says the same token for ever: all but the first of them are a circle."""
+    monkeypatch.setattr(evaluate, "LOOP_TOKENS", 32)
+    model = target.new_target()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    pair = Pair(model, drafter.new_drafter(model).eval(), Tokenizer(models.BPE()))
+    assert loops(pair, torch.full((2, 8), 20))["circling"] == 31 / 32
