@@ -55,8 +55,14 @@ def test_the_test_of_the_drafter_passes(bigram: ModuleType) -> None:
 
 
 def test_an_application_can_pass_the_drafter(bigram: ModuleType, reference_model: Model) -> None:
-    plain = reference_model.generate(PROMPT, max_new_tokens=48, temperature=0.0, drafter="none")
-    drafted = reference_model.generate(PROMPT, max_new_tokens=48, temperature=0.0, drafter=bigram.BigramDrafter())
+    plain = reference_model.generate(PROMPT, max_new_tokens=96, temperature=0.0, drafter="none")
+    drafted = reference_model.generate(  # constant: whether drafts pay here is not the question
+        PROMPT,
+        max_new_tokens=96,
+        temperature=0.0,
+        drafter=bigram.BigramDrafter(),
+        num_assistant_tokens_schedule="constant",
+    )
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.accepted > 0
 
