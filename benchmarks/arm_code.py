@@ -1,4 +1,4 @@
-"""The code of the tile product for ARM, cross-compiled: no ARM machine is needed to read or to count it."""
+"""Cross-compile the tile product for ARM, to read its code and count its instructions on any machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from unittest import mock
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.kernels.tile import tile_product
+from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.matmul.tiles import tile_product
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 PRODUCTS = re.compile("[su]dot|smull|smlal|mla|mul")
@@ -21,20 +21,20 @@ PRODUCTS = re.compile("[su]dot|smull|smlal|mla|mul")
 
 @dataclass(frozen=True)
 class TileCode:
-    """The innermost loops of a tile's product, one for each pass or one for all."""
+    """The innermost loops of a tile's product: one for each pass, or one for all."""
 
     loops: list[list[str]]
-    """Instructions of each, without the jump to its begin."""
+    """Instructions of each loop, without the jump back to its beginning."""
     repeats: int
-    """How often all of them run for a block of 32 weights of 16 output rows."""
+    """Number of times that all loops run for a block of 32 weights of 16 output rows."""
 
     def count(self, pattern: str = "") -> int:
-        """Instructions for a block of 32 weights of 16 output rows, those that match a regular expression."""
+        """Number of instructions that match a regular expression, for a block of 32 weights of 16 output rows."""
         return self.repeats * sum(bool(re.match(pattern, line)) for loop in self.loops for line in loop)
 
 
 def tile_code(cpu: str, features: str, bits: int, rows: int) -> TileCode:
-    """The code for a CPU by LLVM's name, whose features are those that numba is to compile for."""
+    """Compile for a CPU by LLVM's name, with these features."""
     assembly = _assembly(cpu, features, bits, rows)
     loops = [body for body in _loops(assembly) if any(PRODUCTS.match(line) for line in body)]
     isa = instruction_set.of_features(TRIPLE, features)
@@ -62,7 +62,7 @@ def _assembly(cpu: str, features: str, bits: int, rows: int) -> str:
 
 
 def _loops(assembly: str) -> Iterator[list[str]]:
-    """The instructions between a label and the jump back to it, of all loops without a label inside."""
+    """The instructions between a label and the jump back to it, for all loops that contain no other label."""
     label, body = "", list[str]()
     for line in (text.split("//")[0].strip() for text in assembly.splitlines()):
         if line.endswith(":"):

@@ -1,11 +1,12 @@
-"""What a Raspberry Pi should do with Gemma 4 E2B by its instructions and its memory: a model, no measurement.
+"""Expected speed of Gemma 4 E2B on a Raspberry Pi, computed from its instructions and its memory; not a measurement.
 
     python -m benchmarks.arm_model [--llvm-mca PATH]
 
-The tile product is cross-compiled for both boards, and llvm-mca says how many cycles its loops take: that of LLVM 19,
-since 16 and older take a Neoverse N1 for a Cortex-A57. None knows the Cortex-A76; the N1 is that core for servers. A
-matrix product then takes the longer of the time of its cycles and that of its bytes. Attention, norms, sampling and the
-meetings of threads are left out, and memory is as fast as a program that does nothing else reads it.
+The tile product is cross-compiled for both boards, and llvm-mca estimates the cycles of its loops. It must be that of
+LLVM 19, because versions up to 16 treat a Neoverse N1 as a Cortex-A57. No version has the Cortex-A76; the N1 is the
+same core for servers. A matrix product takes the longer of the time for its cycles and the time for its bytes.
+Attention, norms, sampling and barriers are left out, and memory is as fast as for a program that does nothing but read
+it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import subprocess
 from dataclasses import dataclass
 
 from benchmarks.arm_code import TRIPLE, TileCode, tile_code
-from ondevice.terminal.bench.table import table
+from ondevice.cli.bench.tables import table
 
 ROWS = (1, 2, 4, 5, 8)
 
 WEIGHTS = 1_876_000_000 + 403_000_000
-"""Of E2B's matrices, the head among them: what a token reads, and what prefilling computes of it."""
+"""Weights of E2B's matrices, the head included, that a token reads."""
 PREFILL_WEIGHTS = 578_000_000
-"""Those of the layers 0 to 14: layers beyond them share keys and values, and run for the last row alone."""
+"""Weights of layers 0 to 14, which a prefill computes for every row; the others share keys and values and run for the
+last row only.
+"""
 BLOCK_WEIGHTS, BLOCK_BYTES = 32 * 16, 288
-"""Of a block of 16 output rows, with its scales."""
+"""Weights and bytes, with scales, of a block of 16 output rows."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,12 @@ class Board:
 
     name: str
     cpu: str
-    """As LLVM calls it, and as llvm-mca knows it."""
+    """CPU name for LLVM's compiler and for llvm-mca."""
     simulated: str
     features: str
     hertz: float
     bandwidth: float
-    """Bytes per second that four cores read together."""
+    """Memory bandwidth of four cores together, bytes per second."""
 
 
 BOARDS = (
@@ -75,7 +78,7 @@ def main() -> None:
 
 
 def cycles(mca: str, board: Board, code: TileCode) -> float:
-    """Of a core, for a block of 32 weights of 16 output rows, as llvm-mca simulates them."""
+    """Cycles of one core for a block of 32 weights of 16 output rows, as simulated by llvm-mca."""
     total = 0.0
     for loop in code.loops:
         command = [mca, f"-mtriple={TRIPLE}", f"-mcpu={board.simulated}", f"-mattr={board.features}", "-iterations=100"]
@@ -87,7 +90,7 @@ def cycles(mca: str, board: Board, code: TileCode) -> float:
 
 
 def seconds(board: Board, weights: int, block_cycles: float) -> float:
-    """Of a forward's matrix products, on all cores."""
+    """Seconds of a forward's matrix products on all cores."""
     blocks = weights / BLOCK_WEIGHTS
     return max(blocks * block_cycles / (CORES * board.hertz), blocks * BLOCK_BYTES / board.bandwidth)
 

@@ -4,11 +4,12 @@
 
 Milliseconds of the products of a query with all keys, and of whole attention, on one thread: in float32 over keys of
 fp16, with dot products of int8, and with lookups of 4-bit codes of 1, 2 or 4 numbers. Two layers are measured and the
-time is multiplied. Processes of their own do so with newer instructions switched off. `lookup` attends exactly to what
-the codes choose, 1,024 keys at least, and to the newest 512; `nomad` takes its scores from tables alone, as the paper.
+time is multiplied. Child processes repeat this with newer instructions switched off. `lookup` attends exactly to the
+keys that the codes choose, at least 1,024, and to the newest 512; `nomad` takes its scores from tables only, as in the
+paper.
 
-The paper (Zhang et al., NeurIPS 2024) has 8.3 times as fast products and twice the tokens per second at 16k keys, on
-AVX2 in the place of float32 over fp16 keys, for CodeLlama-7B.
+The paper (Zhang et al., NeurIPS 2024) reports 8.3 times as fast products and twice the tokens per second at 16k keys,
+on AVX2, compared with float32 over fp16 keys, for CodeLlama-7B.
 """
 
 from __future__ import annotations
@@ -29,53 +30,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import machine
+from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType, TokenTree
-from ondevice.engines.simd.attention_scratch import AttentionScratch
-from ondevice.engines.simd.cache_rows import BITS, unit_type
-from ondevice.engines.simd.forward_state import ForwardState
-from ondevice.engines.simd.kernels import instruction_set, slots
-from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
-from ondevice.engines.simd.kernels.attention_rows import Scratch, scratch_at
-from ondevice.engines.simd.kernels.attention_steps import attend_share
-from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
-from ondevice.engines.simd.kernels.float_attention import score
-from ondevice.engines.simd.kernels.heads import part_bytes
-from ondevice.engines.simd.kernels.integer_attention import quantize_queries, score_keys
-from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.key_codes import SPAN, Codebook
-from ondevice.engines.simd.kernels.looking_up import Workspace, look_up_share, workspace_at
-from ondevice.engines.simd.kernels.lookup import LANES, Tables, look_up, make_tables
-from ondevice.engines.simd.kernels.lookup_tile import SHUFFLE, SUMS
-from ondevice.engines.simd.kernels.memory import write_i64
-from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, Step, to_row
-from ondevice.engines.simd.lookup_scratch import LookupScratch
-from ondevice.engines.simd.sequence_record import SequenceRecord
-from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
+from ondevice.engines.simd.caches import BITS, unit_type
+from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
+from ondevice.engines.simd.kernels.attention.exact import attend_share
+from ondevice.engines.simd.kernels.attention.float_cache import score
+from ondevice.engines.simd.kernels.attention.integer_cache import quantize_queries, score_keys
+from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.attention.key_codes import SHUFFLE, SPAN, SUMS, Codebook
+from ondevice.engines.simd.kernels.attention.lookup import (
+    LANES,
+    Tables,
+    Workspace,
+    look_up,
+    look_up_share,
+    make_tables,
+    workspace_at,
+)
+from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
+from ondevice.engines.simd.kernels.attention.scratch import Scratch, scratch_at
+from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.memory import write_i64
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels.steps.layouts import (
+    WIDTH,
+    Attend,
+    AttendChosen,
+    AttendLookedUp,
+    LookUp,
+    Step,
+    to_row,
+)
 
 HEADS, SIZE, LAYERS, MEASURED = 32, 128, 32, 2
 WIDTHS = (1, 2, 4)
 CHOSEN, WINDOW = 1024, 512
 MOST_SECONDS = 2
-"""After which nothing is measured again: without FMA instructions, float takes half a minute."""
+"""A measurement that takes longer is not repeated: without FMA instructions, float takes half a minute."""
 SETS = {"avx2": ("x86-64-v3", "+avx2,+fma,+f16c"), "sse": ("x86-64-v2", "+sse2,+ssse3")}
-"""By name: LLVM's name of a CPU, and features, for processes with newer instructions switched off."""
+"""LLVM's CPU name and features by name, for child processes with newer instructions switched off."""
 
 _ONE = np.int64(1)
 
 
 @kernel
 def float_products(query: int, keys: int, count: int, out: int) -> None:
-    """Of float32[HEADS, SIZE] with fp16[count, HEADS, SIZE]."""
+    """Products of float32[HEADS, SIZE] with fp16[count, HEADS, SIZE]."""
     for head in range(HEADS):
         score(query + 4 * head * SIZE, _ONE, SIZE, keys + 2 * head * SIZE, 2 * HEADS * SIZE, count, out, 4 * count)
 
 
 @kernel
 def integer_products(query: int, keys: int, count: int, out: int, scratch: Scratch) -> None:
-    """Of float32[HEADS, SIZE], quantised here, with `count` keys in units."""
+    """Products of float32[HEADS, SIZE], quantised here, with `count` int8 keys in units."""
     part = part_bytes(8, SIZE)
     for head in range(HEADS):
         write_i64(scratch.table + 24, np.int64(query + 4 * head * SIZE))
@@ -87,7 +98,7 @@ def integer_products(query: int, keys: int, count: int, out: int, scratch: Scrat
 def looked_up_products(  # noqa: PLR0917 - numba has no keyword-only arguments
     query: int, codes: int, books: int, width: int, count: int, work: Workspace
 ) -> None:
-    """Of float32[HEADS, SIZE], whose tables are made here, with the codes of `count` keys."""
+    """Products of float32[HEADS, SIZE], whose tables are made here, with the codes of `count` keys."""
     number = SIZE // width
     for head in range(HEADS):
         tables = Tables(work.tables, work.scales, 1, number)
@@ -128,7 +139,7 @@ class Layer:
         self.lookup = LookupScratch(1, SIZE, 1)
 
     def products(self) -> dict[str, Callable[[], object]]:
-        """By name, what multiplies the query with all keys."""
+        """The functions that multiply the query with all keys, by name."""
         query, out, count = self.query.ctypes.data, self.out.ctypes.data, self.count
         fp16, int8 = (self.parts[kind][0].ctypes.data for kind in ("fp16", "int8"))
         scratch = scratch_at(self.scratch.address, SIZE)
@@ -143,7 +154,7 @@ class Layer:
         return found
 
     def whole(self) -> dict[str, Callable[[], object]]:
-        """By name, all of attention."""
+        """The functions of the whole attention, by name."""
         x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, HEADS, HEADS, SIZE)
         attend = Attend(*x, kind=0, cache=0, activations=self.activations.ctypes.data, form=8)
         chosen = self.chosen.ctypes.data
@@ -161,7 +172,7 @@ class Layer:
         return found
 
     def _steps(self, kind: KVCacheType, width: int | None, *steps: tuple[Any, Step, bool]) -> Callable[[], object]:
-        """Run steps over a cache of this kind; the kernel of each, its fields, and whether it asks for the threads."""
+        """Run steps over a cache of this kind: (kernel, fields, whether it takes the number of threads) of each."""
         state, record = ForwardState(1, {}, BITS[kind]), SequenceRecord({0: 0})
         record.set_rows(TokenTree.chain([0]), self.count - 1)
         record.set_place(slots.ALL, 0, 1)
@@ -206,7 +217,7 @@ def measure(counts: Sequence[int], rounds: int) -> dict[str, Any]:
 
 
 def _median(calls: Sequence[Callable[[], object]], rounds: int) -> float:
-    """Milliseconds of LAYERS layers, of which these take turns."""
+    """Median milliseconds of LAYERS layers; these functions run alternately."""
     seconds: list[float] = []
     for turn in range(rounds + 1):
         if sum(seconds) > MOST_SECONDS:

@@ -1,14 +1,15 @@
-"""What int8 caches and lookup attention change in a model's answers, beside exact attention over an fp16 cache.
+"""Effect of int8 caches and lookup attention on a model's predictions, compared with exact attention over an fp16
+cache.
 
     python -m benchmarks.attention_quality BUNDLE [--text FILE ...] [--sequences 8] [--threads 2]
 
-Texts are read up to the bundle's context, source files of Python's standard library unless told otherwise. Compared is
-the last half of each: Kullback-Leibler divergence, likeliest tokens, and the text's perplexity. Needles are 32 tokens
-of another text somewhere in one, whose first half comes again at its end: how many of the second half are predicted?
-"Left out" is the share of rows' weights in full attention that is not attended to; "at best" is what a choice of as
-many units by their true weights would leave out.
+Texts, by default source files of Python's standard library, are read up to the bundle's context. The last half of each
+is compared: Kullback-Leibler divergence, likeliest tokens, and the text's perplexity. Needles are 32 tokens of another
+text inserted somewhere; their first half is repeated at the end, and the predicted tokens of the second half are
+counted. "Left out" is the share of rows' weights in full attention that is not attended to; "at best" is the share that
+a choice of as many units by their true weights would leave out.
 
-Lookups are as by default: codebooks are learnt after 2,048 tokens, and the 512 newest are always attended to.
+Lookups have their default settings: codebooks are learnt after 2,048 tokens, and the 512 newest are always attended to.
 """
 
 from __future__ import annotations
@@ -26,17 +27,13 @@ from numpy.typing import NDArray
 
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
-from ondevice.engines.simd.cache_rows import read_keys
-from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.attention_layouts import LookUp
-from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.step_layouts import LOOK_UP, from_row
-from ondevice.engines.simd.lookup_settings import LookupSettings
-from ondevice.engines.simd.session import SimdSession
-from ondevice.engines.simd.target_plans import Steps
-from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.engines.simd.caches import LookupSettings, read_keys
+from ondevice.engines.simd.engine import SimdEngine, SimdSession
+from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.steps.layouts import LOOK_UP, LookUp, from_row
+from ondevice.engines.simd.program import Steps
 from ondevice.text.tokenizer import Tokenizer
 
 LOOKUP = LookupSettings()
@@ -66,11 +63,11 @@ VARIANTS = (
     *(Variant(f"lookup, 256 keys, width {width}", lookup=replace(LOOKUP, keys=256, width=width)) for width in (1, 2)),
     *(Variant(f"nomad, width {width}", lookup=replace(LOOKUP, mode="nomad", width=width)) for width in (1, 2, 4)),
 )
-"""The first is what the others are compared with; codes of four numbers, and an fp16 cache, if nothing else is said."""
+"""The others are compared with the first. Codes of four numbers and an fp16 cache, unless the name says otherwise."""
 
 
 def log_probabilities(session: SimdSession, tokens: Sequence[int], first: int) -> NDArray[np.float32]:
-    """float32[len(tokens) - first, V], of what follows each token from `first` on."""
+    """float32[len(tokens) - first, V]: log probabilities of the token after each one from `first` on."""
     session.rewind(0)
     found, start = [], 0
     while start < len(tokens):
@@ -97,7 +94,7 @@ class Comparison:
     sought: int = 0
 
     def add(self, own: NDArray[np.float32], exact: NDArray[np.float32], following: NDArray[np.int64]) -> None:
-        """What two of `log_probabilities` say, but for the last token's, and the tokens that do follow."""
+        """Add two of `log_probabilities`, except for the last token, and the tokens that follow in the text."""
         own, exact = own[:-1], exact[:-1]
         self.tokens += len(own)
         self.nats -= float(own[np.arange(len(own)), following].sum())
@@ -105,7 +102,7 @@ class Comparison:
         self.same += int((own.argmax(axis=1) == exact.argmax(axis=1)).sum())
 
     def seek(self, own: NDArray[np.float32], needle: NDArray[np.int64]) -> None:
-        """Whether the tokens of a needle are the likeliest."""
+        """For each token of a needle, whether it is the likeliest."""
         self.found += int((own.argmax(axis=1) == needle).sum())
         self.sought += len(needle)
 
@@ -113,7 +110,9 @@ class Comparison:
 def with_needle(
     tokens: Sequence[int], other: Sequence[int], rng: np.random.Generator
 ) -> tuple[list[int], NDArray[np.int64]]:
-    """A text with a piece of another in it, and again at its end but for the last token; and its second half."""
+    """A text with a piece of another inserted, and repeated at the end except for its last token; and the piece's
+    second half.
+    """
     start = int(rng.integers(0, len(other) - NEEDLE))
     needle = list(other[start : start + NEEDLE])
     place = int(rng.integers(LOOKUP.learn, len(tokens) - LOOKUP.window - 3 * NEEDLE))
@@ -122,7 +121,7 @@ def with_needle(
 
 
 def first_drafts(session: SimdSession, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The drafter's first token at every sixteenth place of a text's last half, and the target's there."""
+    """The drafter's first token at every sixteenth position of a text's last half, and the target's there."""
     engine, drafted, taken = session.engine, [], []
     session.rewind(0)
     log_probabilities(session, tokens[: len(tokens) // 2], len(tokens) // 2 - 1)
@@ -139,7 +138,7 @@ def first_drafts(session: SimdSession, tokens: Sequence[int]) -> tuple[list[int]
 
 
 def compare_drafts(bundle: Bundle, texts: Sequence[Sequence[int]], threads: int) -> str:
-    """Markdown: what becomes of drafts where the drafter alone looks up."""
+    """Markdown: acceptance of drafts if only the drafter looks up."""
     lookups = [replace(LOOKUP, mode="lookup-drafts", keys=keys) for keys in (64, 128, 256, 512)]
     found = {}
     for lookup in (None, *lookups):
@@ -158,7 +157,8 @@ def compare_drafts(bundle: Bundle, texts: Sequence[Sequence[int]], threads: int)
 
 
 def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, float]]:
-    """Mean shares of the newest rows' weights that the choice leaves out, and that the best choice would, by layer.
+    """Mean shares of the newest rows' weights that the choice leaves out, and that the best choice would leave out, by
+    layer.
 
     Forwards that end at a layer's lookups leave its queries and its choice in the engine's memory.
     """
@@ -207,7 +207,7 @@ def _missed(step: LookUp, rows: int, length: int, keys: NDArray[np.float32]) -> 
 
 
 def _memory(address: int, count: int, kind: type[ctypes.c_float] | type[ctypes.c_int64]) -> NDArray[Any]:
-    """A copy of what lies at an address."""
+    """A copy of the memory at an address."""
     return np.array((kind * count).from_address(address))
 
 
@@ -245,7 +245,7 @@ def compare(bundle: Bundle, texts: Sequence[Sequence[int]], threads: int) -> str
 
 
 def read_texts(paths: Sequence[Path], tokenizer: Tokenizer, length: int, most: int) -> list[list[int]]:
-    """The first `length` tokens of each text that is as long."""
+    """The first `length` tokens of each text with at least so many."""
     texts = [tokenizer.encode(path.read_text("utf-8"))[:length] for path in paths]
     return [text for text in texts if len(text) == length][:most]
 

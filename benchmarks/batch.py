@@ -1,10 +1,10 @@
-"""What several sequences at once cost: total tokens per second, fairness, and how soon a new request is answered.
+"""Several sequences at once: total tokens per second, fairness, and the time to a new request's first token.
 
     python -m benchmarks.batch BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--repeats N] [--json]
-    python -m benchmarks.batch BUNDLE --batched-bench PROGRAM --gguf FILE    # llama.cpp's beside it
+    python -m benchmarks.batch BUNDLE --batched-bench PROGRAM --gguf FILE    # with llama.cpp's figures
 
-Every sequence is read by a thread of its own, as a server or an application does it. Plain decoding of random ids: what
-the text is matters to nothing that is measured.
+Every sequence is read by its own thread, as in a server or an application. Plain decoding of random ids, because the
+content of the text does not affect the results.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ import numpy as np
 
 from benchmarks.llama_batched_bench import add_batched_bench, batched_benches
 from ondevice import machine
+from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.engines.choice import EngineName
-from ondevice.loading import load
-from ondevice.model import Model
+from ondevice.model import Model, load
 from ondevice.options import GenerationKeywords
-from ondevice.terminal.bench.footer import setup, setup_line, versions_line
-from ondevice.terminal.bench.table import table
 
 COUNTS = (1, 2, 4, 8)
 PROMPT_TOKENS = 64
 NEW_PROMPT_TOKENS = 512
-"""Of the request that comes while others decode."""
+"""Prompt length of the request that arrives while others decode."""
 OTHERS = 3
 WARM_UP_TOKENS = 8
 
@@ -48,7 +46,7 @@ def plain(max_new_tokens: int) -> GenerationKeywords:
 class Batch:
     """Sequences that ran at the same time.
 
-    tokens_per_s : of all together, after their first tokens
+    tokens_per_s : total of all sequences, after their first tokens
     fairness : speed of the slowest over the mean of all
     """
 
@@ -61,8 +59,8 @@ class Batch:
 class FirstToken:
     """A request of NEW_PROMPT_TOKENS.
 
-    alone_s, beside_s : until its first token, alone and while OTHERS decode
-    usual_s, longest_s : between tokens of those, before it came and at worst until it had its first token
+    alone_s, beside_s : seconds to its first token, alone and while OTHERS decode
+    usual_s, longest_s : seconds between tokens of the others, before it arrives, and at worst until its first token
     """
 
     alone_s: float
@@ -77,7 +75,7 @@ def prompt(seed: int, vocab_size: int, count: int = PROMPT_TOKENS) -> list[int]:
 
 
 def run_together(model: Model, sequences: int, tokens: int) -> Batch:
-    """Decode some sequences; their clock starts when all have their first token."""
+    """Decode some sequences; the time starts when all have their first token."""
     vocab_size = model.manifest.target.vocab_size
     started = threading.Barrier(sequences)
     spans: list[tuple[float, float, int]] = []
@@ -97,7 +95,7 @@ def run_together(model: Model, sequences: int, tokens: int) -> Batch:
 
 
 def first_token(model: Model, tokens: int) -> FirstToken:
-    """How long a new request waits for its first token, and those that decode for it."""
+    """Measure the wait of a new request for its first token, and the delay of the others."""
     vocab_size = model.manifest.target.vocab_size
     request = prompt(99, vocab_size, NEW_PROMPT_TOKENS)
 
@@ -137,7 +135,7 @@ def first_token(model: Model, tokens: int) -> FirstToken:
 
 
 def _gaps(times: Sequence[float], begin: float, end: float) -> list[float]:
-    """Seconds between neighbours of which the later one lies within begin..end."""
+    """Seconds between consecutive times, for those whose later time is within begin..end."""
     return [b - a for a, b in pairwise(times) if begin <= b <= end]
 
 
@@ -150,7 +148,7 @@ def _in_threads(jobs: Sequence[Callable[[], None]]) -> None:
 
 
 def measure(model: Model, tokens: int, repeats: int) -> list[Batch]:
-    """Every number of sequences in turn, again and again: medians, and the worst fairness."""
+    """Measure every number of sequences alternately, several times: medians, and the worst fairness."""
     for count in COUNTS:
         run_together(model, count, WARM_UP_TOKENS)
     runs: dict[int, list[Batch]] = {count: [] for count in COUNTS}
@@ -202,7 +200,7 @@ def main() -> None:
     arguments = parser.parse_args()
     threads = arguments.threads or machine.default_threads()
     peer: dict[int, float] = {}
-    for bench in batched_benches(parser, arguments, [threads]):  # first: it fails at once if it does
+    for bench in batched_benches(parser, arguments, [threads]):  # first, so that a wrong path fails at once
         peer = bench.tokens_per_s(COUNTS, PROMPT_TOKENS, arguments.tokens)
     with load(
         arguments.bundle, engine=arguments.engine, threads=threads, max_sequences=max(COUNTS), cache_bytes=0

@@ -1,10 +1,10 @@
-"""Tokens per second while other processes want the cores too: as many busy ones as 0, 1, ... all cores.
+"""Tokens per second while other processes use the cores: with 0, 1, ... busy processes, up to the number of cores.
 
     python -m benchmarks.busy BUNDLE [--engines simd ort] [--seconds N] [--repeats N] [--json]
-    python -m benchmarks.busy BUNDLE --batched-bench PROGRAM --gguf FILE    # llama.cpp's beside it
+    python -m benchmarks.busy BUNDLE --batched-bench PROGRAM --gguf FILE    # with llama.cpp's figures
 
-Plain decoding of random ids, with one thread and with all. `simd` runs on as many of its threads as make it faster;
-"always" is what it would do without: all of them, always. The busy processes are this script's own, and end with it.
+Plain decoding of random ids, with one thread and with all. `simd` chooses the number of threads by its speed; "always"
+is the same engine on all threads always. The busy processes are started by this script and end with it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,20 @@ from tqdm import tqdm
 
 from benchmarks.llama_batched_bench import BatchedBench, add_batched_bench, batched_benches
 from ondevice import machine
+from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.engines.choice import EngineName
-from ondevice.loading import load
-from ondevice.model import Model
-from ondevice.terminal.bench.footer import setup, setup_line, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.model import Model, load
 
 PROMPT_TOKENS = 64
 WARM_UP_S = 1.0
 LLAMA_TOKENS = 24
 
 BUSY = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(10_000))"
-"""A busy process, which ends by itself should this one be killed."""
+"""A busy process, which ends by itself in case this one is killed."""
 
 
 class AllThreads:
-    """In the place of `ThreadChoice`: never fewer."""
+    """Replaces `ThreadChoice`: always all threads."""
 
     tried = False
 
@@ -54,7 +52,7 @@ class AllThreads:
 
 @dataclass(frozen=True)
 class Contender:
-    """`always` : on all its threads whether that is faster or not"""
+    """`always` : runs on all its threads even if fewer are faster"""
 
     engine: EngineName
     threads: int
@@ -67,20 +65,20 @@ class Contender:
     def load(self, bundle: Path) -> Model:
         model = load(bundle, engine=self.engine, threads=self.threads)
         if self.always:
-            with patch("ondevice.engines.simd.thread_pool.ThreadChoice", AllThreads):
+            with patch("ondevice.engines.simd.threads.ThreadChoice", AllThreads):
                 decode(model, WARM_UP_S)
         return model
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one contender beside `busy` busy processes: medians."""
+    """Medians of one contender with `busy` busy processes."""
 
     contender: str
     busy: int
     tokens_per_s: float
     threads: float
-    """That a round ran on, on average."""
+    """Mean number of threads that a round ran on."""
 
 
 @contextlib.contextmanager
@@ -97,7 +95,9 @@ def busy_processes(count: int, seconds: float) -> Iterator[None]:
 
 
 def decode(model: Model, seconds: float) -> tuple[float, float]:
-    """Tokens per second after the first, in at least so many seconds, and the threads that a round ran on."""
+    """Tokens per second after the first, measured for at least so many seconds, and the mean number of threads of a
+    round.
+    """
     prompt = np.random.default_rng(0).integers(0, model.manifest.target.vocab_size, PROMPT_TOKENS).tolist()
     tokens, spent, threads = 0, 0.0, 0
     while spent < seconds:
@@ -130,7 +130,7 @@ def measure(
     seconds: float,
     repeats: int,
 ) -> list[Speed]:
-    """Everybody in turn beside each number of busy processes, again and again."""
+    """Measure all contenders alternately for each number of busy processes, several times."""
     for model in models.values():
         decode(model, WARM_UP_S)
     runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -171,9 +171,9 @@ def report(speeds: Sequence[Speed], threads: int, facts: dict[str, Any]) -> str:
         [
             table(titles, rows, left=()),
             "",
-            f'tokens/s; "{ours}" runs on as many threads as make it faster, its two are one thread and all always',
+            f'tokens/s; "{ours}" chooses its number of threads; its two alternatives are one thread and always all',
             f"{setup_line(facts)}; plain decoding, medians of {facts['repeats']} runs of {facts['seconds']:g} s, "
-            "everybody in turn beside new busy processes",
+            "all alternately, each with new busy processes",
             versions_line(facts),
         ]
     )

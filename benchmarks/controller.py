@@ -1,10 +1,9 @@
-"""What the loop and its controller take of a round, in Python: drafting decisions, verification, bookkeeping.
+"""Time per round that the loop and its controller take in Python: drafting decisions, verification, bookkeeping.
 
     python -m benchmarks.controller [--rounds N]
 
-The engine and the MTP steps answer at once from arrays made beforehand, and drafting is left out, which every draft
-pays for by itself: what is left is the loop's own.
-The text repeats itself in part, so that every drafter has something to say.
+The engine and the MTP steps return prepared arrays at once, and the time of drafting is subtracted, because it belongs
+to the cost of a draft. The text repeats itself in part, so that every drafter has something to propose.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from time import perf_counter
 
 import numpy as np
 
-from ondevice.decoding import loop
-from ondevice.decoding.costs import Costs
-from ondevice.decoding.limits import Limits
-from ondevice.decoding.record import Round
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.decoding.schedule import AutoSchedule
-from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.ngram import NgramDrafter
-from ondevice.drafters.portfolio import Portfolio
-from ondevice.drafters.protocol import Drafter
-from ondevice.engines.protocol import DraftStep, Floats, Outputs, Rows
-from ondevice.terminal.bench.table import table
+from ondevice.arrays import Float32Array
+from ondevice.cli.bench.tables import table
+from ondevice.engines.protocol import DraftStep, Outputs, Rows
+from ondevice.generate import loop
+from ondevice.generate.controller import AutoSchedule
+from ondevice.generate.costs import Costs
+from ondevice.generate.drafters.mtp import MtpDrafter
+from ondevice.generate.drafters.ngram import NgramDrafter
+from ondevice.generate.drafters.portfolio import Portfolio
+from ondevice.generate.drafters.protocol import Drafter
+from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.generate.stats import Round
 
 VOCAB, HIDDEN = 256, 192
 FORWARD_S, ROW_S, STEP_S = 0.05, 0.001, 0.001
-"""What a forward, one more row and a draft step claim to take: what E2B's take."""
+"""Seconds that the fake forward, one more row and a draft step report: those of E2B."""
 
 MAKERS: dict[str, Callable[[Costs], Drafter | None]] = {
     "none": lambda costs: None,
@@ -45,7 +44,7 @@ MAKERS: dict[str, Callable[[Costs], Drafter | None]] = {
 
 
 class Text:
-    """Phrases that come again, with new words between them; a step of a drafter gets a share of it right."""
+    """A text of repeated phrases with new words between them; a drafter's step predicts a share of it correctly."""
 
     def __init__(self, length: int, right: float) -> None:
         random = np.random.default_rng(0)
@@ -58,7 +57,7 @@ class Text:
 
 
 class InstantSession:
-    """Says the text, whatever it is asked."""
+    """Returns the text for any rows."""
 
     exact_trees = True
 
@@ -90,7 +89,7 @@ class InstantSession:
 
     def snapshot(self) -> None: ...
 
-    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         self._step += 1
         place = min(self.length + self._step, len(self._steps) - 1)
         return DraftStep(self._candidates, self._steps[place], self._hidden[0])
@@ -104,9 +103,9 @@ class InstantSession:
 
 
 class ClaimedTimes(AutoSchedule):
-    """Learns the times that the engine claims, not the few microseconds that it took.
+    """Learns the times that the engine reports, not the few microseconds that it really took.
 
-    claiming_s : seconds spent on that
+    claiming_s : seconds spent in this class itself
     """
 
     claiming_s = 0.0
@@ -122,7 +121,9 @@ class ClaimedTimes(AutoSchedule):
 
 
 def microseconds_per_round(drafter: Drafter | None, schedule: ClaimedTimes | None, right: float, rounds: int) -> float:
-    """Median over rounds, less what the drafts themselves took: a block of rounds would be interrupted by others."""
+    """Median over single rounds, minus the time of the drafts. Single rounds, because other processes would interrupt a
+    block of them.
+    """
     text = Text(17 * rounds + 64, right)
     session = InstantSession(text)
     prompt = text.tokens[:64].tolist()

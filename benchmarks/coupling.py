@@ -1,10 +1,10 @@
-"""How often drafts are right when they are drawn with the target's own noise, and when they are greedy.
+"""Acceptance of drafts that are drawn with the target's own noise, compared with greedy drafts.
 
     python -m benchmarks.coupling bundles/reference [--temperature 1.0 0.7 0.0] [--tokens 300] [--nodes 4]
     python -m benchmarks.coupling bundles/reference --schedule auto     # for tokens per second, on a quiet machine
 
-The MTP drafter on the same prompts and seeds, hence the same texts: only rounds and forwards differ. Prompts are Python
-of the standard library; a constant number of drafted tokens, so that but for the speed nothing depends on the machine.
+The MTP drafter on the same prompts and seeds, and so on the same texts: only rounds and forwards differ. Prompts are
+from Python's standard library. The number of drafted tokens is constant, so only the speed depends on the machine.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ondevice import Model, Stats, load
-from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.protocol import Draft, Drafter, DraftRequest
-from ondevice.terminal.bench.table import table
+from ondevice.cli.bench.tables import table
+from ondevice.generate.drafters.mtp import MtpDrafter
+from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest
 
 SOURCES = ("argparse", "bisect", "csv", "queue", "shlex", "string", "tempfile", "textwrap")
 SKIP, LENGTH = 600, 900
-"""Characters of a source that are left out, its licence say, and those of a prompt."""
+"""Characters skipped at the beginning of a source file (such as its licence), and characters of a prompt."""
 
 
 class Greedy(MtpDrafter):
@@ -38,7 +38,7 @@ def prompts() -> Iterator[str]:
 
 
 def measure(model: Model, drafter: Drafter, temperature: float, tokens: int, chosen: dict[str, Any]) -> Stats:
-    """Sums over all prompts, with the filters of Gemma's default."""
+    """Sums over all prompts, with Gemma's default sampling filters."""
     total = Stats()
     for seed, prompt in enumerate(prompts()):
         stats = model.generate(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.e2b_gguf FILE [--head-bits 4] [--size 26B-A4B]
 
-Matrices are Q4_0, which is what the bundle holds: int4 in blocks of 32 with an fp16 scale. The head, which is the token
-embedding too, is Q8_0 or Q4_0. Of a vocabulary there is only the size: llama-bench draws token ids, and needs no text.
+Matrices are Q4_0, the same as in the bundle: int4 in blocks of 32 with an fp16 scale. The head, which is also the token
+embedding, is Q8_0 or Q4_0. The vocabulary has a size but no tokens: llama-bench draws token ids and needs no text.
 About 2.8 GB. The `gguf` package writes it.
 """
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from benchmarks.e2b_shape import noise
 from benchmarks.footprint import TARGETS
 from benchmarks.shape import target_model
-from ondevice_export.config import TextConfig
+from ondevice.model_config import Target
 
 try:
     import gguf
@@ -31,11 +31,11 @@ except ModuleNotFoundError:
 ARCHITECTURE = gguf.MODEL_ARCH.GEMMA4
 HEAD = "model.embed_tokens.weight"
 STILL = 1e30
-"""What the frequencies that do not turn are divided by (llama.cpp, `Gemma4Model.generate_extra_tensors`)."""
+"""Divisor of the frequencies without rotation (llama.cpp, `Gemma4Model.generate_extra_tensors`)."""
 
 
 _SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
-"""Names that gguf has no map for."""
+"""Tensor names that the gguf package does not map."""
 
 
 def write_gguf(path: Path, head_bits: int, size: str = "E2B") -> None:
@@ -69,7 +69,7 @@ def write_gguf(path: Path, head_bits: int, size: str = "E2B") -> None:
     writer.close()
 
 
-def rope_divisors(config: TextConfig) -> npt.NDArray[np.float32]:
+def rope_divisors(config: Target) -> npt.NDArray[np.float32]:
     """float32[head_dim / 2]: 1 for the full layers' frequencies that turn."""
     half = _head_dim(config, "full") // 2
     turning = int(half * config.rope["full"].rotated)
@@ -77,7 +77,7 @@ def rope_divisors(config: TextConfig) -> npt.NDArray[np.float32]:
 
 
 def _own_name(name: str, names: Any) -> str:
-    """What llama.cpp calls a tensor."""
+    """llama.cpp's name of a tensor."""
     _, _, layer, part = [*name.split(".", 3), ""][:4]
     if part in _SCALES:
         return f"blk.{layer}.{_SCALES[part]}"
@@ -98,11 +98,11 @@ def _bytes(shape: tuple[int, ...], kind: Kind) -> int:
     return int(np.prod(shape, dtype=np.int64)) // int(block) * int(size)
 
 
-def _head_dim(config: TextConfig, kind: str) -> int:
+def _head_dim(config: Target, kind: str) -> int:
     return next(layer.head_dim for layer in config.layers if layer.kind == kind)
 
 
-def _describe(writer: Any, config: TextConfig) -> None:
+def _describe(writer: Any, config: Target) -> None:
     """The metadata that llama.cpp's `llama_model_gemma4::load_arch_hparams` and its base class read."""
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(config.vocab_size)

@@ -1,4 +1,4 @@
-"""A random bundle of Gemma 4 E2B's exact shapes, with its assistant: what speed is measured on, without the weights.
+"""Write a random bundle of Gemma 4 E2B's exact shapes, with its assistant, to measure speed without the real weights.
 
     python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4 | --mobile] [--heads]
 
@@ -20,18 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
+from ondevice.model_config import HeadsEntry, Shortlist, Target
+from ondevice.tensor_table import drafter_shapes
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import read_drafter, read_target
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gemma_quantization import read_quantization
-from ondevice_export.graph_files import write_drafter, write_heads, write_target
-from ondevice_export.heads import HeadsCheckpoint, HeadsConfig, Shortlist, heads_shapes
+from ondevice_export.graph_files import GraphFiles
+from ondevice_export.heads import HeadsCheckpoint, all_shapes
 from ondevice_export.manifest import make_manifest
-from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
+from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
 from ondevice_export.quantized_modules import QuantizedModules
 from ondevice_export.source import Checkout
-from ondevice_export.tensor_names import drafter_shapes, target_shapes
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -84,7 +85,7 @@ DRAFTER: dict[str, Any] = {
 
 
 def noise() -> FloatArray:
-    """float32[N]: what matrices are filled with, over and over."""
+    """float32[N]: values that fill matrices repeatedly."""
     return np.random.default_rng(0).standard_normal(1 << 22, np.float32) * np.float32(0.02)
 
 
@@ -117,26 +118,30 @@ class RandomCheckpoint:
 
 
 SHORTLIST = Shortlist(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])
+CANDIDATES = SHORTLIST.candidates(VOCABULARY)
 
 HEADS = (
-    HeadsConfig("medusa", 4, 0, None, SHORTLIST),
-    HeadsConfig("blockwise", 4, 2 * TARGET["hidden_size"], None, SHORTLIST),
-    HeadsConfig("exit", 1, 0, 14, SHORTLIST),
+    HeadsEntry("medusa", "heads.medusa.onnx", 4, CANDIDATES, shortlist=SHORTLIST),
+    HeadsEntry(
+        "blockwise", "heads.blockwise.onnx", 4, CANDIDATES, width=2 * TARGET["hidden_size"], shortlist=SHORTLIST
+    ),
+    HeadsEntry("exit", "heads.exit.onnx", 1, CANDIDATES, 14, shortlist=SHORTLIST),
 )
 
 
 def write_bundle(out: Path, head_bits: int = 8, heads: bool = False, mobile: bool = False) -> None:
-    """Write the bundle, with heads of every kind where wanted; an older one there is replaced."""
+    """Write the bundle, optionally with heads of every kind; an older one there is replaced."""
     options = ExportOptions(drafter="auto", quantize="int4", head_bits=head_bits, revision=None)
     with tempfile.TemporaryDirectory() as directory, BundleWriter(out) as bundle:
         target = mobile_model(Path(directory)) if mobile else target_model(Path(directory))
-        drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER))
-        table = write_target(bundle.directory, target, options, lambda _weights: None)
-        write_drafter(bundle.directory, drafter, table, options, lambda _weights: None)
+        drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER), target.config)
+        graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
+        table = graphs.write_target(target)
+        graphs.write_drafter(drafter, target.config, table)
         trained = _heads(target) if heads else None
         if trained is not None:
-            write_heads(bundle.directory, trained, target.config, table, options, advance=lambda _weights: None)
-        bundle.commit(make_manifest(target, drafter, options, trained))
+            graphs.write_heads(trained, target.config, table)
+        bundle.commit(make_manifest(target, drafter, options, trained), graphs.tensors)
 
 
 def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
@@ -149,7 +154,7 @@ def target_model(directory: Path) -> TargetCheckpoint:
     """The target as the exporter sees it; its `config.json` goes below the directory."""
     checkout = _config(directory / "gemma-4-E2B-shape", TARGET)
     family, config = read_target(checkout.directory)
-    shapes = target_shapes(config, "model.")
+    shapes = checkpoint_shapes(config, "model.")
     return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
 
 
@@ -158,21 +163,21 @@ def mobile_model(directory: Path) -> TargetCheckpoint:
     fields = {**TARGET, "tie_word_embeddings": False, "quantization_config": QUANTIZATION}
     checkout = _config(directory / "gemma-4-E2B-mobile-shape", fields)
     family, config = read_target(checkout.directory)
-    shapes, quantization = target_shapes(config, "model."), read_quantization(checkout.directory)
+    shapes, quantization = checkpoint_shapes(config, "model."), read_quantization(checkout.directory)
     assert quantization is not None
     checkpoint = cast(Checkpoint, MobileCheckpoint(shapes, len(config.layers)))
     modules = QuantizedModules(checkpoint, quantization, shapes)
     return TargetCheckpoint(checkout, checkpoint, family, config, "model.", shapes, modules)
 
 
-def _drafter(checkout: Checkout) -> DrafterCheckpoint:
-    config = read_drafter(checkout.directory)
-    shapes = drafter_shapes(config)
+def _drafter(checkout: Checkout, target: Target) -> DrafterCheckpoint:
+    config = read_drafter(checkout.directory, target)
+    shapes = drafter_shapes(config, target)
     return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
 
 
 def _heads(target: TargetCheckpoint) -> HeadsCheckpoint:
-    shapes = heads_shapes(HEADS, target.config)
+    shapes = all_shapes(HEADS, target.config)
     return HeadsCheckpoint(target.checkout, cast(Checkpoint, RandomCheckpoint(shapes)), HEADS, shapes)
 
 

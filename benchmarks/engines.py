@@ -15,6 +15,6 @@ def open_engine(name: EngineName, bundle: Bundle, threads: int) -> Engine:
         from ondevice.engines.simd.engine import SimdEngine
 
         return SimdEngine(bundle, threads)
-    from ondevice.engines.ort.engine import OrtEngine
+    from ondevice.engines.ort import OrtEngine
 
     return OrtEngine(bundle, threads)

@@ -27,9 +27,10 @@ from tqdm import tqdm
 
 from benchmarks.footprint import TARGETS, target_fields
 from ondevice import machine
-from ondevice.terminal.bench.table import table
+from ondevice.cli.bench.tables import table
+from ondevice.tensor_table import Shapes
 from ondevice_export.config import read_target
-from ondevice_export.tensor_names import Shapes, target_shapes
+from ondevice_export.models import checkpoint_shapes
 
 BOUND_GB = 1.5
 PREFIX = "model."
@@ -51,7 +52,7 @@ def write_checkpoint(directory: Path, size: str, *, zeros: bool) -> int:
     """Write config.json and model.safetensors; returns the number of weights."""
     fields = target_fields(size)
     (directory / "config.json").write_text(json.dumps(fields))
-    shapes = target_shapes(read_target(directory)[1], PREFIX)
+    shapes = checkpoint_shapes(read_target(directory)[1], PREFIX)
     header = json.dumps(_header(shapes)).encode()
     total = sum(map(math.prod, shapes.values()))
     with (directory / "model.safetensors").open("wb") as file:

@@ -1,7 +1,7 @@
-"""What Gemma 4's models take on disk and in memory: `python -m benchmarks.footprint`.
+"""Size of Gemma 4's models on disk and in memory: `python -m benchmarks.footprint`.
 
 Worked out from the published shapes of the text models and their assistants; nothing is downloaded or measured.
-A checkpoint with vision and audio towers is larger. How much memory a process really uses, `benchmarks.start` measures.
+A checkpoint with vision and audio towers is larger. `benchmarks.start` measures the memory that a process really uses.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import e2b_shape
-from ondevice.terminal.bench.table import table
-from ondevice_export.config import TextConfig, read_drafter, read_target
+from ondevice.cli.bench.tables import table
+from ondevice.model_config import Target
+from ondevice.tensor_table import Shapes, drafter_shapes
+from ondevice_export.config import read_drafter, read_target
 from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph_files import estimate_bytes
-from ondevice_export.tensor_names import Shapes, drafter_shapes, target_shapes
+from ondevice_export.models import checkpoint_shapes
 
 Fields = Mapping[str, Any]
 
 CHECKPOINT_BYTES = 2
-"""Of a weight in bf16."""
+"""Bytes of a weight in bf16."""
 CACHE_BYTES = 2
-"""Of a number in the fp16 KV cache."""
+"""Bytes of a number in the fp16 KV cache."""
 
 FIVE_TO_ONE = ["sliding_attention"] * 5 + ["full_attention"]
 NO_PLE = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
@@ -110,7 +112,7 @@ class Footprint:
 
 
 def footprint(name: str) -> Footprint:
-    """Of one of `TARGETS`, with its drafter."""
+    """The sizes of one of `TARGETS` with its drafter."""
     config, target, drafter = _shapes(name)
     options = ExportOptions()
     weights = _count(target)
@@ -144,14 +146,15 @@ def drafter_fields(name: str) -> dict[str, Any]:
     }
 
 
-def _shapes(name: str) -> tuple[TextConfig, Shapes, Shapes]:
+def _shapes(name: str) -> tuple[Target, Shapes, Shapes]:
     """The target's configuration, and the tensors of target and drafter."""
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "config.json"
         config.write_text(json.dumps(target_fields(name)), "utf-8")
         _, read = read_target(config.parent)
         config.write_text(json.dumps(drafter_fields(name)), "utf-8")
-        return read, target_shapes(read, "model."), drafter_shapes(read_drafter(config.parent))
+        drafter = read_drafter(config.parent, read)
+        return read, checkpoint_shapes(read, "model."), drafter_shapes(drafter, read)
 
 
 def _packed(shapes: Shapes, formats: Formats) -> int:

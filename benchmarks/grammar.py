@@ -1,11 +1,11 @@
-"""What a grammar costs and what it brings: index, masks and their application beside a forward, and JSON with and
-without drafts of what the grammar forces.
+"""Cost and gain of a grammar: index, masks and their application compared with a forward, and JSON with and without
+drafts of the forced tokens.
 
     python -m benchmarks.grammar BUNDLE [--pair BUNDLE]
 
-The first bundle gives the size of the vocabulary and the time of a forward; random weights will do, and E2B's shape is
-the one that counts (`python -m benchmarks.e2b_shape`). Its tokenizer is made up, of pairs of the pair's tokens, where
-it has none. The pair writes JSON.
+The first bundle gives the size of the vocabulary and the time of a forward; random weights are enough, and E2B's shape
+is the important one (`python -m benchmarks.e2b_shape`). If it has no tokenizer, one is made of pairs of the reference
+pair's tokens. The reference pair writes JSON.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ import numpy as np
 
 import ondevice
 from ondevice.bundle import TOKENIZER, Bundle
-from ondevice.decoding.masks import keep_allowed
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
 from ondevice.engines.protocol import Rows, TokenTree
-from ondevice.grammar.compiler import Compiler
-from ondevice.grammar.matcher import Matcher
-from ondevice.grammar.response_format import ResponseFormat
-from ondevice.grammar.tool_choice import ToolChoice
+from ondevice.generate.request import SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling_kernels import keep_allowed
+from ondevice.grammar.matcher import Compiler, Matcher
+from ondevice.grammar.response_format import ResponseFormat, ToolChoice
 from ondevice.model import Model
 from ondevice.text.tokenizer import Tokenizer
 
@@ -39,7 +37,7 @@ LONGEST = 12
 """Characters of a made-up token at most."""
 
 SPACE = "\u0120"
-"""How the pair's tokenizer writes it."""
+"""A space in the reference pair's tokenizer."""
 
 REPLY = '{"name": "Johann Wolfgang von Goethe", "born": 1749, "works": ["Faust", "Die Leiden des jungen Werthers"]}'
 SCHEMA: dict[str, Any] = {
@@ -113,7 +111,9 @@ def without_bounds(schema: Any) -> Any:
 
 
 def costs_by_token(constraint: Matcher, tokens: Sequence[int], logits: np.ndarray) -> list[float]:
-    """Seconds that the grammar adds to choosing each token: its mask, applying it, and following what was chosen."""
+    """Seconds that the grammar adds to choosing each token: computing its mask, applying it, and advancing by the
+    chosen token.
+    """
     options = SamplingOptions(top_k=64, top_p=0.95, seed=0)
     limited, plain = Sampler(options, constraint=constraint), Sampler(options)
     context, times = [2], []
@@ -126,8 +126,8 @@ def costs_by_token(constraint: Matcher, tokens: Sequence[int], logits: np.ndarra
 
 
 def made_up(pair: Bundle, vocab_size: int, directory: Path) -> Path:
-    """A tokenizer.json with as many tokens: those of the pair, and words put together from its words. Punctuation is as
-    rare as in a large vocabulary: tokens with quotes in them are what takes a mask's time.
+    """A tokenizer.json with this many tokens: those of the pair, and compounds of its words. Punctuation is as rare as
+    in a large vocabulary, because tokens with quotes take most of a mask's time.
     """
     source = pair.file(TOKENIZER)
     assert source is not None
@@ -171,7 +171,7 @@ def measure_drafts(model: Model) -> None:
         for drafter in ("none", "ngram", "mtp", "grammar", "auto"):
             rounds = tokens = drafted = taken = 0
             seconds = 0.0
-            for turn in range(3):  # the first for what is learnt
+            for turn in range(3):  # the first turn only learns
                 replies = []
                 for seed, prompt in enumerate(PROMPTS):
                     model.forget()

@@ -1,10 +1,10 @@
-"""What heads bring: tokens per round by temperature and rows, trees beside chains; and what their proposals cost.
+"""Heads: tokens per round by temperature and rows, for trees and chains; and the cost of their proposals.
 
     python -m benchmarks.heads bundles/reference [--temperature 0.0 1.0] [--nodes 4 8 16] [--tokens 300]
     python -m benchmarks.heads BUNDLE --cost       # proposals in shares of a row, on a quiet machine
 
-The prompts and texts of `benchmarks.coupling`: seeded, so that all drafters of a temperature write the same. A constant
-number of drafted tokens, so that nothing but the cost depends on the machine.
+The prompts and texts are those of `benchmarks.coupling`, with seeds, so all drafters of a temperature write the same
+text. The number of drafted tokens is constant, so only the cost depends on the machine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import numpy as np
 from benchmarks.coupling import measure
 from ondevice import load
 from ondevice.bundle import Bundle
-from ondevice.drafters.blockwise import BlockwiseDrafter
-from ondevice.drafters.medusa import MedusaDrafter
-from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.protocol import Drafter
+from ondevice.cli.bench.tables import table
 from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
+from ondevice.generate.drafters.heads import BlockwiseDrafter, MedusaDrafter
+from ondevice.generate.drafters.mtp import MtpDrafter
+from ondevice.generate.drafters.protocol import Drafter
 from ondevice.manifest import Manifest
-from ondevice.terminal.bench.table import table
 
 RUNS = 40
 CONTEXT = 128
@@ -35,7 +34,7 @@ CONTEXT = 128
 
 
 def ways(manifest: Manifest) -> dict[str, Drafter]:
-    """By name, what a bundle can be measured with."""
+    """The drafters that a bundle can be measured with, by name."""
     heads, target = {each.kind: each for each in manifest.heads}, manifest.target
     found: dict[str, Drafter] = {}
     if "medusa" in heads:

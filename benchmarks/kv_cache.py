@@ -1,8 +1,8 @@
-"""What an int8 KV cache saves and costs, beside fp16: memory, milliseconds, and the likelihood of a text.
+"""An int8 KV cache compared with fp16: memory, milliseconds, and the likelihood of a text.
 
     python -m benchmarks.kv_cache BUNDLE [--context 8192] [--rounds 7] [--text FILE ...]
 
-Both engines are loaded at once and take turns. A bundle of random weights has speed, and no text worth predicting.
+Both engines are loaded at once and run alternately. A bundle of random weights shows the speed only.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import numpy as np
 
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
-from ondevice.engines.simd.cache_rows import UNITS, unit_type
-from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
-from ondevice.engines.simd.session import SimdSession
-from ondevice.manifest import Target
-from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.engines.simd.caches import UNITS, unit_type
+from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine, SimdSession
+from ondevice.model_config import Target
 from ondevice.text.tokenizer import Tokenizer
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
@@ -35,7 +33,7 @@ TOKENS = 256
 
 
 def bytes_per_token(target: Target, kind: KVCacheType) -> tuple[int, int]:
-    """Of the layers that keep every token, and of those that keep a window's."""
+    """Bytes of the layers that keep every token, and of those that keep a window."""
     sizes = {"full": 0, "sliding": 0}
     for index in target.kv_layers():
         layer = target.layers[index]
@@ -60,7 +58,7 @@ def read(session: SimdSession, tokens: Sequence[int]) -> float:
 
 
 def step(session: SimdSession, rows: int) -> float:
-    """Seconds of a forward behind what is in the cache; nothing is kept."""
+    """Seconds of a forward after the cached tokens; its rows are not kept."""
     forward(session, range(rows), range(rows))  # wakes the threads: the other engine had the cores
     started = time.perf_counter()
     forward(session, range(rows), range(rows))
@@ -72,7 +70,7 @@ def speed(bundle: Bundle, threads: int, context: int, rounds: int) -> str:
     sessions = {kind: SimdEngine(bundle, threads, kv_cache=kind).open_session() for kind in TYPES}
     tokens = np.random.default_rng(0).integers(0, TOKENS, context).tolist()
     for session in sessions.values():
-        read(session, tokens[:MOST_ROWS])  # weights and kernels come into memory
+        read(session, tokens[:MOST_ROWS])  # reads weights and kernels into memory
     prefill = {kind: read(session, tokens) for kind, session in sessions.items()}
     taken: dict[tuple[KVCacheType, int], list[float]] = {(kind, rows): [] for kind in TYPES for rows in ROWS}
     for _ in range(rounds):
@@ -107,7 +105,7 @@ def predictions(session: SimdSession, tokens: Sequence[int]) -> tuple[float, lis
 
 
 def quality(bundle: Bundle, threads: int, texts: Sequence[str]) -> str:
-    """Markdown: what the texts cost by the cache's type, and how often both would go on with the same token."""
+    """Markdown: loss of the texts by the cache's type, and how often both predict the same token."""
     path = bundle.file(TOKENIZER)
     if path is None:
         raise SystemExit("this bundle has no tokenizer: leave --text out")

@@ -19,7 +19,7 @@ class BatchedBench:
     threads: int
 
     def tokens_per_s(self, sequences: Sequence[int], prompt_tokens: int, new_tokens: int) -> dict[int, float]:
-        """Of decoding, all sequences together, by their number.
+        """Decoding speed of all sequences together, by their number.
 
         Raises:
             SystemExit: the program does not run, or cannot read the file.
@@ -54,7 +54,7 @@ def add_batched_bench(parser: argparse.ArgumentParser) -> None:
 def batched_benches(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, threads: Sequence[int]
 ) -> list[BatchedBench]:
-    """One for each number of threads; none where they were not named."""
+    """One `BatchedBench` for each number of threads; none if the options were not given."""
     if (arguments.batched_bench is None) != (arguments.gguf is None):
         parser.error("--batched-bench and --gguf belong together")
     if arguments.gguf is None:
@@ -63,6 +63,6 @@ def batched_benches(
 
 
 def speeds_of(output: str) -> dict[int, float]:
-    """What its JSON lines say; other lines are its log."""
+    """The speeds in its JSON lines; other lines are its log."""
     results = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return {result["pl"]: result["speed_tg"] for result in results}

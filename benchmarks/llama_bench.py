@@ -10,7 +10,7 @@ from typing import Any
 
 
 class LlamaBench:
-    """A program, a GGUF file and a number of threads; `version` and `model` are what the program says of itself."""
+    """A program, a GGUF file and a number of threads; `version` and `model` are as printed by the program."""
 
     name = "llama.cpp"
 

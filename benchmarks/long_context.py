@@ -1,12 +1,12 @@
-"""What rows cost behind long contexts, fp16 beside int8 and lookups: steps, verifications, chunks of a prompt, drafts.
+"""Cost of rows after long contexts, with fp16, int8 and lookups: steps, verifications, chunks of a prompt, drafts.
 
     python -m benchmarks.long_context BUNDLE [--tokens 64 8192 32768] [--rounds 5] [--only int8 "int8 lookup"]
         [--llama-bench PROGRAM --gguf FILE]
 
-The cache is filled with numbers: the keys and values of 64 tokens, over and over. Nobody waits for a prefill, and a
-bundle of random weights, as `benchmarks.e2b_shape` writes it, will do: its lookups choose as many keys as they may.
-In brackets: in rows behind the fewest tokens. llama.cpp, on the file that `benchmarks.e2b_gguf` writes, takes part up
-to 8,192 tokens: it reads them, for a minute or more each time.
+The cache is filled without a prefill, by repeating the keys and values of 64 tokens. A bundle of random weights, as
+written by `benchmarks.e2b_shape`, is enough: its lookups choose the maximum number of keys. In brackets: multiples of
+one row after the fewest tokens. llama.cpp, on the file that `benchmarks.e2b_gguf` writes, is measured up to 8,192
+tokens, because it has to read them, which takes a minute or more each time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from benchmarks.kv_cache import forward
 from benchmarks.llama_bench import LlamaBench
 from ondevice import machine
 from ondevice.bundle import Bundle
+from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType
-from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine
-from ondevice.engines.simd.lookup_settings import LookupSettings
-from ondevice.engines.simd.session import SimdSession
-from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine, SimdSession
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)
 VARIANTS: dict[str, tuple[KVCacheType, LookupSettings | None]] = {
@@ -43,13 +41,13 @@ VARIANTS: dict[str, tuple[KVCacheType, LookupSettings | None]] = {
 ROWS = (1, 5, 8)
 """A plain step, and two verifications."""
 LLAMA_MOST = 8192
-"""Tokens behind which llama.cpp is measured at most."""
+"""Longest context with which llama.cpp is measured."""
 SEED = 64
 """Tokens whose keys and values are repeated; whole units of every cache."""
 
 
 def fill(session: SimdSession, tokens: int) -> None:
-    """Make an empty session one of so many tokens."""
+    """Fill an empty session with so many tokens."""
     forward(session, range(SEED), [0])
     session.commit(range(SEED))
     if tokens <= SEED:
@@ -64,7 +62,7 @@ def fill(session: SimdSession, tokens: int) -> None:
 
 
 def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
-    """What is timed, by its title."""
+    """The measured functions by title."""
     hidden = np.zeros(session.engine.target.hidden_size, np.float32)
     found: dict[str, Callable[[], object]] = {}
     for rows in ROWS:
@@ -76,7 +74,7 @@ def works(session: SimdSession, chunk: int) -> dict[str, Callable[[], object]]:
 
 
 def measure(bundle: Bundle, variant: str, threads: int, tokens: Sequence[int], rounds: int) -> list[dict[str, float]]:
-    """Median seconds, by title, behind so many tokens. Sessions take turns: a machine's speed drifts."""
+    """Median seconds by title after so many tokens. Sessions run alternately, because a machine's speed drifts."""
     kind, lookup = VARIANTS[variant]
     engine = SimdEngine(bundle, threads, max(tokens) + MOST_ROWS, kv_cache=kind, lookup=lookup)
     sessions = [engine.open_session() for _ in tokens]
@@ -88,7 +86,7 @@ def measure(bundle: Bundle, variant: str, threads: int, tokens: Sequence[int], r
         times = np.zeros((1 if "chunk" in title else rounds, len(tokens)))
         for row in times:
             for place, work in enumerate(every):
-                work[title]()  # wakes the threads, makes room
+                work[title]()  # wakes the threads, allocates memory
                 started = time.perf_counter()
                 work[title]()
                 row[place] = time.perf_counter() - started
@@ -99,7 +97,7 @@ def measure(bundle: Bundle, variant: str, threads: int, tokens: Sequence[int], r
 
 
 def measure_llama(llama: LlamaBench, tokens: Sequence[int], chunk: int) -> list[dict[str, float]]:
-    """The same of llama.cpp: a step, and a chunk."""
+    """The same for llama.cpp: a step, and a chunk."""
     titles, taken = {1: "1 row", chunk: f"chunk of {chunk}"}, []
     for count in tokens:
         found = llama.seconds(titles, count, 1, every_logit=False)
@@ -116,7 +114,7 @@ def report(
     *,
     llama: LlamaBench | None = None,
 ) -> str:
-    """Markdown: milliseconds, and how many rows behind the fewest tokens each is worth."""
+    """Markdown: milliseconds, and multiples of one row after the fewest tokens."""
     lines, titles, ordered = list[list[str]](), list[str](), sorted(tokens)
 
     def add(name: str, taken: list[dict[str, float]]) -> None:
@@ -128,7 +126,7 @@ def report(
             lines.append([name, f"{count:,}", *cells])
 
     for variant in variants:
-        with patch("ondevice.engines.simd.thread_pool.ThreadChoice", AllThreads):  # it learns by rows, not by tokens
+        with patch("ondevice.engines.simd.threads.ThreadChoice", AllThreads):  # it learns by rows, not by tokens
             taken = measure(bundle, variant, threads, ordered, rounds)
         titles = list(taken[0])
         add(variant, taken)

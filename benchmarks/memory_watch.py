@@ -1,4 +1,4 @@
-"""How another process's memory is made up, sampled while it runs."""
+"""The parts of another process's memory, sampled while it runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FIELDS = ("RssAnon", "RssFile", "RssShmem")
 class MemoryWatch:
     """Samples a process until the end of the `with` block.
 
-    peak : its memory when that was largest; None where the system does not tell. A spike between samples is missed.
+    peak : the largest sample; None if the system does not say. A spike between samples is missed.
     """
 
     def __init__(self, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""A random checkpoint of the form and the widths of Google's mobile E2B, as the exporter sees it."""
+"""A random checkpoint with the format and bit widths of Google's mobile E2B, as the exporter reads it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ QUANTIZATION: dict[str, Any] = {
     },
     "modules_to_not_convert": ["per_layer_model_projection"],
 }
-"""What is reported of it: attention, the lower layers' MLP and the table of per-layer embeddings have 4 bits, the upper
-MLP, head and embedding 2, the gates and projections of per-layer embeddings 8."""
+"""Bit widths as published: attention, the lower layers' MLP and the table of per-layer embeddings have 4 bits, the
+upper MLP, head and embedding 2, the gates and projections of per-layer embeddings 8.
+"""
 
 
 class MobileCheckpoint:
@@ -40,7 +41,7 @@ class MobileCheckpoint:
         return True
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """All shapes are as they should be."""
+        """Does nothing: all shapes are right."""
 
     def dtype(self, name: str) -> str:
         if self._is_plain(name):
@@ -63,7 +64,7 @@ class MobileCheckpoint:
 
     def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
         width = self.shape(name)[1]
-        if self._is_plain(name):  # bfloat16 of sensible sizes: products that are not normal numbers would take longer
+        if self._is_plain(name):  # bfloat16 of usual sizes: products with denormal numbers would take longer
             numbers = np.resize(np.roll(self._numbers, -start * width), (stop - start, width))
             return numbers.view(np.uint8)
         return np.resize(np.roll(self._noise, -start * width), (stop - start, width))

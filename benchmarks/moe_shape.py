@@ -1,13 +1,13 @@
-"""Forwards of a random bundle of Gemma 4 26B-A4B's shape: what rows cost when each may choose experts of its own.
+"""Forwards of a random bundle of Gemma 4 26B-A4B's shape: the cost of rows that choose different experts.
 
     python -m benchmarks.moe_shape DIRECTORY [--threads 2] [--rounds 3] [--llama-bench PROGRAM --gguf FILE]
 
-Where there is no bundle in the directory, one is written first: 16 GB, through the exporter, matrix by matrix. Its
-pack, 15 GB, goes into the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, has
-its turn behind `simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, of which every
-row's logits are wanted; 512 are a prefill.
+If there is no bundle in the directory, one is written first: 16 GB, through the exporter, matrix by matrix. Its pack,
+15 GB, is written to the cache directory. Both may be deleted afterwards. llama.cpp, if its llama-bench is given, runs
+after `simd`, because two such models seldom fit in memory. 1 to 8 rows are a verification, which computes every row's
+logits; 512 are a prefill.
 
-Random weights route at random: tokens have no more experts in common than chance has it, which is the dearest case.
+Random weights route at random: tokens share experts only by chance, which is the most expensive case.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from benchmarks.llama_bench import LlamaBench
 from benchmarks.shape import write_bundle
 from ondevice import machine
 from ondevice.bundle import Bundle
+from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.roofline import RooflineMeasurement
-from ondevice.manifest import Target
-from ondevice.terminal.bench.footer import versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.model_config import Target
 
 SIZE = "26B-A4B"
 VERIFY = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -43,7 +42,7 @@ CONTEXT = 64
 TIMES = 5
 """Verifications of the same tokens."""
 ROOM = 1 << 30
-"""Bytes that must be left beside the weights: caches, buffers, Python, and what else the system has to keep."""
+"""Bytes needed in addition to the weights: caches, buffers, Python, and the rest of the system."""
 
 
 @dataclass
@@ -52,15 +51,15 @@ class Measured:
 
     seconds: list[float] = field(default_factory=list)
     experts: list[float] = field(default_factory=list)
-    """That a layer read."""
+    """Number of experts that a layer read."""
 
 
 def check_memory(needed: int, available: int) -> None:
-    """Raise SystemExit where the weights do not stay in memory: forwards would be as fast as the disk."""
+    """Raise SystemExit if the weights do not stay in memory: forwards would be as slow as the disk."""
     if available < needed:
         raise SystemExit(
             f"{SIZE} needs {needed / 1e9:.1f} GB of memory: {(needed - ROOM) / 1e9:.1f} GB of weights, of which random "
-            f"tokens touch all, and {ROOM / 1e9:.1f} GB beside them; {available / 1e9:.1f} GB are available here. "
+            f"tokens touch all, and {ROOM / 1e9:.1f} GB in addition; {available / 1e9:.1f} GB are available here. "
             "Close other programs, or measure on a larger machine"
         )
 
@@ -76,10 +75,10 @@ class Forwarder(Protocol):
 
 
 def measure(engine: Forwarder, rounds: int, rows_of: tuple[int, ...] = (*VERIFY, PREFILL)) -> dict[int, Measured]:
-    """Every number of rows in turn, in as many rounds, each with other tokens.
+    """Measure every number of rows alternately, in so many rounds, each with other tokens.
 
-    They run once before they are timed: experts that nobody has asked for lately come from the disk, which is another
-    thing to measure.
+    Tokens run once before they are timed: experts that were not used recently are read from the disk, which is not what
+    is measured here.
     """
     rng = np.random.default_rng(0)
     session = engine.open_session()

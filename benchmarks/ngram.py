@@ -1,4 +1,4 @@
-"""How good n-gram guesses are, and what they cost: `python benchmarks/ngram.py [FILE ...]`.
+"""Accuracy and cost of n-gram drafts: `python benchmarks/ngram.py [FILE ...]`.
 
 Reads each file word by word as if it were being generated, guesses the next word before reading it, and prints Markdown
 tables. Without files it takes modules of this interpreter's standard library.
@@ -19,16 +19,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.drafters.ngram import NgramDrafter
-from ondevice.drafters.protocol import DraftRequest
-from ondevice.drafters.suffix_automaton import SuffixAutomaton
 from ondevice.engines.protocol import Outputs
+from ondevice.generate.drafters.ngram import NgramDrafter, SuffixAutomaton
+from ondevice.generate.drafters.protocol import DraftRequest
 
 WORD = re.compile(r"\w+|\s+|[^\w\s]")
 NO_SESSION: Any = None
-"""N-grams come from the text alone: their drafter asks nothing of the target's session,"""
+"""The n-gram drafter reads the text only: it uses neither the target's session"""
 NO_OUTPUTS = Outputs(np.zeros((1, 0), np.float32), np.zeros((1, 0), np.float32))
-"""and nothing of what the target computed."""
+"""nor the target's outputs."""
 
 
 def texts(paths: list[Path]) -> list[list[int]]:
@@ -72,7 +71,7 @@ def calibration_table(rows: NDArray[np.float64]) -> str:
 
 
 def cost_table(text: list[int]) -> str:
-    """Of a long text: its tokens at once, and a round of the drafter."""
+    """Markdown: time to read a long text at once, and time of the drafter per round."""
     SuffixAutomaton().extend(text)
     started = perf_counter()
     SuffixAutomaton().extend(text)

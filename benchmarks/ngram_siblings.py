@@ -1,9 +1,9 @@
-"""How often the target takes the second-best continuation of the n-gram drafter, where it does not take the best.
+"""How often the target chooses the n-gram drafter's second-best continuation if it does not choose the best.
 
     python -m benchmarks.ngram_siblings bundles/reference [--temperature 1.0 0.7 0.0] [--tokens 250]
 
-Every token that follows a match is judged, on the prompts and seeds of `benchmarks.coupling`: nothing here depends on
-the machine. A sibling pays where its share is above what one more row costs, times the tokens that a round brings.
+Every token after a match is counted, on the prompts and seeds of `benchmarks.coupling`; the result does not depend on
+the machine. A sibling pays if its share exceeds the cost of one more row, times the tokens that a round brings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 
 from benchmarks.coupling import prompts
 from ondevice import load
-from ondevice.drafters.suffix_automaton import COUNT, EDGE, NONE, ROOT, SuffixAutomaton, longest_match
-from ondevice.terminal.bench.table import table
+from ondevice.cli.bench.tables import table
+from ondevice.generate.drafters.ngram import COUNT, EDGE, NONE, ROOT, SuffixAutomaton, longest_match
 
 
 def continuations(automaton: SuffixAutomaton) -> list[int]:
-    """What followed the longest match, most often first, the newest first in a tie; empty where nothing matches."""
+    """The tokens that followed the longest match, most frequent first, the newest first in a tie; empty without a
+    match.
+    """
     tables = automaton._tables
     state, _ = longest_match(tables)
     if state == ROOT:
@@ -36,7 +38,9 @@ def continuations(automaton: SuffixAutomaton) -> list[int]:
 
 
 def judged(prompt: Sequence[int], reply: Sequence[int]) -> list[tuple[bool, bool, bool]]:
-    """Of every token after a match: whether there are two continuations, and whether it is the best, or the second."""
+    """For every token after a match: whether there are two continuations, and whether the token is the best or the
+    second.
+    """
     automaton = SuffixAutomaton()
     automaton.extend(prompt)
     verdicts = []

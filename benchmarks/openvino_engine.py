@@ -1,7 +1,7 @@
-"""OpenVINO on a bundle's own `target.onnx`: a peer to measure against, not an engine to generate with.
+"""OpenVINO on a bundle's own `target.onnx`, to compare speeds with; not an engine to generate with.
 
-Its ONNX reader knows every operator of the graph but TensorScatter, which is put together here. Options are its own
-defaults, bfloat16 where the CPU has it: of those that were tried, they are the fastest.
+Its ONNX reader supports every operator of the graph except TensorScatter, which is composed here. Options are its
+defaults, with bfloat16 if the CPU supports it; they were the fastest of those tried.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import openvino as ov
 from openvino import opset15 as ops
 from openvino.frontend.onnx import ConversionExtension
 
-from ondevice import contract
+from ondevice import graph_io
+from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
-from ondevice.engines.kv_cache import KINDS, Views, make_caches
-from ondevice.engines.protocol import DraftStep, Floats, Outputs, Proposals, Rows
+from ondevice.engines.kv_cache import KINDS, Views, attention_mask, make_caches
+from ondevice.engines.protocol import DraftStep, Outputs, Proposals, Rows, TokenTree
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
-from ondevice.engines.token_tree import TokenTree, attention_mask
 from ondevice.errors import UsageError
-from ondevice.manifest import Target
+from ondevice.model_config import Target
 
 VERSION = ov.__version__.split("-")[0]
 MOST_ROWS = 512
-"""Of one forward. In chunks of 256, which `ort` has, a prefill takes as long."""
+"""Rows of one forward. A prefill takes as long in chunks of 256, as `ort` runs it."""
 
 PARTS: tuple[Literal["key", "value"], ...] = ("key", "value")
 VIEWS = Views(align=256, step=64, least=128)
-"""Those of `ort`."""
+"""The same as those of `ort`."""
 
 
 class OpenVinoEngine:
@@ -55,7 +55,7 @@ class OpenVinoEngine:
         return OpenVinoSession(self._target, self._request, self._origin)
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
-        """See `Engine.forward`; of one session, in arrays of OpenVINO's own that hold until the next forward."""
+        """`Engine.forward` for one session; the arrays belong to OpenVINO and are valid until the next forward."""
         [rows] = batch
         assert isinstance(rows.session, OpenVinoSession)
         return [Outputs(*rows.session.run(rows.tree, rows.wanted), len(rows.tree))]
@@ -77,36 +77,36 @@ class OpenVinoSession(CachedSequence):
     def max_rows(self) -> int:
         return MOST_ROWS
 
-    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         raise UsageError("drafts are not measured here")
 
-    def propose(self, kind: str, hidden: Floats) -> Proposals:
+    def propose(self, kind: str, hidden: Float32Array) -> Proposals:
         raise UsageError("OpenVINO is measured without heads")
 
-    def run(self, tree: TokenTree, wanted: Sequence[int]) -> tuple[Floats, Floats]:
+    def run(self, tree: TokenTree, wanted: Sequence[int]) -> tuple[Float32Array, Float32Array]:
         """Logits and hidden states of the wanted rows; the KV of all of them is left pending."""
         count, length = len(tree), self.length
         inputs: dict[str, Any] = {
-            contract.TOKEN_IDS: tree.tokens,
-            contract.POSITIONS: length + tree.depths(),
-            contract.WANTED: np.asarray(wanted, np.int64),
+            graph_io.TOKEN_IDS: tree.tokens,
+            graph_io.POSITIONS: length + tree.depths(),
+            graph_io.WANTED: np.asarray(wanted, np.int64),
         }
         written = []
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(length, count)
             window = self._target.sliding_window if kind == "sliding" else None
             first = length - start
-            inputs[contract.mask(kind)] = attention_mask(tree, length, (start, stop), window)
-            inputs[contract.write_index(kind)] = np.array([first], np.int64)
+            inputs[graph_io.mask(kind)] = attention_mask(tree, length, (start, stop), window)
+            inputs[graph_io.write_index(kind)] = np.array([first], np.int64)
             for layer in cache.layers:
                 for part, view in zip(PARTS, cache.view(layer, start, stop), strict=True):
-                    inputs[contract.past(layer, part)] = view[None]
-                    written.append((contract.present(layer, part), view, slice(first, first + count)))
+                    inputs[graph_io.past(layer, part)] = view[None]
+                    written.append((graph_io.present(layer, part), view, slice(first, first + count)))
         found = self._request.infer(inputs, share_inputs=True, share_outputs=True)
         for name, view, new in written:
             view[new] = found[name][0, new]
         self._pending = tree
-        return found[contract.LOGITS], found[contract.HIDDEN]
+        return found[graph_io.LOGITS], found[graph_io.HIDDEN]
 
     def _sibling(self) -> OpenVinoSession:
         return OpenVinoSession(self._target, self._request, self._origin)

@@ -1,10 +1,10 @@
-"""What drafts with the target's own layers cost, and what acceptance they need; measured, whatever the weights.
+"""Cost of drafts with the target's own layers, and the acceptance that they need; independent of the weights.
 
     python -m benchmarks.own_layers BUNDLE                            # the table of costs
     python -m benchmarks.own_layers BUNDLE --simulate 0.6 0.75 0.9    # early exit with simulated acceptance
 
-A drafted token is a forward of one row along a path. Where the bundle has no exit head, an MTP step is paid in its
-place. Seconds are medians, each in turn with a whole row.
+A drafted token is a forward of one row along a path. Without an exit head in the bundle, an MTP step is run in its
+place. Seconds are medians, each measured alternately with a whole row.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ import numpy as np
 
 from benchmarks.speculation import AUTO, Bench
 from ondevice import machine
+from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
-from ondevice.drafters.early_exit import EarlyExitDrafter
-from ondevice.drafters.partial import Scores
-from ondevice.engines.layer_path import WHOLE, LayerPath
-from ondevice.engines.path_memory import free_sub_layers, path_of
-from ondevice.engines.protocol import Engine, Floats, Rows, Session, TokenTree
+from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
+from ondevice.engines.layer_path import WHOLE, LayerPath, free_sub_layers, path_of
+from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.terminal.bench.footer import setup, setup_line, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, Scores
 
 PROMPT_TOKENS = 64
 RUNS = 15
@@ -39,12 +37,12 @@ LENGTHS = ("2", "4", AUTO)
 
 
 def early_exit(engine: Engine, stop: int) -> EarlyExitDrafter:
-    """One that pays for its head, or where the bundle has none, for an MTP step in its place."""
+    """An early-exit drafter that runs its head, or without one an MTP step in its place."""
     if "exit" in engine.heads:
         return EarlyExitDrafter(engine, stop)
     anything = np.zeros(engine.target.hidden_size, np.float32)
 
-    def head(session: Session, hidden: Floats) -> Scores:
+    def head(session: Session, hidden: Float32Array) -> Scores:
         step = session.draft_step(0, anything)
         return Scores(step.logits, step.candidates)
 
@@ -52,7 +50,7 @@ def early_exit(engine: Engine, stop: int) -> EarlyExitDrafter:
 
 
 class Timings:
-    """Seconds of forwards behind a prompt."""
+    """Seconds of forwards after a prompt."""
 
     def __init__(self, engine: Engine, prompt_ids: Sequence[int]) -> None:
         self.engine = engine
@@ -62,7 +60,7 @@ class Timings:
         self._turn = 0
 
     def share(self, work: Callable[[list[int]], None]) -> float:
-        """Of a whole row's time, what this takes that is given tokens nobody was asked for before."""
+        """Time of `work` on tokens that were not used before, relative to a whole row's time."""
         shares = []
         for _ in range(RUNS):
             tokens = self._tokens()
@@ -78,7 +76,7 @@ class Timings:
         self.engine.forward([Rows(self.session, TokenTree.chain(tokens), wanted, path)])
 
     def verified(self, tokens: Sequence[int], path: LayerPath) -> float:
-        """Of a whole row's time, what verifying these takes after they were drafted along a path, but for the last."""
+        """Time to verify tokens of which all but the last were drafted along a path, relative to a whole row's."""
         shares = []
         for _ in range(RUNS):
             for count in range(1, len(tokens)):
@@ -96,7 +94,7 @@ class Timings:
 
 
 def methods(engine: Engine, stop: int) -> Iterator[tuple[str, LayerPath | None]]:
-    """By name, the paths of drafted rows; None for the MTP drafter."""
+    """The paths of drafted rows by name; None for the MTP drafter."""
     free = free_sub_layers(engine.target)
     attention = frozenset(sub for sub in free if sub[0] == "attention")
     half = frozenset(sub for number, sub in enumerate(free) if number // 2 % 2)
@@ -132,7 +130,7 @@ def costs(engine: Engine, prompt_ids: Sequence[int], stop: int) -> str:
     return table(titles, lines, left={"draft"})
 
 
-def _step(session: Session, token: int, hidden: Floats) -> None:
+def _step(session: Session, token: int, hidden: Float32Array) -> None:
     session.draft_step(token, hidden)
 
 
@@ -151,7 +149,7 @@ def _break_even(forwards: Sequence[float], token: float) -> str:
 
 
 def simulated(bench: Bench, acceptances: Sequence[float], lengths: Sequence[str]) -> str:
-    """Markdown: times of plain decoding by acceptance and draft length, and tokens per round."""
+    """Markdown: speed relative to plain decoding by acceptance and draft length, and tokens per round."""
     blocks = list(bench.measure(acceptances, lengths, 2))
     different = sum(
         run.token_ids != bench.continuation for block in blocks for cell in block.cells for run in cell.runs

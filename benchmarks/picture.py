@@ -1,6 +1,6 @@
-"""Draws the README's picture from the tables of RESULTS.md: `python -m benchmarks.picture` writes effect.svg beside it.
+"""Draw the README's picture from the tables of RESULTS.md: `python -m benchmarks.picture` writes effect.svg next to it.
 
-Left, why drafts can pay: milliseconds of a forward by the rows that it verifies. Right, what they pay.
+Left: milliseconds of a forward by the number of rows that it verifies. Right: the resulting speed-up.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 RESULTS = Path(__file__).with_name("RESULTS.md")
 PICTURE = RESULTS.with_name("effect.svg")
 
-FORWARDS = "## E2B's shape, beside its peers"
+FORWARDS = "## E2B's shape, compared with other engines"
 SPEED_UPS = "## What drafts are worth at E2B's shape"
 """Headings of RESULTS.md; the first table below each is drawn."""
 
 ENGINES = {"llama.cpp": "llama.cpp", "ort": "ONNX Runtime", "openvino": "OpenVINO", "simd": "ondevice"}
-"""Columns of the first table, and what a reader knows them as."""
+"""Columns of the first table, and the names in the picture."""
 
 MOST_ROWS = 16
 WIDTH, HEIGHT = 880, 316
@@ -58,7 +58,7 @@ def read_table(results: str, heading: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Panel:
-    """A rectangle of the picture in which `most_x` by `most_y` units fit, from 0 on."""
+    """A rectangle of the picture with axes from 0 to `most_x` and from 0 to `most_y`."""
 
     left: int
     width: int
@@ -74,7 +74,7 @@ class Panel:
         return round(self.top + self.height * (1 - value / self.most_y), 1)
 
     def frame(self, title: str, below: str, ticks: Sequence[float]) -> Iterator[str]:
-        """Title, lines at the ticks of the y axis, and what the x axis is."""
+        """Title, lines at the ticks of the y axis, and the x axis's label."""
         yield text(self.left, 26, title, "title")
         for tick in ticks:
             yield f'<path class="grid" d="M{self.left} {self.y(tick)}h{self.width}"/>'
@@ -131,7 +131,7 @@ def speed_ups(table: Sequence[dict[str, str]]) -> Iterator[str]:
 
 
 def _apart(heights: dict[str, float], least: float) -> dict[str, float]:
-    """The same heights, moved down where two labels would overlap."""
+    """The same heights, moved down if two labels would overlap."""
     moved: dict[str, float] = {}
     for name, y in sorted(heights.items(), key=lambda item: item[1]):
         moved[name] = max([y, *(other + least for other in moved.values())])

@@ -1,9 +1,9 @@
-"""The matrices of a forward by themselves: how near the machine's limits each shape comes.
+"""The matrices of a forward alone: how near each shape comes to the machine's limits.
 
     python -m benchmarks.projections BUNDLE [--rows 1 8 512] [--threads N] [--rounds 5]
 
-A plan's steps of one shape run together, without what lies between them in a forward, so that matrices which fit into a
-cache are not read from memory: only the large ones say something about one row.
+All steps of one shape run together, without the steps between them in a forward. So matrices that fit into a cache are
+not read from memory, and for one row only the large ones are meaningful.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 
 from ondevice import machine
 from ondevice.bundle import Bundle
+from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.codes import GROUPS4, GROUPS8
-from ondevice.engines.simd.kernels.projection_layouts import Gated, Project
-from ondevice.engines.simd.kernels.sizes import BLOCK, TILE
-from ondevice.engines.simd.kernels.step_layouts import from_row
+from ondevice.engines.simd.kernels.matmul.formats import BLOCK, GROUPS4, GROUPS8, TILE
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels.steps.layouts import Gated, Project, from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement
-from ondevice.terminal.bench.table import table
 
 Shape = tuple[int, int, int, bool]
 """Inputs, outputs and bits of a matrix, and whether its weights have scales in groups."""

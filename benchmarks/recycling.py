@@ -2,10 +2,11 @@
 
     python -m benchmarks.recycling bundles/reference [--temperature 0.0 1.0] [--tokens 160] [--nodes 8]
 
-Token Recycling (Luo et al., arXiv 2408.08696) keeps, for every token, the target's own likeliest successors when it
-came up last, and drafts the tree that follows from them. The paper's tree has 80 nodes, of a fixed shape; here it has
-as many as rows are cheap, likeliest first, by how often each rank was right. A constant number of drafted tokens, so
-that nothing depends on the machine; n-grams draft none where nothing matches, recycling nearly always all of them.
+Token Recycling (Luo et al., arXiv 2408.08696) keeps, for every token, the target's likeliest successors at its last
+occurrence, and drafts the tree that follows from them. The paper's tree has 80 nodes and a fixed shape; here it has as
+many as there are cheap rows, likeliest first, by how often each rank was right. The maximum number of drafted tokens is
+constant, so the result does not depend on the machine; n-grams draft nothing without a match, recycling nearly always
+the maximum.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from typing import Any
 import numpy as np
 
 from ondevice import Model, load
-from ondevice.drafters.acceptance import Tally
-from ondevice.drafters.ngram import NgramDrafter
-from ondevice.drafters.protocol import ROOT, Draft, Drafter, DraftRequest, Forecast
+from ondevice.cli.bench.scenarios import Scenario, load_scenarios
+from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Outputs, Session
-from ondevice.terminal.bench.scenarios.scenario import Scenario, load_scenarios
-from ondevice.terminal.bench.table import table
+from ondevice.generate.drafters.acceptance import Tally
+from ondevice.generate.drafters.ngram import NgramDrafter
+from ondevice.generate.drafters.protocol import ROOT, Draft, Drafter, DraftRequest, Forecast
 
 SUCCESSORS = 8
-"""Of a token that are kept, as in the paper."""
+"""Number of successors kept per token, as in the paper."""
 
 KEEP = 0.97
 """Weight of earlier events after a new one."""
 
 
 class RecyclingDrafter:
-    """Adjacency of the target's own likeliest tokens, which lives as long as the drafter, as the paper's matrix."""
+    """The paper's matrix of the target's likeliest successors, kept as long as the drafter."""
 
     name = "recycling"
 
@@ -91,7 +92,7 @@ class RecyclingDrafter:
 def measure(
     model: Model, scenario: Scenario, drafter: Drafter, tokens: int, chosen: dict[str, Any]
 ) -> tuple[float, float]:
-    """Tokens, and rows, of a round."""
+    """Tokens and rows per round."""
     new = rounds = drafted = 0
     for seed, prompt in enumerate(scenario.prompts):
         model.forget()

@@ -24,7 +24,7 @@ measure recycling "$bin/python" -m benchmarks.recycling $bundle
 measure grammar "$bin/python" -m benchmarks.grammar $bundle --pair $bundle
 measure own-layers "$bin/python" -m benchmarks.own_layers $bundle --threads 1
 measure kv-cache "$bin/python" -m benchmarks.kv_cache $bundle \
-    --text README.md ARCHITECTURE.md ondevice/model.py ondevice/engines/sequence.py ondevice/decoding/loop.py
+    --text README.md ARCHITECTURE.md ondevice/model.py ondevice/engines/sequence.py ondevice/generate/loop.py
 measure attention "$bin/python" -m benchmarks.attention_quality $bundle --sequences 2
 measure batch "$bin/python" -m benchmarks.batch $bundle --tokens 200
 measure start "$bin/python" -m benchmarks.start $bundle --cold-runs 1 --runs 3

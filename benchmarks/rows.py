@@ -3,10 +3,11 @@
     python -m benchmarks.rows BUNDLE [--threads 2] [--rounds 7] [--json FILE] [--beside BUNDLE]
         [--llama-bench PROGRAM --gguf FILE]
 
-Peers take part where they are: OpenVINO, if it is installed, on the bundle's own ONNX file; llama.cpp, if its
-llama-bench is given, on the file that `benchmarks.e2b_gguf` writes. All take turns within each round, so that a noisy
-neighbour slows all of them; llama-bench, a process of its own, at the end of each. 1 to 16 rows are a verification:
-every row's logits are wanted. 64 and 512 rows are a prefill, which wants the last row's alone.
+Other engines are measured if they are available: OpenVINO, if it is installed, on the bundle's own ONNX file;
+llama.cpp, if its llama-bench is given, on the file that `benchmarks.e2b_gguf` writes. All run alternately within each
+round, so that other load slows all of them; llama-bench, a separate process, at the end of each round. 1 to 16 rows are
+a verification, which computes every row's logits. 64 and 512 rows are a prefill, which computes those of the last row
+only.
 """
 
 from __future__ import annotations
@@ -26,27 +27,29 @@ import numpy as np
 from benchmarks.llama_bench import LlamaBench
 from ondevice import machine
 from ondevice.bundle import Bundle
-from ondevice.engines.ort.engine import OrtEngine
+from ondevice.cli.bench.tables import table, versions, versions_line
+from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.graph.model import DecoderLayer, Matrix, TargetModel
-from ondevice.engines.simd.kernels import instruction_set
+from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.model import DecoderLayer, TargetModel
 from ondevice.engines.simd.program import read_models
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement
-from ondevice.terminal.bench.footer import versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.engines.simd.tensor_files import Matrix
 
 VERIFY = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 PREFILL = (64, 512)
 TIMES = 3
-"""Verifications in a round: they are over so soon that a neighbour may disturb all of one."""
+"""Verifications in a round: one is so short that other load may disturb all of it."""
 CONTEXT = 64
 """Tokens in the cache before every forward."""
 TOKENS = 256
-"""Ids are drawn below this: the tables' rows then come from memory, as frequent tokens' do, and not from the disk."""
+"""Ids are drawn below this, so that the tables' rows are in memory, as those of frequent tokens are, and not on the
+disk.
+"""
 
 Seconds = dict[str, dict[int, list[float]]]
-"""By engine or peer, then by number of rows: every measurement."""
+"""All measurements by engine, then by number of rows."""
 
 
 class Forwarder(Protocol):
@@ -78,17 +81,18 @@ class Work:
     wanted_bytes: float
 
     def least_seconds(self, roofline: Roofline, rows: int, wanted: int) -> float:
-        """The least that one forward can take: weights are read once, whatever the rows."""
+        """Lower bound of a forward's time: weights are read once for all rows."""
         operations = 2.0 * (self.all_rows * rows + self.wanted_rows * wanted)
         return roofline.seconds(self.all_bytes + self.wanted_bytes, operations)
 
 
 def work_of(model: TargetModel) -> Work:
     """What the kernels must at least read and multiply; a weight is its code and a share of an fp16 scale."""
-    lower = [matrix for layer in model.layers[: model.first_shared_layer] for matrix in _matrices(layer)]
+    shared = model.config.first_shared_layer
+    lower = [matrix for layer in model.layers[:shared] for matrix in _matrices(layer)]
     if model.per_layer is not None:
         lower.append(model.per_layer.projection)
-    upper = [matrix for layer in model.layers[model.first_shared_layer :] for matrix in _matrices(layer)] + [model.head]
+    upper = [matrix for layer in model.layers[shared:] for matrix in _matrices(layer)] + [model.head]
     counts = [sum(matrix.rows * matrix.width for matrix in part) for part in (lower, upper)]
     sizes = [sum(each.rows * each.width * each.format.stored_bits(16) / 8 for each in part) for part in (lower, upper)]
     return Work(*counts, *sizes)
@@ -99,16 +103,18 @@ def _matrices(layer: DecoderLayer) -> list[Matrix]:
     found = [attention.query, attention.output, layer.gate, layer.up, layer.down]
     if new is not None:
         found += [new.key] if new.value is None else [new.key, new.value]
-    if (experts := layer.experts) is not None:  # as many as a row takes: the least, if all rows choose the same
+    if (experts := layer.experts) is not None:  # as many as one row uses: the minimum, if all rows choose the same
         found += [*experts.gate_up[: experts.top], *experts.down[: experts.top]]
     return found if own is None else [*found, own.gate, own.projection]
 
 
 def seconds(engine: Forwarder, session: Session, rows: int, rng: np.random.Generator) -> float:
-    """One forward of `rows` rows after the context, in as many chunks as the session takes; nothing is kept."""
+    """Seconds of a forward of `rows` rows after the context, in as many chunks as the session needs; its rows are not
+    kept.
+    """
     tokens = rng.integers(0, TOKENS, rows).tolist()
     session.rewind(CONTEXT)
-    _forward(engine, session, tokens[:1], [0])  # the other engine's threads go on spinning for a while
+    _forward(engine, session, tokens[:1], [0])  # the other engine's threads spin for a while
     started = time.perf_counter()
     if rows in PREFILL:
         while tokens:
@@ -128,7 +134,7 @@ def _forward(engine: Forwarder, session: Session, tokens: Sequence[int], wanted:
 def compare(
     engines: Sequence[Forwarder], llama: LlamaBench | None, rounds: int, measurement: RooflineMeasurement
 ) -> Seconds:
-    """Measure all of them in every round, and the roofline beside them."""
+    """Measure all of them, and the roofline, in every round."""
     rng = np.random.default_rng(0)
     sessions = [engine.open_session() for engine in engines]
     for engine, session in zip(engines, sessions, strict=True):
@@ -152,7 +158,7 @@ def compare(
 
 
 def report(found: Seconds, work: Work, roofline: Roofline) -> str:
-    """Markdown: medians, and how `simd` compares."""
+    """Markdown: medians, and `simd` compared with the others."""
     ours, *others = ({rows: statistics.median(taken) for rows, taken in by.items()} for by in found.values())
     titles = ["rows", *(f"{name} ms" for name in found)]
     titles += ["fastest other / simd"] * bool(others) + ["simd / its 1 row", "of roofline"]
@@ -171,7 +177,7 @@ def _wanted(rows: int) -> int:
 
 
 def _open(arguments: argparse.Namespace, bundle: Bundle) -> tuple[list[Forwarder], LlamaBench | None, dict[str, str]]:
-    """All that take part, and the versions of the peers."""
+    """Open all engines to measure; also the versions of the other engines."""
     threads = arguments.threads
     engines: list[Forwarder] = [SimdEngine(bundle, threads)]
     peers = {}
@@ -237,7 +243,7 @@ def main() -> None:
 
 
 def footer(facts: dict[str, Any]) -> str:
-    """What was measured, and on what."""
+    """The lines on what was measured and on which machine."""
     return (
         f"{facts['bundle']}, {facts['processor']}, {facts['threads']} threads, {facts['instruction_set']}; "
         f"{facts['bandwidth'] / 1e9:.1f} GB/s, {facts['peak'] / 1e9:.0f} GOPS; "

@@ -1,7 +1,8 @@
-"""What choosing a token costs beside a forward: `python -m benchmarks.sampling [--vocab-size N]`, a Markdown table.
+"""Time to choose a token: `python -m benchmarks.sampling [--vocab-size N]`, a Markdown table.
 
-Rows are random: `normal` logits spread by 3, whose top-p sets are large, and `peaked` ones, a sure model's. Before
-each choice memory beyond the caches is read, as a forward reads its weights, so that neither row nor code is at hand.
+Rows are random: `normal` logits with a standard deviation of 3, whose top-p sets are large, and `peaked` ones, as of a
+confident model. Before each choice, memory larger than the caches is read, as a forward reads its weights, so that
+neither row nor code is in a cache.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import machine
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.terminal.bench.footer import PACKAGES, versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
+from ondevice.generate.request import SamplingOptions
+from ondevice.generate.sampling import Sampler
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

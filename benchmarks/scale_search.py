@@ -1,10 +1,10 @@
-"""What the exporter's search for int4 scales gains over taking each block's peak, at equal size.
+"""Gain of the exporter's search for int4 scales over using each block's peak, at equal size.
 
     python -m benchmarks.scale_search [CHECKPOINT]
 
-Mean squared error, as a share of the weights' own mean square. All matrices are taken as int4, whatever an export would
-store them as. Both rivals have blocks of 32 and fp16 scales too: `absmax` maps the peak to 7, `Q4_0` to -8, which is
-one level more for the sign that it has.
+Mean squared error relative to the weights' mean square. All matrices are quantised to int4, also those that an export
+would store otherwise. Both alternatives have blocks of 32 and fp16 scales too: `absmax` maps the peak to 7, `Q4_0` to
+-8, which has one level more on the peak's side.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.terminal.bench.footer import versions, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice.weight_format import INT4
 from ondevice_export.models import TargetCheckpoint, open_target
 from ondevice_export.quantize import BLOCK, dequantize, quantize
@@ -28,12 +27,12 @@ FloatArray = npt.NDArray[np.float32]
 
 REFERENCE = Path(__file__).parent.parent / "models" / "reference" / "target"
 CHUNK = 1 << 21
-"""Weights held at a time."""
+"""Weights processed at a time."""
 RANDOM_WEIGHTS = 1 << 22
 
 
 def searched(weights: FloatArray) -> FloatArray:
-    """[n, 32] as the exporter stores it."""
+    """[n, 32], quantised as the exporter does."""
     packed, scales, _ = quantize(weights, INT4)
     return dequantize(packed, scales, INT4)
 
@@ -84,7 +83,7 @@ class Errors:
         return self.lost[method] / self.square if self.square else 0.0
 
     def gain(self, method: str) -> float:
-        """What share of a method's error the search saves."""
+        """The share of a method's error that the search saves."""
         return 1.0 - self.lost["search"] / self.lost[method] if self.lost[method] else 0.0
 
 
@@ -93,7 +92,7 @@ def _square(values: FloatArray) -> float:
 
 
 def measure(target: TargetCheckpoint) -> dict[str, Errors]:
-    """By kind of matrix, such as `q_proj`, and under `all` for the checkpoint as a whole."""
+    """Errors by kind of matrix, such as `q_proj`, and under `all` for the whole checkpoint."""
     kinds: dict[str, Errors] = {}
     for name, shape in target.shapes.items():
         if len(shape) == 2 and shape[1] % BLOCK == 0:

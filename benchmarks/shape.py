@@ -16,30 +16,31 @@ from typing import Any, cast
 
 from benchmarks.e2b_shape import RandomCheckpoint
 from benchmarks.footprint import TARGETS, drafter_fields, target_fields
+from ondevice.model_config import Target
+from ondevice.tensor_table import drafter_shapes
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.config import read_drafter, read_target
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.graph_files import write_drafter, write_target
+from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
-from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
+from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
 from ondevice_export.source import Checkout
-from ondevice_export.tensor_names import drafter_shapes, target_shapes
 
 
 def target_model(size: str, directory: Path) -> TargetCheckpoint:
     """The target as the exporter sees it; its `config.json` goes below the directory."""
     checkout = _config(directory / f"gemma-4-{size}-shape", target_fields(size))
     family, config = read_target(checkout.directory)
-    shapes = target_shapes(config, "model.")
+    shapes = checkpoint_shapes(config, "model.")
     return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
 
 
-def drafter_model(size: str, directory: Path) -> DrafterCheckpoint:
+def drafter_model(size: str, directory: Path, target: Target) -> DrafterCheckpoint:
     """The same of its assistant."""
     checkout = _config(directory / f"gemma-4-{size}-shape-assistant", drafter_fields(size))
-    config = read_drafter(checkout.directory)
-    shapes = drafter_shapes(config)
+    config = read_drafter(checkout.directory, target)
+    shapes = drafter_shapes(config, target)
     return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
 
 
@@ -48,11 +49,12 @@ def write_bundle(size: str, out: Path, head_bits: int = 8, *, with_drafter: bool
     options = ExportOptions(drafter="auto" if with_drafter else "none", head_bits=head_bits)
     with tempfile.TemporaryDirectory() as name, BundleWriter(out) as bundle:
         target = target_model(size, Path(name))
-        drafter = drafter_model(size, Path(name)) if with_drafter else None
-        table = write_target(bundle.directory, target, options, lambda _weights: None)
+        drafter = drafter_model(size, Path(name), target.config) if with_drafter else None
+        graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
+        table = graphs.write_target(target)
         if drafter is not None:
-            write_drafter(bundle.directory, drafter, table, options, lambda _weights: None)
-        bundle.commit(make_manifest(target, drafter, options))
+            graphs.write_drafter(drafter, target.config, table)
+        bundle.commit(make_manifest(target, drafter, options), graphs.tensors)
 
 
 def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:

@@ -1,4 +1,4 @@
-"""A drafter that knows the answer and is right as often as it is told to be."""
+"""A drafter that knows the continuation and is right with a given probability."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.drafters.acceptance import PositionAcceptance, Tally
-from ondevice.drafters.mtp import KEEP, SIBLING, SIBLING_WEIGHT, MtpDrafter
-from ondevice.drafters.partial import PartialDrafter
-from ondevice.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Engine, Outputs, Session
+from ondevice.generate.drafters.acceptance import PositionAcceptance, Tally
+from ondevice.generate.drafters.mtp import KEEP, SIBLING, SIBLING_WEIGHT, MtpDrafter
+from ondevice.generate.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast
+from ondevice.generate.drafters.self_speculative import PartialDrafter
 
 Luck = NDArray[np.int64]
 
@@ -20,16 +20,16 @@ FIRST, SECOND, NEITHER = range(3)
 
 
 class SimulatedDrafter:
-    """Replays a known continuation, wrong at places chosen beforehand.
+    """Replays a known continuation, with errors at positions chosen beforehand.
 
-    Whatever a real drafter pays, it pays: where the bundle has an MTP drafter, that one takes as many steps, whose
-    tokens are then thrown away. And it knows no more than a real one: its forecast is learnt from the verdicts.
+    It has the cost of a real drafter: if the bundle has an MTP drafter, that runs as many steps, and their tokens are
+    discarded. And it knows no more than a real one: its forecast is learnt from the verifications.
 
-    continuation : int64[n], what plain decoding emits after the prompt, whose first token the prefill gives
+    continuation : int64[n], the tokens of plain decoding after the prompt; the prefill gives the first one
     trees : whether a token may have a second child
-    partial : whose steps are paid instead, on the very tokens that it drafts: verification takes over their rows
-    luck : int64[n], which of its children is right at that place: FIRST, SECOND or NEITHER. Every place is judged at
-        most once in a generation, so independent places make independent verdicts.
+    partial : a drafter whose steps are run instead, on the drafted tokens, because verification reuses their rows
+    luck : int64[n], the child that is right at each position: FIRST, SECOND or NEITHER. Every position is verified at
+        most once in a generation, so independent positions give independent results.
     """
 
     name = "simulated"
@@ -74,7 +74,7 @@ class SimulatedDrafter:
         return Forecast(self._acceptance.survival_with_siblings(nodes, self._second.rate()), self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
-        """The likeliest nodes, as far as it knows; a chain where only first children are."""
+        """The likeliest nodes by its own estimate; a chain if only first children are used."""
         rates = self._acceptance.conditional(request.nodes).tolist()
         chances = (rates, [self._second.rate()] * len(rates))[: self._branches]
         tokens: list[int] = []
@@ -98,7 +98,7 @@ class SimulatedDrafter:
             for child, each in enumerate(chances if depth + 1 < len(rates) else ()):
                 chance, later = negative * each[depth + 1], order + 2 * request.nodes + child
                 heappush(frontier, (chance, later, new, depth + 1, child, right, alone))
-        # A real one has to draft a token to see that it is not worth submitting.
+        # A real drafter has to draft a token to see that it is not worth submitting.
         steps = min(len(expanded) + (len(tokens) < request.nodes), request.nodes)
         if self._paid is not None:
             self._paid.draft(DraftRequest(steps))
@@ -124,10 +124,10 @@ class SimulatedDrafter:
 
 
 def make_luck(count: int, acceptance: float, repeat: int, repeats: int, second: float = 0.0) -> Luck:
-    """int64[count]: independent draws, FIRST with the one probability, SECOND with the other, NEITHER else.
+    """int64[count]: independent draws, FIRST with the first probability, SECOND with the second one, NEITHER otherwise.
 
-    The draws of repeats lie evenly around the circle of probabilities, so that over all of them a place is right about
-    as often as it should be; each repeat by itself is as random as any. The same for every acceptance and length.
+    The draws of the repeats are evenly spaced on the interval of probabilities, so that over all repeats a position is
+    right about as often as it should be; each single repeat is random. The same for every acceptance and length.
     """
     draws = (np.random.default_rng(0).random(count) + repeat / repeats) % 1.0
     return np.where(draws < acceptance, FIRST, np.where(draws < acceptance + second, SECOND, NEITHER))

@@ -1,11 +1,11 @@
-"""What draft and verify gain over plain decoding when drafts are right with a given probability.
+"""Speed-up of drafts that are right with a given probability over plain decoding.
 
     python -m benchmarks.speculate BUNDLE [--engine simd|ort] [--threads N] [--tokens N] [--quick] [--json]
     python -m benchmarks.speculate BUNDLE --acceptance 0 --lengths auto --repeats 12    # one row, with less noise
-    python -m benchmarks.speculate BUNDLE --siblings 0.4 --lengths 4 auto               # chains beside trees
+    python -m benchmarks.speculate BUNDLE --siblings 0.4 --lengths 4 auto               # chains and trees
 
 The loop, the engine and the cost of a draft are real; acceptance is simulated, by replaying the plain continuation with
-mistakes. So the table holds for any weights of this shape, and says nothing about how often a drafter is right.
+errors. So the table is valid for any weights of this shape, and says nothing about a real drafter's acceptance.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from benchmarks.engines import EngineName, open_engine
 from benchmarks.speculation import AUTO, TREES, Bench, Block, DraftStepCost, measure_draft_step
 from ondevice import machine
 from ondevice.bundle import Bundle
-from ondevice.terminal.bench.footer import setup, setup_line, versions_line
-from ondevice.terminal.bench.table import table
-from ondevice.terminal.exit_codes import DIFFERENT
+from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
+from ondevice.cli.main import FAILED
 
 ACCEPTANCES = (0.0, 0.3, 0.45, 0.6, 0.75, 0.9)
 LENGTHS = (*map(str, range(1, 9)), AUTO)
 QUICK_LENGTHS = ("1", "2", "4", AUTO)
 PROMPT_TOKENS = 64
-"""Of random ids: what the text is matters to nothing that is measured."""
+"""Length of the prompt of random ids; the content of the text does not affect the results."""
 
 
 def main() -> int:
@@ -63,7 +62,7 @@ def main() -> int:
         "different_runs": different,
     }
     print(json.dumps({**facts, **as_json(blocks, step)}) if arguments.json else report(blocks, step, facts))
-    return DIFFERENT if different else 0
+    return FAILED if different else 0
 
 
 def report(blocks: Sequence[Block], step: DraftStepCost | None, facts: dict[str, Any]) -> str:
@@ -104,7 +103,7 @@ def speed_up_table(blocks: Sequence[Block]) -> str:
 
 
 def auto_table(blocks: Sequence[Block]) -> str:
-    """Of the generations in which `auto` had learnt from one before."""
+    """Markdown: what `auto` did in generations after its first one, from which it had learnt."""
     titles = ["acceptance", "draft", "drafted/round", "tokens/round", "speed-up"]
     cells = [
         [
@@ -143,7 +142,7 @@ def as_json(blocks: Sequence[Block], step: DraftStepCost | None) -> dict[str, An
 
 
 def _trees(second: float | None) -> list[str]:
-    """A line on what trees are given, where there are any."""
+    """A line that explains trees, if there are any."""
     if second is None:
         return []
     return [f"`{TREES}`: where a token is wrong, a second one in its place is right with probability {second:g}."]
@@ -159,7 +158,7 @@ def _draft_cost(step: DraftStepCost | None) -> str:
 
 
 def _warning(blocks: Sequence[Block]) -> list[str]:
-    """A paragraph where the figures cannot be right."""
+    """A warning if figures cannot be right."""
     impossible = sum(len(block.impossible) for block in blocks)
     if not impossible:
         return []
@@ -167,7 +166,7 @@ def _warning(blocks: Sequence[Block]) -> list[str]:
 
 
 def _different(blocks: Sequence[Block], continuation: tuple[int, ...]) -> int:
-    """Runs that did not emit what plain decoding does."""
+    """Number of runs that did not emit the tokens of plain decoding."""
     cells = [cell for block in blocks for cell in (block.plain, *block.cells)]
     return sum(run.token_ids != continuation for cell in cells for run in cell.runs)
 

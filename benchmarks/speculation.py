@@ -1,4 +1,4 @@
-"""The measurements behind `python -m benchmarks.speculate`: generations, plain and drafted, in turn."""
+"""The measurements of `python -m benchmarks.speculate`: plain and drafted generations, alternately."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from statistics import median
 from time import perf_counter
 
 from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
-from ondevice.decoding.costs import Costs
-from ondevice.decoding.limits import Limits
-from ondevice.decoding.loop import generate
-from ondevice.decoding.loop import run as driven
-from ondevice.decoding.record import Stats
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.decoding.schedule import MOST, AutoSchedule, ConstantSchedule, Schedule
-from ondevice.drafters.partial import PartialDrafter
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
+from ondevice.generate.controller import MAX_DRAFT, AutoSchedule, ConstantSchedule, Schedule
+from ondevice.generate.costs import Costs
+from ondevice.generate.drafters.self_speculative import PartialDrafter
+from ondevice.generate.loop import generate
+from ondevice.generate.loop import run as driven
+from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.generate.stats import Stats
 
 PLAIN, AUTO, TREES, FIRST_AUTO = "plain", "auto", "auto, trees", "auto, first"
 
 NOISE = 0.05
-"""What ratios may be off by on a quiet machine."""
+"""Error of ratios on a quiet machine."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One generation. `seconds` : wall time from the first token to the last, which is decoding alone."""
+    """One generation. `seconds` : wall time from the first token to the last, without the prefill."""
 
     token_ids: tuple[int, ...]
     seconds: float
@@ -41,7 +40,9 @@ class Run:
 
 @dataclass
 class Cell:
-    """A way of decoding, and its generations so far. What it learns stays from one to the next, as in a `Model`."""
+    """A way of decoding and its generations so far. Its drafter and costs are kept from one to the next, as in a
+    `Model`.
+    """
 
     length: str
     drafter: SimulatedDrafter | None = None
@@ -63,46 +64,48 @@ class Cell:
 
 @dataclass(frozen=True)
 class Block:
-    """All that was measured at one acceptance, plain decoding among it: ratios are taken within a block."""
+    """All measurements at one acceptance, plain decoding included; ratios are computed within a block."""
 
     acceptance: float
     plain: Cell
     cells: tuple[Cell, ...]
 
     def speed_up(self, cell: Cell) -> float:
-        """The median over the repeats, each against the plain run of its own turn: a neighbour's burst spoils one."""
+        """Median over the repeats, each compared with the plain run of the same turn, so that a burst of other load
+        spoils only one.
+        """
         return median(plain.seconds / run.seconds for plain, run in zip(self.plain.runs, cell.runs, strict=False))
 
     @property
     def impossible(self) -> list[Cell]:
-        """Cells that gained more than their tokens per round, as if a forward of more rows took less: it was the
-        plain runs that something else slowed down.
+        """Cells with a speed-up above their tokens per round, as if a forward of more rows took less time: then other
+        load slowed down the plain runs.
         """
         return [cell for cell in self.cells if self.speed_up(cell) > (1.0 + NOISE) * cell.tokens_per_round]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """An engine with a sequence on it, a prompt and what plain greedy decoding makes of it."""
+    """An engine with a sequence, a prompt and its continuation by plain greedy decoding."""
 
     engine: Engine
     session: Session
     prompt_ids: tuple[int, ...]
     continuation: tuple[int, ...]
     partial: PartialDrafter | None = None
-    """Who drafts with the target's own layers, where a simulated drafter pays for that and not for MTP."""
+    """The drafter with the target's own layers whose cost the simulated drafter has; None for that of MTP."""
 
     @classmethod
     def prepare(
         cls, engine: Engine, prompt_ids: Sequence[int], tokens: int, partial: PartialDrafter | None = None
     ) -> Bench:
-        """Find the continuation: `tokens` of them, and the first, which the prefill gives.
+        """Find the continuation: the first token, which the prefill gives, and `tokens` more.
 
-        Forwards of every number of rows are run once: what only the first of a kind pays for counts against none.
+        Forwards of every number of rows are run once before, so that no measurement includes the cost of a first one.
         """
         session = engine.open_session()
         run = _run(engine, session, prompt_ids, tokens + 1, Cell(PLAIN))
-        for rows in range(2, MOST + 2):
+        for rows in range(2, MAX_DRAFT + 2):
             engine.forward([Rows(session, TokenTree.chain(run.token_ids[:1] * rows), range(rows))])
         return cls(engine, session, tuple(prompt_ids), run.token_ids, partial)
 
@@ -119,10 +122,10 @@ class Bench:
     ) -> Iterator[Block]:
         """Yield a block per acceptance.
 
-        Second children, which trees have, are right in a share `second` of the places where first ones are wrong.
+        Second children of trees are right at a share `second` of the positions at which first ones are wrong.
 
-        Within a block every way of decoding takes its turn, beginning with another each time: a machine that is busy
-        for a while is so for all alike. `auto` has one generation more, in which it knows nothing yet.
+        Within a block all ways of decoding run alternately, beginning with another one each time, so that other load
+        affects all of them. `auto` has one more generation before, in which it has learnt nothing yet.
         """
         for acceptance in acceptances:
             cells = tuple(self._cell(length) for length in lengths)
@@ -154,7 +157,7 @@ class Bench:
 
 
 def _run(engine: Engine, session: Session, prompt_ids: Sequence[int], tokens: int, cell: Cell) -> Run:
-    """Generate greedily; stop tokens are tokens like others. The prompt stays in the cache for the next run."""
+    """Generate greedily, without stop tokens. The prompt stays in the cache for the next run."""
     session.rewind(min(session.length, len(prompt_ids) - 1))
     sampler = Sampler(SamplingOptions(temperature=0.0))
     loop = generate(session, prompt_ids, sampler, Limits(tokens), drafter=cell.drafter, schedule=cell.schedule)
@@ -169,14 +172,14 @@ def _run(engine: Engine, session: Session, prompt_ids: Sequence[int], tokens: in
 
 @dataclass(frozen=True)
 class DraftStepCost:
-    """Seconds, medians: one step of the bundle's MTP drafter, and a forward of a single row beside it."""
+    """Median seconds of one step of the bundle's MTP drafter, and of a forward of one row."""
 
     step_s: float
     row_s: float
 
 
 def measure_draft_step(engine: Engine, prompt_ids: Sequence[int], count: int = 40) -> DraftStepCost | None:
-    """Time the two in turn; None where the bundle has no drafter."""
+    """Measure the two alternately; None if the bundle has no drafter."""
     if not engine.has_drafter:
         return None
     session = engine.open_session()

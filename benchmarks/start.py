@@ -1,4 +1,4 @@
-"""From the start of a process to its first token, and the memory it takes to get there.
+"""Time from the start of a process to its first token, and the memory that it needs.
 
     python -m benchmarks.start BUNDLE [--engine NAME] [--threads N] [--runs N] [--cold-runs N]
         [--prompt-tokens N] [--json]
@@ -29,11 +29,10 @@ from tqdm import tqdm
 from benchmarks.memory_watch import Memory, MemoryWatch
 from ondevice import machine
 from ondevice.bundle import Bundle
-from ondevice.terminal.bench.footer import setup, setup_line, versions_line
-from ondevice.terminal.bench.table import table
+from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 
 CACHES = {"NUMBA_CACHE_DIR": "compiled", "ONDEVICE_CACHE": "packed"}
-"""What decides where each cache lies, and its name below a run's directory."""
+"""The environment variable of each cache, and its name below a run's directory."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def _row(state: str, starts: Sequence[Start]) -> list[str]:
 
 
 def _megabytes(sizes: Sequence[int]) -> str:
-    return f"{median(sizes) / 1e6:.0f}" if sizes else "not told"
+    return f"{median(sizes) / 1e6:.0f}" if sizes else "unknown"
 
 
 def _command(arguments: argparse.Namespace, threads: int, vocab_size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Gemma 4 on CPUs, offline, with multi-token drafts that never change the output.
+"""Runs Gemma 4 on CPUs, offline, with speculative decoding that never changes the output.
 
     import ondevice
 
@@ -8,7 +8,9 @@
 
 `load` opens a bundle and returns a `Model`. `Model.stream` returns a `Generation`, which yields a `Step` per round;
 `Model.generate` returns a `Reply`. Their keywords are the fields of `GenerationOptions`. Every error is an
-`OndeviceError`. An application's own way of drafting is a `Drafter`.
+`OndeviceError`. An application can pass a `Drafter` of its own.
+
+To read the code, begin with model.py; ARCHITECTURE.md in the repository shows the layers.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from ondevice.errors import (
 
 __version__ = "0.1.0"
 
-# ONNX Runtime's packages send telemetry from 1.29 on, unless they find this when they are imported (PR 27379).
+# ONNX Runtime sends telemetry from version 1.29 on, unless this is set when it is imported (its PR 27379).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
@@ -91,61 +93,47 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ondevice.async_generation import AsyncGeneration
-    from ondevice.decoding.logits_processor import LogitsProcessor
-    from ondevice.decoding.record import Stats, TokenLogprob
-    from ondevice.decoding.sampling_options import SamplingOptions
-    from ondevice.drafters.draft_model import DraftSampling
-    from ondevice.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
-    from ondevice.engines.attention import AttentionType
     from ondevice.engines.choice import EngineName
-    from ondevice.engines.protocol import KVCacheType, Outputs, Session
-    from ondevice.frozen import freeze_support
-    from ondevice.generation import Generation
-    from ondevice.hub.pull import pull
-    from ondevice.loading import load, prepare
-    from ondevice.model import Model
+    from ondevice.engines.protocol import AttentionType, KVCacheType, Outputs, Session
+    from ondevice.generate.drafters.draft_model import DraftSampling
+    from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+    from ondevice.generate.request import LogitsProcessor, SamplingOptions
+    from ondevice.generate.stats import Stats, TokenLogprob
+    from ondevice.generation import AsyncGeneration, FinishReason, Generation, Reply, Step
+    from ondevice.hub import pull
+    from ondevice.model import Model, load, prepare
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
+    from ondevice.preparation import freeze_support
     from ondevice.progress import OnPrepare, Progress
-    from ondevice.reply import FinishReason, Reply, Step
-    from ondevice.text.chat_options import Tool
-    from ondevice.text.messages import Message
-    from ondevice.text.prompt import Prompt
-    from ondevice.text.tool_call import ToolCall
+    from ondevice.text.codec import Prompt
+    from ondevice.text.messages import Message, Tool, ToolCall
 else:
-    # Imported when they are first needed: `ondevice --help` needs neither numpy nor numba. A type checker must not see
-    # this `__getattr__`, or it would believe in every attribute.
-    _HOMES = {
-        "async_generation": ("AsyncGeneration",),
-        "decoding.record": ("Stats", "TokenLogprob"),
-        "decoding.logits_processor": ("LogitsProcessor",),
-        "decoding.sampling_options": ("SamplingOptions",),
-        "drafters.draft_model": ("DraftSampling",),
-        "drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
-        "engines.attention": ("AttentionType",),
+    # Names are imported when they are first used: `ondevice --help` needs neither numpy nor numba. A type checker must
+    # not see this `__getattr__`, or it would accept every attribute.
+    _NAMES = {
         "engines.choice": ("EngineName",),
-        "engines.protocol": ("KVCacheType", "Outputs", "Session"),
-        "frozen": ("freeze_support",),
-        "generation": ("Generation",),
-        "hub.pull": ("pull",),
-        "loading": ("load", "prepare"),
-        "model": ("Model",),
+        "engines.protocol": ("AttentionType", "KVCacheType", "Outputs", "Session"),
+        "generate.drafters.draft_model": ("DraftSampling",),
+        "generate.drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
+        "generate.request": ("LogitsProcessor", "SamplingOptions"),
+        "generate.stats": ("Stats", "TokenLogprob"),
+        "generation": ("AsyncGeneration", "FinishReason", "Generation", "Reply", "Step"),
+        "hub": ("pull",),
+        "model": ("Model", "load", "prepare"),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
+        "preparation": ("freeze_support",),
         "progress": ("OnPrepare", "Progress"),
-        "reply": ("FinishReason", "Reply", "Step"),
-        "text.chat_options": ("Tool",),
-        "text.messages": ("Message",),
-        "text.prompt": ("Prompt",),
-        "text.tool_call": ("ToolCall",),
+        "text.codec": ("Prompt",),
+        "text.messages": ("Message", "Tool", "ToolCall"),
     }
-    _HOME_OF = {name: f"ondevice.{module}" for module, names in _HOMES.items() for name in names}
+    _MODULE_OF = {name: f"ondevice.{module}" for module, names in _NAMES.items() for name in names}
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME_OF:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'ondevice' has no attribute {name!r}")
-        return getattr(import_module(_HOME_OF[name]), name)
+        return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    """What `dir`, `help` and completion show: the public names, whether or not they were imported yet."""
+    """The public names, imported or not, for `dir`, `help` and completion."""
     return __all__

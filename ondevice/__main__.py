@@ -1,7 +1,7 @@
-"""`python -m ondevice` is `ondevice`."""
+"""`python -m ondevice` runs the command `ondevice`."""
 
 import sys
 
-from ondevice.terminal.main import main
+from ondevice.cli.main import main
 
 sys.exit(main())

@@ -1,15 +1,26 @@
-"""Opens a bundle: finds its directory, checks the manifest and every file's place and size."""
+"""Opens bundles, lists and deletes those under the model home.
+
+A bundle is a directory with `bundle.json` (the manifest), ONNX graphs, weights and the files of the tokenizer. `Bundle`
+finds the directory and checks the manifest, and that every listed file lies in the directory and has the listed size.
+Start with `Bundle.open`. Bundles under the model home (`model_home`) are also found by name.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from ondevice.errors import BundleCorruptError, BundleNotFoundError
+from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, reason
 from ondevice.machine import expanded, home
 from ondevice.manifest import Manifest
 from ondevice.progress import Advance, Progress, counted, silent
@@ -17,13 +28,16 @@ from ondevice.progress import Advance, Progress, counted, silent
 MANIFEST = "bundle.json"
 TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG = "tokenizer.json", "chat_template.jinja", "generation_config.json"
 RESPONSE_TEMPLATE = "response_template.json"
-"""How to tell a reply's thoughts, calls and answer apart; transformers keeps it in `tokenizer_config.json`."""
+"""How a reply is divided into thoughts, tool calls and answer; transformers keeps this in `tokenizer_config.json`."""
 
 PIECE = 1 << 20
-"""Bytes that are hashed at a time."""
+"""Bytes that `sha256` reads at a time."""
 
 MOST_BYTES = 1 << 24
-"""Of a manifest: real ones have some ten kilobytes."""
+"""Largest manifest that is read, in bytes. Real ones have up to some hundred kilobytes, mostly tensor tables."""
+
+_REMOVED = ".removed-"
+"""Part of the name to which `delete` renames a directory."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +49,18 @@ class Bundle:
 
     @classmethod
     def open(cls, location: str | Path, *, verify_hashes: bool = False, on_hash: Progress = silent) -> Bundle:
-        """Find a bundle and check its manifest, that every file lies inside it, and every size.
+        """Find a bundle, check its manifest, and check that every file lies in the directory and has the listed size.
 
         Args:
             location: a directory, or a name under the model home.
-            verify_hashes: read every file and compare its sha256 too, that of bundle.json included.
-            on_hash: hears of the bytes that were read to that end.
+            verify_hashes: also read every file, bundle.json included, and compare its sha256.
+            on_hash: called with the bytes hashed so far and the bytes in total.
 
         Raises:
-            BundleNotFoundError: there is none.
-            BundleCorruptError: a file is missing, of another size or content, or outside the directory.
-            UnsupportedBundleError: a schema of another version.
+            BundleNotFoundError: there is no bundle at `location`.
+            BundleCorruptError: the manifest is invalid, or a file is missing, outside the directory, or has another
+                size or content than the manifest says.
+            UnsupportedBundleError: the manifest has another schema version.
         """
         path = _locate(location)
         bundle = cls(path, Manifest.from_json(_read_manifest(path / MANIFEST)))
@@ -56,22 +71,34 @@ class Bundle:
 
     @property
     def content(self) -> str:
-        """Identifies graphs, weights and texts: the sha256 of all names and hashes that the manifest lists."""
+        """An identifier of the bundle's content: the sha256 of the names and hashes of all files in the manifest."""
         listed = sorted((name, entry.sha256) for name, entry in self.manifest.files.items())
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
     def file(self, name: str) -> Path | None:
-        """The path of a file that the manifest lists, else None."""
+        """The path of a file; None if the manifest does not list it."""
         return self.path / name if name in self.manifest.files else None
 
     def graph(self, name: str) -> Path:
-        """The path of a graph that the manifest names and must list."""
+        """The path of a graph file.
+
+        Raises:
+            BundleCorruptError: the manifest does not list the file.
+        """
         if name not in self.manifest.files:
             raise BundleCorruptError(f"bundle.json names the graph {name} and does not list it: export it again")
         return self.path / name
 
     def verify(self, name: str, advance: Advance) -> None:
-        """Compare a file's sha256 with the manifest's; raises BundleCorruptError where they differ."""
+        """Compare a file's sha256 with the one in the manifest.
+
+        Args:
+            name: a file that the manifest lists.
+            advance: called with the number of bytes of every piece that was read.
+
+        Raises:
+            BundleCorruptError: the hashes differ.
+        """
         file = self.path / name
         if sha256(file, advance) != self.manifest.files[name].sha256:
             raise BundleCorruptError(f"{file} was altered (its sha256 differs): export the bundle again")
@@ -95,7 +122,11 @@ class Bundle:
 
 
 def check_names(directory: Path, manifest: Manifest) -> None:
-    """Raises BundleCorruptError where a manifest names a file that would not lie in the bundle's directory."""
+    """Check that every file that a manifest lists would lie in the bundle's directory, links followed.
+
+    Raises:
+        BundleCorruptError: a name is not a valid file name, or leads out of the directory.
+    """
     root = directory.resolve()
     for name in manifest.files:
         if not name.isprintable() or len(name) > 255:  # NUL, surrogates, line breaks
@@ -105,13 +136,121 @@ def check_names(directory: Path, manifest: Manifest) -> None:
 
 
 def sha256(path: Path, advance: Advance = lambda count: None) -> str:
-    """The sha256 of a file in hexadecimal; `advance` hears of every piece that was read."""
+    """The sha256 of a file in hexadecimal. `advance` is called with the number of bytes of every piece read."""
     digest, piece = hashlib.sha256(), bytearray(PIECE)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
             digest.update(memoryview(piece)[:count])
             advance(count)
     return digest.hexdigest()
+
+
+def model_home() -> Path:
+    """The directory in which bundles are found by name: `$ONDEVICE_HOME`, else `~/.ondevice`."""
+    if chosen := os.environ.get("ONDEVICE_HOME"):
+        return expanded(chosen)
+    return home() / ".ondevice"
+
+
+def is_bundle(location: str) -> bool:
+    """Whether a path or name leads to a directory with a `bundle.json`; the file itself is not read."""
+    try:
+        _locate(location)
+    except BundleNotFoundError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A bundle under the model home.
+
+    name : name of its directory
+    path : its directory, which may be a symbolic link
+    manifest : None if the bundle cannot be used
+    fault : why the bundle cannot be used, else None
+    """
+
+    name: str
+    path: Path
+    manifest: Manifest | None
+    fault: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files in the directory, listed in the manifest or not."""
+        return sum(each.stat().st_size for each in self.path.rglob("*") if each.is_file())
+
+
+def installed() -> Iterator[Installed]:
+    """All bundles under the model home, sorted by name."""
+    for path in sorted(each.parent for each in model_home().glob(f"*/{MANIFEST}")):
+        if path.name.startswith("."):
+            continue  # still being written
+        try:
+            yield Installed(path.name, path, Bundle.open(path).manifest)
+        except BundleError as error:
+            yield Installed(path.name, path, None, str(error))
+
+
+def delete(directory: Path) -> None:
+    """Remove a directory with all its files. Of a symbolic link only the link is removed.
+
+    The directory is renamed first, so a half-deleted bundle is never found under its name. Directories that an earlier,
+    interrupted call left behind are removed too.
+    """
+    if directory.is_symlink():
+        directory.unlink()
+        return
+    directory.rename(directory.with_name(f".{directory.name}{_REMOVED}{secrets.token_hex(4)}"))
+    for left in directory.parent.glob(f".*{_REMOVED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def replace_json(path: Path, entry: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically: a concurrent reader sees the old content or the new, never a part.
+
+    Args:
+        path: the file; its directory is created if missing.
+        entry: the JSON object to write.
+
+    Raises:
+        OSError: the file cannot be written; the old content stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(entry, file, sort_keys=True)
+        Path(temporary).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def _locate(location: str | Path) -> Path:
+    """The directory of a bundle, by its path or by its name under the model home.
+
+    Raises:
+        BundleNotFoundError: there is no such bundle.
+    """
+    try:
+        return _find(location)
+    except OSError as error:  # for instance a name that is too long
+        raise BundleNotFoundError(location, reason(error)) from error
+
+
+def _find(location: str | Path) -> Path:
+    path = expanded(location)
+    if (path / MANIFEST).is_file():
+        return path
+    if path.exists():
+        raise BundleNotFoundError(path, f"no {MANIFEST} in it" if path.is_dir() else "it is not a directory")
+    by_name = model_home() / path
+    if not path.is_absolute() and ".." not in path.parts and (by_name / MANIFEST).is_file():
+        return by_name
+    raise BundleNotFoundError(location, f"no such directory, and no such name under {model_home()}")
 
 
 def _read_manifest(path: Path) -> str:
@@ -126,7 +265,7 @@ def _read_manifest(path: Path) -> str:
 
 
 def _size(file: Path) -> int | None:
-    """Bytes of a regular file; None where there is none, or none that can be asked."""
+    """Size of a regular file in bytes; None if there is no such file, or its status cannot be read."""
     try:
         status = file.stat()
     except OSError:
@@ -137,33 +276,5 @@ def _size(file: Path) -> int | None:
 def _lies_in(root: Path, file: Path) -> bool:
     try:
         return file.resolve().is_relative_to(root)
-    except (OSError, RuntimeError):  # links that lead in a circle
+    except (OSError, RuntimeError):  # symbolic links that form a loop
         return False
-
-
-def model_home() -> Path:
-    """Where bundles are looked up by name: `$ONDEVICE_HOME`, else `~/.ondevice`."""
-    if chosen := os.environ.get("ONDEVICE_HOME"):
-        return expanded(chosen)
-    return home() / ".ondevice"
-
-
-def is_bundle(location: str) -> bool:
-    """Whether there is a bundle of that path or name; nothing is read."""
-    try:
-        _locate(location)
-    except BundleNotFoundError:
-        return False
-    return True
-
-
-def _locate(location: str | Path) -> Path:
-    path = expanded(location)
-    if (path / MANIFEST).is_file():
-        return path
-    if path.exists():
-        raise BundleNotFoundError(path, f"no {MANIFEST} in it" if path.is_dir() else "it is not a directory")
-    by_name = model_home() / path
-    if not path.is_absolute() and ".." not in path.parts and (by_name / MANIFEST).is_file():
-        return by_name
-    raise BundleNotFoundError(location, f"no such directory, and no such name under {model_home()}")

@@ -1,4 +1,4 @@
-"""Everything ondevice raises on purpose. A message is one line that says what is wrong and what to do."""
+"""All errors that ondevice raises on purpose. A message is one line that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -8,51 +8,50 @@ from typing import Any
 
 
 class OndeviceError(Exception):
-    """Root of the tree: catch this to catch every mistake that ondevice can name."""
+    """Base class of all errors of ondevice."""
 
     def __str__(self) -> str:
         return one_line(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By message and attributes: Python's own way calls the class with the message, which breaks a process pool
-        wherever a constructor takes something else.
+        """Pickle the message and the attributes. Python's default calls the class with the message alone, which fails
+        in a process pool for every class whose constructor takes other arguments.
         """
         return _restore, (type(self), self.args, vars(self))
 
 
 class UsageError(OndeviceError, ValueError):
-    """An option or argument, or a combination of them, that makes no sense."""
+    """An option or argument that does not exist or has a wrong value, or options that contradict each other."""
 
 
 class GrammarError(UsageError):
-    """A grammar for a reply that cannot be compiled, or that became too large to follow."""
+    """A grammar of a reply that cannot be compiled, or that grew too large while it was followed."""
 
 
 class PromptError(OndeviceError, ValueError):
-    """A prompt that cannot be run: empty, not text, or holding a token id outside the vocabulary."""
+    """A prompt that cannot be run: empty, not text, or with a token id outside the vocabulary."""
 
 
 class ContextOverflowError(PromptError):
-    """A prompt that leaves no room for a single new token."""
+    """A prompt that fills the context, so that not one new token fits."""
 
     def __init__(self, prompt_tokens: int, context_length: int, *, counted: bool = True) -> None:
         """
         Args:
-            prompt_tokens: as many tokens has the prompt, or at least as many where they were not counted.
-            context_length: what there is room for.
-            counted: whether they were.
+            prompt_tokens: number of tokens of the prompt, or a lower bound of it.
+            context_length: number of tokens that the context holds.
+            counted: whether `prompt_tokens` is exact.
         """
         super().__init__(
             f"the prompt has {'' if counted else 'at least '}{prompt_tokens} tokens and the context holds "
-            f"{context_length}: "
-            f"shorten the prompt by at least {prompt_tokens - context_length + 1} tokens"
+            f"{context_length}: shorten the prompt by at least {prompt_tokens - context_length + 1} tokens"
         )
         self.prompt_tokens = prompt_tokens
         self.context_length = context_length
 
 
 class BundleError(OndeviceError):
-    """A bundle that cannot be trusted or understood."""
+    """A bundle that is missing, damaged or not supported."""
 
 
 class BundleNotFoundError(BundleError, FileNotFoundError):
@@ -67,27 +66,27 @@ class BundleNotFoundError(BundleError, FileNotFoundError):
 
 
 class BundleCorruptError(BundleError):
-    """A bundle file is missing, truncated, altered, or points outside its directory."""
+    """A bundle whose files are missing, truncated or altered, or whose paths lead out of its directory."""
 
 
 class UnsupportedBundleError(BundleError):
-    """A bundle of a schema, family or feature that this version does not know."""
+    """A bundle with a schema version, model family or feature that this version does not support."""
 
 
 class CheckpointError(OndeviceError):
-    """A source checkpoint that cannot be exported: a tensor missing or misshapen, a family unknown."""
+    """A checkpoint that cannot be exported: a tensor missing or of the wrong shape, or an unknown model family."""
 
 
 class PairMismatchError(CheckpointError):
-    """A drafter that does not belong to its target."""
+    """A drafter checkpoint that was made for another target."""
 
 
 class HubError(OndeviceError):
-    """A bundle that the hub does not give: it is not there, not permitted, not reached, damaged, or does not fit."""
+    """A failed download: not found, no permission, no connection, damaged data, or too little disk space."""
 
 
 class SessionFileError(OndeviceError):
-    """A file of a saved sequence that is damaged, or belongs to another bundle, engine or version."""
+    """A saved sequence that is damaged, or belongs to another bundle, engine or version."""
 
     def __init__(self, path: str | PathLike[str], reason: str) -> None:
         super().__init__(f"{fspath(path)} cannot be loaded: {reason}")
@@ -95,7 +94,7 @@ class SessionFileError(OndeviceError):
 
 
 class MissingDependencyError(OndeviceError, ImportError):
-    """A package that this needs, and that not every installation has.
+    """An optional package that is not installed.
 
     Attributes:
         package: its import name.
@@ -104,9 +103,10 @@ class MissingDependencyError(OndeviceError, ImportError):
     def __init__(self, package: str, extra: str | None = None, *, what: str = "this", instead: str = "") -> None:
         """
         Args:
-            extra: of ondevice-runtime that brings it; None where it is installed by its own name.
-            what: needs it.
-            instead: what else could be done.
+            package: import name of the package.
+            extra: extra of ondevice-runtime that installs it; None if it is installed by its own name.
+            what: the feature that needs the package, for the message.
+            instead: an alternative to installing it, for the message.
         """
         name = package if extra is None else f"'ondevice-runtime[{extra}]'"
         super().__init__(f"{what} needs {package}: pip install {name}" + (f", or {instead}" if instead else ""))
@@ -114,7 +114,7 @@ class MissingDependencyError(OndeviceError, ImportError):
 
 
 def _restore(kind: type[OndeviceError], args: tuple[Any, ...], attributes: dict[str, Any]) -> OndeviceError:
-    """An error that another process or a copy has described."""
+    """Rebuild an unpickled or copied error."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(attributes)
@@ -122,12 +122,12 @@ def _restore(kind: type[OndeviceError], args: tuple[Any, ...], attributes: dict[
 
 
 def one_line(text: str) -> str:
-    """A text with a space for each line break and control character: names of files and what a bundle says may hold
-    any, and a terminal obeys some of them.
+    """Replace line breaks and control characters by spaces. File names and the content of a bundle may contain them,
+    and a terminal would execute some.
     """
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def reason(error: BaseException) -> str:
-    """What another library's error says, short and in one line, for a message of our own."""
+    """The first line of another library's error, at most 200 characters, for a message of our own."""
     return one_line((str(error).strip() or type(error).__name__).splitlines()[0])[:200]

@@ -1,30 +1,112 @@
-"""What `Model.stream` returns: one generation, read step by step."""
+"""One generation, as the caller reads it: `Step`, `Reply`, `Generation` and `AsyncGeneration`.
+
+`steps` at the end turns the rounds of the draft/verify loop (token ids) into steps (text).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Literal, Self
 
-from ondevice.decoding.record import Stats
 from ondevice.errors import UsageError
-from ondevice.reply import Step
+from ondevice.generate.stats import Round, Stats, TokenLogprob
+from ondevice.text.messages import ToolCall
+from ondevice.text.reply_parser import Parsed
+from ondevice.text.reply_stream import ReplyStream
+
+FinishReason = Literal["stop", "length", "context", "cancelled", "tool_calls"]
+"""Why a generation ended.
+
+stop: a stop token, a stop string, or the end of the `response_format`; length: `max_new_tokens`; context: the context
+is full; cancelled: `cancel` or `close`; tool_calls: the model stopped and waits for the results of its calls.
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round of a generation: draft, verify, accept.
+
+    text : new text of the answer; empty while half a character or the possible beginning of a stop string is held back
+    token_ids : the tokens of that text, and of the reasoning and calls
+    drafted, accepted : number of drafted tokens, and of those that the target accepted
+    source : name of the drafter of this round; `none` without a draft
+    seconds : duration of the round
+    finish_reason : set in the last step only
+    reasoning : new text of the model's thoughts, which come before the answer
+    tool_calls : calls that this round completed
+    logprobs : one entry per token of `token_ids`, if requested
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+    source: str
+    seconds: float
+    finish_reason: FinishReason | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole generation: its steps joined.
+
+    text : the answer; thoughts and calls are left out if the bundle's response template tells them apart
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @classmethod
+    def of(cls, steps: Iterable[Step], stats: Stats) -> Reply:
+        """Join all steps of a generation. Without a finish_reason in the last one it was cancelled."""
+        taken = list(steps)
+        return cls(
+            text="".join(step.text for step in taken),
+            token_ids=tuple(token for step in taken for token in step.token_ids),
+            finish_reason=(taken[-1].finish_reason if taken else None) or "cancelled",
+            stats=stats,
+            reasoning="".join(step.reasoning for step in taken),
+            tool_calls=tuple(call for step in taken for call in step.tool_calls),
+            logprobs=tuple(each for step in taken for each in step.logprobs),
+        )
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """This reply as an assistant message in OpenAI's form, to append to the conversation."""
+        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            made["tool_calls"] = [call.as_openai() for call in self.tool_calls]
+            made["content"] = self.text or None
+        return made
 
 
 @dataclass
 class Cancellation:
-    """Whether a generation should end. A plain flag: signal handlers set it, and must not wait for a lock."""
+    """Flag that asks a generation to end. Not a lock or event, because signal handlers set it and must not block."""
 
     requested: bool = False
 
 
 class Generation(Iterator[Step]):
-    """Iterate over its steps; the last one has a finish_reason. Nothing is computed before the first is asked for.
+    """Iterator over the steps of a generation. Nothing is computed before the first step is asked for.
 
-    It ends when it is exhausted, closed, left as a context, dropped, or interrupted. `cancel` and `close` may be called
-    from any thread.
+    The last step has a finish_reason. The generation ends when it is exhausted, closed, left as a context manager,
+    garbage-collected, or interrupted. `cancel` and `close` may be called from any thread.
     """
 
     def __init__(
@@ -36,10 +118,10 @@ class Generation(Iterator[Step]):
     ) -> None:
         """
         Args:
-            steps: what makes the steps; it ends soon after a cancellation.
-            stats: filled while it runs.
-            cancellation: what `steps` looks at.
-            wake: called after a cancellation, so that one that waits for its turn looks.
+            steps: makes the steps, and ends within one forward after a cancellation.
+            stats: filled by the generation while it runs.
+            cancellation: the flag that `steps` reads.
+            wake: called after the flag is set, so that a generation waiting for its turn reads it.
         """
         self._steps = steps
         self._stats = stats
@@ -51,18 +133,16 @@ class Generation(Iterator[Step]):
 
     @property
     def stats(self) -> Stats:
-        """Figures so far, complete after the last step."""
+        """Statistics so far, complete after the last step."""
         return self._stats
 
     def cancel(self) -> None:
-        """Stop within one forward, also where the first one has not begun. The last step's finish_reason is then
-        `cancelled`.
-        """
+        """Stop within one forward, or before the first one. The last step's finish_reason is then `cancelled`."""
         self._cancellation.requested = True
         self._wake()
 
     def close(self) -> None:
-        """Stop, and give no more steps. Where another thread waits for a step, that thread gets the last one."""
+        """Stop and return no more steps. If another thread is waiting for a step, that thread gets the last one."""
         self._ended = True
         self.cancel()
         if self._reading.acquire(blocking=False):
@@ -101,3 +181,138 @@ class Generation(Iterator[Step]):
 
     def __del__(self) -> None:
         self.close()
+
+
+class AsyncGeneration(AsyncIterator[Step]):
+    """A generation for `async for`. From the first step on, a thread of its own reads the generation into a queue.
+
+    The generation does not wait for a slow reader. It ends when it is exhausted, closed, left as a context manager, or
+    garbage-collected; cancelling a task leaves the context, and so ends it.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._steps: asyncio.Queue[Step | BaseException | None] = asyncio.Queue()
+        self._began = False
+        self._ended = False
+
+    @property
+    def stats(self) -> Stats:
+        """Statistics so far, complete after the last step."""
+        return self._generation.stats
+
+    def cancel(self) -> None:
+        """Stop within one forward. The last step's finish_reason is then `cancelled`."""
+        self._generation.cancel()
+
+    async def aclose(self) -> None:
+        """Stop, and wait until the computation has ended, at most one forward later."""
+        self._generation.close()
+        while self._began and not self._ended:
+            self._ended = not isinstance(await self._steps.get(), Step)
+        self._ended = True
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Step:
+        if self._ended:
+            raise StopAsyncIteration
+        if not self._began:
+            self._began = True
+            arguments = self._generation, asyncio.get_running_loop(), self._steps
+            threading.Thread(target=_read, args=arguments, name="ondevice-generation", daemon=True).start()
+        step = await self._steps.get()
+        if isinstance(step, Step):
+            return step
+        self._ended = True
+        if step is None:
+            raise StopAsyncIteration
+        raise step
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self._generation.close()
+
+
+def _read(
+    generation: Generation, loop: asyncio.AbstractEventLoop, steps: asyncio.Queue[Step | BaseException | None]
+) -> None:
+    """Put every step into the queue, and then None, or the exception that ended the generation.
+
+    This thread keeps no reference to the AsyncGeneration, so that it can be garbage-collected.
+    """
+
+    def put(item: Step | BaseException | None) -> None:
+        try:
+            loop.call_soon_threadsafe(steps.put_nowait, item)
+        except RuntimeError:  # the event loop was closed: there is no reader left
+            generation.close()
+
+    try:
+        for step in generation:
+            put(step)
+    except BaseException as error:
+        put(error)
+    else:
+        put(None)
+
+
+def steps(
+    rounds: Generator[Round, None, None], stream: ReplyStream | None, check: Callable[[], None]
+) -> Generator[Step, None, None]:
+    """Turn rounds into steps: decode the tokens, separate thoughts and calls, end at a stop string.
+
+    A token whose text may begin a stop string is held back together with its text. So the token ids of a reply do not
+    depend on how drafts divide it into rounds.
+
+    Args:
+        rounds: token ids by round; closed at the end.
+        stream: decodes the reply; None leaves the text empty.
+        check: called before each further round; an exception from it ends the generation.
+    """
+    held_ids: list[int] = []
+    held_logprobs: list[TokenLogprob] = []
+    emitted = calls = 0
+    with closing(rounds):
+        for current in rounds:
+            held_ids += current.token_ids
+            held_logprobs += current.logprobs
+            reason: FinishReason | None = current.finish_reason
+            parsed, final = Parsed(), emitted + len(held_ids)
+            if stream is not None:
+                parsed = stream.feed(current.token_ids)
+                if reason:
+                    parsed = parsed.then(stream.finish())
+                calls += len(parsed.tool_calls)
+                if stream.stopped:
+                    reason = "stop"
+                elif reason == "stop" and calls:
+                    reason = "tool_calls"
+                if stream.stopped or not reason:
+                    final = stream.final_tokens
+            token_ids, held_ids = tuple(held_ids[: final - emitted]), held_ids[final - emitted :]
+            logprobs, held_logprobs = tuple(held_logprobs[: final - emitted]), held_logprobs[final - emitted :]
+            emitted = final
+            yield Step(
+                text=parsed.text,
+                token_ids=token_ids,
+                drafted=current.drafted,
+                accepted=current.accepted,
+                source=current.source,
+                seconds=current.seconds,
+                finish_reason=reason,
+                reasoning=parsed.reasoning,
+                tool_calls=parsed.tool_calls,
+                logprobs=logprobs,
+            )
+            if reason:
+                return
+            check()

@@ -1,51 +1,194 @@
-"""`Model`: a bundle that is loaded and answers. The text layer around the loop."""
+"""`load` opens a bundle and returns a `Model`, which generates text.
+
+The model joins the layers: the text layer encodes a prompt, the scheduler of the tokens layer runs the draft/verify
+loop on an engine, and `generation.py` turns its rounds into steps of text. Order of this file: `load` and `prepare`,
+`Model`, the draft models that a model opens, checks of arguments.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike, fspath
+from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Unpack
 
-from ondevice.async_generation import AsyncGeneration
+from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
-from ondevice.decoding.costs_file import CostsFile
-from ondevice.decoding.limits import Limits
-from ondevice.decoding.record import Stats
-from ondevice.decoding.runner import Drafting, Runner, Task
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.draft_bundles import DraftBundles, OpenEngine
-from ondevice.drafters import registry
-from ondevice.drafters.draft_model import DraftSampling
-from ondevice.drafters.protocol import Drafter
-from ondevice.engines.process import Process
-from ondevice.engines.protocol import Engine
-from ondevice.errors import UsageError
-from ondevice.generation import Cancellation, Generation
-from ondevice.grammar.compiler import Compiler
+from ondevice.engines.choice import EngineName, open_engine
+from ondevice.engines.protocol import AttentionOptions, AttentionType, Engine, KVCacheType
+from ondevice.errors import BundleNotFoundError, UsageError
+from ondevice.generate.costs import CostsFile
+from ondevice.generate.drafters import registry
+from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
+from ondevice.generate.drafters.protocol import Drafter
+from ondevice.generate.drafters.registry import DrafterEntry
+from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.generate.scheduler import Drafting, GenerationRequest, Scheduler
+from ondevice.generate.stats import Stats
+from ondevice.generation import AsyncGeneration, Cancellation, Generation, Reply, steps
+from ondevice.grammar.matcher import Compiler
+from ondevice.machine import ForkGuard
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
+from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
-from ondevice.reply import Reply
-from ondevice.steps import steps
-from ondevice.text.chat_options import ChatOptions, Tool
-from ondevice.text.codec import TextCodec
-from ondevice.text.prompt import Prompt
+from ondevice.text.codec import Prompt, TextCodec
+from ondevice.text.messages import ChatOptions, Tool
+from ondevice.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 4
-"""Generations of a model at the same time, where nobody says how many."""
+"""Default number of generations that run at the same time."""
 
 CACHE_BYTES = 1 << 29
-"""Of finished sequences, where nobody says how many: eight chats of 4,096 tokens at Gemma 4 E2B's shape."""
+"""Default KV-cache budget for finished sequences, in bytes: eight chats of 4,096 tokens at Gemma 4 E2B's shape."""
+
+MAX_THREADS = 256
+"""Upper limit of `threads` on machines with fewer processors: more threads would only wait for each other."""
+
+OpenEngine = Callable[[Bundle, OnPrepare | None], Engine]
+"""Opens a draft bundle with the engine, threads, context and cache options that the model was loaded with."""
+
+_log = logging.getLogger("ondevice")
+
+
+def load(
+    bundle: str | Path,
+    *,
+    engine: EngineName = "auto",
+    threads: int | None = None,
+    context_length: int | None = None,
+    kv_cache: KVCacheType = "fp16",
+    attention: AttentionType = "exact",
+    attention_keys: int | None = None,
+    attention_width: int = 4,
+    max_sequences: int = MAX_SEQUENCES,
+    cache_bytes: int = CACHE_BYTES,
+    drafter: str | PathLike[str] | None = None,
+    verify_hashes: bool = False,
+    on_prepare: OnPrepare | None = None,
+) -> Model:
+    """Open a bundle and make it ready to generate.
+
+    Args:
+        bundle: a directory, or a name under the model home (`$ONDEVICE_HOME`, else `~/.ondevice`).
+        engine: `auto` takes the fastest one that runs this bundle here.
+        threads: compute threads at most; None takes the physical cores that this process may use.
+        context_length: tokens of a sequence at most; None takes the model's own limit.
+        kv_cache: `int8` halves the memory of a long context, on the `simd` engine. On `ort`, `fp16` means float32.
+        attention: `lookup` makes long contexts faster, on the `simd` engine: beyond 2,560 tokens, layers of full
+            attention attend to the first 32 positions, the newest 512, and those between that table lookups choose.
+            The text may differ from that of exact attention; drafts still change nothing. With `lookup-drafts` only the
+            drafter looks up and the target is exact, so the text stays the same. `nomad` takes the scores of all
+            positions from lookups, for comparison.
+        attention_keys: positions to choose, a multiple of 32; None chooses 256 to 2,048, as many as leave out 2 % of a
+            row's attention weights, as estimated by the lookups.
+        attention_width: numbers of a key that share a code of 4 bits: 1, 2 or 4. With 4, codes take 1/16 of the memory
+            of int8 keys; with 1 they are four times as large and more accurate, which `nomad` needs.
+        max_sequences: generations at the same time, 1 to 16; more wait for their turn.
+        cache_bytes: memory for keys and values of finished sequences, which prompts that begin alike reuse. The newest
+            sequence is kept even if it is larger; 0 keeps none. Each draft model gets the same budget of its own.
+        drafter: drafter of generations that do not name one; None is `auto`. The path of a draft bundle, or `auto+` and
+            a path, opens that bundle now, with the same engine and number of threads.
+        verify_hashes: compare the sha256 of every file first.
+        on_prepare: called while kernels are compiled and weights packed, which happens once and takes seconds, with
+            the current stage and the share of all work that is done, 0 to 1. An exception from it ends the loading.
+
+    Raises:
+        BundleError: no bundle there, or one that is damaged or not supported.
+        UsageError: an engine, thread count, context, cache or drafter that does not exist, or a draft bundle with
+            another vocabulary.
+    """
+    started = perf_counter()
+    if threads is not None:
+        _check_number("threads", threads, 1, max(MAX_THREADS, machine.processors()))
+    if context_length is not None:
+        _check_number("context_length", context_length, 2)
+    _check_number("max_sequences", max_sequences, 1)
+    _check_number("cache_bytes", cache_bytes, 0)
+    if on_prepare is not None and not callable(on_prepare):
+        raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
+    if drafter is not None and not isinstance(drafter, (str, PathLike)):
+        raise UsageError(f"drafter must be a name or a path, not {drafter!r:.99}: pass your own drafter to stream()")
+    attends = AttentionOptions(attention, attention_keys, attention_width)
+    opened = Bundle.open(bundle, verify_hashes=verify_hashes)
+    if drafter is not None and (location := registry.draft_bundle(fspath(drafter))) is not None:
+        find_draft_bundle(location, opened)  # report a wrong one before minutes are spent on the model
+    count = threads or machine.default_threads()
+    if count > (most := machine.processors()):
+        _log.warning("more threads (%d) than processors (%d): they will wait for each other", count, most)
+
+    if (warning := machine.memory_warning(opened.manifest.weight_bytes)) is not None:
+        _log.warning("%s: %s", opened.manifest.name, warning)
+
+    def open_one(which: Bundle, on_prepare: OnPrepare | None, context: int | None) -> Engine:
+        with Preparation(on_prepare) as preparation:
+            made = open_engine(
+                engine, which, count, context, kv_cache=kv_cache, attention=attends, preparation=preparation
+            )
+            try:
+                preparation.finish()
+            except BaseException:
+                made.close()
+                raise
+        return made
+
+    def open_draft(which: Bundle, on_prepare: OnPrepare | None) -> Engine:
+        return open_one(which, on_prepare, min(target.context_length, which.manifest.target.context_length))
+
+    target = open_one(opened, on_prepare, context_length)
+    model = Model(
+        opened,
+        target,
+        count,
+        perf_counter() - started,
+        max_sequences=max_sequences,
+        cache_bytes=cache_bytes,
+        costs_file=_costs_file(opened, target, attention, count),
+        open_draft=open_draft,
+    )
+    try:
+        if drafter is not None:
+            model.draft_with(drafter, on_prepare)
+    except BaseException:
+        model.close()
+        raise
+    model.load_s = perf_counter() - started
+    return model
+
+
+def prepare(
+    bundle: str | Path,
+    *,
+    engine: EngineName = "auto",
+    threads: int | None = None,
+    on_prepare: OnPrepare | None = None,
+) -> None:
+    """Do now what the first `load` of a bundle on this machine would do: compile kernels and pack weights.
+
+    The arguments and errors are those of `load`.
+    """
+    load(bundle, engine=engine, threads=threads, on_prepare=on_prepare).close()
+
+
+def _costs_file(bundle: Bundle, engine: Engine, attention: str, threads: int) -> CostsFile:
+    """File of the measured costs of this bundle on this machine, with this engine, attention and number of threads."""
+    weights = hashlib.sha256(repr(sorted(bundle.manifest.files.items())).encode()).hexdigest()
+    key = [__version__, machine.processor_name(), weights, engine.name, engine.kv_cache, attention, str(threads)]
+    return CostsFile(machine.cache_directory() / "costs", key)
 
 
 class Model:
-    """One bundle, one engine, and the sequences that it generates, side by side up to `max_sequences`.
+    """A loaded bundle. It generates up to `max_sequences` sequences at the same time, for any number of threads.
 
-    Several threads may use a model at once. What was learnt about the machine's costs and the drafters' luck stays from
-    one generation to the next, and so do finished sequences: a prompt that begins like one is not computed again.
+    Measured costs and the drafters' acceptance rates stay from one generation to the next. Finished sequences stay too:
+    the part of a prompt that a kept sequence begins with is not computed again.
     """
 
     def __init__(
@@ -60,10 +203,17 @@ class Model:
         costs_file: CostsFile | None = None,
         open_draft: OpenEngine | None = None,
     ) -> None:
-        """`load` makes one.
+        """Called by `load`.
 
         Args:
-            open_draft: opens a draft bundle; None where there can be none.
+            bundle: the target's bundle.
+            engine: runs the bundle; the model closes it.
+            threads: the engine's compute threads, for statistics.
+            load_s: seconds that loading took, for statistics.
+            max_sequences: generations at the same time.
+            cache_bytes: KV-cache budget for finished sequences.
+            costs_file: keeps measured costs between processes; None keeps them in this one.
+            open_draft: opens a draft bundle; None refuses draft models.
         """
         self.manifest = bundle.manifest
         self.engine = engine
@@ -71,7 +221,7 @@ class Model:
         self.load_s = load_s
         self.context_length = engine.context_length
         self.last_stats = Stats()
-        """Of the generation that began last."""
+        """Statistics of the generation that began last."""
         self._codec = TextCodec(bundle)
         self.tokenizer = self._codec.tokenizer
         self.defaults = GenerationDefaults.read(bundle.file(GENERATION_CONFIG), self.manifest.target.vocab_size)
@@ -79,13 +229,13 @@ class Model:
         self._compiler = Compiler(
             self.tokenizer, bundle.file(TOKENIZER), self.manifest.target.vocab_size, self._stop_ids
         )
-        self._runner = Runner(engine, max_sequences, cache_bytes, costs_file)
+        self._scheduler = Scheduler(engine, max_sequences, cache_bytes, costs_file)
         self._draft_bundles: DraftBundles | None = None
         if open_draft is not None:
-            self._draft_bundles = DraftBundles(bundle, open_draft, cache_bytes, self._runner.draft_models)
+            self._draft_bundles = DraftBundles(bundle, open_draft, cache_bytes, self._scheduler.draft_models)
         self._drafter = registry.AUTO
         self._lock = threading.Lock()
-        self._process = Process()
+        self._fork_guard = ForkGuard()
         self._cancellations: list[weakref.ref[Cancellation]] = []
 
     def __enter__(self) -> Model:
@@ -97,57 +247,60 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Give the engine's memory back. A closed model generates nothing more; running generations are cancelled, and
-        the memory comes back when the last one has ended.
+        """Free the engine's memory. A closed model generates nothing more. Running generations are cancelled, and the
+        memory is freed when the last one has ended.
         """
-        if self._process.is_this_one:
-            self._runner.close()
+        if self._fork_guard.in_own_process:
+            self._scheduler.close()
             self._compiler.close()
             self.cancel()
 
     def forget(self) -> None:
-        """Drop every text seen so far, from the cache and from what drafters remember; what was learnt about this
-        machine's costs and the drafters' luck stays. For privacy, and for benchmarks that repeat a prompt.
+        """Drop every text seen so far, from the cache of sequences and from the drafters' memory. Measured costs and
+        acceptance rates stay. For privacy, and for benchmarks that repeat a prompt.
 
         Raises:
-            UsageError: a generation is running, or the model is closed.
+            UsageError: if a generation is running, or the model is closed.
         """
         self._check_open()
-        self._runner.forget()
+        self._scheduler.forget()
 
     def cancel(self) -> None:
-        """Stop all generations within one forward, those included that wait for their turn; from any thread. They end
-        with finish_reason `cancelled`.
+        """Stop all generations within one forward, waiting ones included. They end with the finish_reason `cancelled`.
+        Callable from any thread.
         """
-        if not self._process.is_this_one:
+        if not self._fork_guard.in_own_process:
             return
         for reference in self._cancellations:
             if (cancellation := reference()) is not None:
                 cancellation.requested = True
-        self._runner.batch.wake()
+        self._scheduler.batch.wake()
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Reply:
-        """The whole reply at once. Takes and raises what `stream` does."""
+        """Generate the whole reply. The arguments and errors are those of `stream`."""
         with self.stream(prompt, **options) as generation:
             return Reply.of(generation, generation.stats)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> Generation:
-        """Generate, a `Step` per round; the last one has a finish_reason.
+        """Generate one `Step` per round; the last step has a finish_reason.
 
-        Several may run at once, read by several threads or in turn by one: their rows share forwards. Beyond
-        `max_sequences` they wait, in the order in which their first steps are asked for.
+        Several generations can run at the same time, read by several threads or alternately by one: their rows share
+        forwards. Beyond `max_sequences` they wait, in the order in which their first steps are asked for.
 
         Args:
             prompt: text, token ids, or messages (`{"role": ..., "content": ...}`) for the bundle's chat template.
             options: the fields of `GenerationOptions`.
 
+        Returns:
+            The generation to iterate over. Nothing is computed before its first step is asked for.
+
         Raises:
-            UsageError: an option that does not exist or fit.
+            UsageError: an option that does not exist, or does not fit another one.
             PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
-            GrammarError: a form of the answer that cannot be compiled.
-            MissingDependencyError: the extra `[grammar]`, for an answer that has a form.
+            GrammarError: a `response_format` or `tool_choice` that cannot be compiled.
+            MissingDependencyError: a `response_format` or `tool_choice` without the extra `[grammar]` installed.
         """
-        cancellation, runner = self._cancellation(), self._runner
+        cancellation, scheduler = self._cancellation(), self._scheduler
         chosen = GenerationOptions.of(options)
         prompt_ids = self._encode(prompt, chosen.chat)
         constraint = self._compiler.constraint(chosen.answer, chosen.choice, chosen.chat.thinks, prompt_ids)
@@ -164,17 +317,19 @@ class Model:
         drafting = self._drafting(chosen, constrained=constraint is not None)
 
         def cancelled() -> bool:
-            return cancellation.requested or runner.closed
+            return cancellation.requested or scheduler.closed
 
         limits = Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
-        task = Task(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs, chosen.copies)
-        rounds = self._runner.rounds(task)
+        request = GenerationRequest(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs, chosen.copies)
+        rounds = self._scheduler.rounds(request)
         self.last_stats = stats
-        return Generation(steps(rounds, reply_stream, self._process.check), stats, cancellation, runner.batch.wake)
+        return Generation(
+            steps(rounds, reply_stream, self._fork_guard.check), stats, cancellation, scheduler.batch.wake
+        )
 
     def astream(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> AsyncGeneration:
-        """`stream` for `async for`: takes and raises the same, at once."""
+        """`stream` for `async for`. The arguments are the same, and errors are raised by the call itself."""
         return AsyncGeneration(self.stream(prompt, **options))
 
     def save_prefix(
@@ -186,51 +341,54 @@ class Model:
         thinking: bool | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> int:
-        """Read a prompt once and keep what was computed in a file: a system prompt on a small machine, say.
+        """Compute a prompt's keys and values and save them in a file, for example of a long system prompt.
 
-        Messages are saved with the beginning of a reply after them; prompts that go on otherwise share all but that.
+        For messages, the tokens that begin a reply are saved too. A prompt that continues differently reuses everything
+        before them.
 
         Args:
             prompt: text, token ids, or messages.
-            path: of the file.
+            path: the file to write.
             tools, thinking, template_options: as `GenerationOptions` has them.
 
         Returns:
-            How many tokens were saved.
+            The number of saved tokens.
 
         Raises:
             PromptError: as `stream` does.
             OSError: the file cannot be written.
         """
         prompt_ids = self.encode(prompt, tools=tools, thinking=thinking, template_options=template_options)
-        limits = Limits(1, cancelled=lambda: self._runner.closed)
+        limits = Limits(1, cancelled=lambda: self._scheduler.closed)
         greedy = Sampler(SamplingOptions(temperature=0.0))
-        self._runner.save_prefix(Task(prompt_ids, greedy, limits, Drafting(None, "auto", None), Stats()), path)
+        self._scheduler.save_prefix(
+            GenerationRequest(prompt_ids, greedy, limits, Drafting(None, "auto", None), Stats()), path
+        )
         return len(prompt_ids)
 
     def load_prefix(self, path: str | PathLike[str]) -> int:
-        """Take what `save_prefix` wrote: prompts that begin like it are then computed from there on.
+        """Load a file that `save_prefix` wrote. Prompts that begin with its tokens are then computed from there on.
 
         Returns:
-            How many tokens it has.
+            The number of tokens in it.
 
         Raises:
             OSError: the file cannot be read.
-            SessionFileError: it is damaged, or belongs to another bundle, engine, KV cache type or version.
+            SessionFileError: a damaged file, or one of another bundle, engine, KV cache type or version.
         """
         self._check_open()
-        return self._runner.load_prefix(path)
+        return self._scheduler.load_prefix(path)
 
     def draft_with(self, drafter: str | PathLike[str], on_prepare: OnPrepare | None = None) -> None:
-        """Who drafts from now on where a generation does not say; a draft model is made ready now.
+        """Set the drafter of later generations that do not name one. A draft model is opened now.
 
         Args:
-            drafter: what `GenerationOptions.drafter` takes, but for an application's own.
-            on_prepare: as `load` takes it.
+            drafter: a name or path, as in `GenerationOptions.drafter`; not an application's own drafter.
+            on_prepare: reports the preparation of a draft model, as in `load`.
 
         Raises:
-            UsageError: nobody of that name, or no bundle with this model's vocabulary.
-            BundleError: a bundle that cannot be trusted.
+            UsageError: an unknown name, or a path without a bundle of this model's vocabulary.
+            BundleError: a draft bundle that is damaged or not supported.
         """
         self._check_open()
         name = fspath(drafter)
@@ -245,14 +403,14 @@ class Model:
         thinking: bool | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a prompt, checked against vocabulary and context.
+        """Token ids of a prompt, checked against the vocabulary and the context length.
 
         Args:
             prompt: text, token ids, or messages.
             tools, thinking, template_options: as `GenerationOptions` has them.
 
         Raises:
-            UsageError: options that make no sense, or for a prompt that is no messages.
+            UsageError: invalid options, or options of a chat for a prompt that is not messages.
             PromptError: as `stream` does.
         """
         return self._encode(prompt, ChatOptions(tools, thinking, template_options))
@@ -262,12 +420,12 @@ class Model:
         return self._codec.encode(prompt, self.context_length, chat)
 
     def _check_open(self) -> None:
-        self._process.check()
-        if self._runner.closed:
+        self._fork_guard.check()
+        if self._scheduler.closed:
             raise UsageError("this model is closed: load it again")
 
     def _cancellation(self) -> Cancellation:
-        """Of a generation that begins, which `cancel` knows from its first moment on."""
+        """Register a new generation's cancellation, before the generation is made, so that `cancel` always sees it."""
         made = Cancellation()
         with self._lock:
             alive = [reference for reference in self._cancellations if reference() is not None]
@@ -275,26 +433,26 @@ class Model:
         return made
 
     def _drafting(self, chosen: GenerationOptions, *, constrained: bool) -> Drafting:
-        name, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
+        schedule, count = chosen.num_assistant_tokens_schedule, chosen.num_assistant_tokens
         drafter = self._drafter if chosen.drafter is None else chosen.drafter
         if isinstance(drafter, PathLike):
             drafter = fspath(drafter)
         shipped = self.manifest.drafter
-        if count is None and name != "auto" and shipped is not None and not _is_draft_model(drafter):
+        if count is None and schedule != "auto" and shipped is not None and not _is_draft_model(drafter):
             count = shipped.num_assistant_tokens
         if not isinstance(drafter, str):
-            return Drafting(drafter, name, count)
+            return Drafting(drafter, schedule, count)
         entry = self._entry(drafter, chosen.draft_sampling)
         if entry is not None and constrained:
-            entry = registry.beside_grammar(entry)
+            entry = registry.with_grammar(entry)
         elif entry is not None and entry.needs_grammar:
             raise UsageError(f"the drafter {entry.name} drafts what a grammar forces: give a response_format as well")
-        return Drafting(entry, name, count)
+        return Drafting(entry, schedule, count)
 
     def _entry(
         self, drafter: str, sampling: DraftSampling = "coupled", on_prepare: OnPrepare | None = None
-    ) -> registry.DrafterEntry | None:
-        """Who that is; None for nobody."""
+    ) -> DrafterEntry | None:
+        """The registry entry of a drafter's name or path; None for `none`."""
         if self._draft_bundles is not None:
             entry = self._draft_bundles.entry(drafter, sampling, on_prepare)
             if entry is not None:
@@ -302,5 +460,94 @@ class Model:
         return None if drafter == registry.NONE else registry.entry(drafter, self.engine)
 
 
+# Draft models: second bundles with the target's vocabulary, opened once per model.
+
+
+@dataclass(frozen=True)
+class DraftBundles:
+    """Opens draft bundles for a target's model, each once.
+
+    target : the bundle whose vocabulary they must share
+    open_engine : opens a draft bundle
+    cache_bytes : KV-cache budget for finished sequences, for each draft model
+    opened : every draft model is appended here; the scheduler owns the list and closes them
+    """
+
+    target: Bundle
+    open_engine: OpenEngine
+    cache_bytes: int
+    opened: list[DraftModel]
+    _by_location: dict[str, DraftModel] = field(default_factory=dict)
+    """Opened draft models by their path, as it was given."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a bundle is opened, so that two generations that ask for the same one share it."""
+
+    def entry(
+        self, drafter: str, sampling: DraftSampling = "coupled", on_prepare: OnPrepare | None = None
+    ) -> DrafterEntry | None:
+        """The registry entry for a value of `--drafter` with a draft bundle in it; None if it names no bundle.
+
+        Raises:
+            UsageError: no bundle there, another vocabulary, or `ratio` sampling without a draft model.
+            BundleError: a bundle that is damaged or not supported.
+        """
+        if (location := registry.draft_bundle(drafter)) is None:
+            if sampling != "coupled":
+                raise UsageError("draft_sampling is for a draft model: leave it out, or give a draft bundle as drafter")
+            return None
+        return registry.with_draft_model(drafter, self._model(location, on_prepare), sampling)
+
+    def _model(self, location: str, on_prepare: OnPrepare | None) -> DraftModel:
+        with self._lock:
+            if location not in self._by_location:
+                bundle = find_draft_bundle(location, self.target)
+                name = f"draft:{bundle.path.resolve().name}"
+                share = max(_graph_bytes(bundle), 1) / max(_graph_bytes(self.target), 1)
+                model = DraftModel(self.open_engine(bundle, on_prepare), name, self.cache_bytes, share)
+                self.opened.append(model)
+                self._by_location[location] = model
+            return self._by_location[location]
+
+
+def find_draft_bundle(location: str, target: Bundle) -> Bundle:
+    """Open the bundle at a path or under a name, and compare its vocabulary with the target's.
+
+    Raises:
+        UsageError: no bundle there, as after a misspelt drafter name; or token ids that mean something else.
+        BundleError: a bundle that is damaged or not supported.
+    """
+    try:
+        bundle = Bundle.open(location)
+    except BundleNotFoundError as error:
+        names = ", ".join(registry.names())
+        raise UsageError(
+            f"drafter must be one of {names}, a draft bundle's directory, or auto+ and that: "
+            f"there is no bundle at {location!r:.199}"
+        ) from error
+    wanted, found = target.manifest.target.vocab_size, bundle.manifest.target.vocab_size
+    if wanted != found:
+        raise UsageError(f"{location} cannot draft for this model: it has {found} tokens, and this model {wanted}")
+    own, other = target.manifest.files.get(TOKENIZER), bundle.manifest.files.get(TOKENIZER)
+    if own and other and own.sha256 != other.sha256 and _vocabulary(target) != _vocabulary(bundle):
+        raise UsageError(f"{location} cannot draft for this model: its tokenizer.json has other tokens")
+    return bundle
+
+
 def _is_draft_model(drafter: str | Drafter) -> bool:
     return isinstance(drafter, str) and registry.draft_bundle(drafter) == drafter
+
+
+def _graph_bytes(bundle: Bundle) -> int:
+    """Size of the target's graph and weights."""
+    graph = bundle.manifest.target.graph
+    return sum(file.size for name, file in bundle.manifest.files.items() if name.startswith(graph))
+
+
+def _vocabulary(bundle: Bundle) -> dict[str, int]:
+    return Tokenizer.from_file(bundle.path / TOKENIZER).vocabulary
+
+
+def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name} must be a whole number {limits}, not {value!r:.99}")

@@ -1,4 +1,4 @@
-"""What a caller may ask of one generation."""
+"""Options of one generation, and the defaults that a bundle's generation_config.json gives."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
-from ondevice.decoding.logits_processor import LogitsProcessor
-from ondevice.decoding.logprobs import MOST, Logprobs
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.drafters import registry
-from ondevice.drafters.draft_model import DraftSampling
-from ondevice.drafters.protocol import Drafter
 from ondevice.errors import BundleCorruptError, UsageError, reason
-from ondevice.grammar.response_format import ResponseFormat
-from ondevice.grammar.tool_choice import ToolChoice
+from ondevice.generate.drafters import registry
+from ondevice.generate.drafters.draft_model import DraftSampling
+from ondevice.generate.drafters.protocol import Drafter
+from ondevice.generate.request import LogitsProcessor, SamplingOptions
+from ondevice.generate.sampling import MAX_TOP_LOGPROBS, Logprobs
+from ondevice.grammar.response_format import ResponseFormat, ToolChoice
 from ondevice.progress import Progress, silent
-from ondevice.text.chat_options import ChatOptions, Tool
+from ondevice.text.messages import ChatOptions, Tool
 
 ScheduleName = Literal["auto", "heuristic", "constant"]
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """A bundle's generation_config.json, as far as it says anything here. Without `do_sample`: greedy."""
+    """The fields of a bundle's generation_config.json that are used here. Without `do_sample` decoding is greedy."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -41,11 +39,11 @@ class GenerationDefaults:
     def read(cls, path: Path | None, vocab_size: int) -> GenerationDefaults:
         """
         Args:
-            path: the file; None where the bundle has none.
-            vocab_size: above every token id.
+            path: the file; None if the bundle has none.
+            vocab_size: number of token ids, to check those in the file.
 
         Raises:
-            BundleCorruptError: it is no JSON object, or a value makes no sense.
+            BundleCorruptError: not a JSON object, or an invalid value.
         """
         if path is None:
             return cls()
@@ -79,35 +77,38 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The keywords of `Model.stream` and `Model.generate`. None means: as the bundle's generation_config.json says.
+    """The keywords of `Model.stream` and `Model.generate`. None takes the value of the bundle's generation_config.json.
 
     temperature : 0 is greedy
-    presence_penalty, frequency_penalty, logit_bias : by OpenAI's names; see `SamplingOptions`
-    logprobs, top_logprobs : tell how likely the model found each token, and so many of the likeliest ones beside it, up
-        to 20, before temperature, filters and penalties; the same with and without drafts
+    presence_penalty, frequency_penalty, logit_bias : as in OpenAI's API; see `SamplingOptions`
+    logprobs, top_logprobs : return the log probability of each token, and those of up to 20 most likely alternatives,
+        before temperature, filters and penalties; the same with and without drafts
     stop : strings that end the text; they are not part of it
-    drafter : a name of `ondevice.drafters.registry`, `none`, a drafter of the application's own, which serves one
-        generation at a time, or the path of a bundle with the same vocabulary: a draft model, alone, or with `auto+`
-        before it beside all that the bundle offers. It is opened when first asked for; None is what `load` was told
-    draft_sampling : above temperature 0 a draft model draws `coupled` with the target's noise, so that a seed's text is
-        what it is without drafts; or with `ratio`, alone, from its own distribution, which is verified by the ratio
-        rule: distributed alike, but a seed's text is then another, and depends on how many tokens are drafted
-    num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, longest of `auto`; None
-        takes what the drafter ships with, and for `auto` no limit but its own
-    num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, none where none do
-    logits_processors : change a row of logits before a token is chosen, to shun some say; they see the draft path
-    tools, thinking, template_options : for a prompt of messages: see `ChatOptions`
-    response_format : the form of the answer, which no token may leave: `{"type": "json_object"}`,
+    drafter : a name of `ondevice.generate.drafters.registry`, `none`, a `Drafter` object of the application, which
+        serves one generation at a time, or a draft model: the path of a bundle with the same vocabulary. `auto+` before
+        the path combines it with all drafters of the bundle. A draft model is opened when it is first used. None takes
+        the drafter given to `load`
+    draft_sampling : how a draft model draws above temperature 0. `coupled` uses the target's noise, so a seed gives the
+        same text as without drafts. `ratio` draws from the draft model's own distribution and verifies by the ratio
+        rule: the text has the same distribution, but a seed gives another text, which depends on the draft lengths
+    num_assistant_tokens : draft length of the `constant` schedule, first length of `heuristic`, maximum of `auto`. None
+        takes the drafter's own value, and for `auto` its own maximum
+    num_assistant_tokens_schedule : `auto` drafts as many tokens as pay on this machine, and none if none do
+    logits_processors : functions that change a row of logits before a token is chosen, for example to exclude tokens;
+        for a drafted row they get the context that includes the draft
+    tools, thinking, template_options : for a prompt of messages; see `ChatOptions`
+    response_format : restricts the answer to a form: `{"type": "json_object"}`,
         `{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}`, `{"type": "regex", "regex": ...}`,
-        `{"type": "choice", "choice": ["yes", "no"]}` or `{"type": "lark", "lark": ...}`, a grammar as llguidance reads
-        it. A schema with something in it that cannot be held to is refused, unless `strict` is False. Needs the extra
+        `{"type": "choice", "choice": ["yes", "no"]}` or `{"type": "lark", "lark": ...}`, a grammar in llguidance's
+        syntax. A schema with a keyword that cannot be enforced is an error, unless `strict` is False. Needs the extra
         `[grammar]`
-    tool_choice : `auto` lets the model call tools, and holds calls to their declarations; `required` has it call one or
-        more, `{"type": "function", "function": {"name": ...}}` that one, and `none` none. None leaves the model alone
-    on_prefill : called after every chunk of a prompt with the tokens done and their number; and again later where a
-        draft model begins to read a long text
-    copies : of the prompt's keys and values, kept when it has been read, for as many other generations of the same
-        prompt, which then need not read it: several replies to one prompt
+    tool_choice : `auto` allows calls and makes them follow the tools' declarations; `required` demands at least one
+        call, `{"type": "function", "function": {"name": ...}}` a call of that function, `none` forbids calls. None does
+        not restrict the model
+    on_prefill : called after every chunk of the prompt with the number of tokens done and in total; called again later
+        if a draft model has to read a long text
+    copies : number of copies of the prompt's keys and values to keep when it has been read, for as many other
+        generations of the same prompt (several replies to one prompt), which then do not read it again
     """
 
     max_new_tokens: int = 256
@@ -138,7 +139,11 @@ class GenerationOptions:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> GenerationOptions:
-        """Raises UsageError for a keyword that does not exist, naming those that do."""
+        """Make options from keywords.
+
+        Raises:
+            UsageError: a keyword that does not exist; the message lists those that do.
+        """
         names = [field.name for field in fields(cls)]
         for keyword in keywords:
             if keyword not in names:
@@ -146,58 +151,58 @@ class GenerationOptions:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        _whole("max_new_tokens", self.max_new_tokens)
-        _whole("copies", self.copies, least=0)
+        _check_whole("max_new_tokens", self.max_new_tokens)
+        _check_whole("copies", self.copies, least=0)
         if self.num_assistant_tokens is not None:
-            _whole("num_assistant_tokens", self.num_assistant_tokens)
+            _check_whole("num_assistant_tokens", self.num_assistant_tokens)
         if not isinstance(self.logprobs, bool):
             raise UsageError(f"logprobs must be True or False, not {self.logprobs!r:.99}")
         top = self.top_logprobs
-        if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST:
-            raise UsageError(f"top_logprobs must be a whole number from 0 to {MOST}, not {top!r:.99}")
+        if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise UsageError(f"top_logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {top!r:.99}")
         if self.stop is not None and not isinstance(self.stop, Iterable):
             raise UsageError(f"stop must be a string or a list of strings, not {self.stop!r:.99}")
         if isinstance(self.drafter, PathLike):
             object.__setattr__(self, "drafter", fspath(self.drafter))
         named = isinstance(self.drafter, str) or self.drafter is None
-        if not named and not _has(self.drafter, "name", "begin", "forget", "forecast", "draft", "observe"):
-            _choice("drafter", self.drafter, registry.names())
-        _choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
+        if not named and not _has_attributes(self.drafter, "name", "begin", "forget", "forecast", "draft", "observe"):
+            _check_choice("drafter", self.drafter, registry.names())
+        _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
         processors = self.logits_processors
         if processors is not None and not (isinstance(processors, Sequence) and all(map(callable, processors))):
             raise UsageError(f"logits_processors must be a list of functions, not {processors!r:.99}")
         if self.on_prefill is not None and not callable(self.on_prefill):
             raise UsageError(f"on_prefill must be a function, not {self.on_prefill!r:.99}")
-        _choice("num_assistant_tokens_schedule", self.num_assistant_tokens_schedule, get_args(ScheduleName))
+        _check_choice("num_assistant_tokens_schedule", self.num_assistant_tokens_schedule, get_args(ScheduleName))
         if self.drafter == registry.NONE and self.num_assistant_tokens is not None:
-            raise UsageError("num_assistant_tokens says nothing where the drafter is none: leave one of them out")
+            raise UsageError("num_assistant_tokens has no effect with the drafter none: leave one of them out")
         _ = self.chat, self.answer, self.choice
 
     @property
     def chat(self) -> ChatOptions:
-        """What the chat template is told."""
+        """The options of the chat template."""
         return ChatOptions(self.tools, self.thinking, self.template_options)
 
     @property
     def wanted_logprobs(self) -> Logprobs | None:
-        """None where nobody asked for them."""
+        """The requested log probabilities; None if there was no request."""
         return Logprobs(self.top_logprobs) if self.logprobs or self.top_logprobs else None
 
     @property
     def answer(self) -> ResponseFormat:
-        """What form the answer has."""
+        """The checked `response_format`."""
         return ResponseFormat.of(self.response_format)
 
     @property
     def choice(self) -> ToolChoice:
-        """What may be called."""
+        """The checked `tool_choice`."""
         return ToolChoice.of(self.tool_choice, self.tools)
 
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
-        """These options where given, else the bundle's. A temperature of 0 leaves the bundle's filters out."""
+        """Sampling options: these if given, else the bundle's. At temperature 0 the bundle's filters are left out."""
         temperature = defaults.temperature if self.temperature is None else self.temperature
         penalty = defaults.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty
-        sampled = not (isinstance(temperature, Real) and temperature == 0)  # what is no number is refused below
+        sampled = not (isinstance(temperature, Real) and temperature == 0)  # SamplingOptions refuses other types
         return SamplingOptions(
             temperature=temperature,
             top_k=defaults.top_k if self.top_k is None and sampled else self.top_k,
@@ -212,7 +217,7 @@ class GenerationOptions:
 
 
 class GenerationKeywords(TypedDict, total=False):
-    """The fields of `GenerationOptions`, as keywords of `Model.stream` and `Model.generate`."""
+    """The fields of `GenerationOptions` as typed keywords of `Model.stream` and `Model.generate`."""
 
     max_new_tokens: int
     temperature: float | None
@@ -241,22 +246,22 @@ class GenerationKeywords(TypedDict, total=False):
     copies: int
 
 
-def _whole(name: str, value: object, least: int = 1) -> None:
+def _check_whole(name: str, value: object, least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} must be a whole number from {least} on, not {value!r:.99}")
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r:.99}")
 
 
-def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r:.99}")
 
 
-def _has(value: object, *names: str) -> bool:
+def _has_attributes(value: object, *names: str) -> bool:
     return all(hasattr(value, name) for name in names)
 
 
 def _token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
-    """A token id, a list of them, or none."""
+    """A field that holds one token id, a list of them, or nothing."""
     value = config.get(name)
     found = [] if value is None else value if isinstance(value, list) else [value]
     for token in found:

@@ -1,4 +1,8 @@
-"""`ondevice tune`: which attention and MLP blocks a draft of the model itself can do without on this machine."""
+"""`ondevice tune`: finds the attention and MLP blocks that drafts of the model itself can leave out on this machine.
+
+`Tuning.run` searches over the model's own replies to some prompts (`generate.drafters.skip_search`) and writes what it
+found next to the bundle, where the `self` drafter reads it.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +11,43 @@ from time import perf_counter
 from typing import Any
 
 from ondevice import machine
-from ondevice.drafters.skip_sample import SkipSample, costs_of, survival_on
-from ondevice.drafters.skip_search import SkipSearch
-from ondevice.engines.path_memory import PathMemory, SkipRecord, free_sub_layers
+from ondevice.engines.layer_path import PathMemory, SkipRecord, free_sub_layers
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
+from ondevice.generate.drafters.skip_search import SkipSample, SkipSearch, costs_of, survival_on
 from ondevice.model import Model
-from ondevice.text.prompt import Prompt
+from ondevice.text.codec import Prompt
 
-SAMPLE = 32
-"""Tokens of each prompt's reply that sets of sub-layers are judged by; Draft & Verify takes as many of 8 texts."""
+SAMPLE_TOKENS = 32
+"""Tokens of each prompt's reply on which sets of sub-layers are tested; Draft & Verify takes as many of 8 texts."""
 
 REPEATS = 15
-"""Timings of a path of which the median counts."""
+"""Timings of a path, of which the median is used."""
 
-LEAST = 4
-"""Tokens of a reply that are worth comparing."""
+MIN_SAMPLE_TOKENS = 4
+"""Replies with fewer tokens are not used."""
 
-KEPT_EVERY = 5.0
+SAVE_INTERVAL_S = 5.0
 """Seconds between two writes of what was found."""
 
 Facts = dict[str, Any]
-"""What a search has come to, for readers: `facts_of`."""
+"""The result of a search, for users: see `facts_of`."""
 
 OnTune = Callable[[Facts, float], None]
-"""Hears of what was found so far, and of the seconds spent, before every set that is measured."""
+"""Called before each set is measured, with the result so far and the seconds spent."""
 
 
 class Tuning:
-    """A search over some prompts. It goes on where the last one for this bundle ended."""
+    """A search for one model. It continues where the last one for this bundle ended."""
 
     def __init__(self, model: Model) -> None:
         """
         Raises:
-            UsageError: the engine has no partial forwards, or the model no layers to leave out.
+            UsageError: the engine has no partial forwards, or the model has too few layers to leave any out.
         """
         memory = model.engine.paths
         if memory is None:
-            raise UsageError(f"the {model.engine.name} engine runs all layers or none: use --engine simd")
+            raise UsageError(f"the {model.engine.name} engine cannot run only a part of the layers: use --engine simd")
         self._model = model
         self._memory: PathMemory = memory
         self._free = free_sub_layers(model.engine.target)
@@ -52,11 +55,18 @@ class Tuning:
             raise UsageError("this model has too few layers to leave any out")
 
     def run(self, prompts: Sequence[Prompt], seconds: float, on_tune: OnTune) -> Facts:
-        """Search for so long, or until nothing better is in reach; what was found is kept, also where this is
-        interrupted.
+        """Search until no better set is in reach or the time is up, and save the result, even if interrupted.
+
+        Args:
+            prompts: the search uses the beginning of the model's greedy reply to each.
+            seconds: time limit; at least one set is measured in any case.
+            on_tune: called before each set.
+
+        Returns:
+            The result.
 
         Raises:
-            UsageError: no reply is long enough, or what was found cannot be kept.
+            UsageError: no reply is long enough, or the result cannot be saved.
         """
         started = perf_counter()
         known = self._memory.read(self._memory.tuned_files) or SkipRecord()
@@ -72,22 +82,22 @@ class Tuning:
         return facts_of(self._record(search))
 
     def where(self) -> str:
-        """The file that has what was found."""
+        """The path of the file with the result."""
         return str(next((path for path in self._memory.tuned_files if path.exists()), self._memory.tuned_files[0]))
 
     def _search(
         self, search: SkipSearch, samples: Sequence[SkipSample], started: float, seconds: float, on_tune: OnTune
     ) -> None:
-        kept = started
+        saved = started
         try:
-            while (skips := search.propose()) is not None:  # one of them at least, or a short search would never begin
+            while (skips := search.propose()) is not None:  # at least one set, or a short search would never begin
                 on_tune(facts_of(self._record(search)), perf_counter() - started)
                 search.learn(skips, survival_on(samples, skips))
                 if (now := perf_counter()) >= started + seconds:
                     break
-                if now >= kept + KEPT_EVERY:
+                if now >= saved + SAVE_INTERVAL_S:
                     self._memory.write(self._memory.tuned_files, self._record(search))
-                    kept = now
+                    saved = now
         finally:
             self._memory.write(self._memory.tuned_files, self._record(search))
 
@@ -97,26 +107,28 @@ class Tuning:
         return SkipRecord(best, search.speed_up(best), search.token(best), name, dict(search.tried), finished)
 
     def _samples(self, prompts: Sequence[Prompt]) -> list[SkipSample]:
-        """The beginning of the model's own likeliest reply to each prompt, behind it."""
+        """For each prompt, a sample with the beginning of the model's greedy reply to it."""
         engine, samples = self._model.engine, []
         for prompt in prompts:
             ids = self._model.encode(prompt)
-            reply = self._model.generate(prompt, max_new_tokens=SAMPLE, temperature=0.0)
+            reply = self._model.generate(prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.0)
             session = engine.open_session()
             while session.length < len(ids):
                 chunk = ids[session.length : session.length + session.max_rows()]
                 engine.forward([Rows(session, TokenTree.chain(chunk), [len(chunk) - 1])])
                 session.commit(range(len(chunk)))
             tokens = list(reply.token_ids)[: session.max_rows()]
-            if len(tokens) >= LEAST:
+            if len(tokens) >= MIN_SAMPLE_TOKENS:
                 samples.append(SkipSample(engine, session, tokens))
         if not samples:
-            raise UsageError(f"no reply has {LEAST} tokens to compare drafts with: give other prompts with --prompts")
+            raise UsageError(
+                f"no reply has {MIN_SAMPLE_TOKENS} tokens to compare drafts with: give other prompts with --prompts"
+            )
         return samples
 
 
 def facts_of(record: SkipRecord) -> Facts:
-    """A record for readers."""
+    """A record as plain values, for output."""
     return {
         "pays": record.pays,
         "predicted_speed_up": record.speed_up,

@@ -1,6 +1,7 @@
-"""How the weights of a matrix are stored: what the exporter, the graphs' readers, the pack and the kernels share.
+"""Storage formats of weights, shared by the exporter, the tensor tables, the pack and the kernels.
 
-A width more is a module beside `engines/simd/kernels/int4.py`, its lines in `codes.py` there, and a case of the tests.
+A new bit width also needs its layout in `engines/simd/kernels/matmul/formats.py`, its product in `tiles.py` next to it,
+and test cases for both.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """Codes of 2, 4 or 8 bits, packed low bits first, or plain numbers; a code's weight is its scale * (code - zero).
+    """A storage format: codes of 2, 4 or 8 bits with scales, or plain numbers.
+
+    The weight of a code is scale * (code - zero). Codes are packed into bytes with the lowest bits first.
 
     Attributes:
-        bits: of a code; 16 for bfloat16 and 32 for float32.
-        group: neighbouring weights of a row that share a scale; 0 where all of a row do, or where there is none.
+        bits: bits per code; 16 for bfloat16, 32 for float32.
+        group: number of neighbouring weights in a row that share a scale; 0 if the whole row shares one, and for plain
+            numbers, which have no scales.
     """
 
     bits: int
@@ -25,33 +29,33 @@ class WeightFormat:
 
     @property
     def quantised(self) -> bool:
-        """Whether weights are codes with scales."""
+        """Whether the weights are codes with scales."""
         return self.bits <= 8
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """Name of the number format, without the group: "int4", "bfloat16", "float32"."""
         return f"int{self.bits}" if self.quantised else "bfloat16" if self.bits == 16 else "float32"
 
     @property
     def zero(self) -> int:
-        """The code of a zero weight: what MatMulNBits and GatherBlockQuantized assume for unsigned codes."""
+        """The code of a zero weight, as MatMulNBits and GatherBlockQuantized assume for unsigned codes."""
         return 1 << (self.bits - 1)
 
     def bytes(self, weights: int) -> int:
-        """Of that many weights, without scales."""
+        """Size in bytes of that many weights, without scales."""
         return weights * self.bits // 8
 
     def scales(self, width: int) -> int:
-        """How many scales a row of `width` weights has."""
+        """Number of scales of a row of `width` weights."""
         return 0 if not self.quantised else width // self.group if self.group else 1
 
     def stored_bits(self, scale_bits: int) -> float:
-        """Bits per weight with its share of a scale of `scale_bits`, where rows are long."""
+        """Bits per weight including its share of a scale of `scale_bits` bits. One scale per row counts as none."""
         return self.bits + (scale_bits / self.group if self.group else 0)
 
     def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The codes in bytes uint8[..., n]: uint8[..., n * 8 / bits]."""
+        """Unpack bytes uint8[..., n] into one code per byte, uint8[..., n * 8 / bits]."""
         if self.bits == 8:
             return packed
         fields = [packed >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
@@ -64,7 +68,7 @@ BFLOAT16 = WeightFormat(16)
 FLOAT32 = WeightFormat(32)
 
 IN_GROUPS = {each.bits: each for each in (INT4, INT8)}
-"""Codes with a scale for every 32 weights, by their bits."""
+"""Bits -> the format of codes with a scale for every 32 weights."""
 
 BY_ROW = {bits: WeightFormat(bits) for bits in (2, 4, 8)}
-"""Codes with one scale for all weights of a row, by their bits."""
+"""Bits -> the format of codes with one scale per row."""

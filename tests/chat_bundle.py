@@ -1,6 +1,6 @@
-"""A bundle that speaks Gemma 4's chat format, and a way to have a model say what a test wants.
+"""A bundle with Gemma 4's chat format, and a logits processor that makes a model write a given text.
 
-The weights are the reference pair's, under a tokenizer with Gemma's control tokens: what it says by itself is noise.
+The weights are the reference pair's, the tokenizer has Gemma's control tokens: the model's own replies are noise.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ ENDS = ("<eos>", "<turn|>", "<|tool_response>")
 
 
 def write_chat_bundle(reference: Path, directory: Path, **config: Any) -> Path:
-    """Write the bundle, from that of the reference pair.
+    """Write the chat bundle.
 
     Args:
-        config: further fields of generation_config.json.
+        reference: the reference pair's bundle, whose graphs and weights are used.
+        directory: the directory to write.
+        config: additional fields of generation_config.json.
     """
     shutil.copytree(reference, directory)
     tokenizer = gemma_chat()
@@ -52,7 +54,7 @@ def write_chat_bundle(reference: Path, directory: Path, **config: Any) -> Path:
 
 
 class Script:
-    """A logits processor by which a model says this text, control tokens and all, and nothing else."""
+    """A logits processor that forces a model to write exactly this text, control tokens included."""
 
     def __init__(self, text: str, prompt_tokens: int) -> None:
         self.token_ids = gemma_chat().encode(text, add_special_tokens=False)

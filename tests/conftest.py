@@ -1,20 +1,28 @@
-"""Bundles that many tests share, each exported once per run; and which tests are left out where something is missing.
+"""Fixtures for the bundles and kernels that many tests share, and the options that leave tests out.
 
-Nothing is skipped because it is missing: it has to be named, with `--without`.
+Bundles are exported once per run, also if several processes of pytest-xdist share the tests. A missing package does not
+skip tests by itself: it has to be named with `--without`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba.core import caching
 
 import ondevice
-from ondevice import Model
+from ondevice import Model, jit
+from ondevice.preparation import compiled_for
 from ondevice_export import export
 from tests.tiny_models import save_pair
 from tests.trained_models import TRAINED, save_trained_pair
@@ -30,20 +38,27 @@ PARTS = {
         "engines/test_ort_sessions.py",
     ),
     "mypy": (),
-    "clients": ("server/test_anthropic.py", "server/test_openai.py", "server/test_page.py", "server/test_responses.py"),
+    "clients": (
+        "server/test_anthropic.py",
+        "server/test_openai_client.py",
+        "server/test_page.py",
+        "server/test_responses.py",
+    ),
     "llguidance": ("grammar",),
-    "ray": ("terminal/batch/test_cluster.py",),
+    "ray": ("cli/batch/test_cluster.py",),
     "pyside6": ("examples/test_desktop.py",),
 }
-"""What a run can do without, and the tests that cannot even be imported then; others say `needs`.
+"""The parts that `--without` accepts, and the test files that cannot be imported without each part.
 
-oracle : torch, transformers and optimum, which results are compared with
-clients : of OpenAI and Anthropic, and a browser's
-ray : which has no wheels for Intel Macs and the newest Pythons
+Tests in other files have the marker `needs`.
+
+oracle : torch, transformers and optimum, whose results ours are compared with
+clients : the clients of OpenAI and Anthropic, and a browser's
+ray : ray, which has no wheels for Intel Macs and the newest Python versions
 """
 
 ENGINES = ("simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime")))
-"""For tests that both engines pass."""
+"""Parameters for tests that run on both engines."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,9 +101,60 @@ def _version(name: str) -> str:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_costs_of_other_runs() -> Iterator[None]:
-    """What a busy machine measured yesterday decides nothing about today's drafts."""
+    """Disable the costs file, so that costs measured in earlier runs do not change how much tests draft."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ondevice.loading._costs_file", lambda *about: None)
+        patch.setattr("ondevice.model._costs_file", lambda *about: None)
+        yield
+
+
+@contextmanager
+def only_one(lock: Path) -> Iterator[None]:
+    """Hold a lock file for the block: other processes of this run wait for it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    import fcntl
+
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """A function `once(name, make)`: it calls `make(directory)` once per run and name, and returns the directory."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        directory, done = shared / name, shared / f"{name}.done"
+        with only_one(shared / f"{name}.lock"):
+            if not done.exists():
+                directory.mkdir()
+                make(directory)
+                done.touch()
+        return directory
+
+    return make_once
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_are_saved_in_turn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let one process at a time save compiled kernels.
+
+    Two processes that save one function's code for different types at the same time could choose the same file name.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    save, lock = caching.IndexDataCacheFile.save, tmp_path_factory.getbasetemp().parent / "saved_code.lock"
+
+    def save_alone(self: Any, *given: Any) -> None:
+        with only_one(lock):
+            save(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caching.IndexDataCacheFile, "save", save_alone)
         yield
 
 
@@ -97,7 +163,7 @@ MakePair = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def make_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakePair:
-    """Makes a new directory with a family's tiny target, drafter and heads, or copies those of `--tiny-models`."""
+    """A function that makes a directory with a family's tiny target, drafter and heads, or copies `--tiny-models`."""
     saved: str | None = request.config.getoption("--tiny-models")
 
     def make(family: str) -> Path:
@@ -111,20 +177,55 @@ def make_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return make
 
 
+Once = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def reference_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pair that ships with the repository, as `make demo` exports it: int4 weights, int8 head."""
-    return export(REFERENCE / "target", tmp_path_factory.mktemp("bundles") / "reference")
+def reference_export(once: Once) -> Path:
+    """The bundle of the repository's reference pair, exported as by `make demo`: int4 weights, int8 head."""
+    return once("bundles", lambda directory: export(REFERENCE / "target", directory / "reference")) / "reference"
+
+
+@pytest.fixture(scope="session")
+def first_preparation(once: Once, reference_export: Path) -> Path:
+    """A cache directory, filled by `ondevice prepare` from empty; the command's standard error is in `stderr`."""
+
+    def prepare(directory: Path) -> None:
+        command = [sys.executable, "-m", "ondevice", "prepare", str(reference_export)]
+        environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+        environment["ONDEVICE_CACHE"] = str(directory / "cache")
+        ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        (directory / "stderr").write_text(ended.stderr, "utf-8")
+
+    return once("prepared", prepare)
+
+
+@pytest.fixture(scope="session")
+def kernels(request: pytest.FixtureRequest, once: Once) -> None:
+    """Make sure that the cache directory has all compiled kernels; missing ones are compiled in several processes."""
+
+    def compile_all(_: Path) -> None:
+        if not compiled_for("simd"):
+            [found] = (request.getfixturevalue("first_preparation") / "cache").glob("kernels-*")
+            shutil.copytree(found, jit.code_directory(), dirs_exist_ok=True)
+
+    once("kernels", compile_all)
+
+
+@pytest.fixture(scope="session")
+def reference_bundle(reference_export: Path, kernels: None) -> Path:
+    """`reference_export`, with compiled kernels in the cache."""
+    return reference_export
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of ondevice-runtime."""
+    """The path of the built wheel of ondevice-runtime."""
     return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def build_wheel(project: Path, directory: Path) -> Path:
-    """Build without a network, so the build backend must be installed: it comes with the extra `[test]`."""
+    """Build a project's wheel offline; the build backend has to be installed, which the extra `[test]` does."""
     backend = import_module("hatchling.build")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)

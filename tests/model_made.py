@@ -1,4 +1,4 @@
-"""A real `Model` over the toy engine: bundle files on disk, and every step but the arithmetic."""
+"""A real `Model` on the toy engine: bundle files on disk and all of generation except the forward's arithmetic."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from ondevice.bundle import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Bundle
-from ondevice.decoding.costs_file import CostsFile
-from ondevice.draft_bundles import OpenEngine
+from ondevice.generate.costs import CostsFile
 from ondevice.manifest import FileEntry, Manifest, Quantization, Source
-from ondevice.model import Model
+from ondevice.model import Model, OpenEngine
 from tests.text.templates import GEMMA
 from tests.toy_engine import VOCAB, ToyEngine
 
@@ -23,7 +22,7 @@ assert len(TOKENS) == VOCAB
 
 
 def write_bundle(directory: Path, *, tokenizer: bool = True, template: bool = True, eos: tuple[int, ...] = ()) -> Path:
-    """A bundle directory without graphs: the toy engine needs none."""
+    """Write a bundle directory without graphs, which the toy engine does not need; returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, FileEntry] = {}
     contents = {TOKENIZER: _tokenizer().to_str() if tokenizer else None, CHAT_TEMPLATE: GEMMA if template else None}
@@ -52,7 +51,7 @@ def write_bundle(directory: Path, *, tokenizer: bool = True, template: bool = Tr
 def load_toy(
     bundle: str | Path, *, context_length: int | None = None, drafter: str | None = None, **_: object
 ) -> Model:
-    """Stands in for `ondevice.load`."""
+    """Load a bundle on the toy engine; a replacement for `ondevice.load`."""
     model = model_over(ToyEngine(context_length or 400), bundle)
     if drafter is not None:
         model.draft_with(drafter)

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md's pictures are the folders and imports that there are, and no layer reaches over another."""
+"""ARCHITECTURE.md: its pictures equal the imports, its three ways name existing files, and no layer skips another."""
 
 import ast
 import re
@@ -12,50 +12,56 @@ from tests.conftest import ROOT
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
 PICTURES = re.findall(r"```mermaid\n(.*?)```", PAGE, re.DOTALL)
+LAYERS, SIMD = PICTURES
 GROUND = "ground"
 """The box that everything may import."""
 
-TOKENS = ("decoding/", "drafters/", "engines/")
+MOST_FILES = 8
+"""A reader who follows one of the three ways opens at most this many files."""
+
+TOKENS = ("generate/", "engines/")
 OUTSIDE = {
-    "onnxruntime": ("engines/ort/",),
-    "llvmlite": ("engines/simd/kernels/", "code_generator.py", "compiler_locks.py"),
-    "numba": ("engines/simd/kernels/", "jit.py", "code_generator.py", "compiler_locks.py"),
+    "onnxruntime": ("engines/ort.py",),
+    "llvmlite": ("engines/simd/kernels/", "jit.py"),
+    "numba": ("engines/simd/kernels/", "jit.py"),
     "tokenizers": ("text/",),
     "jinja2": ("text/",),
-    "argparse": ("terminal/",),
+    "argparse": ("cli/",),
+    "argcomplete": ("cli/completion.py",),
     "llguidance": ("grammar/",),
-    "tqdm": ("terminal/",),
-    "matplotlib": ("terminal/bench/",),
-    "ray": ("terminal/batch/",),
+    "huggingface_hub": ("hub.py",),
+    "tqdm": ("cli/",),
+    "matplotlib": ("cli/bench/",),
+    "ray": ("cli/batch/",),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     **dict.fromkeys(("torch", "transformers", "optimum", "ondevice_export"), ()),
 }
 """Packages, and the only parts of `ondevice` that import them."""
 
-SEEN_BY_THE_TERMINAL = ("decoding/record.py", "drafters/registry.py")
+SEEN_BY_THE_COMMAND_LINE = ("generate/stats.py", "generate/drafters/registry.py")
 
 
 class Import(NamedTuple):
-    """Paths under `ondevice/` (the importing one of the exporter: from the repository's root), or another package."""
+    """Paths under `ondevice/`; for the exporter's files from the repository's root; or the name of another package."""
 
     importer: str
     imported: str
 
 
 class Picture(NamedTuple):
-    """Paths by box, and arrows between boxes."""
+    """The paths of each box, and the arrows between boxes."""
 
     boxes: dict[str, list[str]]
     arrows: set[tuple[str, str]]
 
     def box_of(self, path: str) -> str | None:
-        """The box with the longest path that leads to this one."""
+        """The box with the longest path that this one begins with."""
         found = [(len(place), box) for box, places in self.boxes.items() for place in places if path.startswith(place)]
         return max(found)[1] if found else None
 
     def drawn(self, imports: set[Import]) -> set[tuple[str, str]]:
-        """The arrows that these imports are, but for those to the ground of the first picture."""
+        """The arrows between different boxes that these imports amount to."""
         pairs = {(self.box_of(each.importer), self.box_of(each.imported)) for each in imports}
         return {(a, b) for a, b in pairs if a is not None and b is not None and a != b}
 
@@ -71,13 +77,13 @@ def read_picture(text: str) -> Picture:
 
 
 def path_of(module: str) -> str:
-    """The path under `ondevice/` of one of its modules; packages end in a slash."""
+    """Path of a module of `ondevice`, below it; packages end in a slash."""
     inner = module.removeprefix("ondevice").removeprefix(".").replace(".", "/")
     return inner + (".py" if (ROOT / "ondevice" / f"{inner}.py").is_file() else "/")
 
 
 def imported_by(path: Path) -> Iterator[str]:
-    """The modules that a file imports, wherever in it; names that are modules themselves in full."""
+    """Full names of all modules that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -101,12 +107,12 @@ def read_imports() -> set[Import]:
 
 IMPORTS = read_imports()
 PUBLIC = "__init__.py"
-"""`ondevice/__init__.py` names everything, and imports it only when asked."""
+"""`ondevice/__init__.py` names everything, and imports a name only when it is used."""
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["whole", "simd"])
+@pytest.fixture(scope="module", params=[LAYERS, SIMD], ids=["layers", "simd"])
 def picture(request) -> Picture:
-    return read_picture(PICTURES[request.param])
+    return read_picture(request.param)
 
 
 def test_every_box_is_there(picture):
@@ -116,9 +122,9 @@ def test_every_box_is_there(picture):
 
 
 def test_every_file_is_in_a_box():
-    whole = read_picture(PICTURES[1])
+    layers = read_picture(LAYERS)
     files = [path.relative_to(ROOT / "ondevice").as_posix() for path in (ROOT / "ondevice").rglob("*.py")]
-    assert [file for file in files if file != PUBLIC and whole.box_of(file) is None] == []
+    assert [file for file in files if file != PUBLIC and layers.box_of(file) is None] == []
 
 
 def test_the_arrows_are_the_imports(picture):
@@ -129,11 +135,19 @@ def test_the_arrows_are_the_imports(picture):
     assert drawn == picture.arrows
 
 
-def test_the_first_picture_names_what_is_there():
-    paths = re.findall(r"<br>([a-z_/]+(?:\.py|/))(?:, ([a-z_/]+\.py))?\"", PICTURES[0])
-    assert len(paths) >= 8
-    for path in filter(None, (each for pair in paths for each in pair)):
-        assert (ROOT / "ondevice" / path).exists(), path
+@pytest.mark.parametrize("way", ["generation", "weight", "request"])
+def test_a_way_names_few_files_by_their_paths(way):
+    section = re.search(rf"^## The way of a {way}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+    assert section is not None
+    links = re.findall(r"\[([^]]+)\]\(([^)#]+)\)", section[1])
+    assert 5 <= len({path for _, path in links}) <= MOST_FILES
+    for name, path in links:
+        assert path.endswith(f"/{name}"), (name, path)
+        assert (ROOT / path).is_file(), path
+
+
+def test_it_is_one_page():
+    assert len(PAGE.splitlines()) <= 170
 
 
 def test_links_lead_somewhere():
@@ -152,7 +166,7 @@ def test_tokens_know_no_text():
     assert (
         reaches(
             TOKENS,
-            ("text/", "terminal/", "server/", "loading.py", "model.py", "generation.py", "options.py", "tokenizers"),
+            ("text/", "cli/", "server/", "model.py", "generation.py", "options.py", "tokenizers"),
         )
         == []
     )
@@ -162,28 +176,28 @@ def test_text_knows_no_engine():
     assert (
         reaches(
             ("text/",),
-            (*TOKENS, "terminal/", "server/", "loading.py", "model.py", "generation.py", "options.py", "numpy"),
+            (*TOKENS, "cli/", "server/", "model.py", "generation.py", "options.py", "numpy"),
         )
         == []
     )
 
 
-def test_nothing_is_built_on_the_terminal():
-    """But for the commands themselves."""
-    commands = ("terminal/", "__main__", "export/ondevice_export/command.py")
-    assert [each for each in reaches(("",), ("terminal/",)) if not each.importer.startswith(commands)] == []
+def test_nothing_is_built_on_the_command_line():
+    """Except the commands themselves."""
+    commands = ("cli/", "__main__", "export/ondevice_export/command.py")
+    assert [each for each in reaches(("",), ("cli/",)) if not each.importer.startswith(commands)] == []
 
 
 def test_only_a_command_starts_the_server():
     others = [each for each in reaches(("",), ("server/",)) if not each.importer.startswith("server/")]
-    assert {each.importer for each in others} == {"terminal/serve.py"}
+    assert {each.importer for each in others} == {"cli/serve.py"}
 
 
-def test_the_terminal_sees_plain_data_of_the_tokens():
-    """But for `info`, which looks inside engines."""
-    found = reaches(("terminal/",), TOKENS)
-    assert {each.imported for each in found if not each.importer.startswith("terminal/info/")} <= set(
-        SEEN_BY_THE_TERMINAL
+def test_the_command_line_sees_plain_data_of_the_tokens():
+    """Except `info`, which reports on engines."""
+    found = reaches(("cli/",), TOKENS)
+    assert {each.imported for each in found if not each.importer.startswith("cli/info.py")} <= set(
+        SEEN_BY_THE_COMMAND_LINE
     )
 
 

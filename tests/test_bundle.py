@@ -11,17 +11,38 @@ import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
-from ondevice.manifest import DrafterEntry, FileEntry, HeadsEntry, Layer, Manifest, Quantization, Source, Target
+from ondevice.graph_io import AttentionKind
+from ondevice.manifest import FileEntry, Manifest, Quantization, Source
+from ondevice.model_config import HeadsEntry, Layer, Rope, Shortlist, Target
 
 PAYLOAD = b"weights" * 100
 
 
 def manifest(**changes: Any) -> Manifest:
-    layers = (Layer("sliding", 1, 32, 0), Layer("full", 1, 64, 1), Layer("sliding", 1, 32, 0), Layer("full", 1, 64, 1))
+    sources: tuple[tuple[AttentionKind, int, int], ...] = (
+        ("sliding", 32, 0),
+        ("full", 64, 1),
+        ("sliding", 32, 0),
+        ("full", 64, 1),
+    )
     made = Manifest(
         family="gemma4",
         name="tiny",
-        target=Target("target.onnx", 256, 64, 128, 16, 2, layers),
+        target=Target(
+            graph="target.onnx",
+            hidden_size=64,
+            query_heads=2,
+            norm_eps=1e-6,
+            rope={"full": Rope(1e6, 0.25, 1.0), "sliding": Rope(1e4, 1.0, 1.0)},
+            vocab_size=256,
+            context_length=128,
+            sliding_window=16,
+            softcap=30.0,
+            tied=True,
+            ple_size=0,
+            ple_vocab_size=0,
+            layers=tuple(Layer(kind, 1, head_dim, 96, source) for kind, head_dim, source in sources),
+        ),
         drafter=None,
         bos_token_id=2,
         eos_token_ids=(1,),
@@ -123,30 +144,11 @@ def test_a_manifest_that_is_only_laid_out_otherwise(bundle: Path) -> None:
     Bundle.open(bundle, verify_hashes=True)
 
 
-def test_what_older_exporters_wrote(bundle: Path) -> None:
-    """They hashed no manifest, and kept a schedule that nothing reads."""
-
-    def change(data: dict[str, Any]) -> None:
-        del data["sha256"]
-        data["drafter"] = {"graph": "d", "full_layer": 1, "sliding_layer": 0, "candidates": 8}
-        data["drafter"]["num_assistant_tokens_schedule"] = "heuristic"
-
-    edit(bundle, change)
-    assert Bundle.open(bundle, verify_hashes=True).manifest.drafter == DrafterEntry("d", 1, 0, 8)
-
-
-def test_a_bundle_without_heads_is_what_it_was(bundle: Path) -> None:
-    """Older versions read it too, and its own sha256 is the same."""
-    data = json.loads((bundle / MANIFEST).read_text())
-    assert data["schema"] == 1
-    assert "heads" not in data
-
-
-HEADS = (HeadsEntry("medusa", "m", 3, 64), HeadsEntry("exit", "e", 1, 64, 1))
+HEADS = (HeadsEntry("medusa", "m", 3, 256), HeadsEntry("exit", "e", 1, 64, 1, shortlist=Shortlist(16, 4)))
 
 
 def test_heads_are_read_back() -> None:
-    made = manifest(heads=HEADS, schema=2)
+    made = manifest(heads=HEADS)
     read = Manifest.from_json(made.to_json())
     assert read.heads == HEADS
     assert not read.altered
@@ -158,28 +160,43 @@ def test_heads_are_read_back() -> None:
         ([{"kind": "mystery", "graph": "m", "offsets": 3, "candidates": 64}], "kind is 'mystery'"),
         ([{"kind": "medusa", "graph": "m", "offsets": 17, "candidates": 64}], "offsets of the medusa heads is 17"),
         (
-            [{"kind": "exit", "graph": "m", "offsets": 2, "candidates": 64, "layer": 1}],
+            [{"kind": "exit", "graph": "m", "offsets": 2, "candidates": 256, "layer": 1}],
             "offsets of the exit heads is 2",
         ),
-        ([{"kind": "exit", "graph": "m", "offsets": 1, "candidates": 64, "layer": 4}], "layer of the exit heads is 4"),
-        ([{"kind": "exit", "graph": "m", "offsets": 1, "candidates": 64}], "layer of the exit heads is None"),
+        ([{"kind": "exit", "graph": "m", "offsets": 1, "candidates": 256, "layer": 4}], "layer of the exit heads is 4"),
+        ([{"kind": "exit", "graph": "m", "offsets": 1, "candidates": 256}], "layer of the exit heads is None"),
         ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 257}], "candidates of the medusa heads is 257"),
-        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 8, "layer": 1}], "medusa heads have a layer"),
-        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 8}] * 2, "heads of the kinds medusa, medusa"),
-        ([{"kind": "medusa"}], "malformed"),
-        ({"medusa": 1}, "malformed"),
+        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 256, "layer": 1}], "medusa heads have a layer"),
+        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 256}] * 2, "heads of the kinds medusa, medusa"),
+        ([{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 8}], "candidates of the medusa heads is 8"),
+        (
+            [{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 64, "shortlist": {"clusters": 16, "top": 5}}],
+            "do not fit 16 clusters",
+        ),
+        (
+            [
+                {
+                    "kind": "medusa",
+                    "graph": "m",
+                    "offsets": 3,
+                    "candidates": 64,
+                    "shortlist": {"clusters": 16, "top": 17},
+                }
+            ],
+            "top of the medusa heads is 17",
+        ),
+        ([{"kind": "blockwise", "graph": "m", "offsets": 3, "candidates": 256}], "width of the blockwise heads is 0"),
+        (
+            [{"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 256, "width": 32}],
+            "the medusa heads have a width",
+        ),
+        ([{"kind": "medusa"}], "heads has no graph"),
+        ({"medusa": 1}, "heads is"),
     ],
 )
 def test_impossible_heads(heads: object, words: str, bundle: Path) -> None:
-    edit(bundle, lambda data: data.update(schema=2, heads=heads))
+    edit(bundle, lambda data: data.update(heads=heads))
     with pytest.raises(BundleCorruptError, match=words):
-        Bundle.open(bundle)
-
-
-def test_heads_need_the_schema_that_older_versions_refuse(bundle: Path) -> None:
-    entry = {"kind": "medusa", "graph": "m", "offsets": 3, "candidates": 64}
-    edit(bundle, lambda data: data.update(heads=[entry]))
-    with pytest.raises(BundleCorruptError, match="heads in a bundle of schema 1"):
         Bundle.open(bundle)
 
 
@@ -203,10 +220,19 @@ def test_the_content_is_that_of_all_files(bundle: Path) -> None:
     assert len({before, changed, Bundle.open(moved).content}) == 3
 
 
-@pytest.mark.parametrize("schema", [0, 3, None, "1"])
-def test_an_unknown_schema(schema: object, bundle: Path) -> None:
+@pytest.mark.parametrize("schema", [0, 1, 2, 4, 3.0, None, "3", True])
+def test_another_schema(schema: object, bundle: Path) -> None:
+    """Older bundles have no tensor table; newer ones may have anything."""
     edit(bundle, lambda data: data.update(schema=schema))
-    with pytest.raises(UnsupportedBundleError, match="schema"):
+    with pytest.raises(UnsupportedBundleError, match=r"has schema .* reads 3: export it again") as caught:
+        Bundle.open(bundle)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_that_stands_there_twice(bundle: Path) -> None:
+    text = (bundle / MANIFEST).read_text()
+    (bundle / MANIFEST).write_text(text.replace('"softcap"', '"vocab_size": 1, "softcap"', 1))
+    with pytest.raises(BundleCorruptError, match="'vocab_size' stands there twice"):
         Bundle.open(bundle)
 
 
@@ -216,28 +242,60 @@ def drop(data: dict[str, Any], *keys: str) -> None:
     del data[keys[-1]]
 
 
+def drafter(data: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A drafter that fits the target, but for the changes."""
+    layer = {"kind": "full", "kv_heads": 1, "head_dim": changes.pop("head_dim", 64), "intermediate_size": 96}
+    sizes = {"graph": "d", "hidden_size": 32, "query_heads": 2, "norm_eps": 1e-6, "rope": data["target"]["rope"]}
+    reads = {"full_layer": 1, "sliding_layer": 0, "candidates": 256, "shortlist": None, "layers": [layer]}
+    return {**sizes, **reads, **changes}
+
+
+def wide(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**layer, "kv_heads": 2} for layer in data["target"]["layers"]]
+
+
+def experts(data: dict[str, Any], **changes: int) -> None:
+    data["target"]["layers"][0]["experts"] = {"count": 8, "top": 2, "intermediate_size": 32, **changes}
+
+
+def test_a_drafter_is_read_back(bundle: Path) -> None:
+    edit(bundle, lambda data: data.update(drafter=drafter(data), sha256=None))
+    found = Bundle.open(bundle).manifest.drafter
+    assert found is not None
+    assert (found.kv_layer("full"), found.kv_layer("sliding"), found.num_assistant_tokens) == (1, 0, 6)
+
+
 MALFORMED = {
     "a field is missing": lambda data: drop(data, "target", "vocab_size"),
     "a field is unknown": lambda data: data.update(surprise=1),
     "a layer borrows from a later one": lambda data: data["target"]["layers"][0].update(kv_source=1),
     "a layer borrows from another kind": lambda data: data["target"]["layers"][2].update(kv_source=1),
     "a layer borrows from a borrower": lambda data: data["target"]["layers"].append(
-        {"kind": "sliding", "kv_heads": 1, "head_dim": 32, "kv_source": 2}
+        {"kind": "sliding", "kv_heads": 1, "head_dim": 32, "intermediate_size": 96, "kv_source": 2}
     ),
     "a negative size": lambda data: data["target"].update(hidden_size=-64),
     "a size that is no number": lambda data: data["target"].update(hidden_size="64"),
     "no layers": lambda data: data["target"].update(layers=[]),
     "an attention nobody knows": lambda data: data["target"]["layers"][0].update(kind="linear"),
-    "a drafter that reads a layer without a cache": lambda data: data.update(
-        drafter={"graph": "d", "full_layer": 3, "sliding_layer": 0, "candidates": 8}
-    ),
-    "a drafter that reads an earlier layer": lambda data: data.update(
-        target={
-            **data["target"],
-            "layers": [{"kind": "full", "kv_heads": 1, "head_dim": 32, "kv_source": n} for n in (0, 1)],
-        },
-        drafter={"graph": "d", "full_layer": 0, "sliding_layer": 0, "candidates": 8},
-    ),
+    "a drafter that reads a layer without a cache": lambda data: data.update(drafter=drafter(data, full_layer=3)),
+    "a drafter that reads another kind": lambda data: data.update(drafter=drafter(data, full_layer=0)),
+    "a drafter with wider heads": lambda data: data.update(drafter=drafter(data, head_dim=96)),
+    "a drafter without rotary embeddings": lambda data: data.update(drafter=drafter(data, rope={})),
+    "a norm without eps": lambda data: data["target"].update(norm_eps=0.0),
+    "an eps that is no number": lambda data: data["target"].update(norm_eps=float("nan")),
+    "an endless softcap": lambda data: data["target"].update(softcap=float("inf")),
+    "a softcap below zero": lambda data: data["target"].update(softcap=-30.0),
+    "frequencies that grow": lambda data: data["target"]["rope"]["full"].update(theta=1e-9),
+    "frequencies beyond the head": lambda data: data["target"]["rope"]["full"].update(rotated=2.0),
+    "frequencies that are endless": lambda data: data["target"]["rope"]["full"].update(factor=1e-30),
+    "a kind without rotary embeddings": lambda data: drop(data, "target", "rope", "full"),
+    "a head that is neither": lambda data: data["target"].update(tied=1),
+    "more per-layer embeddings than a table": lambda data: data["target"].update(ple_size=32),
+    "KV heads that share no query heads": lambda data: data["target"].update(query_heads=3, layers=wide(data)),
+    "no feed-forward block": lambda data: data["target"]["layers"][0].update(intermediate_size=0),
+    "experts without number": lambda data: experts(data, count=0),
+    "more experts for a token than there are": lambda data: experts(data, top=9),
+    "experts that are a list": lambda data: data["target"]["layers"][0].update(experts=[8, 2, 32]),
     "files is a list": lambda data: data.update(files=[]),
     "a file is a list": lambda data: data.update(files={"target.onnx": [1, "0" * 64]}),
     "a size is true": lambda data: data["files"]["target.onnx"].update(size=True),
@@ -271,3 +329,9 @@ def test_a_manifest_that_is_no_json_object(content: bytes, bundle: Path) -> None
     (bundle / MANIFEST).write_bytes(content)
     with pytest.raises(BundleError):
         Bundle.open(bundle)
+
+
+def test_a_name_that_is_too_long_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path))
+    with pytest.raises(BundleNotFoundError, match="name too long"):
+        Bundle.open("x" * 300)

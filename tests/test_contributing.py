@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ondevice import Model
-from ondevice.drafters import registry
-from ondevice.drafters.registry import DrafterEntry
+from ondevice.generate.drafters import registry
+from ondevice.generate.drafters.registry import DrafterEntry
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -35,7 +35,7 @@ def load(name: str, source: str, directory: Path) -> ModuleType:
 
 @pytest.fixture
 def bigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = load("ondevice.drafters.bigram", DRAFTER, tmp_path)
+    module = load("ondevice.generate.drafters.bigram", DRAFTER, tmp_path)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 
@@ -87,4 +87,4 @@ def test_files_that_it_names_are_there() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", PAGE)
     paths = re.findall(r"`((?:tests|models|ondevice)/[\w/.]+)`", PAGE)
     missing = [path for path in {*links, *paths} if not (ROOT / path).exists()]
-    assert sorted(missing) == ["ondevice/drafters/bigram.py", "tests/drafters/test_bigram.py"]
+    assert sorted(missing) == ["ondevice/generate/drafters/bigram.py", "tests/drafters/test_bigram.py"]

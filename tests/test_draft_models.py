@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import ondevice
 from ondevice import Model, UsageError
 from ondevice_export import export
 from tests.conftest import ENGINES, REFERENCE
+from tests.pairwise import pairwise
 from tests.test_lossless import PROMPTS
 
 CONSTANT: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
@@ -36,9 +37,7 @@ def model(request: pytest.FixtureRequest, reference_bundle: Path, coarse: Path) 
         yield loaded
 
 
-@pytest.mark.parametrize("schedule", ["constant", "auto"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pairwise(schedule=["constant", "auto"], temperature=[0.0, 1.0], prompt=list(PROMPTS))
 def test_the_text_is_that_of_plain_decoding(
     model: Model, coarse: Path, prompt: str, temperature: float, schedule: str
 ) -> None:
@@ -84,7 +83,7 @@ def test_drafts_after_rejections_are_those_of_a_fresh_reading(model: Model, smal
         rounds = [(step.token_ids, step.drafted, step.accepted) for step in generation]
     assert any(accepted < drafted for _, drafted, accepted in rounds)
     text = list(prompt)
-    for (tokens, *_), (_, drafted, accepted) in pairwise(rounds[:7]):
+    for (tokens, *_), (_, drafted, accepted) in itertools.pairwise(rounds[:7]):
         text += tokens
         model.forget()
         with model.stream(text[:-1], **{**options, "max_new_tokens": 40 - (len(text) - len(prompt)) + 1}) as fresh:

@@ -1,4 +1,4 @@
-"""An application that was frozen: compiled code of a package without source files, and who compiles it."""
+"""Frozen applications: compiled code of a package without source files, and the processes that compile it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from pathlib import Path
 import pytest
 
 import ondevice
-from ondevice import frozen as frozen_applications
 from ondevice import preparation
 
 CALL = """
 import sys
 import numpy as np
 import ondevice
-from ondevice.drafters import suffix_automaton
-from ondevice.engines.simd.kernels.project import softcap
+from ondevice.engines.simd.kernels.matmul.project import softcap
+from ondevice.generate.drafters import ngram
 row = np.full(16, 1.0, np.float32)
 softcap(row.ctypes.data, 64, 1, np.float32(30.0))
-suffix_automaton.warm_up()
-stats = softcap.stats, suffix_automaton.append_all.stats
+ngram.warm_up()
+stats = softcap.stats, ngram.append_all.stats
 assert ".zip" in ondevice.__file__
 print(float(row[0]), *(sum(each.cache_hits.values()) for each in stats))
 """
@@ -87,10 +86,10 @@ def test_a_frozen_package_compiles_once_wherever_it_is_started(sources: Path, tm
     assert hits == [0, 0]
     assert called(archive, tmp_path / "two", cache) == (before, 1, 1)
 
-    callee = sources / "engines/simd/kernels/functions.py"
-    text, old = callee.read_text("utf-8"), "return full(_ONE) - full(_TWO)"
+    callee = sources / "engines/simd/kernels/isa/vector.py"
+    text, old = callee.read_text("utf-8"), "return full(_ONE) - full(_TWO) /"
     assert text.count(old) == 1
-    callee.write_text(text.replace(old, "return full(_TWO) - full(_TWO)"), "utf-8")
+    callee.write_text(text.replace(old, "return full(_TWO) - full(_TWO) /"), "utf-8")
     updated = frozen(sources, tmp_path / "updated.zip")
     after, *hits = called(updated, tmp_path / "one", cache)
     assert after == pytest.approx(30 + before, rel=1e-3)
@@ -124,9 +123,15 @@ def test_a_frozen_application_compiles_in_processes_that_it_supports(
 
 
 def test_what_is_not_frozen_starts_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["app", frozen_applications.COMPILE])
+    monkeypatch.setattr(sys, "argv", ["app", preparation.FROZEN_COMPILE])
     ondevice.freeze_support()
-    assert not frozen_applications.is_supported()
-    assert preparation._compiler() == [sys.executable, "-m", "ondevice.preparation"]
+    assert not preparation.is_supported()
+    assert preparation._compile_command() == [sys.executable, "-m", "ondevice.preparation"]
     monkeypatch.setattr(sys, "executable", "/opt/editor")
-    assert preparation._compiler() is None
+    assert preparation._compile_command() is None
+
+
+def test_freeze_support_imports_no_compiler() -> None:
+    """An application calls it first at every start, before it shows anything."""
+    code = "from ondevice import freeze_support; freeze_support(); import sys; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

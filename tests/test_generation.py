@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Outputs, Rows, Session
 from ondevice.errors import SessionFileError, UsageError
-from ondevice.generation import Generation
+from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.generation import Generation, Step
 from ondevice.model import Model
-from ondevice.reply import Step
 from tests.model_made import SPECIALS, model_over, write_bundle
 from tests.toy_engine import VOCAB, ToyEngine
 
@@ -73,7 +72,7 @@ def join(*threads: threading.Thread) -> None:
 
 def free(model: Model) -> bool:
     """Whether no generation holds a place, and the model still answers."""
-    return not len(model._runner.batch) and bool(model.generate(PROMPT, max_new_tokens=1).token_ids)
+    return not len(model._scheduler.batch) and bool(model.generate(PROMPT, max_new_tokens=1).token_ids)
 
 
 def test_generations_at_once_say_what_each_says_alone(bundle: Path) -> None:
@@ -393,7 +392,7 @@ def test_a_closed_model_says_so_everywhere(bundle: Path) -> None:
 def test_closing_ends_every_generation(bundle: Path) -> None:
     model = model_over(ToyEngine(before=pausing(0.002)), bundle, max_sequences=2)
     assert ended(model, 4, model.close) == ["cancelled"] * 4
-    assert model._runner._engine_closed
+    assert model._scheduler._engine_closed
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck inside a weakref callback

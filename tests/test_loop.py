@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.decoding.costs import Costs
-from ondevice.decoding.limits import Limits
-from ondevice.decoding.loop import generate, run
-from ondevice.decoding.record import Round
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.decoding.schedule import AutoSchedule, ConstantSchedule
-from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
+from ondevice.generate.controller import AutoSchedule, ConstantSchedule
+from ondevice.generate.costs import Costs
+from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.generate.loop import generate, run
+from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.generate.stats import Round
 from tests.toy_engine import VOCAB, ToyEngine, ToySession, logits_after
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -214,7 +213,7 @@ class Resting(ConstantSchedule):
     rounds = 0
     told = 0
 
-    def rests(self) -> bool:
+    def skips_round(self) -> bool:
         self.rounds += 1
         return self.rounds % 3 != 0
 

@@ -133,7 +133,7 @@ def test_a_processor_in_transformers_order_is_an_error_and_not_another_text(tmp_
         ({"threads": True}, "threads must be a whole number"),
         ({"threads": 0}, "threads must be a whole number"),
         ({"threads": 100_000}, "threads must be a whole number from 1 to 256, not 100000"),
-        ({"context_length": "9"}, "context_length must be a whole number from 2 on, not '9'"),
+        ({"context_length": "9"}, "context_length must be a whole number of at least 2, not '9'"),
         ({"context_length": True}, "context_length must be a whole number"),
         ({"context_length": 9.0}, "context_length must be a whole number"),
         ({"max_sequences": 0}, "max_sequences must be a whole number"),

@@ -1,4 +1,4 @@
-"""Drafts of the model's own layers change no token: `self`, `swift`, early exits; on the reference bundle and more."""
+"""Drafts by the target's own layers change no token: `self`, `swift` and early exits, on bundles of every layout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import pytest
 import ondevice
 from ondevice import Model, Reply, UsageError
 from ondevice.bundle import Bundle
-from ondevice.drafters import registry, swift
-from ondevice.drafters.early_exit import EarlyExitDrafter
-from ondevice.drafters.partial import Scores
-from ondevice.drafters.swift import SwiftDrafter
-from ondevice.engines.path_memory import FILE, PathMemory, SkipRecord, Skips, free_sub_layers
+from ondevice.engines.layer_path import FILE, PathMemory, SkipRecord, Skips, free_sub_layers
 from ondevice.engines.protocol import KVCacheType
+from ondevice.generate.drafters import registry, self_speculative
+from ondevice.generate.drafters.self_speculative import EarlyExitDrafter, Scores, SwiftDrafter
 from ondevice_export import export
 from tests.conftest import MakePair
 from tests.tiny_models import CONTEXT, QUANTISED
@@ -30,6 +28,20 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 7, "top_k": 20},
     {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3},
 ]
+WAY_NAMES = ("greedy", "sampled", "penalty")
+
+BUNDLES = (*QUANTISED, "reference")
+SETTINGS = [(name, get_args(KVCacheType)[number % 2], WAYS[number % 3]) for number, name in enumerate(BUNDLES)]
+"""Every layout of layers; every type of cache with every way of sampling."""
+
+each_bundle = pytest.mark.parametrize(
+    ("directory", "kind", "way"),
+    SETTINGS,
+    indirect=["directory"],
+    ids=[f"{name}-{kind}-{WAY_NAMES[WAYS.index(way)]}" for name, kind, way in SETTINGS],
+)
+two_bundles = pytest.mark.parametrize("directory", ["e2b", "reference"], indirect=True)
+"""One whose upper layers read the caches of lower ones, and one where every layer has its own."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +66,7 @@ def directories(
     return made
 
 
-@pytest.fixture(params=[*QUANTISED, "reference"])
+@pytest.fixture(params=BUNDLES)
 def directory(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Iterator[Path]:
     path = directories[request.param]
     yield path
@@ -80,8 +92,9 @@ def prompt_of(model: Model, length: int = 20, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, model.manifest.target.vocab_size, length).tolist()
 
 
-@pytest.mark.parametrize("kind", get_args(KVCacheType))
-def test_self_says_what_plain_decoding_says(directory: Path, kind: KVCacheType) -> None:
+@each_bundle
+def test_self_says_what_plain_decoding_says(directory: Path, kind: KVCacheType, way: dict[str, Any]) -> None:
+    """With two random choices of layers to leave out."""
     with ondevice.load(directory, engine="simd", threads=2, kv_cache=kind) as model:
         if not free_sub_layers(model.engine.target):
             assert "self" not in registry.offered(model.engine)
@@ -89,15 +102,14 @@ def test_self_says_what_plain_decoding_says(directory: Path, kind: KVCacheType) 
         drafted = 0
         for seed in range(2):
             remember(model, some(model, seed))
-            model._runner._drafters._idle.clear()
-            for way in WAYS:
-                model.forget()
-                options: dict[str, Any] = {"max_new_tokens": 40, **way}
-                plain = model.generate(prompt_of(model), drafter="none", **options)
-                for schedule in (CONSTANT, {"num_assistant_tokens_schedule": "auto"}):
-                    reply = model.generate(prompt_of(model), drafter="self", **options, **schedule)
-                    assert reply.token_ids == plain.token_ids
-                    drafted += reply.stats.drafted
+            model._scheduler._drafters._idle.clear()
+            model.forget()
+            options: dict[str, Any] = {"max_new_tokens": 40, **way}
+            plain = model.generate(prompt_of(model), drafter="none", **options)
+            for schedule in (CONSTANT, {"num_assistant_tokens_schedule": "auto"}):
+                reply = model.generate(prompt_of(model), drafter="self", **options, **schedule)
+                assert reply.token_ids == plain.token_ids
+                drafted += reply.stats.drafted
         assert drafted
 
 
@@ -113,11 +125,10 @@ def test_it_is_right_where_nothing_is_missing(directories: dict[str, Path]) -> N
             (directories["reference"] / FILE).unlink()
 
 
-def test_beside_other_sequences(directory: Path) -> None:
-    """Some drafts share forwards with verifications and prefills of others."""
+@two_bundles
+def test_drafts_share_forwards_with_other_sequences(directory: Path) -> None:
+    """With verifications and prefills of others."""
     with ondevice.load(directory, engine="simd", threads=2, max_sequences=4) as model:
-        if not free_sub_layers(model.engine.target):
-            return
         remember(model, some(model, 0))
         options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 1.0, "seed": 4}
         prompts = [prompt_of(model, 8 + 30 * number, number) for number in range(4)]
@@ -150,16 +161,16 @@ def test_to_the_end_of_the_context_and_from_a_kept_prefix(directories: dict[str,
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], SwiftDrafter]:
     """`swift` searches in every round, and takes whatever it finds."""
-    monkeypatch.setattr(swift, "GAIN", 0.0)
-    monkeypatch.setattr(swift, "RENEWED", 64)
-    return lambda model: SwiftDrafter(model.engine, model._runner._costs, share=1e9)
+    monkeypatch.setattr(self_speculative, "MIN_SPEED_UP", 0.0)
+    monkeypatch.setattr(self_speculative, "SAMPLE_AGE", 64)
+    return lambda model: SwiftDrafter(model.engine, model._scheduler._costs, share=1e9)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled", "penalty"])
+@each_bundle
 def test_swift_says_what_plain_decoding_says(
-    directory: Path, cache: Path, eager: Callable[[Model], SwiftDrafter], way: dict[str, Any]
+    directory: Path, cache: Path, eager: Callable[[Model], SwiftDrafter], kind: KVCacheType, way: dict[str, Any]
 ) -> None:
-    with ondevice.load(directory, engine="simd", threads=2) as model:
+    with ondevice.load(directory, engine="simd", threads=2, kv_cache=kind) as model:
         if not free_sub_layers(model.engine.target):
             return
         drafter = eager(model)
@@ -177,18 +188,18 @@ def test_swift_says_what_plain_decoding_says(
 
 def test_swift_keeps_to_its_share_and_seconds(directories: dict[str, Path]) -> None:
     with ondevice.load(directories["reference"], engine="simd", threads=1) as model:
-        drafter = SwiftDrafter(model.engine, model._runner._costs, share=0.02)
+        drafter = SwiftDrafter(model.engine, model._scheduler._costs, share=0.02)
         model.generate(prompt_of(model, 50), drafter=drafter, max_new_tokens=200, temperature=0.0)
-        assert drafter.searched_s <= 0.02 * drafter._generated_s + drafter._unit_s
+        assert drafter.searched_s <= 0.02 * drafter._generated_s + drafter._step_s
         memory = model.engine.paths
         assert memory is not None
         memory.swift_seconds = 0.0
-        drafter = SwiftDrafter(model.engine, model._runner._costs, share=1e9)
+        drafter = SwiftDrafter(model.engine, model._scheduler._costs, share=1e9)
         model.generate(prompt_of(model, 50), drafter=drafter, max_new_tokens=50, temperature=0.0)
         assert drafter.searched_s == 0.0
 
 
-def test_who_is_offered(directory: Path) -> None:
+def test_which_drafters_are_offered(directory: Path) -> None:
     with ondevice.load(directory, engine="simd", threads=1) as model:
         assert "self" not in registry.offered(model.engine)
         if not free_sub_layers(model.engine.target):
@@ -240,13 +251,13 @@ def test_where_a_bundle_cannot_be_written_to(directories: dict[str, Path], tmp_p
     """The cache directory has what was found."""
     bundle = Bundle.open(directories["e2b"])
     memory = PathMemory(bundle)
-    memory._beside = tmp_path / "file" / FILE
+    memory._in_bundle = tmp_path / "file" / FILE
     (tmp_path / "file").write_text("no directory")
     free = frozenset(free_sub_layers(bundle.manifest.target)[:1])
     path = memory.write(memory.tuned_files, SkipRecord(free, 1.5, 0.5, "here", {free: (0.5,)}))
     assert path.parent != tmp_path / "file"
     found = PathMemory(bundle)
-    found._beside = memory._beside
+    found._in_bundle = memory._in_bundle
     record = found.read(found.tuned_files)
     assert record is not None
     assert record.skips == free
@@ -262,8 +273,7 @@ def untrained(model: Model, seed: int = 0) -> EarlyExitDrafter:
     return EarlyExitDrafter(engine, shared[0] if shared else 1, lambda session, hidden: Scores(weights @ hidden))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled", "penalty"])
-@pytest.mark.parametrize("kind", get_args(KVCacheType))
+@each_bundle
 def test_early_exits_say_what_plain_decoding_says(directory: Path, kind: KVCacheType, way: dict[str, Any]) -> None:
     with ondevice.load(directory, engine="simd", threads=2, kv_cache=kind) as model:
         options: dict[str, Any] = {"max_new_tokens": 40, **way}
@@ -275,6 +285,7 @@ def test_early_exits_say_what_plain_decoding_says(directory: Path, kind: KVCache
             assert reply.stats.drafted
 
 
+@two_bundles
 def test_an_early_exit_that_knows_is_right(directory: Path) -> None:
     """Its head has the plain reply by heart, but for every third token: the text is right all the same."""
     with ondevice.load(directory, engine="simd", threads=2) as model:
@@ -300,7 +311,7 @@ def test_an_early_exit_that_knows_is_right(directory: Path) -> None:
         assert reply.stats.accepted > 10
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled", "penalty"])
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 def test_the_trained_exit_says_what_plain_decoding_says(directories: dict[str, Path], way: dict[str, Any]) -> None:
     with ondevice.load(directories["reference"], engine="simd", threads=2, max_sequences=2) as model:
         options: dict[str, Any] = {"max_new_tokens": 80, **way}

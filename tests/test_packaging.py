@@ -61,12 +61,20 @@ def test_what_is_installed_where(archive, where, numba, onnxruntime):
     assert len(found) == len(wanted)
     assert found["numba"] == numba
     assert ("onnxruntime" in found) == onnxruntime
-    assert set(found) - {"onnxruntime"} == {"numpy", "numba", "tokenizers", "jinja2", "tqdm"}
+    assert set(found) - {"onnxruntime"} == {
+        "numpy",
+        "numba",
+        "tokenizers",
+        "jinja2",
+        "tqdm",
+        "argcomplete",
+        "huggingface-hub",
+    }
 
 
 def test_the_command_is_installed(archive):
     [entry_points] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-    assert "ondevice = ondevice.terminal.main:main" in archive.read(entry_points).decode()
+    assert "ondevice = ondevice.cli.main:main" in archive.read(entry_points).decode()
 
 
 def test_every_module_is_in_it(archive):
@@ -80,7 +88,8 @@ def test_every_module_is_in_it(archive):
 
 def test_the_page_of_the_server_is_in_it(archive):
     page = {name for name in archive.namelist() if name.startswith("ondevice/server/page/")}
-    assert page == {f"ondevice/server/page/{name}" for name in ("index.html", "page.css", "page.js")}
+    vendored = ("vendor/marked.js", "vendor/marked.LICENSE", "vendor/purify.js", "vendor/purify.LICENSE")
+    assert page == {f"ondevice/server/page/{name}" for name in ("index.html", "page.css", "page.js", *vendored)}
 
 
 def test_no_generated_or_stray_files(archive):

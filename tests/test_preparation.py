@@ -1,4 +1,4 @@
-"""Preparing a bundle for this machine: once, all of it, told as it goes, and ended at any time."""
+"""Preparing a bundle for this machine: once, complete, with progress, and interruptible at any time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 
 import ondevice
 from ondevice import Model, machine, model
-from ondevice.decoding.sampling import Sampler
+from ondevice.generate.sampling import Sampler
 from ondevice.preparation import Group, Preparation
 
 SECOND = """
 import json, sys
 import ondevice
 from ondevice import jit
-from ondevice.terminal.info.bundle_facts import about
 from ondevice.bundle import Bundle
+from ondevice.cli.info import bundle_facts
 
 compiled = []
 with jit.counting(lambda: compiled.append(1)):
@@ -31,7 +31,7 @@ with jit.counting(lambda: compiled.append(1)):
         with ondevice.load(sys.argv[1], threads=1, kv_cache=kv_cache, attention=attention) as model:
             for options in ({"temperature": 0.0}, {"top_k": 20, "top_p": 0.9, "temperature": 0.7, "seed": 1}):
                 model.generate("def is_prime(n):", max_new_tokens=40, **options)
-print(json.dumps([len(compiled), about(Bundle.open(sys.argv[1]))["prepared"]]))
+print(json.dumps([len(compiled), bundle_facts(Bundle.open(sys.argv[1]))["prepared"]]))
 """
 
 
@@ -40,20 +40,19 @@ def environment(cache: Path) -> dict[str, str]:
     return {**others, "ONDEVICE_CACHE": str(cache)}
 
 
-def test_everything_that_generations_need_is_compiled_at_once(reference_bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ondevice", "prepare", str(reference_bundle)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(tmp_path))
-    announced, ready = ended.stderr.splitlines()
+def test_everything_that_generations_need_is_compiled_at_once(reference_export: Path, first_preparation: Path) -> None:
+    announced, ready = (first_preparation / "stderr").read_text("utf-8").splitlines()
     assert announced == "preparing for this machine: compiling kernels once"
-    assert ready.startswith(f"{reference_bundle}: ready on this machine")
-    assert not [path for path in tmp_path.rglob("*") if ".tmp." in path.name]
+    assert ready.startswith(f"{reference_export}: ready on this machine")
+    cache = first_preparation / "cache"
+    assert not [path for path in cache.rglob("*") if ".tmp." in path.name]
 
     ended = subprocess.run(
-        [sys.executable, "-c", SECOND, str(reference_bundle)],
+        [sys.executable, "-c", SECOND, str(reference_export)],
         capture_output=True,
         text=True,
         check=True,
-        env=environment(tmp_path),
+        env=environment(cache),
     )
     assert json.loads(ended.stdout) == [0, True]
     assert ended.stderr == ""
@@ -76,7 +75,7 @@ def test_ctrl_c_ends_it_with_one_line(reference_bundle: Path, tmp_path: Path) ->
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said == "ondevice: interrupted while the bundle was prepared: what is compiled is kept\n"
+    assert said == "ondevice: interrupted while preparing the bundle: kernels compiled so far are kept\n"
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert not [path for path in tmp_path.rglob("*") if ".tmp." in path.name or path.suffix == ".part"]
@@ -86,7 +85,7 @@ def test_ctrl_c_ends_it_with_one_line(reference_bundle: Path, tmp_path: Path) ->
 def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
     """A group that another process compiles for ever."""
     (tmp_path / "endless.py").write_text(
-        f"import os, time\nfrom ondevice.engines.simd.kernels.project import softcap\n"
+        f"import os, time\nfrom ondevice.engines.simd.kernels.matmul.project import softcap\n"
         f"def calls():\n"
         f"    if os.getpid() != {os.getpid()}:\n"
         f"        open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
@@ -146,7 +145,7 @@ def test_a_cache_that_cannot_be_written_is_said_in_the_one_line(
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "file" / "below"))
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     with Preparation() as preparing:
-        preparing.compile([Group("ondevice.decoding.warm_up:calls", 1)])
+        preparing.compile([Group("ondevice.generate.warm_up:calls", 1)])
         preparing.announce("packing")
         preparing.finish()
     (line,) = caplog.messages

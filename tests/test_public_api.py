@@ -74,7 +74,7 @@ def test_type_checkers_see_what_is_imported_when_needed():
     tree = ast.parse(Path(ondevice.__file__).read_text("utf-8"))
     [choice] = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.name: node.module for node in choice.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == ondevice._HOME_OF  # type: ignore[attr-defined]
+    assert seen == ondevice._MODULE_OF  # type: ignore[attr-defined]
 
 
 def test_importing_it_imports_nothing_heavy():

@@ -72,10 +72,10 @@ def answer(path: str) -> str:
 
 REVEALED = [
     "ondevice.generation.Generation",
-    "ondevice.reply.Step",
+    "ondevice.generation.Step",
     "Literal['stop'] | Literal['length'] | Literal['context'] | Literal['cancelled'] | Literal['tool_calls'] | None",
     "float",
-    "ondevice.reply.Reply",
+    "ondevice.generation.Reply",
     "dict[str, Any]",
 ]
 

@@ -1,6 +1,7 @@
-"""Tiny random Gemma 4 pairs, one per family, as transformers saves them: the oracle's input and ours.
+"""Tiny random Gemma 4 pairs, one per family, saved by transformers: the input of the oracle and of our export.
 
-`python -m tests.tiny_models DIR` leaves those of the simd engine's tests in a directory, for runs without transformers.
+`python -m tests.tiny_models DIR` saves the pairs of the simd engine's tests in a directory, for runs without
+transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TEXT: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCAB,
         "num_kv_shared_layers": 2,
     },
-    # Neither; full layers have one KV head and no v projection.
+    # No PLE, no KV sharing; full layers have one KV head and no v projection.
     "12b": {
         "layer_types": [_SLIDING, _SLIDING, _FULL],
         "num_key_value_heads": 2,
@@ -58,7 +59,7 @@ _TEXT: dict[str, dict[str, Any]] = {
         "top_k_experts": 3,
         "moe_intermediate_size": 32,
     },
-    # No experts, the rest the same.
+    # As above, without experts.
     "31b": {
         "layer_types": [_SLIDING, _FULL],
         "num_key_value_heads": 4,
@@ -71,11 +72,11 @@ _TEXT: dict[str, dict[str, Any]] = {
 _TEXT["multimodal"] = _TEXT["e2b"]
 FAMILIES = tuple(_TEXT)
 QUANTISED = ("e2b", "e4b", "12b", "26b", "31b")
-"""Those that the simd engine is tested with: `multimodal` becomes the same graph as `e2b`."""
+"""Families that the simd engine is tested with; `multimodal` is left out, as its graph is that of `e2b`."""
 
 
 def save_pair(directory: Path, family: str) -> None:
-    """Save a target, its drafter and heads, so that an export of `directory / "target"` finds them."""
+    """Save a target, its drafter and its heads in the layout that an export of `directory / "target"` finds."""
     save_target(directory / "target", family)
     save_drafter(directory / "drafter", family)
     save_heads(directory / "heads", directory / "target", family)
@@ -85,10 +86,10 @@ def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> Pre
     """Save a random target and return it.
 
     Args:
-        path: a directory, made where missing.
-        family: one of `FAMILIES`; `multimodal` is `e2b` inside the vision and audio layout, `12b` is unified.
-        seed: of the weights.
-        overrides: fields of the text configuration.
+        path: a directory, created if missing.
+        family: one of `FAMILIES`; `multimodal` is `e2b` in the layout with vision and audio, `12b` is unified.
+        seed: seed of the weights.
+        overrides: fields of the text configuration to replace.
     """
     import torch
     import transformers
@@ -173,7 +174,7 @@ def save_drafter(path: Path, family: str, seed: int = 1) -> PreTrainedModel:
 def save_heads(path: Path, target: Path, family: str, seed: int = 2) -> None:
     """Save random heads of every kind for a saved target, as `models/recipe/train_heads.py` does for trained ones.
 
-    Those of 31b score the whole vocabulary, the others a shortlist; exit reads a layer below the middle.
+    The heads of 31b score the whole vocabulary, the others a shortlist; the exit head reads a layer below the middle.
     """
     from safetensors.numpy import save_file
 
@@ -216,7 +217,7 @@ def save_heads(path: Path, target: Path, family: str, seed: int = 2) -> None:
 
 
 def _randomise(model: PreTrainedModel) -> None:
-    """Random norms and scalars too, and weights large enough that every part shows in the logits."""
+    """Randomise all weights, norms and scalars, large enough that every part of the model affects the logits."""
     import torch
 
     with torch.no_grad():
@@ -224,15 +225,15 @@ def _randomise(model: PreTrainedModel) -> None:
             if name.endswith("token_ordering"):
                 value.copy_(torch.randperm(len(value)))
             elif name.endswith("q_norm.weight"):
-                # The scores are not scaled by head_dim ** -0.5: larger ones saturate, and magnify rounding errors.
+                # Attention scores are not scaled by head_dim ** -0.5: larger ones saturate and magnify rounding errors.
                 value.uniform_(0.05, 0.35)
             elif name.endswith("post_feedforward_layernorm_2.weight"):
-                # Where scores are close, a rounding error chooses another expert: what they add must not be most of it.
+                # At near-ties a rounding error chooses another expert, so the experts' output must not dominate.
                 value.uniform_(0.05, 0.25)
             elif name.endswith("layer_scalar") or "norm" in name:
                 value.uniform_(0.5, 1.5)
             elif name.endswith("router.scale"):
-                value.uniform_(8.0, 24.0)  # experts that are close to each other then count for little
+                value.uniform_(8.0, 24.0)  # spreads the router's scores, so that near-ties between top experts are rare
             elif name.endswith("per_expert_scale"):
                 value.uniform_(0.5, 1.5)
             elif value.dim() >= 2 and not name.endswith("inv_freq"):

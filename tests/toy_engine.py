@@ -1,4 +1,4 @@
-"""An engine whose next token depends on every committed one: a wrong commit, row or rewind changes the output."""
+"""An engine whose next token depends on all committed tokens: a wrong commit, row or rewind changes the output."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ondevice.contract import AttentionKind
+from ondevice.arrays import Float32Array
 from ondevice.engines.kv_cache import KVCache, make_caches
-from ondevice.engines.path_memory import PathMemory
-from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Floats, Outputs, Proposals, Rows
+from ondevice.engines.layer_path import PathMemory
+from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Outputs, Proposals, Rows
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
-from ondevice.manifest import HeadsEntry, Layer, Target
+from ondevice.graph_io import AttentionKind
+from ondevice.model_config import HeadsEntry, Layer, Rope, Target
 
 VOCAB = 11
 WINDOW = 16
 
 
 class ToySession(CachedSequence):
-    """Its caches hold the tokens themselves, and its logits are made of what the caches hold."""
+    """A session whose caches hold the token ids themselves, and whose logits are computed from the caches."""
 
     def __init__(self, engine: ToyEngine) -> None:
         super().__init__(_caches(engine.target, engine.most_rows), Origin("toy", "toy", "none"))
@@ -35,13 +36,13 @@ class ToySession(CachedSequence):
     def max_rows(self) -> int:
         return min(self.engine.most_rows, self.engine.context_length - self.length)
 
-    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
+    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         raise AssertionError("the toy has no drafter")
 
-    def propose(self, kind: str, hidden: Floats) -> Proposals:
+    def propose(self, kind: str, hidden: Float32Array) -> Proposals:
         raise AssertionError("the toy has no heads")
 
-    def run(self, rows: Rows) -> tuple[Floats, Floats]:
+    def run(self, rows: Rows) -> tuple[Float32Array, Float32Array]:
         tree, length = rows.tree, self.length
         assert 0 < len(tree) <= self.max_rows()
         self._pending = tree
@@ -55,7 +56,7 @@ class ToySession(CachedSequence):
         return np.stack(logits), np.stack(logits)
 
     def held(self) -> list[int]:
-        """The committed tokens as the caches know them: all from the full one, the last ones as the sliding one has."""
+        """The committed tokens, read from the full cache, with the last ones read from the sliding cache."""
         full, sliding = self._caches["full"], self._caches["sliding"]
         known = [int(token) for token in full.view(0, 0, self.length)[0][:, 0]]
         first = max(0, self.length - WINDOW)
@@ -66,8 +67,8 @@ class ToySession(CachedSequence):
 class ToyEngine:
     """
     Args:
-        chunk: rows of a forward.
-        before: called before every forward with its batch.
+        chunk: most rows of one forward.
+        before: called with the batch before every forward.
     """
 
     name = "toy"
@@ -80,13 +81,28 @@ class ToyEngine:
     def __init__(
         self, context_length: int = 10_000, chunk: int = 64, before: Callable[[Sequence[Rows]], None] | None = None
     ) -> None:
-        layers = (Layer("full", 1, 1, 0), Layer("sliding", 1, 1, 1))
-        self.target = Target("none", VOCAB, VOCAB, context_length, WINDOW, 1, layers)
+        layers = (Layer("full", 1, 1, 1, 0), Layer("sliding", 1, 1, 1, 1))
+        rope = Rope(10_000.0, 1.0, 1.0)
+        self.target = Target(
+            graph="none",
+            hidden_size=VOCAB,
+            query_heads=1,
+            norm_eps=1e-6,
+            rope={"full": rope, "sliding": rope},
+            vocab_size=VOCAB,
+            context_length=context_length,
+            sliding_window=WINDOW,
+            softcap=None,
+            tied=True,
+            ple_size=0,
+            ple_vocab_size=0,
+            layers=layers,
+        )
         self.context_length = context_length
         self.most_rows = chunk
         self.forwards = 0
         self.batches: list[list[int]] = []
-        """Rows of every sequence in every forward."""
+        """For every forward, the number of rows of each sequence."""
         self._before = before
         self._lock = threading.Lock()
 
@@ -114,21 +130,21 @@ class ToyEngine:
             self.forwards += 1
             self.batches.append([len(rows.tree) for rows in batch])
             wanted = sum(len(rows.wanted) for rows in batch)
-            results: list[tuple[Floats, Floats]] = [
+            results: list[tuple[Float32Array, Float32Array]] = [
                 session.run(rows) for session, rows in zip(sessions, batch, strict=True)
             ]
             seconds = perf_counter() - started
             return [Outputs(logits, hidden, total, wanted, seconds) for logits, hidden in results]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the toy holds no resources."""
 
 
 def _caches(target: Target, most_rows: int) -> dict[AttentionKind, KVCache]:
     return make_caches(target, lambda layer: np.dtype((np.int64, (1,))), most_rows, {})
 
 
-def logits_after(tokens: Sequence[int]) -> Floats:
-    """float32[VOCAB], a function of the whole sequence."""
+def logits_after(tokens: Sequence[int]) -> Float32Array:
+    """Logits float32[VOCAB], a deterministic function of the whole sequence."""
     seed = np.frombuffer(np.asarray(tokens, np.uint8).tobytes().rjust(4, b"\0"), np.uint8)
     return 2 * np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32)

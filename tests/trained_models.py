@@ -1,4 +1,7 @@
-"""Tiny random checkpoints that were "trained" quantised, in every mix of widths, as Google's mobile checkpoints are."""
+"""Tiny random checkpoints in the format of Google's mobile checkpoints, which were trained quantised.
+
+They cover every mix of bits per weight.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ Floats = npt.NDArray[np.float32]
 
 
 class Mix(NamedTuple):
-    """A family, and what its configuration says of the modules' widths."""
+    """A model family and its `quantization_config`, which gives the bits of each module."""
 
     family: str
     quantization: dict[str, Any]
     calibrated: float = 1.0
-    """Share of the linear layers that have static scales of their input, and of their output."""
+    """Share of the linear layers that have static scales for their inputs and outputs."""
     blocks: int = 1
-    """Scales in a row of the table of per-layer embeddings, times the number of layers."""
+    """Scales per row of the per-layer embedding table, as a multiple of the number of layers."""
 
 
 _LIKE_E2B = {
@@ -39,7 +42,7 @@ _PLAIN = ["per_layer_model_projection"]
 
 MIXES = {
     "like-e2b": Mix("e2b", {"module_quant_configs": _LIKE_E2B, "modules_to_not_convert": _PLAIN}, blocks=6),
-    # every projection of a layer in another width, so that none can share an input
+    # every projection of a layer has another number of bits, so that no two can share an input
     "each-its-own": Mix(
         "e4b",
         {
@@ -55,7 +58,7 @@ MIXES = {
     ),
     "all-of-two": Mix("12b", {"num_bits": 2, "modules_to_not_convert": []}),
     "all-of-eight": Mix("31b", {"num_bits": 8, "modules_to_not_convert": ["lm_head"]}),
-    # tables as they are, a few layers too, and layers whose activations were never calibrated
+    # unquantised tables and some unquantised layers, and layers without static activation scales
     "half": Mix(
         "e2b",
         {
@@ -67,20 +70,23 @@ MIXES = {
         calibrated=0.5,
     ),
 }
-"""By name."""
+"""Quantisation mixes by name."""
 
 TRAINED = ("like-e2b", "half")
-"""Those that all of the simd engine's tests run with."""
+"""Names of the mixes that all tests of the simd engine run with."""
 
 
 def save_trained_pair(directory: Path, mix: str, numbers: str = "BF16") -> None:
-    """Save a target `directory / "target"` and a drafter beside it; plain numbers are BF16 or F32."""
+    """Save a target in `directory / "target"` and a drafter in `directory / "drafter"`.
+
+    `numbers` is the dtype of unquantised tensors, BF16 or F32.
+    """
     save_trained(directory / "target", MIXES[mix], numbers)
     save_drafter(directory / "drafter", MIXES[mix].family)
 
 
 def save_trained(path: Path, mix: Mix, numbers: str = "BF16") -> None:
-    """Save a target whose weights are the codes nearest to those of a tiny model."""
+    """Save a target whose codes are the nearest to the weights of a tiny random model."""
     from ondevice_export.gemma_quantization import read_quantization
     from ondevice_export.safetensors_file import SafetensorsFile, to_float32
 
@@ -118,7 +124,7 @@ def save_trained(path: Path, mix: Mix, numbers: str = "BF16") -> None:
             continue
         tensors[name], tensors[f"{module}.weight_scale"] = codes, scales
         for side, low, high in (("input", 0.01, 0.04), ("output", 0.005, 0.03)):
-            wide = 4 if module == "lm_head" else 1  # logits beyond the last step would all be alike
+            wide = 4 if module == "lm_head" else 1  # a narrower range would clip many logits to the same value
             step = wide * rng.uniform(low, high) if rng.random() < mix.calibrated else 0.0
             tensors[f"{module}.{side}_activation_scale"] = np.array(step, np.float32)
         for side in "kv":
@@ -129,7 +135,7 @@ def save_trained(path: Path, mix: Mix, numbers: str = "BF16") -> None:
 
 
 def quantise(weight: Floats, bits: int, blocks: int) -> tuple[npt.NDArray[Any], Floats]:
-    """Codes, packed low bits first, or int8, and scales [rows, blocks]."""
+    """Quantise a matrix: codes (packed uint8, low bits first, or int8 for 8 bits) and scales [rows, blocks]."""
     half = 1 << (bits - 1)
     split = weight.reshape(len(weight), blocks, -1)
     scales = (np.abs(split).max(axis=-1) / (half - 0.5)).astype(np.float32)
@@ -141,7 +147,7 @@ def quantise(weight: Floats, bits: int, blocks: int) -> tuple[npt.NDArray[Any], 
 
 
 def _save(path: Path, tensors: dict[str, npt.NDArray[Any]], numbers: str) -> None:
-    """A safetensors file, with large float tensors as BF16 unless `numbers` is F32."""
+    """Write a safetensors file, with large float tensors as BF16 unless `numbers` is F32."""
     header, data = {}, bytearray()
     for name, tensor in tensors.items():
         dtype = {"float32": "F32", "uint8": "U8", "int8": "I8"}[tensor.dtype.name]

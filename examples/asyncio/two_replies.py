@@ -1,4 +1,4 @@
-"""Two replies at once in one event loop, one of which is given up after a while.
+"""Generates two replies concurrently in one event loop and cancels one of them after a while.
 
 python examples/asyncio/two_replies.py BUNDLE
 """
@@ -12,7 +12,7 @@ import ondevice
 
 
 async def answer(model: ondevice.Model, prompt: str) -> str:
-    """A reply; where this task is cancelled, so is what it computes, within one forward."""
+    """Generate a reply; cancelling this task ends the computation within one forward."""
     text = ""
     async with model.astream(prompt, max_new_tokens=200, temperature=0.0) as steps:
         async for step in steps:
@@ -25,7 +25,7 @@ async def main() -> None:
     with model:
         short = asyncio.create_task(answer(model, "def is_even(n):"))
         long = asyncio.create_task(answer(model, "class Stack:"))
-        print(await short)  # its rows shared forwards with those of the other
+        print(await short)  # both replies were computed in the same forwards
         long.cancel()
         await asyncio.gather(long, return_exceptions=True)
 

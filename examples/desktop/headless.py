@@ -1,4 +1,4 @@
-"""The same application without its window: one question, answered on standard output.
+"""The desktop application without its window: answers one question on standard output.
 
 python -m examples.desktop.headless BUNDLE "Why is the sky blue?"
 """

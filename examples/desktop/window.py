@@ -81,13 +81,13 @@ class Window(QtWidgets.QMainWindow):
         self.line.setFocus()
 
     def closeEvent(self, event: QtGui.QCloseEvent) -> None:  # noqa: N802
-        self.hide()  # at once: what goes on ends a moment later
+        self.hide()  # hide at once: a running reply takes a moment to end
         self.worker.close()
         event.accept()
 
 
 class Replies(QtWidgets.QScrollArea):
-    """What was said, with the thoughts of each reply folded away; the newest is in sight where nobody scrolls."""
+    """The conversation, with thoughts folded; shows the newest text unless the user has scrolled up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Replies(QtWidgets.QScrollArea):
         self.fold.setVisible(bool(self.thoughts.text()))
 
     def _label(self, text: str) -> QtWidgets.QLabel:
-        label = QtWidgets.QLabel(text, wordWrap=True, textFormat=Qt.TextFormat.PlainText)  # a model writes no markup
+        label = QtWidgets.QLabel(text, wordWrap=True, textFormat=Qt.TextFormat.PlainText)  # never read text as markup
         label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.column.addWidget(label)
         return label

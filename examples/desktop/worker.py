@@ -1,4 +1,4 @@
-"""The model beside the window: it works in a thread of its own, and tells by signals how far it is."""
+"""Runs the window's model in a thread of its own and reports progress and text by Qt signals."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from PySide6.QtCore import QObject, Signal
 import ondevice
 
 BATCH_S = 0.05
-"""Text is shown at most so often: a window that draws each token for itself is busier than the model."""
+"""Minimum time between two updates of the text: drawing every token by itself takes more CPU time than the model."""
 
 
 class Stopped(Exception):  # noqa: N818
-    """Raised in a callback of the model, which ends what it does then."""
+    """Raised in a callback of the model to end the running operation."""
 
 
 class Worker(QObject):
-    """One model and one conversation. Methods return at once, but for `close`; one thing is done at a time."""
+    """One model and one conversation. One operation runs at a time; all methods except `close` return at once."""
 
-    progress = Signal(str, float)  # what a person waits for, and the share of it that is done
-    said = Signal(str, str, str)  # what was added to the answer, and to the thoughts before it; figures so far
-    ended = Signal(str)  # nothing goes on any more: one line about that, an error for instance
+    progress = Signal(str, float)  # the running stage, and the share of it that is done, 0 to 1
+    said = Signal(str, str, str)  # text added to the answer, text added to the thoughts, the figures so far
+    ended = Signal(str)  # the operation has ended; one line for the status bar, such as an error
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class Worker(QObject):
         self._begin(lambda: self._answer(text, think))
 
     def stop(self) -> None:
-        """End what goes on: a reply within one forward, also while the prompt is read."""
+        """End the running operation: a reply ends within one forward, also while its prompt is read."""
         self._stopped = True
         if self._model is not None:
             self._model.cancel()
 
     def close(self) -> None:
-        """Return when everything has ended."""
+        """End the running operation, close the model, and return when both are done."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -90,7 +90,7 @@ class Worker(QObject):
                     self.said.emit(batch.text, batch.reasoning, figures(batch.stats))
                     shown, since = len(steps), perf_counter()
         reply = ondevice.Reply.of(steps, generation.stats)
-        if reply.token_ids:  # else it was stopped before it began
+        if reply.token_ids:  # empty if it was stopped before its first token
             self._messages = [*asked, reply.message]
         return f"{figures(reply.stats)}, {reply.finish_reason}"
 
@@ -104,5 +104,5 @@ class Worker(QObject):
 
 
 def figures(stats: ondevice.Stats) -> str:
-    """Speed, and how many of the drafted tokens were right."""
+    """One line with the decoding speed and how many drafted tokens were accepted."""
     return f"{stats.decode_tokens_per_s:.0f} tokens/s, {stats.accepted} of {stats.drafted} drafted tokens accepted"

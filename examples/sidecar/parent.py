@@ -1,9 +1,10 @@
-"""A program of any kind that starts `ondevice serve` for itself, talks to it, and takes it along when it ends.
+"""A program that starts `ondevice serve` as a child process, sends it requests, and ends it on exit.
 
     python examples/sidecar/parent.py BUNDLE "Why is the sky blue?"
 
-It needs Python's own library only; an application in another language does the same. The server listens at a free port
-of this machine, says which in its first line, and ends when its standard input is closed: also when the parent crashes.
+It needs the Python standard library only; an application in another language can do the same. The server listens on a
+free local port and prints its address in its first line of output. It ends when its standard input is closed, which
+also happens when the parent crashes.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from typing import Any, Self
 
 
 class Sidecar:
-    """The server of one bundle. Others on this machine cannot use it: it has a key that only this process knows."""
+    """A server of one bundle, with an API key that only this process knows, so that no other user can use it."""
 
     def __init__(self, bundle: str) -> None:
         self._key = secrets.token_hex(16)
-        with tempfile.TemporaryDirectory() as directory:  # not on the command line, which others can read
+        with tempfile.TemporaryDirectory() as directory:  # the key is in a file: other users can read command lines
             key_file = Path(directory) / "key"
             key_file.touch(mode=0o600)
             key_file.write_text(self._key)
@@ -38,7 +39,7 @@ class Sidecar:
             assert self._process.stdout is not None
             line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(self._process.wait())  # it has said why
+            raise SystemExit(self._process.wait())  # the server has printed the reason
         self.url = json.loads(line)["url"]
 
     def __enter__(self) -> Self:
@@ -52,7 +53,7 @@ class Sidecar:
         self._process.wait()
 
     def wait_until_ready(self) -> None:
-        """The first start compiles kernels and packs weights: an application shows how far it is."""
+        """Wait until the model is loaded, and show the progress: the first start compiles kernels and packs weights."""
         while self._process.poll() is None:
             try:
                 with urllib.request.urlopen(f"{self.url}/health"):
@@ -64,7 +65,7 @@ class Sidecar:
         raise SystemExit(self._process.returncode)
 
     def chat(self, messages: list[dict[str, str]], **options: Any) -> Iterator[str]:
-        """A reply as it comes. Whoever stops reading cancels it."""
+        """Stream the pieces of a reply; closing the iterator early cancels the reply."""
         body = json.dumps({"messages": messages, "stream": True, **options}).encode()
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/v1/chat/completions", body, headers)

@@ -1,4 +1,4 @@
-"""Writes a bundle directory beside its place and renames it, so that it appears complete or not at all."""
+"""Writes a bundle into a temporary sibling directory and renames it, so that it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Self
 from ondevice.bundle import MANIFEST, sha256
 from ondevice.errors import UsageError
 from ondevice.manifest import FileEntry, Manifest
+from ondevice.tensor_table import TensorTable
 from ondevice_export.workspace import Workspace, clean, retired_name
 
 
 class BundleWriter:
-    """Collects files in a hidden sibling of `out`; `commit` renames it into place, anything else removes it.
+    """Collects a bundle's files in a hidden sibling directory of `out`.
 
-    An export that is killed leaves the sibling behind; the next one beside it removes it.
+    `commit` renames the directory to `out`; leaving the context without a commit removes it. A killed export leaves its
+    directory behind, and the next export to the same parent directory removes it.
     """
 
     def __init__(self, out: Path) -> None:
@@ -40,15 +42,23 @@ class BundleWriter:
 
     @property
     def directory(self) -> Path:
-        """Where the files are collected."""
+        """The temporary directory in which the files are collected."""
         assert self._workspace is not None, "within the context only"
         return self._workspace.directory
 
-    def commit(self, manifest: Manifest) -> None:
-        """Seal the files with `bundle.json` and put the directory in place of an older bundle."""
+    def commit(self, manifest: Manifest, tensors: dict[str, TensorTable]) -> None:
+        """Write `bundle.json` with the size and SHA-256 of every file, then rename the directory to `out`.
+
+        An older bundle at `out` is replaced.
+
+        Raises:
+            BundleCorruptError: the tensor tables do not match the model, so no engine would load the bundle.
+        """
         files = {path.name: _seal(path) for path in sorted(self.directory.iterdir())}
+        manifest = dataclasses.replace(manifest, files=files, tensors=tensors)
+        manifest.check_tensors()
         path = self.directory / MANIFEST
-        path.write_text(dataclasses.replace(manifest, files=files).to_json(), encoding="utf-8")
+        path.write_text(manifest.to_json(), encoding="utf-8")
         _seal(path)
         check_replaceable(self.out)
         retired = retired_name(self.directory)
@@ -65,10 +75,10 @@ class BundleWriter:
 
 
 def check_replaceable(out: Path) -> None:
-    """Check that `out` is free, an empty directory or a bundle, which alone are replaced.
+    """Check that an export may write to `out`: it is missing, an empty directory, or an older bundle.
 
     Raises:
-        UsageError: `out` is something else.
+        UsageError: `out` is a file, or a directory that is neither empty nor a bundle.
     """
     if not out.exists() and not out.is_symlink():
         return
@@ -79,7 +89,7 @@ def check_replaceable(out: Path) -> None:
 
 
 def _seal(path: Path) -> FileEntry:
-    """Flush a file to the disk and take its digest."""
+    """Flush a file to the disk and return its size and SHA-256."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return FileEntry(path.stat().st_size, sha256(path))

@@ -1,4 +1,4 @@
-"""A checkpoint directory: tensors by name, over one file or the shards of an index."""
+"""A checkpoint directory: tensors by name, stored in one safetensors file or in the shards that an index lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class Checkpoint:
-    """Tensors of a directory's safetensors files, read row by row as float32."""
+    """The tensors of a directory's safetensors files, read whole or by rows and converted to float32."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -58,7 +58,11 @@ class Checkpoint:
         return list(self._tensors)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare the tensors that will be read with the shapes that `config.json` asks for."""
+        """Check that the tensors named in `shapes` exist and have those shapes, which follow from `config.json`.
+
+        Raises:
+            CheckpointError: a tensor is missing or has another shape.
+        """
         for name, expected in shapes.items():
             entry = self._find(name)[1]
             if entry.shape != expected:
@@ -73,24 +77,24 @@ class Checkpoint:
         return name in self._tensors
 
     def dtype(self, name: str) -> str:
-        """As safetensors calls it."""
+        """The tensor's dtype in safetensors' spelling, such as `BF16`."""
         return self._find(name)[1].dtype
 
     def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Rows `start` to `stop` of a matrix as bytes, uint8[rows, bytes of a row]."""
+        """Rows `start` to `stop` of a matrix without conversion: uint8[stop - start, bytes per row]."""
         file, entry = self._find(name)
         stride = entry.nbytes // entry.shape[0]
         data = file.read(entry, start * stride, (stop - start) * stride)
         return np.frombuffer(data, np.uint8).reshape(stop - start, stride)
 
     def read(self, name: str) -> FloatArray:
-        """A whole tensor."""
+        """A whole tensor as float32."""
         file, entry = self._find(name)
         flat = to_float32(file.read(entry, 0, entry.nbytes), entry.dtype, f"{file.path}: {name}")
         return flat.reshape(entry.shape)
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
-        """Rows `start` to `stop` of a matrix, or of several that lie one after the other."""
+        """Rows `start` to `stop` as float32; a tensor of several matrices counts as one matrix, stacked by rows."""
         file, entry = self._find(name)
         *count, width = entry.shape
         stride = entry.nbytes // math.prod(count)
@@ -98,14 +102,14 @@ class Checkpoint:
         return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(stop - start, width)
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
-        """Rows of a matrix in the order of `indices`."""
+        """The rows `indices` of a matrix, in that order, as float32."""
         file, entry = self._find(name)
         stride = entry.nbytes // entry.shape[0]
         data = bytearray().join(file.read(entry, int(index) * stride, stride) for index in indices)
         return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(len(indices), *entry.shape[1:])
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
-        """A whole integer tensor."""
+        """A whole integer tensor (I64 or I32 in the file) as int64."""
         file, entry = self._find(name)
         types = {"I64": np.int64, "I32": np.int32}
         if entry.dtype not in types:
@@ -147,7 +151,7 @@ def _indexed(directory: Path, index: Path) -> list[Path]:
         raise CheckpointError(f"{index} has no weight_map")
     paths = []
     for name in sorted(set(weight_map.values())):
-        # A shard lies beside its index: anything else could read files the user never named.
+        # A shard is in the index's directory: any other path could read files that the user never named.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{index} names {name!r:.99}, which is no safetensors file of this directory")
         paths.append(directory / name)

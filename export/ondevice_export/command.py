@@ -1,6 +1,6 @@
-"""The export command, shared by `ondevice export` and, in the distribution optimum-ondevice, `optimum-cli export`.
+"""The export command: `ondevice export`, and `optimum-cli export ondevice` in the distribution optimum-ondevice.
 
-Light to import: what an export needs is imported when one runs.
+The module is cheap to import, because it imports the exporter only when an export runs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import time
 from pathlib import Path
 
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, model_home
+from ondevice.cli.main import FAILED
+from ondevice.cli.options import preparing
+from ondevice.cli.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
-from ondevice.terminal.exit_codes import DIFFERENT
-from ondevice.terminal.interrupt import ending_by_exception
-from ondevice.terminal.loading import preparing
-from ondevice.terminal.progress_bar import ProgressBar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `ondevice export` takes."""
+    """Add all arguments of `ondevice export` to a parser."""
     parser.add_argument("source", metavar="SOURCE", help="a checkpoint: a hub id or a directory")
     parser.add_argument(
         "--out",
@@ -31,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All but where the checkpoint is and where the bundle goes, which `optimum-cli` names in its own way."""
+    """Add the options that `ondevice export` and `optimum-cli export ondevice` share.
+
+    The arguments for the checkpoint and the bundle's directory are not among them; `optimum-cli` has its own.
+    """
     parser.add_argument(
         "--drafter",
         default="auto",
@@ -61,15 +63,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--verify-prompts",
         type=Path,
         metavar="FILE",
-        help='what to compare on: lines of text, or JSON lines of "prompt"',
+        help='file with the prompts to compare on: lines of text, or JSON lines with a "prompt"',
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, and verify where asked; returns the exit code.
+    """Export a checkpoint, prepare the bundle for this machine and verify it, as the arguments ask.
+
+    Returns:
+        The process's exit code.
 
     Raises:
-        OndeviceError: what a user can mend, in one line.
+        OndeviceError: a problem that the user can fix; the message is one line.
     """
     if args.verify_prompts is not None and not args.verify:
         raise UsageError("--verify-prompts is for --verify: add it")
@@ -105,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(bundle: Path) -> None:
-    """For this machine; a bundle that cannot run here may run elsewhere."""
+    """Prepare a bundle for this machine. A failure is only a note, because the bundle may run on another machine."""
     import ondevice
 
     with preparing() as on_prepare:
@@ -116,7 +121,7 @@ def _prepare(bundle: Path) -> None:
 
 
 def _next_command(bundle: Path) -> str:
-    """What to type to try a bundle: as short as it can be named from here."""
+    """The shell command that tries the bundle, with the shortest name that finds it from the current directory."""
     name = str(bundle)
     if bundle.parent == model_home().resolve():
         name = bundle.name
@@ -137,4 +142,4 @@ def _verify(args: argparse.Namespace, bundle: Path) -> int:
     prompts = read_prompts(bundle, args.verify_prompts)
     result = verify(bundle, target.directory, None if drafter is None else drafter.directory, prompts)
     sys.stdout.write(f"\n{result.table()}\n\n{result.verdict()}\n\n")
-    return 0 if result.passes else DIFFERENT
+    return 0 if result.passes else FAILED

@@ -12,28 +12,28 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.tensor_table import ALIGNMENT
+
 TABLE_ALIGNMENT = 4096
-"""A page: a runtime that maps a table wants its rows to begin on one."""
-ALIGNMENT = 64
-"""A cache line, and the widest vector."""
+"""Alignment in bytes of large regions: one memory page, for runtimes that map a table into memory."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Bytes of a data file."""
+    """A byte range of a data file."""
 
     location: str
     offset: int
     nbytes: int
 
     def part(self, number: int, parts: int) -> Region:
-        """One of as many equal parts."""
+        """Part `number` of the region cut into `parts` equal parts."""
         size = self.nbytes // parts
         return Region(self.location, self.offset + number * size, size)
 
 
 class DataFile:
-    """A new file `NAME.onnx.data`; `write` may be called from several threads."""
+    """A new file `NAME.onnx.data` with a graph's weights; `write` may be called from several threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,16 +53,16 @@ class DataFile:
         self._file.close()
 
     def reserve(self, nbytes: int) -> Region:
-        """Room for one tensor, on a page of its own where it is large."""
+        """Reserve `nbytes` for one tensor, aligned to a page if the tensor takes 1 MiB or more."""
         alignment = TABLE_ALIGNMENT if nbytes >= 256 * TABLE_ALIGNMENT else ALIGNMENT
         offset = -(-self._end // alignment) * alignment
         self._end = offset + nbytes
         return Region(self.path.name, offset, nbytes)
 
     def write(self, region: Region, start: int, array: npt.NDArray[Any]) -> None:
-        """Fill a region from its byte `start`."""
+        """Write an array's bytes into a region, from the region's byte `start` on."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        with self._lock:  # a lock and a seek, because Windows has no pwrite
+        with self._lock:  # locked seek and write, because Windows has no pwrite
             self._file.seek(region.offset + start)
             while data:
                 data = data[self._file.write(data) :]

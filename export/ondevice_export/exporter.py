@@ -1,4 +1,4 @@
-"""Exports a checkpoint, and its drafter, to a bundle."""
+"""Exports a checkpoint, its drafter and its heads to a bundle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ondevice.machine import expanded
 from ondevice.progress import Progress, counted, silent
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.graph_files import count_weights, estimate_bytes, write_drafter, write_heads, write_target
+from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
 from ondevice_export.heads import HeadsCheckpoint, open_heads
 from ondevice_export.manifest import make_manifest
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
@@ -38,27 +38,27 @@ def export(
     progress: Progress = silent,
     note: Note = _log.info,
 ) -> Path:
-    """Export a Gemma 4 checkpoint, and its drafter, to a bundle directory.
+    """Export a Gemma 4 checkpoint, with its drafter and heads, to a bundle directory.
 
     Args:
-        source: a directory or a hub id.
-        out: where the bundle goes; by default the source's name under `$ONDEVICE_HOME` where that is set, else under
-            `bundles`. An older bundle there is replaced at the very end.
-        drafter: `auto`, `none` or a source; see `ExportOptions` for this and the next four.
-        heads: `auto`, `none` or a directory. Those that `auto` finds and that are of other weights are left out.
+        source: the checkpoint's directory or hub id.
+        out: the bundle's directory; by default a directory named after the source in `$ONDEVICE_HOME` if that is set,
+            else in `bundles`. An older bundle there is replaced after the new one is complete.
+        drafter: `auto`, `none`, or a directory or hub id; see `ExportOptions` for this and the next four arguments.
+        heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
         quantize: `int4`, `int8` or `none`.
         head_bits: 4 or 8.
-        revision: of `source` on the hub.
-        progress: told how many weights of all are written.
-        note: told, in one line each, what a user should know.
+        revision: branch, tag or commit of `source` on the hub.
+        progress: called with the number of weights written so far and in total.
+        note: called with one-line messages for the user.
 
     Returns:
         The bundle's directory.
 
     Raises:
         CheckpointError: the checkpoint is damaged, incomplete or of an unknown family.
-        PairMismatchError: the drafter, or the heads, were made for another target.
-        UsageError: an option makes no sense, or `out` would overwrite something.
+        PairMismatchError: the drafter or the heads were made for another target.
+        UsageError: an option is invalid, or `out` is neither free nor an older bundle.
     """
     options = ExportOptions(drafter=drafter, heads=heads, quantize=quantize, head_bits=head_bits, revision=revision)
     target = locate(str(source), options.revision)
@@ -106,17 +106,18 @@ def _write(
     manifest = make_manifest(target, drafter, options, heads)
     with _disk_errors(out), BundleWriter(out) as bundle:
         _check_space(out, needed)
-        table = write_target(bundle.directory, target, options, advance)
+        graphs = GraphFiles(bundle.directory, options, advance)
+        table = graphs.write_target(target)
         if drafter is not None:
-            write_drafter(bundle.directory, drafter, table, options, advance)
+            graphs.write_drafter(drafter, target.config, table)
         if heads is not None:
-            write_heads(bundle.directory, heads, target.config, table, options, advance=advance)
+            graphs.write_heads(heads, target.config, table)
         copy_text_files(target.checkout.directory, bundle.directory, note)
-        bundle.commit(manifest)
+        bundle.commit(manifest, graphs.tensors)
 
 
 def _place(name: str, out: str | Path | None) -> Path:
-    """Raises UsageError where `out` can be no path: links in a circle, NUL."""
+    """The absolute path of the bundle; raises UsageError where `out` is no valid path (circular links, a NUL)."""
     place = default_directory() / name if out is None else expanded(out)
     try:
         return place.resolve()
@@ -125,7 +126,7 @@ def _place(name: str, out: str | Path | None) -> Path:
 
 
 def default_directory() -> Path:
-    """Where bundles go that are given no place: where they are looked up by name, if that was chosen."""
+    """The parent directory of bundles exported without `out`: `$ONDEVICE_HOME` if that is set, else `bundles`."""
     return model_home() if os.environ.get("ONDEVICE_HOME") else Path("bundles")
 
 
@@ -147,7 +148,7 @@ def _check_space(out: Path, needed: int) -> None:
 
 @contextmanager
 def _disk_errors(out: Path) -> Iterator[None]:
-    """Turns a full or failing disk into one line for the user, who can mend it."""
+    """Raise an OSError of the block, such as a full disk, as an OndeviceError with a one-line message."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""`quantization_config` of a checkpoint that was trained quantised (`quant_method` gemma): the bits of each module.
+"""`quantization_config` of a checkpoint that was trained quantised (`quant_method` gemma): bits per weight by module.
 
-The rules are those of transformers 5.23.0 (`quantizers/quantizer_gemma.py`, `integrations/gemma_quant.py`), by the
-names of modules; the shapes of the tensors must agree with what they say.
+The rules go by module names and are those of transformers 5.23.0 (`quantizers/quantizer_gemma.py`,
+`integrations/gemma_quant.py`); the shapes of the tensors must agree with the bits that the rules give.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 
 @dataclass(frozen=True)
 class GemmaQuantization:
-    """Which modules are quantised, and with how many bits.
+    """The rules for which modules are quantised, and with how many bits per weight.
 
     Attributes:
-        bits: of modules that no pattern matches.
-        embeddings: whether tables are quantised too.
-        patterns: bits by regular expression, in order.
-        plain: modules that are not quantised, as `modules_to_not_convert` names them.
+        bits: bits of modules that no pattern matches.
+        embeddings: whether embedding tables are quantised too.
+        patterns: pairs of a regular expression on module names and the bits of the modules it matches, in order.
+        plain: names, or regular expressions, of modules that are not quantised (`modules_to_not_convert`).
     """
 
     bits: int
@@ -38,14 +38,15 @@ class GemmaQuantization:
     plain: tuple[str, ...]
 
     def converts(self, module: str) -> bool:
-        """Whether a module is quantised: no name in `plain` is how it begins, up to a dot, or how it ends."""
+        """Whether a module is quantised: no name in `plain` is its suffix, or its prefix up to a dot."""
         return not any(re.match(f"(?:{name}){_BOUNDARY}", module) or module.endswith(name) for name in self.plain)
 
     def candidates(self, module: str) -> tuple[int, ...]:
         """The bits that a module may have, likeliest first.
 
-        The documentation says that the first pattern counts which `re.search` finds; the loader makes one expression of
-        all of them, whose leftmost match counts. Where they differ, the tensor's shape tells which was meant.
+        transformers' documentation says that the first pattern that `re.search` finds counts; its loader joins all
+        patterns into one expression, whose leftmost match counts. Where the two disagree, both values are returned and
+        the caller compares them with the tensor's shape.
         """
         found = [(match.start(), bits) for pattern, bits in self.patterns if (match := pattern.search(module))]
         if not found:
@@ -54,10 +55,10 @@ class GemmaQuantization:
 
 
 def read_quantization(directory: Path) -> GemmaQuantization | None:
-    """What `config.json` says; None for a checkpoint that is not quantised.
+    """Read `quantization_config` from `config.json`; None for a checkpoint that is not quantised.
 
     Raises:
-        CheckpointError: it is quantised in a way that is not known here.
+        CheckpointError: the quantisation method or one of its fields is not supported.
     """
     path = directory / "config.json"
     outer = Fields(read_json(path), str(path))
@@ -96,7 +97,7 @@ def _bits(fields: Fields, default: int) -> int:
 def _plain(fields: Fields) -> tuple[str, ...]:
     names: Any = fields.data.get("modules_to_not_convert")
     if names is None:
-        return ("lm_head",)  # transformers' rule: output embeddings stay as they are
+        return ("lm_head",)  # transformers' rule: output embeddings are not quantised
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{fields.origin}: modules_to_not_convert is no list of names")
     for name in names:

@@ -1,4 +1,4 @@
-"""Writes the graphs and their data files, which make up most of a bundle."""
+"""Writes a bundle's ONNX graphs and their data files."""
 
 from __future__ import annotations
 
@@ -9,88 +9,92 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ondevice.model_config import Target
 from ondevice.progress import Advance
+from ondevice.tensor_table import EMBEDDING, HEAD, Shapes, TensorTable, is_plain
 from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.config import TextConfig
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.heads import HeadsGraph
-from ondevice_export.graph.module_builder import ModuleBuilder
 from ondevice_export.graph.target import TargetGraph
 from ondevice_export.graph.weights import Weights
 from ondevice_export.heads import HeadsCheckpoint
-from ondevice_export.manifest import DRAFTER_GRAPH, TARGET_GRAPH, heads_graph, tool_versions
+from ondevice_export.manifest import tool_versions
 from ondevice_export.matrices import MatrixWriter, StoredMatrix
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantized_modules import QuantizedModules
-from ondevice_export.tensor_names import HEAD, Shapes
 
 
-def write_target(directory: Path, target: TargetCheckpoint, options: ExportOptions, advance: Advance) -> StoredMatrix:
-    """Write `target.onnx` and its data; returns where the token table lies."""
-    path, formats = directory / TARGET_GRAPH, options.target_formats
-    with _graph(path, target.checkpoint, formats, advance, target.modules) as (builder, weights):
-        graph = TargetGraph(ModuleBuilder(builder, target.config, weights.at(target.prefix)))
-        graph.build()
-    return graph.table
+class GraphFiles:
+    """Writes the graphs of a bundle and their data files; the target's has to be written first.
 
+    Attributes:
+        tensors: the tensor tables of the graphs written so far, by the graph's file name.
+    """
 
-def write_drafter(
-    directory: Path,
-    drafter: DrafterCheckpoint,
-    table: StoredMatrix,
-    options: ExportOptions,
-    advance: Advance,
-) -> None:
-    """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
-    with _graph(directory / DRAFTER_GRAPH, drafter.checkpoint, options.drafter_formats, advance) as (builder, weights):
-        DrafterGraph(builder, drafter.config, weights, drafter.checkpoint, table).build()
+    def __init__(self, directory: Path, options: ExportOptions, advance: Advance) -> None:
+        """
+        Args:
+            directory: the directory that the files are written to.
+            options: the export's options, which give the weight formats.
+            advance: called with the number of weights written since the last call.
+        """
+        self.tensors: dict[str, TensorTable] = {}
+        self._directory = directory
+        self._options = options
+        self._advance = advance
 
+    def write_target(self, target: TargetCheckpoint) -> StoredMatrix:
+        """Write `target.onnx` and its data; returns the stored token table, which the other graphs read too."""
+        with self._graph(
+            target.config.graph, target.checkpoint, self._options.target_formats, target.modules, target.prefix
+        ) as (builder, weights):
+            graph = TargetGraph(builder, target.config, weights)
+            graph.build()
+        return graph.table
 
-def write_heads(
-    directory: Path,
-    heads: HeadsCheckpoint,
-    target: TextConfig,
-    table: StoredMatrix,
-    options: ExportOptions,
-    *,
-    advance: Advance,
-) -> None:
-    """Write a graph for each kind of heads, with its data; all read the target's `table` where it is."""
-    for each in heads.heads:
-        path = directory / heads_graph(each.kind)
-        with _graph(path, heads.checkpoint, options.drafter_formats, advance) as (builder, weights):
-            HeadsGraph(builder, each, target, weights, checkpoint=heads.checkpoint, table=table).build()
+    def write_drafter(self, drafter: DrafterCheckpoint, target: Target, table: StoredMatrix) -> None:
+        """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
+        with self._graph(drafter.config.graph, drafter.checkpoint, self._options.drafter_formats) as (builder, weights):
+            DrafterGraph(builder, drafter.config, target, weights, table).build()
+
+    def write_heads(self, heads: HeadsCheckpoint, target: Target, table: StoredMatrix) -> None:
+        """Write a graph and its data for each kind of heads; all read the target's `table` instead of a copy."""
+        for each in heads.heads:
+            with self._graph(each.graph, heads.checkpoint, self._options.drafter_formats) as (builder, weights):
+                HeadsGraph(builder, each, target, weights, table).build()
+
+    @contextmanager
+    def _graph(
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        formats: Formats,
+        modules: QuantizedModules | None = None,
+        prefix: str = "",
+    ) -> Iterator[tuple[GraphBuilder, Weights]]:
+        """Give a graph builder and its weights; the graph is saved after all weights have been written."""
+        path, data = self._directory / name, f"{name}.data"
+        builder = GraphBuilder(path.stem)
+        with DataFile(self._directory / data) as file, MatrixWriter(self._advance) as writer:
+            weights = Weights(checkpoint, file, writer, formats=formats, modules=modules, prefix=prefix)
+            yield builder, weights
+        ir.save(builder.model(tool_versions()["ondevice"]), path)
+        self.tensors[name] = TensorTable(data, weights.tensors)
 
 
 def count_weights(shapes: Shapes) -> int:
-    """Number of weights in matrices: the unit of an export's progress."""
+    """Number of weights in all matrices: the unit in which an export reports its progress."""
     return sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
 
 
 def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
-    """Bytes of a data file, scales included; a little too much where scales are fp16."""
+    """Bytes of a data file, scales included; slightly overestimated, because fp16 scales count as float32."""
     total = 0.0
     for name, shape in shapes.items():
-        form = formats.head if name.endswith(("embed_tokens.weight", HEAD)) else formats.layers
-        exact = len(shape) == 1 or name.endswith("router.proj.weight")
-        stored = 32 if exact else form.stored_bits(scale_bits=32)
+        form = formats.head if name.endswith((EMBEDDING, HEAD)) else formats.layers
+        stored = 32 if is_plain(name, shape) else form.stored_bits(scale_bits=32)
         total += math.prod(shape) * stored / 8
     return int(total)
-
-
-@contextmanager
-def _graph(
-    path: Path,
-    checkpoint: Checkpoint,
-    formats: Formats,
-    advance: Advance,
-    modules: QuantizedModules | None = None,
-) -> Iterator[tuple[GraphBuilder, Weights]]:
-    """A graph builder and weights to build with; the graph is saved when all weights are written."""
-    builder = GraphBuilder(path.stem)
-    with DataFile(path.with_name(f"{path.name}.data")) as file, MatrixWriter(advance) as writer:
-        yield builder, Weights(builder, checkpoint, file, writer, formats=formats, modules=modules)
-    ir.save(builder.model(tool_versions()["ondevice"]), path)

@@ -1,4 +1,4 @@
-"""Heads that were trained for a target: their checkpoint, opened and checked."""
+"""Opens and checks the checkpoint of heads that were trained for a target."""
 
 from __future__ import annotations
 
@@ -12,100 +12,51 @@ from typing import get_args
 import numpy as np
 
 from ondevice.errors import CheckpointError, PairMismatchError
-from ondevice.manifest import MOST_OFFSETS, HeadsKind
+from ondevice.model_config import MOST_OFFSETS, HeadsEntry, HeadsKind, Shortlist, Target
+from ondevice.tensor_table import Shapes, heads_shapes
 from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.config import TextConfig
 from ondevice_export.json_fields import Fields, read_json
 from ondevice_export.models import TargetCheckpoint
 from ondevice_export.source import Checkout, default_name
-from ondevice_export.tensor_names import Shapes
 
 MODEL_TYPE = "ondevice_heads"
-CENTROIDS, ORDERING = "shortlist.centroids.weight", "shortlist.token_ordering"
 KINDS: tuple[HeadsKind, ...] = get_args(HeadsKind)
 
 
 @dataclass(frozen=True)
-class Shortlist:
-    """Clusters of the vocabulary, of which a head scores the tokens of the `top` whose centroids score best."""
-
-    clusters: int
-    top: int
-
-
-@dataclass(frozen=True)
-class HeadsConfig:
-    """Heads of one kind.
-
-    Attributes:
-        offsets: tokens that are proposed.
-        width: of blockwise's shared layer, else 0.
-        layer: behind which exit reads the residual stream, else None.
-        shortlist: None where the whole vocabulary is scored.
-    """
-
-    kind: HeadsKind
-    offsets: int
-    width: int
-    layer: int | None
-    shortlist: Shortlist | None
-
-    def candidates(self, vocab_size: int) -> int:
-        """Tokens scored for each proposal."""
-        return vocab_size if self.shortlist is None else vocab_size // self.shortlist.clusters * self.shortlist.top
-
-    def shapes(self, hidden: int) -> Shapes:
-        """Every tensor that is read, but for the shortlist's."""
-        if self.kind == "medusa":
-            return {"medusa.blocks.weight": (self.offsets * hidden, hidden)}
-        if self.kind == "exit":
-            return {"exit.norm.weight": (hidden,), "exit.block.weight": (hidden, hidden)}
-        return {
-            "blockwise.inner.weight": (self.width, hidden),
-            "blockwise.outer.weight": (self.offsets * hidden, self.width),
-            "blockwise.norm.weight": (hidden,),
-        }
-
-
-@dataclass(frozen=True)
 class HeadsCheckpoint:
-    """Heads of all kinds in a directory, with the shapes of all tensors that an export reads."""
+    """An open checkpoint with heads of one or more kinds, and the shapes of all tensors that an export reads."""
 
     checkout: Checkout
     checkpoint: Checkpoint
-    heads: tuple[HeadsConfig, ...]
+    heads: tuple[HeadsEntry, ...]
     shapes: Shapes
 
 
 @contextmanager
 def open_heads(checkout: Checkout, target: TargetCheckpoint) -> Iterator[HeadsCheckpoint]:
-    """Open heads, check that they were trained for the target, and every tensor that will be read.
+    """Open heads and check that they were trained for the target and that every tensor to be read has its shape.
 
     Raises:
-        PairMismatchError: they were trained for other weights.
-        CheckpointError: they are no heads, or a tensor is missing or misshapen.
+        PairMismatchError: the heads were trained for other weights.
+        CheckpointError: the directory holds no heads, or a tensor is missing or has a wrong shape.
     """
     if not target.config.tied or target.modules is not None:
         raise PairMismatchError(f"{checkout.directory}: heads score with the rows of a plain, tied token embedding")
     heads = read_heads(checkout.directory, target)
     with Checkpoint(checkout.directory) as checkpoint:
-        shapes = heads_shapes(heads, target.config)
+        shapes = all_shapes(heads, target.config)
         checkpoint.check(shapes)
         yield HeadsCheckpoint(checkout, checkpoint, heads, shapes)
 
 
-def heads_shapes(heads: tuple[HeadsConfig, ...], target: TextConfig) -> Shapes:
-    """Every tensor that is read."""
-    shapes: Shapes = {}
-    for each in heads:
-        shapes |= each.shapes(target.hidden_size)
-        if each.shortlist is not None:
-            shapes |= {CENTROIDS: (each.shortlist.clusters, target.hidden_size), ORDERING: (target.vocab_size,)}
-    return shapes
+def all_shapes(heads: tuple[HeadsEntry, ...], target: Target) -> Shapes:
+    """The shapes of all tensors that the graphs of `heads` read, by name."""
+    return {name: shape for each in heads for name, shape in heads_shapes(each, target).items()}
 
 
-def read_heads(directory: Path, target: TargetCheckpoint) -> tuple[HeadsConfig, ...]:
-    """The kinds that `config.json` lists, for this target."""
+def read_heads(directory: Path, target: TargetCheckpoint) -> tuple[HeadsEntry, ...]:
+    """Read the heads that `config.json` lists and check that they were trained for this target."""
     path = directory / "config.json"
     fields = Fields(read_json(path), str(path))
     if fields.data.get("model_type") != MODEL_TYPE:
@@ -121,7 +72,10 @@ def read_heads(directory: Path, target: TargetCheckpoint) -> tuple[HeadsConfig, 
 
 
 def weights_sha256(target: TargetCheckpoint) -> str:
-    """Tells weights of the same shapes apart: of the final norm and the last layer's down projection, as float32."""
+    """SHA-256 of the target's final norm and last down projection as float32.
+
+    It identifies the weights that heads were trained for, among models of the same shapes.
+    """
     last = len(target.config.layers) - 1
     digest = hashlib.sha256()
     for name in ("norm.weight", f"layers.{last}.mlp.down_proj.weight"):
@@ -147,7 +101,7 @@ def _check_target(made_for: Fields, target: TargetCheckpoint) -> None:
         )
 
 
-def _shortlist(fields: Fields, target: TextConfig) -> Shortlist | None:
+def _shortlist(fields: Fields, target: Target) -> Shortlist | None:
     if fields.data.get("shortlist") is None:
         return None
     own = fields.mapping("shortlist", {})
@@ -157,9 +111,13 @@ def _shortlist(fields: Fields, target: TextConfig) -> Shortlist | None:
     return Shortlist(clusters, own.integer("top", 0, 1, clusters))
 
 
-def _heads(kind: HeadsKind, fields: Fields, shortlist: Shortlist | None, target: TargetCheckpoint) -> HeadsConfig:
+def _heads(kind: HeadsKind, fields: Fields, shortlist: Shortlist | None, target: TargetCheckpoint) -> HeadsEntry:
+    size = target.config.vocab_size
+    candidates = size if shortlist is None else shortlist.candidates(size)
+    graph = f"heads.{kind}.onnx"
     if kind == "exit":
         layer = fields.integer("layer", -1, 0, len(target.config.layers) - 1)
-        return HeadsConfig(kind, 1, 0, layer, shortlist)
+        return HeadsEntry(kind, graph, 1, candidates, layer, shortlist=shortlist)
     width = fields.integer("width", 0) if kind == "blockwise" else 0
-    return HeadsConfig(kind, fields.integer("offsets", 0, 1, MOST_OFFSETS), width, None, shortlist)
+    offsets = fields.integer("offsets", 0, 1, MOST_OFFSETS)
+    return HeadsEntry(kind, graph, offsets, candidates, width=width, shortlist=shortlist)

@@ -13,14 +13,14 @@ from typing import Any
 from ondevice.errors import CheckpointError, reason
 
 MOST = (1 << 31) - 1
-"""Of anything that is counted in a model."""
+"""Upper limit of any count in a configuration."""
 
 MOST_BYTES = 1 << 26
-"""Of a JSON file: the largest of real checkpoints have some megabytes."""
+"""Upper limit of a JSON file's size in bytes; the largest files of real checkpoints have some megabytes."""
 
 
 class Fields:
-    """Typed access to one JSON object; says which file and field is wrong."""
+    """Typed access to one JSON object; errors name the file and the field."""
 
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
         self.data = data
@@ -58,10 +58,10 @@ class Fields:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON object.
+    """Parse a file that holds a JSON object.
 
     Raises:
-        CheckpointError: the file is missing or is no JSON object.
+        CheckpointError: the file is missing, too large, no valid JSON, or no JSON object.
     """
     try:
         check_regular(path)
@@ -78,6 +78,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError where a path is no plain file: to read a named pipe would wait for ever."""
+    """Raise OSError unless a path is a regular file; reading a named pipe could block for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file")

@@ -8,30 +8,25 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ondevice import __version__, manifest
+from ondevice import __version__
 from ondevice.bundle import GENERATION_CONFIG
 from ondevice.errors import CheckpointError
-from ondevice.manifest import AS_TRAINED, Layer, Manifest, Quantization, Source, Target
-from ondevice_export.config import TextConfig
+from ondevice.manifest import AS_TRAINED, Manifest, Quantization, Source
+from ondevice.model_config import DrafterEntry, InvalidFieldError
+from ondevice.tensor_table import EMBEDDING, HEAD
+from ondevice_export.config import read_token_ids
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.heads import HeadsCheckpoint, HeadsConfig
+from ondevice_export.heads import HeadsCheckpoint
 from ondevice_export.json_fields import read_json
 from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantize import BLOCK
 from ondevice_export.source import default_name
-from ondevice_export.tensor_names import HEAD
 
-TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
 
 
-def heads_graph(kind: str) -> str:
-    """The file of heads of a kind."""
-    return f"heads.{kind}.onnx"
-
-
 def tool_versions() -> dict[str, str]:
-    """Versions of what made a bundle."""
+    """Versions of the packages that made a bundle, by package name."""
     versions = {"python": platform.python_version(), "ondevice": __version__}
     for name in _TOOLS:
         try:
@@ -47,14 +42,14 @@ def make_manifest(
     options: ExportOptions,
     heads: HeadsCheckpoint | None = None,
 ) -> Manifest:
-    """Everything but the list of files.
+    """Make the manifest, except its list of files and its tensor tables.
 
     Raises:
-        CheckpointError: no bundle can hold such a model, for instance one with a token id outside its vocabulary.
+        CheckpointError: the manifest would be invalid, for instance because a token id is outside the vocabulary.
     """
-    config = target.config
+    config, token_ids = target.config, read_token_ids(target.checkout.directory)
     generation = _generation(target.checkout.directory)
-    token_ids = {**config.token_ids, **{name: generation[name] for name in config.token_ids if generation.get(name)}}
+    token_ids |= {name: generation[name] for name in token_ids if generation.get(name)}
     sources = {"target": Source(target.checkout.id, target.checkout.revision)}
     if drafter is not None:
         sources["drafter"] = Source(drafter.checkout.id, drafter.checkout.revision)
@@ -63,20 +58,19 @@ def make_manifest(
     made = Manifest(
         family=target.family,
         name=default_name(target.checkout),
-        target=_target(config),
-        drafter=None if drafter is None else _drafter(config, drafter),
+        target=config,
+        drafter=None if drafter is None else _drafter(drafter),
         bos_token_id=_single(token_ids["bos_token_id"]),
         eos_token_ids=tuple(_several(token_ids["eos_token_id"])),
         pad_token_id=_single(token_ids["pad_token_id"]),
         quantization=_quantization(target, options),
         sources=sources,
         tools=tool_versions(),
-        schema=manifest.SCHEMAS[0 if heads is None else 1],
-        heads=() if heads is None else tuple(_heads(each, config) for each in heads.heads),
+        heads=() if heads is None else heads.heads,
     )
     try:
         made.check()
-    except manifest.InvalidFieldError as error:
+    except InvalidFieldError as error:
         raise CheckpointError(f"{target.checkout.directory}: {error}") from error
     return made
 
@@ -84,41 +78,16 @@ def make_manifest(
 def _quantization(target: TargetCheckpoint, options: ExportOptions) -> Quantization:
     if target.modules is None:
         return Quantization(options.quantize, BLOCK, options.target_formats.head.bits)
-    head = target.prefix + "embed_tokens.weight" if target.config.tied else HEAD
+    head = target.prefix + EMBEDDING if target.config.tied else HEAD
     return Quantization(AS_TRAINED, 0, target.modules.format(head).bits)
 
 
-def _target(config: TextConfig) -> Target:
-    layers = []
-    for index, layer in enumerate(config.layers):
-        source = index if layer.kv_source is None else layer.kv_source
-        layers.append(Layer(layer.kind, layer.kv_heads, layer.head_dim, source))
-    return Target(
-        graph=TARGET_GRAPH,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        context_length=config.context_length,
-        sliding_window=min(config.sliding_window, config.context_length),
-        query_heads=config.query_heads,
-        layers=tuple(layers),
-    )
-
-
-def _drafter(target: TextConfig, drafter: DrafterCheckpoint) -> manifest.DrafterEntry:
-    full, sliding = target.last_kv_layer("full"), target.last_kv_layer("sliding")
-    assert full is not None, "check_pair has seen both caches"
-    assert sliding is not None, "check_pair has seen both caches"
-    model = manifest.DrafterEntry(DRAFTER_GRAPH, full, sliding, drafter.config.candidates)
-    generation = _generation(drafter.checkout.directory)
-    tokens = generation.get("num_assistant_tokens")
+def _drafter(drafter: DrafterCheckpoint) -> DrafterEntry:
+    """The drafter's configuration, with the draft length that its authors recommend."""
+    tokens = _generation(drafter.checkout.directory).get("num_assistant_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
-        model = dataclasses.replace(model, num_assistant_tokens=tokens)
-    return model
-
-
-def _heads(heads: HeadsConfig, target: TextConfig) -> manifest.HeadsEntry:
-    candidates = heads.candidates(target.vocab_size)
-    return manifest.HeadsEntry(heads.kind, heads_graph(heads.kind), heads.offsets, candidates, heads.layer)
+        return dataclasses.replace(drafter.config, num_assistant_tokens=tokens)
+    return drafter.config
 
 
 def _generation(directory: Path) -> dict[str, Any]:
@@ -127,7 +96,7 @@ def _generation(directory: Path) -> dict[str, Any]:
 
 
 def _several(value: Any) -> list[int]:
-    """A token id, a list of them, or none."""
+    """A field that holds one token id, a list of ids, or nothing, as a list."""
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, int) and not isinstance(one, bool)]
 

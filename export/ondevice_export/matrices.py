@@ -1,4 +1,4 @@
-"""Quantises the matrices of a checkpoint into a data file, in chunks of rows: no matrix is ever whole in memory."""
+"""Quantises the matrices of a checkpoint into a data file in chunks of rows; no whole matrix is ever in memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ondevice.errors import CheckpointError
 from ondevice.progress import Advance
+from ondevice.tensor_table import Format, Scales, Tensor
 from ondevice.weight_format import BFLOAT16, WeightFormat
 from ondevice_export.data_file import DataFile, Region
 from ondevice_export.quantize import BLOCK, quantize
@@ -25,13 +26,14 @@ RowReader = Callable[[int, int], FloatArray]
 RawReader = Callable[[int, int], npt.NDArray[np.uint8]]
 
 _CHUNK = 1 << 19
-"""Weights per chunk: 2 MB as float32, which stay in a core's cache."""
+"""Weights per chunk: 2 MiB as float32, which fit in a core's cache."""
 _MAX_WORKERS = 8
+_FORMATS: dict[int, Format] = {2: "int2", 4: "int4", 8: "int8", 16: "bfloat16", 32: "float32"}
 
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix [rows, width] in a data file: plain numbers, codes in blocks of 32, or those of a checkpoint."""
+    """A matrix [rows, width] in a data file: plain numbers, codes in blocks of 32, or a checkpoint's own codes."""
 
     name: str
     rows: int
@@ -40,16 +42,26 @@ class StoredMatrix:
     data: Region
     scales: Region | None = None
     half_scales: bool = False
-    """Scales are stored as fp16, else as float32. Their values are the same."""
+    """Whether scales are stored as fp16 instead of float32; their values are exact in both."""
     input_step: float = 0.0
-    """The static scale of a linear layer's input; 0 for none."""
+    """Static scale of a linear layer's input activations; 0 if there is none."""
     output_step: float = 0.0
-    """The same of its output."""
+    """Static scale of a linear layer's output activations; 0 if there is none."""
     as_trained: bool = False
-    """As it is in a checkpoint that was trained quantised."""
+    """Whether the data is copied from a checkpoint that was trained quantised."""
+
+    def tensor(self, shape: tuple[int, ...]) -> Tensor:
+        """The matrix's entry in the tensor table; `shape` has three dimensions if the tensor holds several matrices."""
+        scales = None
+        if self.scales is not None:
+            scales = Scales("float16" if self.half_scales else "float32", self.scales.offset, self.scales.nbytes)
+        return Tensor(
+            shape, _FORMATS[self.format.bits], self.data.offset, self.data.nbytes, self.format.group, scales,
+            self.input_step, self.output_step,
+        )  # fmt: skip
 
     def part(self, number: int, parts: int) -> StoredMatrix:
-        """One of several matrices of equal size that were stored as one, one below the other."""
+        """Matrix `number` of `parts` matrices of equal size that were stored as one, stacked by rows."""
         scales = None if self.scales is None else self.scales.part(number, parts)
         return StoredMatrix(
             f"{self.name}.{number}", self.rows // parts, self.width, self.format, self.data.part(number, parts), scales,
@@ -58,7 +70,7 @@ class StoredMatrix:
 
 
 class MatrixWriter:
-    """Writes matrices with a few threads; all are complete when its `with` block ends."""
+    """Writes matrices in several threads; all are complete when its `with` block ends."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
@@ -87,18 +99,19 @@ class MatrixWriter:
         *,
         half_scales: bool = False,
     ) -> StoredMatrix:
-        """Begin to write a matrix [rows, width]; `rows(start, stop)` reads it as float32.
+        """Start to quantise and write a matrix in the background.
 
         Args:
-            file: where to.
-            name: its tensor, for messages and for the graph.
+            file: the data file to write to.
+            name: the tensor's name, for messages and for the graph.
             shape: rows and width.
             form: INT4, INT8 or FLOAT32.
-            rows: called from several threads.
-            half_scales: store the scales as fp16.
+            rows: `rows(start, stop)` returns these rows as float32; called from several threads.
+            half_scales: store the scales as fp16 instead of float32.
 
         Raises:
-            CheckpointError: the width is no multiple of the block, or a weight is not finite.
+            CheckpointError: the width is no multiple of 32, or a weight is NaN or infinite (possibly one of a matrix
+                that was added earlier).
         """
         stored = _reserve(file, name, shape, form, half_scales)
         self._submit(stored, partial(_write_rows, file, stored, rows))
@@ -107,7 +120,7 @@ class MatrixWriter:
     def copy(
         self, file: DataFile, name: str, shape: tuple[int, int], module: QuantizedModule, rows: RawReader
     ) -> StoredMatrix:
-        """Begin to copy the codes of a checkpoint's module [rows, width]; `rows(start, stop)` reads them as bytes."""
+        """Start to copy a quantised module's codes [rows, width]; `rows(start, stop)` returns these rows' bytes."""
         count, width = shape
         scales = file.reserve(module.scales.nbytes)
         file.write(scales, 0, module.scales)
@@ -119,7 +132,7 @@ class MatrixWriter:
         return stored
 
     def copy_plain(self, file: DataFile, name: str, shape: tuple[int, int], rows: RawReader) -> StoredMatrix:
-        """The same of bfloat16 numbers."""
+        """Start to copy a matrix [rows, width] of bfloat16 numbers; `rows(start, stop)` returns these rows' bytes."""
         count, width = shape
         data = file.reserve(BFLOAT16.bytes(count * width))
         stored = StoredMatrix(name, count, width, BFLOAT16, data, as_trained=True)
@@ -127,14 +140,14 @@ class MatrixWriter:
         return stored
 
     def _submit(self, stored: StoredMatrix, write: Callable[[int, int], int]) -> None:
-        """Have the rows of a matrix written in chunks."""
+        """Submit a matrix's rows to the threads, in chunks."""
         step = max(1, _CHUNK // stored.width)
         for start in range(0, stored.rows, step):
             self._pending.add(self._pool.submit(write, start, min(stored.rows, start + step)))
             self._drain(2 * _MAX_WORKERS)
 
     def _drain(self, limit: int) -> None:
-        """Wait until at most `limit` chunks are under way, and pass on what went wrong in the others."""
+        """Wait until at most `limit` chunks are unfinished; raise the errors of finished ones."""
         while len(self._pending) > limit:
             done, _ = wait(self._pending, return_when=FIRST_EXCEPTION if limit == 0 else "FIRST_COMPLETED")
             self._pending -= done
@@ -154,7 +167,7 @@ def _reserve(file: DataFile, name: str, shape: tuple[int, int], form: WeightForm
 
 
 def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: int, stop: int) -> int:
-    """Write one chunk; returns how many weights it had."""
+    """Quantise and write one chunk of rows; returns its number of weights."""
     weights = rows(start, stop)
     if stored.scales is None:
         if not np.isfinite(weights).all():
@@ -171,7 +184,7 @@ def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: in
 
 
 def _copy_rows(file: DataFile, stored: StoredMatrix, read: Callable[[], npt.NDArray[np.uint8]], start: int) -> int:
-    """Write one chunk of codes, or of bfloat16; returns how many weights it had."""
+    """Copy one chunk of codes or bfloat16 numbers; returns its number of weights."""
     rows = read()
     if stored.scales is None and (rows.view(np.uint16) & 0x7F80 == 0x7F80).any():
         raise CheckpointError(f"{stored.name} holds NaN or infinite weights")

@@ -1,67 +1,74 @@
-"""The two checkpoints of a pair, opened and checked: configuration, tensors, shapes."""
+"""Opens the checkpoints of a target and its drafter and checks their configurations, tensors and shapes.
+
+`ondevice.tensor_table` names the tensors of a model; a target's checkpoint adds a prefix to all names but the head's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ondevice.errors import CheckpointError
+from ondevice.model_config import DrafterEntry, Target
+from ondevice.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
 from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.config import DrafterConfig, TextConfig, read_drafter, read_target
+from ondevice_export.config import read_drafter, read_target
 from ondevice_export.gemma_quantization import read_quantization
-from ondevice_export.pair import check_pair
 from ondevice_export.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.source import Checkout, Note
-from ondevice_export.tensor_names import HEAD, Shapes, drafter_shapes, target_shapes, text_prefix, unread
+
+_PREFIXES = ("model.language_model.", "model.")
+"""Prefixes of the text model's tensors; that of multimodal checkpoints is tried first, as both start with `model.`."""
 
 
 @dataclass(frozen=True)
 class TargetCheckpoint:
-    """A target's checkpoint, opened, with its configuration and the shapes of all tensors that an export reads."""
+    """A target's open checkpoint, with its configuration and the shapes of all tensors that an export reads."""
 
     checkout: Checkout
     checkpoint: Checkpoint
     family: str
-    config: TextConfig
+    config: Target
     prefix: str
     shapes: Shapes
     modules: QuantizedModules | None = None
-    """Where the checkpoint was trained quantised."""
+    """The quantised modules; None unless the checkpoint was trained quantised."""
 
 
 @dataclass(frozen=True)
 class DrafterCheckpoint:
-    """The same of a drafter."""
+    """A drafter's open checkpoint, with its configuration and the shapes of all tensors that an export reads."""
 
     checkout: Checkout
     checkpoint: Checkpoint
-    config: DrafterConfig
+    config: DrafterEntry
     shapes: Shapes
 
 
 @contextmanager
 def open_target(checkout: Checkout, note: Note) -> Iterator[TargetCheckpoint]:
-    """Open a target and check every tensor that will be read.
+    """Open a target and check the shape of every tensor that will be read.
 
     Raises:
-        CheckpointError: the family is unknown, or a tensor is missing or misshapen.
+        CheckpointError: the family is unknown, or a tensor is missing or has a wrong shape.
     """
     family, config = read_target(checkout.directory)
     with Checkpoint(checkout.directory) as checkpoint:
         quantization = read_quantization(checkout.directory)
         names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
-        prefix = text_prefix(names)
+        prefix = _text_prefix(names)
         if not config.tied and HEAD not in names:
             path = checkout.directory / "config.json"
             raise CheckpointError(f"{path}: the head is not tied to the token embedding, and there is no {HEAD}")
-        shapes = target_shapes(config, prefix)
+        shapes = checkpoint_shapes(config, prefix)
         modules = None if quantization is None else QuantizedModules(checkpoint, quantization, shapes)
         if modules is None:
             checkpoint.check(shapes)
         else:
             modules.check()
-        skipped = unread(names, shapes, config, prefix)
+        sharing = (index for index, layer in enumerate(config.layers) if layer.kv_source != index)
+        skipped = _unread(names, shapes, _unused_kv(prefix, sharing), prefix)
         if skipped:
             note(f"skipping {len(skipped)} vision and audio tensors: a bundle holds the text model")
         yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes, modules)
@@ -69,18 +76,61 @@ def open_target(checkout: Checkout, note: Note) -> Iterator[TargetCheckpoint]:
 
 @contextmanager
 def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[DrafterCheckpoint]:
-    """Open a drafter, check that it belongs to the target, and every tensor that will be read.
+    """Open a drafter and check that it belongs to the target and that every tensor to be read has its shape.
 
     Raises:
-        PairMismatchError: it was made for another target.
-        CheckpointError: it is no assistant, or a tensor is missing or misshapen.
+        PairMismatchError: the drafter was made for another target.
+        CheckpointError: the checkpoint is no assistant, or a tensor is missing or has a wrong shape.
     """
-    config = read_drafter(checkout.directory)
+    config = read_drafter(checkout.directory, target.config)
     if read_quantization(checkout.directory) is not None:
         raise CheckpointError(f"{checkout.directory}: a drafter that was trained quantised is not supported")
-    check_pair(target.config, config)
     with Checkpoint(checkout.directory) as checkpoint:
-        shapes = drafter_shapes(config)
+        shapes = drafter_shapes(config, target.config)
         checkpoint.check(shapes)
-        unread(checkpoint.names, shapes, config.text, "model.")
+        _unread(checkpoint.names, shapes, _unused_kv("model.", range(len(config.layers))), "model.")
         yield DrafterCheckpoint(checkout, checkpoint, config, shapes)
+
+
+def checkpoint_shapes(target: Target, prefix: str) -> Shapes:
+    """The shapes of the target's tensors by their names in a checkpoint."""
+    return {name if name == HEAD else prefix + name: shape for name, shape in target_shapes(target).items()}
+
+
+def _text_prefix(names: Iterable[str]) -> str:
+    """The prefix of the text model's tensor names."""
+    present = set(names)
+    for prefix in _PREFIXES:
+        if prefix + EMBEDDING in present:
+            return prefix
+    raise CheckpointError("the checkpoint has no embed_tokens.weight: it holds no Gemma 4 text model")
+
+
+def _unread(names: Iterable[str], shapes: Shapes, unused: Iterable[str], prefix: str) -> list[str]:
+    """The names of tensors that an export leaves out because they belong to other modalities.
+
+    Args:
+        names: the names of the checkpoint's tensors.
+        shapes: the tensors that an export reads.
+        unused: tensors of the text model that a checkpoint may have and an export ignores.
+        prefix: the prefix of the text model's tensor names.
+
+    Raises:
+        CheckpointError: a tensor of the text model is unknown to this architecture, so the result would be wrong.
+    """
+    expected = set(shapes) | {HEAD} | set(unused)
+    rest = [name for name in names if name not in expected]
+    own = [name for name in rest if name.startswith(prefix) and not _other_modality(name)]
+    if own:
+        raise CheckpointError(f"tensor {own[0]} has no place in the model that config.json describes ({len(own)} such)")
+    return rest
+
+
+def _unused_kv(prefix: str, layers: Iterable[int]) -> list[str]:
+    """Names of the K/V tensors that checkpoints carry for layers that read another layer's cache."""
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return [f"{prefix}layers.{index}.self_attn.{name}.weight" for index in layers for name in names]
+
+
+def _other_modality(name: str) -> bool:
+    return any(word in name for word in ("vision", "audio", "image", "multi_modal"))

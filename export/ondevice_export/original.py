@@ -1,4 +1,4 @@
-"""The original pair in float32 on torch, which only a verification needs."""
+"""Runs the original target and drafter in float32 on torch; only a verification needs it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy.typing as npt
 from ondevice.errors import MissingDependencyError, UsageError
 
 LOADS_TRAINED_QUANTISED = (5, 23)
-"""The first transformers with a loader for them."""
+"""The first version of transformers that loads checkpoints that were trained quantised."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One prompt through the target: logits [T, V], post-norm hidden [1, T, H], and the shared caches."""
+    """The target's outputs for one prompt: logits [T, V], post-norm hidden states [1, T, H], and the shared caches."""
 
     logits: npt.NDArray[np.float32]
     hidden: Any
@@ -27,12 +27,12 @@ class Reference:
 
 
 class Original:
-    """A target and its drafter as transformers runs them."""
+    """A target and its drafter, run by transformers."""
 
     def __init__(self, target: Path, drafter: Path | None) -> None:
         """
         Raises:
-            UsageError: the transformers that is installed cannot load them.
+            UsageError: the installed version of transformers cannot load the checkpoints.
         """
         _check_version(target)
         self._target = _load(target)
@@ -52,7 +52,10 @@ class Original:
         return Reference(output.logits[0].numpy(), output.hidden_states[-1], dict(output.shared_kv_states))
 
     def draft(self, reference: Reference, length: int, token: int) -> int:
-        """The first token of a draft after `length` tokens and `token` (SinglePositionMultiTokenCandidateGenerator)."""
+        """The first drafted token after the prompt's first `length` tokens and `token`.
+
+        Source: SinglePositionMultiTokenCandidateGenerator.
+        """
         import torch
 
         assert self._drafter is not None
@@ -69,12 +72,12 @@ class Original:
 
 
 def check_installed() -> None:
-    """Find what a verification imports, before an export has taken its time.
+    """Check that the packages a verification imports are installed; called before a long export.
 
     Raises:
-        MissingDependencyError: naming the first package that is not there.
+        MissingDependencyError: a package is missing; the message names the first one.
     """
-    # optimum 2.3 imports requests unasked; the bundle's side runs on ONNX Runtime, which has every operator
+    # optimum 2.3 always imports requests; the bundle is run on ONNX Runtime, which has every operator
     for package in ("torch", "transformers", "optimum.exporters", "requests", "onnxruntime"):
         name = package.partition(".")[0]
         if find_spec(name) is None or find_spec(package) is None:
@@ -93,7 +96,7 @@ def _check_version(directory: Path) -> None:
 
 
 def _load(directory: Path) -> Any:
-    """The model of a checkpoint, whichever class its architecture names."""
+    """Load a checkpoint's model in the class that its `architectures` field names."""
     import torch
     from optimum.exporters.tasks import TasksManager
 

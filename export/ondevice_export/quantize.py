@@ -1,8 +1,9 @@
 """Symmetric block quantisation: 32 weights share one scale that is exact in fp16, w ~ scale * (q - zero).
 
-int4 keeps q in 0..15 around 8, int8 in 0..255 around 128: the zero points that MatMulNBits and GatherBlockQuantized
-assume for unsigned data. Blocks that already lie on such a grid (quantisation-aware checkpoints) are recognised and
-reproduced; the others get the scale of least squared error among a few candidates.
+int4 codes q are in 0..15 with zero 8, int8 codes in 0..255 with zero 128: the zero points that MatMulNBits and
+GatherBlockQuantized assume for unsigned data. Blocks whose weights already are on such a grid (checkpoints from
+quantisation-aware training) are recognised and reproduced; other blocks get the scale of least squared error among a
+few candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from ondevice.weight_format import INT4, INT8, WeightFormat
 BLOCK = 32
 
 _INT4_TARGETS = np.array([-8.0, 8.0, -7.5001, 7.5, -8.5, 8.5, 7.0, -7.0], np.float32)
-"""Codes that the largest weight of a block is tried at. At -7.5 itself it would round to -7, which 7.5 has already."""
+"""Candidate codes for the block's largest weight.
+
+-7.5001 instead of -7.5, which would round to -7, a case that 7.5 already covers.
+"""
 
 _INT8_TARGETS = np.array([127.0, -128.0], np.float32)
 
@@ -24,15 +28,15 @@ _INT8_TARGETS = np.array([127.0, -128.0], np.float32)
 def quantize(
     weights: npt.NDArray[np.float32], form: WeightFormat
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], bool]:
-    """Quantise rows of a matrix.
+    """Quantise rows of a matrix in blocks of 32 weights.
 
     Args:
         weights: [rows, k], k a multiple of 32.
         form: INT4 or INT8.
 
     Returns:
-        packed [rows, k / 32, bytes of 32 codes] (the low nibble comes first), scales [rows, k / 32], and whether every
-        weight was finite.
+        packed codes, uint8[rows, k / 32, bytes of 32 codes] with the low nibble first; scales, float32[rows, k / 32];
+        and whether every weight was finite.
     """
     rows, width = weights.shape
     size = form.bytes(BLOCK)
@@ -47,18 +51,18 @@ def quantize(
 def dequantize(
     packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], form: WeightFormat
 ) -> npt.NDArray[np.float32]:
-    """The weights that `quantize` stored, [rows, k]."""
+    """The weights that packed codes and scales of `quantize` stand for, float32[rows, k]."""
     values = (form.unpack(packed).astype(np.float32) - np.float32(form.zero)) * scales[..., None]
     return values.reshape(packed.shape[0], -1)
 
 
 @compiled
 def _to_fp16(value: np.float32) -> np.float32:
-    """The nearest value that fp16 holds. Compiled without fastmath: both tricks rest on rounding."""
+    """Round to the nearest fp16 value. Compiled without fastmath, because both methods rely on exact rounding."""
     limit = np.float32(65504.0)
     if abs(value) >= limit:
         return limit if value > 0 else -limit
-    if abs(value) < np.float32(2.0**-14):  # subnormal: multiples of 2**-24, the spacing of float32 at 0.75
+    if abs(value) < np.float32(2.0**-14):  # fp16 subnormals: multiples of 2**-24, the spacing of float32 at 0.75
         shift = np.float32(0.75)
         return np.float32(np.float32(value + shift) - shift)
     spread = np.float32(value * np.float32(8193.0))  # Veltkamp: keeps the upper 11 bits
@@ -77,7 +81,7 @@ def _peak(block: npt.NDArray[np.float32]) -> np.float32:
 
 @compiled
 def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float32) -> bool:
-    """Whether every weight is an int4 multiple of `scale`, up to a share `slack` of itself."""
+    """Whether every weight is an int4 multiple of `scale`, within a relative error of `slack`."""
     for i in range(BLOCK):
         code = np.float32(np.rint(block[i] / scale))
         miss = abs(block[i] - scale * code)
@@ -88,9 +92,9 @@ def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float3
 
 @compiled
 def _grid_scale(block: npt.NDArray[np.float32], peak: np.float32) -> np.float32:
-    """The scale of an int4 grid that the block lies on, else 0.
+    """The scale of the int4 grid that all weights of the block are on; 0 if there is none.
 
-    The second pass allows for grids that were stored as bf16, whose weights are off by up to 2**-9 of themselves.
+    The second pass allows for grids that were stored as bf16, with relative errors of up to 2**-9.
     """
     for slack in (np.float32(0.0), np.float32(2.0**-8)):
         for level in range(8, 0, -1):
@@ -112,7 +116,7 @@ def _moments(
     for i in range(BLOCK):
         shifted = min(max(block[i] * inverse + offset, np.float32(0.0)), most)
         code = np.int32(np.int32(shifted) + first)
-        cross = np.int32(cross + np.int32(fixed[i] * code))  # numba would go on with 64 bits, in half as many lanes
+        cross = np.int32(cross + np.int32(fixed[i] * code))  # else numba widens to 64 bits, which halves the lanes
         square = np.int32(square + np.int32(code * code))
     return cross, square
 
@@ -125,14 +129,14 @@ def _best_scale(
     low: np.float32,
     fixed: npt.NDArray[np.int32],
 ) -> np.float32:
-    """Map `peak` to each target, refit the scale by least squares, keep the one that explains the block best.
+    """Map `peak` to each target code, refit the scale by least squares, and return the scale of least squared error.
 
-    For given codes the best scale is cross / square and removes cross**2 / square from the squared error. Both are sums
-    of integers, `fixed` being the weights in units of 2**-22 of the peak, or 2**-18 where codes have 8 bits, the most
-    that 32 products leave room for: floats would have to be summed in one order, or an export would depend on the CPU,
-    and LLVM takes that order one by one, in three times the time.
+    For given codes the best scale is cross / square, and it removes cross**2 / square from the squared error. Both are
+    sums of integers: `fixed` has the weights in units of 2**-22 of the peak for int4 and 2**-18 for int8, the finest
+    units for which 32 products fit int32. Float sums would need a fixed order of summation, or an export would depend
+    on the CPU; LLVM does not vectorise a fixed order, which takes three times as long.
     """
-    if abs(peak) < np.float32(2.0**-24):  # no scale that fp16 has is as small
+    if abs(peak) < np.float32(2.0**-24):  # below the smallest positive fp16 scale
         return np.float32(0.0)
     one = np.float32(2.0**25) / -low
     unit = one / peak
@@ -203,7 +207,7 @@ def _encode(
     high: np.float32,
     codes: npt.NDArray[np.uint8],
 ) -> bool:
-    """Round each weight to its nearest code, stored from zero up; says whether all were finite."""
+    """Round each weight to its nearest code, stored minus `low`, so from 0 up; returns whether all were finite."""
     finite = True
     inverse = np.float32(1.0) / scale if scale != 0 else np.float32(0.0)
     for i in range(BLOCK):

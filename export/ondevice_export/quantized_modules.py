@@ -1,6 +1,7 @@
-"""The modules of a checkpoint that was trained quantised: their codes and scales, as they are, checked.
+"""Reads and checks the codes and scales of a checkpoint that was trained quantised; they are kept unchanged.
 
-Codes of 8 bits are int8 there and unsigned with the code 128 for zero in a bundle, as those of 2 and 4 bits are.
+8-bit codes are int8 in such a checkpoint and uint8 with zero point 128 in a bundle; 2-bit and 4-bit codes are unsigned
+in both.
 """
 
 from __future__ import annotations
@@ -13,40 +14,40 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import CheckpointError
+from ondevice.tensor_table import Shapes, is_table
 from ondevice.weight_format import BFLOAT16, BY_ROW, FLOAT32, WeightFormat
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.gemma_quantization import GemmaQuantization
-from ondevice_export.tensor_names import Shapes, is_table
 
 _OF_LINEAR = (".weight_scale", ".input_activation_scale", ".output_activation_scale")
 _OF_TABLE = (".embedding_quantized", ".embedding_scale")
 _OF_CACHE = (".k_cache_scale", ".v_cache_scale")
-"""Scales for a quantised cache, which transformers does not read either."""
+"""Suffixes of scales for a quantised KV cache, which are ignored; transformers does not read them either."""
 
 
 @dataclass(frozen=True)
 class QuantizedModule:
-    """A linear layer, or a table."""
+    """A quantised linear layer or embedding table."""
 
     codes: str
-    """Its tensor."""
+    """Name of the tensor with the codes."""
     format: WeightFormat
     scales: npt.NDArray[np.float32]
-    """[rows, 1], of a table [rows, blocks]"""
+    """[rows, 1] for a linear layer, [rows, blocks] for a table."""
     signed: bool
-    """Whether codes are int8."""
+    """Whether the checkpoint's codes are int8 instead of unsigned."""
     input_step: float = 0.0
     output_step: float = 0.0
 
 
 class QuantizedModules:
-    """Reads modules by the names that their weights have where nothing is quantised."""
+    """Reads quantised modules, by the names that their weights have in an unquantised checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, quantization: GemmaQuantization, shapes: Shapes) -> None:
         self._checkpoint = checkpoint
         self._quantization = quantization
         self._shapes = shapes
-        """Of all tensors that will be read, if nothing were quantised."""
+        """Shapes of all tensors to be read, by their names in an unquantised checkpoint."""
 
     def shape(self, weight: str) -> tuple[int, int]:
         """Rows and width of a matrix."""
@@ -54,10 +55,10 @@ class QuantizedModules:
         return rows, width
 
     def check(self) -> None:
-        """Compare all tensors that will be read with the shapes that `config.json` asks for.
+        """Check that all tensors to be read have the shapes that follow from `config.json`.
 
         Raises:
-            CheckpointError: naming the first that is missing or misshapen.
+            CheckpointError: a tensor is missing or has a wrong shape; the message names the first one.
         """
         if any(len(shape) > 2 for shape in self._shapes.values()):
             raise CheckpointError("experts that were trained quantised are not supported")
@@ -67,7 +68,7 @@ class QuantizedModules:
             self.module(name)
 
     def module(self, weight: str) -> QuantizedModule | None:
-        """The module with that weight; None where it is not quantised."""
+        """The quantised module with this weight; None if the weight is not quantised."""
         if not self._converts(weight):
             return None
         module = weight.removesuffix(".weight")
@@ -87,12 +88,12 @@ class QuantizedModules:
         return QuantizedModule(codes, form, scales, bits == 8, *steps)
 
     def format(self, weight: str) -> WeightFormat:
-        """How a matrix is stored."""
+        """The format in which a matrix is stored."""
         module = self.module(weight)
         return self.plain_format(weight) if module is None else module.format
 
     def bytes(self) -> int:
-        """Of all tensors that are read, as they are stored."""
+        """Total bytes of all tensors that are read, in their stored formats."""
         total = 0
         for name, shape in self._shapes.items():
             form = self.format(name) if len(shape) == 2 else FLOAT32
@@ -100,7 +101,7 @@ class QuantizedModules:
         return total
 
     def plain_format(self, weight: str) -> WeightFormat:
-        """How the numbers of a matrix that is not quantised are stored: as they are."""
+        """The stored format of a matrix that is not quantised: BFLOAT16 if the checkpoint has BF16, else FLOAT32."""
         return BFLOAT16 if self._checkpoint.dtype(weight) == "BF16" else FLOAT32
 
     def _converts(self, weight: str) -> bool:
@@ -108,7 +109,11 @@ class QuantizedModules:
         return self._quantization.converts(module) and (self._quantization.embeddings or not is_table(weight))
 
     def _bits(self, module: str, codes: str, shape: tuple[int, int]) -> int:
-        """The bits of its codes: of what the configuration says, what their tensor has room for."""
+        """The bits of a module's codes: the first candidate of the configuration that fits the tensor's size.
+
+        Raises:
+            CheckpointError: no candidate fits.
+        """
         found = (self._checkpoint.dtype(codes), self._checkpoint.shape(codes))
         said = self._quantization.candidates(module)
         for bits in said:
@@ -120,7 +125,7 @@ class QuantizedModules:
         )
 
     def _step(self, name: str) -> float:
-        """A static scale of activations; 0 where there is none."""
+        """The static scale of activations in tensor `name`; 0 if the checkpoint has no such tensor."""
         if name not in self._checkpoint:
             return 0.0
         values = self._checkpoint.read(name).reshape(-1)
@@ -130,7 +135,10 @@ class QuantizedModules:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, None]:
-    """Names of tensors, those of a quantised module by the name of its weight, without those of caches."""
+    """The tensors' names in an unquantised checkpoint.
+
+    The tensors of a quantised module become the name of its weight; scales of quantised KV caches are dropped.
+    """
     found: dict[str, None] = {}
     for name in names:
         suffix = next((suffix for suffix in (*_OF_LINEAR, *_OF_TABLE, *_OF_CACHE) if name.endswith(suffix)), "")

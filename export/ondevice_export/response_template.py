@@ -1,4 +1,4 @@
-"""How a model's replies are to be read: what its tokenizer_config.json says, or else what is known of Gemma 4."""
+"""The response template, by which replies are parsed: from tokenizer_config.json, else the known one of Gemma 4."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ondevice.bundle import RESPONSE_TEMPLATE, TOKENIZER
 from ondevice.errors import BundleCorruptError, reason
-from ondevice.text.response_template import ResponseTemplate
+from ondevice.text.reply_parser import ResponseTemplate
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.json_fields import read_json
 from ondevice_export.source import Note
@@ -29,26 +29,30 @@ GEMMA_4: dict[str, Any] = {
         "content": {"close": ["<turn|>", "<|tool_response>", "<eos>"], "content": "text"},
     },
 }
-"""For a checkpoint that brings none: that of transformers 5.22.2, `_RESPONSE_TEMPLATE_FALLBACKS` in
-cli/serving/utils.py, but for names of functions with dots and dashes, which OpenAI allows and `\\w+` does not.
+"""The template for checkpoints without one, from transformers 5.22.2 (`_RESPONSE_TEMPLATE_FALLBACKS` in
+cli/serving/utils.py). One difference: function names may contain dots and dashes, which OpenAI allows and `\\w+` does
+not.
 """
 
 NEEDED = ("<|turn>", "<|channel>", "<|tool_call>")
-"""Control tokens without which it is not Gemma 4's format."""
+"""Control tokens of Gemma 4's format; the template above is used only if the tokenizer has all of them."""
 
 
 def write_response_template(source: Path, bundle: Path, note: Note) -> None:
-    """Write the template of a checkpoint that has one, or is known; a bundle without one gives replies as plain text.
+    """Write the checkpoint's response template, or the known one for Gemma 4's format, into a bundle.
+
+    A bundle without a template returns replies as plain text.
 
     Args:
-        source, bundle: directories; the bundle has its tokenizer already, or gets none.
-        note: hears of a template that cannot be used.
+        source: the checkpoint's directory.
+        bundle: the bundle's directory; its tokenizer, if any, has been copied already.
+        note: called with a message if the template cannot be used.
     """
     if not (bundle / TOKENIZER).is_file():
         return
     try:
         tokenizer = Tokenizer.from_file(bundle / TOKENIZER)
-    except BundleCorruptError:  # who loads the bundle will hear of it
+    except BundleCorruptError:  # loading the bundle reports it
         return
     path = source / "tokenizer_config.json"
     template = read_json(path).get("response_template") if path.is_file() else None

@@ -1,6 +1,6 @@
-"""One safetensors file: header checked byte by byte, tensors read in pieces.
+"""One safetensors file: its header is checked in full, its tensors are read in pieces.
 
-Files are read, not mapped: mapped pages count as resident memory and would break the bound on peak RSS.
+The file is read instead of memory-mapped: mapped pages count as resident memory and would break the bound on peak RSS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _ITEM_BYTES = {
     "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 _MAX_HEADER = 1 << 24
-"""The format allows 100 MB, which may take gigabytes once parsed; Gemma 4 31B's has 150 kB."""
+"""Upper limit of the header in bytes. The format allows 100 MB, which may take gigabytes when parsed; the header of
+Gemma 4 31B has 150 kB."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """From the start of the file."""
+    """First byte of the tensor, counted from the start of the file."""
     nbytes: int
 
 
 class SafetensorsFile:
-    """An open file and its directory of tensors."""
+    """An open safetensors file and the entries of its tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +46,7 @@ class SafetensorsFile:
         try:
             check_regular(path)
             self._file = path.open("rb", buffering=0)
-        except (OSError, ValueError) as error:  # ValueError: a name with NUL, or no Unicode
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL, or one that is not valid Unicode
             raise CheckpointError(f"{path} cannot be opened: {reason(error)}") from error
         try:
             self.entries = self._read_header()
@@ -57,14 +58,14 @@ class SafetensorsFile:
         self._file.close()
 
     def read(self, entry: TensorEntry, start: int, nbytes: int) -> bytearray:
-        """`nbytes` of a tensor from its byte `start`; safe from several threads."""
+        """Read `nbytes` of a tensor from its byte `start`; thread-safe."""
         return self._read(entry.offset + start, nbytes)
 
     def _read(self, offset: int, nbytes: int) -> bytearray:
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         done = 0
-        with self._lock:  # a lock and a seek, because Windows has no pread
+        with self._lock:  # locked seek and read, because Windows has no pread
             self._file.seek(offset)
             while done < nbytes:
                 count = self._file.readinto(view[done:])
@@ -114,7 +115,7 @@ class SafetensorsFile:
 
 
 def to_float32(data: bytearray, dtype: str, origin: str) -> npt.NDArray[np.float32]:
-    """Decode BF16, F16 or F32 bytes, flat."""
+    """Decode the bytes of a BF16, F16 or F32 tensor to a flat float32 array; `origin` names the tensor in errors."""
     if dtype == "BF16":
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     if dtype == "F16":

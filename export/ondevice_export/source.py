@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a directory, or the hub."""
+"""Finds checkpoints: local directories, or repositories on the hub, which are downloaded."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkpoint on this machine."""
+    """A checkpoint's directory on this machine."""
 
     directory: Path
     id: str
-    """The hub id, or the directory's name: a bundle tells no one's paths."""
+    """The hub id, or the directory's name: a bundle does not record local paths."""
     revision: str | None = None
 
 
 class _AbsentError(CheckpointError):
-    """The hub, or the local cache when offline, does not have a repository."""
+    """The hub, or when offline the local cache, does not have a repository."""
 
 
 def locate(source: str, revision: str | None = None) -> Checkout:
-    """Find a checkpoint, downloading it from the hub where it is no directory.
+    """Find a checkpoint: a local directory, or else a repository that is downloaded from the hub.
 
     Raises:
-        CheckpointError: there is no such directory or repository, or it cannot be reached.
+        CheckpointError: there is no such directory or repository, or the hub cannot be reached.
     """
     directory = expanded(source)
     if directory.is_dir():
@@ -55,13 +55,13 @@ def locate(source: str, revision: str | None = None) -> Checkout:
 
 
 def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | None:
-    """The drafter of a target.
+    """Find the drafter of a target; None if there is none.
 
     Args:
-        drafter: `none`, `auto` (the hub's `<id>-assistant`; for a directory its sibling or child `drafter`, or
-            `<directory>-assistant`), or a source of its own.
-        target: what it drafts for.
-        note: told when `auto` finds nothing.
+        drafter: `none`; `auto` (the hub's `<id>-assistant`; for a directory its sibling or child `drafter`, or
+            `<directory>-assistant`); or a directory or hub id.
+        target: the target's checkpoint.
+        note: called with a message if `auto` finds nothing.
     """
     if drafter == "none":
         return None
@@ -87,13 +87,16 @@ def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | Non
 
 
 def _assistants(target: str) -> list[str]:
-    """Hub ids of drafters that a target may have: a variant that was trained quantised has the plain model's too."""
+    """Candidate hub ids of a target's drafter; a variant that was trained quantised may use the plain model's."""
     plain, found, _ = target.partition("-qat-")
     return [f"{target}-assistant", *([f"{plain}-assistant"] if found else [])]
 
 
 def locate_heads(heads: str, target: Checkout) -> Checkout | None:
-    """The heads of a target: `none`, `auto` (the directory `heads` beside or in the target's), or a directory."""
+    """Find the heads of a target; None if there are none.
+
+    `heads` is `none`, `auto` (the directory `heads` in the target's directory or next to it), or a directory.
+    """
     if heads == "none":
         return None
     if heads != "auto":
@@ -106,7 +109,7 @@ def locate_heads(heads: str, target: Checkout) -> Checkout | None:
 
 
 def default_name(target: Checkout) -> str:
-    """What a bundle is called when the user does not say: the id's last part, a directory `target` its parent's."""
+    """The default name of a bundle: the last part of the target's id; the parent's name for a directory `target`."""
     name = target.id.rsplit("/", 1)[-1]
     return target.directory.parent.name if name == "target" else name
 
@@ -117,7 +120,7 @@ def _download(source: str, revision: str | None) -> Checkout:
     except ImportError as error:
         raise MissingDependencyError("huggingface_hub", "export") from error
     try:
-        # Interrupted downloads resume; HF_HUB_OFFLINE, HF_TOKEN and the cache's place are the library's business.
+        # The library resumes interrupted downloads and handles HF_HUB_OFFLINE, HF_TOKEN and the cache directory.
         path = snapshot_download(source, revision=revision, allow_patterns=_PATTERNS, ignore_patterns=["*/*"])
     except errors.GatedRepoError as error:
         raise CheckpointError(f"{source} is gated: accept its licence on the hub, then `hf auth login`") from error

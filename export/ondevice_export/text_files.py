@@ -13,7 +13,7 @@ from ondevice_export.source import Note
 
 
 def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
-    """Copy what there is; a bundle without a tokenizer still runs on token ids."""
+    """Copy the text files that the checkpoint has; a bundle without a tokenizer still runs on token ids."""
     for name in (TOKENIZER, GENERATION_CONFIG, CHAT_TEMPLATE):
         if (source / name).is_file():
             shutil.copyfile(source / name, bundle / name)
@@ -29,7 +29,7 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
 
 
 def _configured_template(source: Path) -> str | None:
-    """The template of `tokenizer_config.json`: a string, or a list of named ones."""
+    """The chat template in `tokenizer_config.json`, whose field is a string or a list of named templates."""
     path = source / "tokenizer_config.json"
     template = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):

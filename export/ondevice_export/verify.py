@@ -1,4 +1,4 @@
-"""Compares a bundle with the model it was made of, on real text."""
+"""Compares a bundle with the checkpoint it was exported from, on real text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.bundle import TOKENIZER, Bundle
-from ondevice.engines.ort.engine import OrtEngine
+from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.errors import PromptError
 from ondevice.manifest import AS_TRAINED, Quantization
@@ -23,19 +23,19 @@ from ondevice_export.original import Original, check_installed
 FloatArray = npt.NDArray[np.float32]
 
 _MAX_TOKENS = 256
-"""A longer prompt is cut: 256 rows of logits of a vocabulary of 262,144 take 268 MB."""
+"""Longer prompts are cut to this many tokens: 256 rows of logits over a vocabulary of 262,144 take 268 MB."""
 _CHUNK = 16
-"""The drafters are compared once per chunk."""
+"""Tokens per forward of the bundle; the drafters are compared once per chunk."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a bundle may differ from its original by, where every part of the export did what it should.
+    """How far a correctly exported bundle may differ from its original.
 
     Attributes:
-        perplexity: the bundle's over the original's, at most.
-        top1_agreement: at least.
-        logit_error: at most; None where the weights were rounded, which changes logits in any case.
+        perplexity: maximum ratio of the bundle's perplexity to the original's.
+        top1_agreement: minimum share of positions where both find the same token most likely.
+        logit_error: maximum absolute difference of a logit; None where weights are quantised, which changes logits.
     """
 
     perplexity: float
@@ -49,27 +49,28 @@ TOLERANCES = {
     (4, 8): Tolerance(1.10, 0.85),
     (4, 4): Tolerance(1.15, 0.75),
 }
-"""By the bits of the layers and of the head; a head of 4 bits counts for the layers too.
+"""Tolerances by (bits of the layers, bits of the head). A 4-bit head implies the last row, whatever the layers have.
 
-On the reference pair (120 tokens) the perplexity grows by 0, 0, -1 and -4 %, 100, 99, 92 and 85 % of the tokens agree,
-and a logit is off by 0.00001 where weights are float32. Without the attention of one of its layers, 78 % agree.
+Measured on the reference pair (120 tokens), in the order of the rows: the perplexity grows by 0, 0, -1 and -4 %; 100,
+99, 92 and 85 % of the tokens agree; with float32 weights, a logit is off by 0.00001. For comparison, 78 % agree if the
+attention of one layer is left out.
 """
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
-        tolerance: what may be found where nothing is wrong.
-        prompts: how many were run.
-        tokens: positions compared.
-        largest_logit_error: over all positions and tokens.
-        top1_agreement: share of positions where both find the same token most likely.
-        perplexity_before: of the original on the prompts.
-        perplexity_after: of the bundle.
-        drafts: single draft steps compared; 0 without a drafter.
-        drafter_agreement: share of them where both drafters propose the same token; None without a drafter.
+        tolerance: the limits within which the bundle passes.
+        prompts: number of prompts that were run.
+        tokens: number of positions that were compared.
+        largest_logit_error: largest absolute difference of a logit over all positions and tokens.
+        top1_agreement: share of positions where both models find the same token most likely.
+        perplexity_before: the original's perplexity on the prompts.
+        perplexity_after: the bundle's perplexity on the prompts.
+        drafts: number of single draft steps that were compared; 0 without a drafter.
+        drafter_agreement: share of these steps where both drafters propose the same token; None without a drafter.
     """
 
     tolerance: Tolerance
@@ -84,7 +85,7 @@ class Verification:
 
     @property
     def failures(self) -> list[str]:
-        """What is outside of the tolerance, in words."""
+        """One phrase per measure that is outside the tolerance."""
         allowed, found = self.tolerance, []
         if not self.perplexity_after <= allowed.perplexity * self.perplexity_before:
             found.append(f"the perplexity grew by more than {allowed.perplexity - 1:.1%}")
@@ -99,13 +100,13 @@ class Verification:
         return not self.failures
 
     def verdict(self) -> str:
-        """One line: whether it passes."""
+        """One line that says whether the bundle passes."""
         if self.passes:
             return "The bundle passes: it is as close to the original as its weights allow."
         return f"THE BUNDLE FAILS: {', '.join(self.failures)}. Do not use it; please report this."
 
     def table(self) -> str:
-        """A small Markdown table."""
+        """The measures and their limits as a Markdown table."""
         allowed = self.tolerance
         largest = "" if allowed.logit_error is None else f"{allowed.logit_error}"
         rows = [
@@ -126,7 +127,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Counts of one prompt; they add up."""
+    """Counts of one prompt, which can be added to those of other prompts."""
 
     tokens: int = 0
     error: float = 0.0
@@ -144,10 +145,10 @@ class _Sums:
 
 
 def read_prompts(bundle_path: Path, path: Path | None) -> list[list[int]]:
-    """Token ids of the prompts of a file, or of a few built-in ones.
+    """Token ids of a file's prompts, or of a few built-in prompts if `path` is None.
 
     Raises:
-        PromptError: the file is unreadable, or the bundle has no tokenizer to read it with.
+        PromptError: the file is unreadable, or the bundle has no tokenizer.
     """
     bundle = Bundle.open(bundle_path)
     tokenizer_path = bundle.file(TOKENIZER)
@@ -161,14 +162,14 @@ def read_prompts(bundle_path: Path, path: Path | None) -> list[list[int]]:
 def verify(
     bundle_path: Path, target: Path, drafter: Path | None, prompts: Sequence[Sequence[int]], *, threads: int = 2
 ) -> Verification:
-    """Run the original, in float32, and the bundle over the same tokens.
+    """Run the original in float32 and the bundle over the same tokens, and compare their outputs.
 
     Args:
-        bundle_path: the bundle.
-        target: the checkpoint it was made of.
-        drafter: the drafter's checkpoint, where the bundle has one.
-        prompts: token ids; each is cut to 256.
-        threads: of the engine.
+        bundle_path: the bundle's directory.
+        target: the directory of the checkpoint that the bundle was exported from.
+        drafter: the directory of the drafter's checkpoint; None if the bundle has no drafter.
+        prompts: token ids of each prompt; each is cut to 256 tokens.
+        threads: number of threads of the bundle's engine.
 
     Raises:
         MissingDependencyError: torch, transformers or optimum is not installed.
@@ -198,7 +199,7 @@ def verify(
 
 
 def tolerance_of(quantization: Quantization) -> Tolerance:
-    """Of a bundle with such weights."""
+    """The tolerance of a bundle with these weight formats."""
     if quantization.weights == AS_TRAINED:
         return TOLERANCES[32, 32]
     layers, head = WEIGHT_FORMATS[quantization.weights].bits, quantization.head_bits
@@ -206,7 +207,7 @@ def tolerance_of(quantization: Quantization) -> Tolerance:
 
 
 def _compare(engine: Engine, original: Original, prompt: list[int]) -> _Sums:
-    """Feed a prompt chunk by chunk; draft once after each chunk, given the token that follows it."""
+    """Run a prompt through both models in chunks; after each, both drafters draft one token after the next token."""
     reference = original.run(prompt)
     session = engine.open_session()
     total = _Sums()
@@ -236,7 +237,7 @@ def _chunks(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _loss(logits: FloatArray, following: npt.NDArray[np.int64]) -> float:
-    """Summed negative log-likelihood of the tokens that follow; the last row of a prompt has none."""
+    """Sum of the negative log-likelihoods of the following tokens; a prompt's last row has no following token."""
     rows = logits[: len(following)].astype(np.float64)
     peak = rows.max(-1)
     normaliser = peak + np.log(np.exp(rows - peak[:, None]).sum(-1))

@@ -1,4 +1,4 @@
-"""The hidden directory in which a bundle is made, and what is left of those whose maker was killed."""
+"""The hidden directory in which a bundle is made, and the removal of directories that killed exports left behind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MAKING, _RETIRED = ".partial-", ".old-"
 _NAME = re.compile(r"\.(?P<name>.+)(?P<kind>\.partial-|\.old-)[0-9a-f]{8}", re.DOTALL)
 
 ABANDONED_S = 86400
-"""Seconds after which a directory is left over where the disk or the system knows no locks on directories."""
+"""Age in seconds after which a directory counts as abandoned, if the system or disk has no locks on directories."""
 
 
 class Workspace:
-    """A directory `.NAME.partial-RANDOM` beside `out`, locked as long as this process lives and has not closed it.
+    """A directory `.NAME.partial-RANDOM` next to `out`, locked until it is closed or the process ends.
 
-    The name is random because process ids repeat: in a container every export may have the same.
+    The name is random because process ids repeat: in containers, every export may have the same id.
     """
 
     def __init__(self, out: Path) -> None:
@@ -35,10 +35,10 @@ class Workspace:
             self._handle = _open(self.directory)
             if _lock(self._handle) is not False and self.directory.exists():
                 return
-            self._release()  # another process took it for a leftover, between the two steps above
+            self._release()  # another process removed it as abandoned before it was locked
 
     def close(self) -> None:
-        """Remove the directory, unless it was renamed."""
+        """Remove the directory unless it was renamed, and release its lock."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self._release()
 
@@ -49,15 +49,15 @@ class Workspace:
 
 
 def retired_name(directory: Path) -> Path:
-    """What an older bundle is called while a workspace's directory takes its place."""
+    """The temporary name of an older bundle while a workspace's directory replaces it."""
     return directory.with_name(directory.name.replace(_MAKING, _RETIRED))
 
 
 def clean(parent: Path) -> None:
-    """Remove what killed exports have left in a directory.
+    """Remove the temporary directories that killed exports left in a directory.
 
-    One that was killed between its last two steps has renamed an older bundle and put none in its place: that one gets
-    its name back.
+    An export that was killed between its last two renames has renamed an older bundle and not yet replaced it; that
+    bundle gets its name back.
     """
     found = [(path, match) for path in sorted(parent.iterdir()) if (match := _NAME.fullmatch(path.name))]
     for path, match in found:
@@ -65,7 +65,7 @@ def clean(parent: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
     for path, match in found:
         if match["kind"] == _MAKING or path.with_name(path.name.replace(_RETIRED, _MAKING)).exists():
-            continue  # its export is at work
+            continue  # an export is still using it
         with suppress(OSError):
             if parent.joinpath(match["name"]).exists():
                 shutil.rmtree(path)
@@ -74,7 +74,7 @@ def clean(parent: Path) -> None:
 
 
 def _is_made(directory: Path) -> bool:
-    """Whether a process is at work in it; after a day surely not, where the system knows no locks."""
+    """Whether a process still writes the directory: it is locked or, on systems without locks, less than a day old."""
     handle = _open(directory)
     try:
         locked = _lock(handle)
@@ -99,7 +99,7 @@ def _open(directory: Path) -> int | None:
 
 
 def _lock(handle: int | None) -> bool | None:
-    """Whether the lock was free and is taken now; None where there are no locks."""
+    """Try to take the lock: True if it was free, False if another process holds it, None if there are no locks."""
     if sys.platform == "win32" or handle is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Writes the model card from measurements: every figure in it comes from `figures.json`."""
+"""Write the model card; every figure in it comes from `figures.json`."""
 
 import json
 from math import prod
@@ -11,7 +11,7 @@ from safetensors import safe_open
 LAYOUT = (
     ("hidden width", "hidden_size"),
     ("layers", "num_hidden_layers"),
-    ("of them reading another layer's K and V", "num_kv_shared_layers"),
+    ("layers that read another layer's K and V", "num_kv_shared_layers"),
     ("MLP width", "intermediate_size"),
     ("query heads", "num_attention_heads"),
     ("KV heads", "num_key_value_heads"),
@@ -32,59 +32,60 @@ tags: [gemma4, speculative-decoding, test-model]
 ---
 # The reference pair
 
-A tiny target and its MTP drafter of exactly the Gemma 4 E2B architecture, trained from scratch for this project: the
-demo's default model, the tests' real input, and a source of honest acceptance figures where no larger weights can be
-had. They share nothing with Google's weights. `target/` loads as `Gemma4ForCausalLM`, `drafter/` as
+A tiny target and its MTP drafter of exactly the Gemma 4 E2B architecture, trained from scratch for this project. The
+demo and the tests use them, and they give real acceptance figures where no larger weights are available. They share
+nothing with Google's weights. `target/` loads as `Gemma4ForCausalLM`, `drafter/` as
 `Gemma4AssistantForCausalLM` (transformers 5.22.2).
 
 ## Architecture
 
 {layout}
 
-Three quarters of the head stay unrotated in full-attention layers (proportional RoPE), the head is tied to the
+Three quarters of the head are not rotated in full-attention layers (proportional RoPE), the head is tied to the
 embedding, and the MLPs of KV-sharing target layers are twice as wide. The drafter has the ordered head: {clusters}
 clusters of {cluster_size} tokens, of which it scores the best {top_k} ({candidates} candidates). The clusters are a
 balanced k-means of the target's embedding.
 
 ## Data and licence
 
-Python source: the standard library (CPython {python}, Python Software Foundation License), which an epoch holds
-{library_repeats} times, its test packages {test_repeats} times, and these packages from the Python package index, all
-under permissive licences, at most {package_mb} MB of each:
+Python source: the standard library (CPython {python}, Python Software Foundation License), {library_repeats} times per
+epoch, its test packages {test_repeats} times, and these packages from the Python package index, all under permissive
+licences, at most {package_mb} MB of each:
 
 {packages}
 
 About {chat_percent} % of the tokens are conversations made from that source: functions to write, complete and explain,
-some after a thought, literals as JSON and back, calls of functions as tools. Modules whose path hashes into the
-held-out {held_out_percent} % were never trained on, nor were copies of them that a package carries. The tokenizer is a
-byte-level BPE of {vocabulary} tokens, trained on the same text; line breaks and digits are tokens of their own.
+some with a thought before the answer, conversion of literals to JSON and back, and calls of functions as tools. Modules
+whose path hashes into the held-out {held_out_percent} % were not trained on, nor were copies of them in packages. The
+tokenizer is a byte-level BPE of {vocabulary} tokens, trained on the same text; line breaks and digits are tokens of
+their own.
 
 ## Training
 
 {training}
 
-"Unlikelihood" is training against going round in circles: in text that the target wrote, tokens that do so are made
-less likely, beside the corpus. `python models/recipe/train.py` repeats all of it: tokenizer, target, text of the
-target, unlikelihood, text again, drafter, figures, this card.
+"Unlikelihood" is training against repetition: in text that the target generated, tokens that continue a repetition are
+made less likely, while training on the corpus continues. `python models/recipe/train.py` repeats all stages: tokenizer,
+target, the target's own text, unlikelihood, its own text again, drafter, figures, this card.
 
 ## Figures
 
 Held-out modules: **{loss:.3f} nats per token, {bits:.3f} bits per byte** ({tokens:,} tokens in blocks of {block:,}).
 
-{looping} of {texts} greedy continuations of held-out prompts ({continued} tokens each) have a line {repeats} times
-running; {circling:.0%} of their tokens go round in a circle of one or several lines (of up to {period} tokens).
+{looping} of {texts} greedy continuations of held-out prompts ({continued} tokens each) contain the same line {repeats}
+times in a row; {circling:.0%} of their tokens belong to a repetition of one or more lines (of up to {period} tokens).
 
-Acceptance on held-out prompts, {draft_tokens} drafts per round, on text that the target writes greedily, and on text
-sampled at temperature 1 without top-k or top-p, where drafts are the drafter's likeliest tokens or, coupled, draws with
-the target's own noise, which is what `ondevice` does:
+Acceptance on held-out prompts with {draft_tokens} drafts per round, on the target's greedy text, and on text sampled at
+temperature 1 without top-k or top-p. For sampled text, drafts are the drafter's likeliest tokens, or "coupled": draws
+with the target's own noise, as `ondevice` does it:
 
 {acceptance}
 
-Coupled rounds of {fewer} drafts come to {tokens_of_fewer:.2f} tokens. "Accepted" is the share of rounds that get so
-far, "once reached" the share of the drafts before which all others held.
+Coupled rounds of {fewer} drafts give {tokens_of_fewer:.2f} tokens. "Accepted" is the share of all rounds in which the
+draft at this position is accepted, "once reached" the same share of the rounds in which all drafts before it are.
 
-The likeliest token of the target lies within the drafter's {top_k} clusters for {reach:.1%} of positions of the greedy
-text. Rounds computed side by side, as in training, differ from the reference's one-query forward by at most
+The likeliest token of the target is within the drafter's {top_k} clusters at {reach:.1%} of positions of the greedy
+text. Rounds computed in parallel, as in training, differ from the reference's one-query forward by at most
 {error:.1e}.
 
 ## Samples
@@ -99,14 +100,15 @@ Asked "{question}" in the chat template, it answers:
 
 ## Limits
 
-A test and demo model. It writes text that looks like Python and is not to be relied on for anything; it knows no other
-language and no facts. Greedily it writes a few sensible lines and then goes round in circles; it names what was never
-defined. Its acceptance says how the draft/verify loop behaves, not what a large Gemma would reach.
+This is a test and demo model. It writes text that looks like Python and must not be relied on for anything; it knows no
+other language and no facts. With greedy decoding it writes a few sensible lines and then repeats itself, and it uses
+names that were never defined. Its acceptance shows how the draft/verify loop behaves, not what a large Gemma would
+reach.
 """
 
 
 def write_card(directory: Path) -> None:
-    """Write `README.md` beside `figures.json` in the pair's directory."""
+    """Write `README.md` next to `figures.json` in the pair's directory."""
     figures = json.loads((directory / "figures.json").read_text())
     target, drafter = (json.loads((directory / name / "config.json").read_text()) for name in ("target", "drafter"))
     greedy = figures["greedy"]
@@ -158,14 +160,14 @@ def layout_table(directory: Path, target: dict[str, Any], drafter: dict[str, Any
 
 
 def parameters(checkpoint: Path) -> int:
-    """Trained numbers in a checkpoint, its integer tables left out."""
+    """Number of trained parameters in a checkpoint, without its integer tables."""
     with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.offset_keys() if "token_ordering" not in name]
     return sum(prod(shape) for shape in shapes)
 
 
 def training_table(training: dict[str, dict[str, Any]]) -> str:
-    """What each model was trained on, how long and where."""
+    """Tokens, core hours, loss and hardware of each training."""
     rows = [
         [name, f"{run['tokens'] / 1e6:.1f} M", f"{run['core_hours']:.1f}", f"{run['loss']:.3f}", run["hardware"]]
         for name, run in training.items()
@@ -174,7 +176,7 @@ def training_table(training: dict[str, dict[str, Any]]) -> str:
 
 
 def acceptance_table(kinds: list[dict[str, Any]]) -> str:
-    """Shares by draft position: how often a round gets that far, and how often a draft holds once it is reached.
+    """Shares by draft position: rounds that reach it, and drafts accepted once it is reached.
 
     kinds : figures of greedy text, of sampled text, and of sampled text with coupled drafts
     """

@@ -11,7 +11,7 @@ from corpus import Module, parse, path_hash
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
-MARKS = ("<|", "|>", "<bos>", "<eos>")  # text with one of these makes no conversation: it could end a turn
+MARKS = ("<|", "|>", "<bos>", "<eos>")  # text that contains one of these is not used: it could end a turn
 FUNCTION_LINES = 3, 60
 LITERAL_CHARACTERS, LITERAL_LINES = (30, 600), 20
 TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -19,7 +19,7 @@ TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages as OpenAI writes them, and what else the template reads."""
+    """Messages in OpenAI's form, and the template's other variables."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -45,7 +45,7 @@ class Template:
 
 
 def question(text: str) -> Chat:
-    """A conversation that waits for its first answer."""
+    """A conversation before its first answer."""
     return Chat(({"role": "user", "content": text},))
 
 
@@ -58,7 +58,7 @@ def exchange(asked: str, answered: str, thought: str = "") -> Chat:
 
 
 def chats(module: Module) -> Iterator[Chat]:
-    """All conversations that a module gives."""
+    """All conversations made from a module."""
     tree = parse(module.text)
     if tree is None or any(mark in module.text for mark in MARKS):
         return
@@ -82,7 +82,7 @@ def function_chats(node: ast.FunctionDef, lines: list[str]) -> Iterator[Chat]:
     signature = f"{node.name}({ast.unparse(node.args)})"
     docstring_end = (node.body[0].end_lineno or node.lineno) - node.lineno + 1
     bare = [*code[: node.body[0].lineno - node.lineno], *code[docstring_end:]]
-    turn = path_hash(f"{signature}{summary}") % 4  # which of the further kinds this function gives
+    turn = path_hash(f"{signature}{summary}") % 4  # which of the other kinds of conversation this function is used for
     thought = f"I have to write `{node.name}`. {arguments_in_words(node)} {summary}"
     yield exchange(f"Write a Python function `{signature}`: {summary}", fence(code), thought if turn == 0 else "")
     if turn == 1:
@@ -92,7 +92,7 @@ def function_chats(node: ast.FunctionDef, lines: list[str]) -> Iterator[Chat]:
 
 
 def tool_chats(node: ast.FunctionDef) -> Iterator[Chat]:
-    """A call of the function as a tool, with values from its own defaults, and what came back."""
+    """A call of the function as a tool, with values from its own defaults, and its result."""
     summary = summary_of(node)
     plain_arguments = [argument for argument in node.args.args if argument.arg not in ("self", "cls")]
     defaults = node.args.defaults[-len(plain_arguments) :] if plain_arguments else []
@@ -135,7 +135,7 @@ def json_chats(node: ast.Dict | ast.List) -> Iterator[Chat]:
         text = json.dumps(value, indent=2 if len(source) > 80 else None)
     except (TypeError, ValueError):
         return
-    if json.loads(text) != value:  # tuples and numbers as keys come back as something else
+    if json.loads(text) != value:  # JSON changes tuples, and keys that are numbers
         return
     if path_hash(source) % 2:
         yield exchange(f"Write this as JSON: `{source}`", text)
@@ -149,13 +149,13 @@ def summary_of(node: ast.FunctionDef) -> str:
 
 
 def arguments_in_words(node: ast.FunctionDef) -> str:
-    """How a thought begins: what the function takes."""
+    """The beginning of a thought: the function's arguments in words."""
     names = [f"`{argument.arg}`" for argument in node.args.args if argument.arg not in ("self", "cls")]
     return f"It takes {' and '.join(names)}." if names else "It takes no arguments."
 
 
 def literal(node: ast.expr) -> Any:
-    """The value of a literal; None where it is none."""
+    """The value of a literal; None for any other expression."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

@@ -1,4 +1,4 @@
-"""The pair on disk, in the layout of the hub: bfloat16 safetensors with the configuration beside it."""
+"""The pair on disk in the hub's layout: bfloat16 safetensors and the configuration."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from tokenizer import BOS, EOS, PAD, TOOL_RESPONSE_START, TURN_END
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, GenerationConfig, PreTrainedModel
 
 DRAFT_TOKENS = 6
-START = "start"  # the directory of a pair whose training goes on
+START = "start"  # the directory of a pair whose training is continued
 
 
 def save_target(model: Gemma4ForCausalLM, directory: Path) -> None:
@@ -51,7 +51,7 @@ def save(model: PreTrainedModel, directory: Path) -> None:
 
 
 def keep_start(pair: Path, work: Path) -> None:
-    """Copy a pair to `work`, as what its runs start with; its tokenizer is theirs. A second call changes nothing."""
+    """Copy a pair to `work`, from which its runs start, with its tokenizer. A second call changes nothing."""
     kept = work / START
     if kept.exists():
         return
@@ -64,13 +64,13 @@ def keep_start(pair: Path, work: Path) -> None:
 
 
 def start(work: Path, name: str) -> Path | None:
-    """A part of the pair that runs start with; None where they start with new weights."""
+    """A part of the pair that runs start from; None if they start with new weights."""
     kept = work / START / name
     return kept if kept.exists() else None
 
 
 def earlier(work: Path, stage: str) -> dict[str, float]:
-    """What the run of a stage had seen and spent before it went on in `work`: `tokens` and `core_hours`."""
+    """`tokens` and `core_hours` of a stage before it was continued in `work`."""
     figures = start(work, "figures.json")
     spent = json.loads(figures.read_text())["training"].get(stage, {}) if figures else {}
     return {key: spent.get(key, 0) for key in ("tokens", "core_hours")}

@@ -23,7 +23,8 @@ def balanced_clusters(vectors: Tensor, count: int) -> Tensor:
 
 
 def fill(likeness: Tensor, size: int) -> Tensor:
-    """Give every token its best cluster that still has room, the surest tokens first: int64[V], cluster by cluster.
+    """Assign every token to its best cluster that is not full, tokens with the largest margin first: int64[V], by
+    cluster.
 
     likeness : float32[V, clusters]
     """

@@ -1,4 +1,4 @@
-"""Training text: Python source of the running interpreter's standard library and of packages."""
+"""Training text: Python source of the running interpreter's standard library, and of packages."""
 
 import ast
 import hashlib
@@ -13,10 +13,10 @@ from pathlib import Path
 from packages import Package, find_wheel, source_files
 
 HELD_OUT_PERCENT = 3
-SMALLEST_FILE, LARGEST_FILE = 200, 320_000  # bytes; what lies above is generated tables
-PACKAGE_BYTES = 8_000_000  # of one package at most, so that none sets the tone
-COPIED_SHARE = 0.3  # of a module's longer lines; more than that in held-out modules, and it is a copy of one
-LONGER_LINE = 20  # characters: shorter lines are everywhere
+SMALLEST_FILE, LARGEST_FILE = 200, 320_000  # bytes; larger files are generated tables
+PACKAGE_BYTES = 8_000_000  # of one package at most, so that none dominates
+COPIED_SHARE = 0.3  # a module is a copy if held-out modules contain more than this share of its longer lines
+LONGER_LINE = 20  # characters: shorter lines occur in many files
 TABLES = ("encodings/", "lib2to3/tests/data", "pydoc_data/", "site-packages/", "idlelib/idle_test/htest")
 
 
@@ -30,7 +30,7 @@ class Module:
 
     @property
     def held_out(self) -> bool:
-        """Whether the module is kept from training: a stable hash of its path, about 3 %."""
+        """Whether the module is excluded from training: by a stable hash of its path, about 3 %."""
         return path_hash(self.path) % 100 < HELD_OUT_PERCENT
 
     @property
@@ -40,7 +40,7 @@ class Module:
 
 
 def path_hash(path: str) -> int:
-    """A hash of a path that is the same everywhere."""
+    """A hash of a path that is the same on every machine."""
     return int(hashlib.sha256(path.encode()).hexdigest(), 16)
 
 
@@ -68,7 +68,7 @@ def read_packages(packages: Iterable[Package], wheels: Path) -> list[Module]:
 
 
 def usable(sources: Iterable[tuple[str, bytes]], package: str = "") -> Iterator[Module]:
-    """Modules of a sensible size that decode and parse."""
+    """Modules of a suitable size that can be decoded and parsed."""
     for path, data in sources:
         if SMALLEST_FILE < len(data) < LARGEST_FILE:
             text = decode(data)
@@ -77,7 +77,7 @@ def usable(sources: Iterable[tuple[str, bytes]], package: str = "") -> Iterator[
 
 
 def without_copies(modules: Iterable[Module], held_out: Iterable[Module]) -> list[Module]:
-    """Modules that are neither copies of each other nor of a held-out one, such as a backport in a package."""
+    """Modules without copies of each other or of a held-out one, such as a backport in a package."""
     secret = {line for module in held_out for line in longer_lines(module.text)}
     seen: set[str] = set()
     kept = []
@@ -91,13 +91,13 @@ def without_copies(modules: Iterable[Module], held_out: Iterable[Module]) -> lis
 
 
 def longer_lines(text: str) -> list[str]:
-    """Lines that are long enough to tell where they come from."""
+    """Lines that are long enough to identify their source."""
     stripped = (line.strip() for line in text.split("\n"))
     return [line for line in stripped if len(line) >= LONGER_LINE]
 
 
 def decode(data: bytes) -> str | None:
-    """Source bytes as text by their own coding line; None when they are not valid."""
+    """Source text, decoded by its own coding line; None if it is not valid."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding).replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""Token streams on disk, cut into blocks whose order depends on a seed and an index alone."""
+"""Token streams on disk, cut into blocks whose order depends only on a seed and an index."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from tokenizer import EOS, train_tokenizer
 from tokenizers import Tokenizer
 
 CHAT_SHARE = 0.08  # of the training tokens
-LIBRARY_REPEATS, LIBRARY_TEST_REPEATS = 3, 2  # how often an epoch holds the standard library; packages count once
-CHATS_PER_MODULE = 8  # at most, so that no table or list of functions sets the tone
-ENCODED_TOGETHER = 1000  # texts, whose encodings take far more memory than their ids
-CHAT_MODULES = 500  # whose conversations are made at a time, until there are enough
+LIBRARY_REPEATS, LIBRARY_TEST_REPEATS = 3, 2  # times per epoch; packages once
+CHATS_PER_MODULE = 8  # at most, so that no large module dominates
+ENCODED_TOGETHER = 1000  # texts encoded at a time, because encodings take far more memory than ids
+CHAT_MODULES = 500  # modules whose conversations are made at a time, until there are enough
 TOKENIZER_STRIDE = 4  # the tokenizer sees every fourth package module, and all of the library
 T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16]
@@ -26,7 +26,7 @@ Tokens = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A stream cut into blocks, shuffled anew in every epoch; resuming needs only the index.
+    """A stream cut into blocks, shuffled again in every epoch; resuming needs only the index.
 
     tokens : integers [N]
     """
@@ -36,7 +36,7 @@ class Blocks:
     seed: int = 0
 
     def block(self, index: int) -> npt.NDArray[np.integer]:
-        """Block `index` of an endless shuffled sequence: [length + 1], the last token being a label only."""
+        """Block `index` of an endless shuffled sequence: [length + 1]; the last token is a label only."""
         count = (len(self.tokens) - self.length - 1) // self.length
         epoch, place = divmod(index, count)
         random = np.random.default_rng([self.seed, epoch, self.length])
@@ -52,20 +52,20 @@ class Blocks:
 
 
 def source_ids(tokenizer: Tokenizer, modules: Sequence[Module]) -> list[Tokens]:
-    """`<bos> source <eos>` of every module; what looks like a special token in a source is text."""
+    """`<bos> source <eos>` of every module; special tokens within a source are encoded as text."""
     tokenizer.encode_special_tokens = True
     return documents(tokenizer, [module.text for module in modules], begin=True)
 
 
 def chat_ids(tokenizer: Tokenizer, conversations: Iterable[Chat]) -> list[Tokens]:
-    """Rendered conversations, `<bos>` to `<eos>`; they are free of special tokens but for the template's."""
+    """Rendered conversations, `<bos>` to `<eos>`; they contain no special tokens except the template's."""
     tokenizer.encode_special_tokens = False
     template = Template()
     return documents(tokenizer, [template.render(chat) for chat in conversations], begin=False)
 
 
 def documents(tokenizer: Tokenizer, texts: Sequence[str], *, begin: bool) -> list[Tokens]:
-    """Token ids of every text, with `<eos>` behind and, where it is to `begin`, `<bos>` in front."""
+    """Token ids of every text, followed by `<eos>` and, with `begin`, preceded by `<bos>`."""
     encoded = []
     for start in range(0, len(texts), ENCODED_TOGETHER):
         batch = tokenizer.encode_batch_fast(list(texts[start : start + ENCODED_TOGETHER]), add_special_tokens=begin)
@@ -74,13 +74,13 @@ def documents(tokenizer: Tokenizer, texts: Sequence[str], *, begin: bool) -> lis
 
 
 def prompt_ids(tokenizer: Tokenizer, chat: Chat) -> list[int]:
-    """A conversation up to where the model answers."""
+    """A conversation up to the model's turn."""
     tokenizer.encode_special_tokens = False
     return tokenizer.encode(Template().render(chat, prompt=True), add_special_tokens=False).ids
 
 
 def prepare(work: Path) -> None:
-    """Download the packages and write the token streams to `work`, with its tokenizer; nothing if all is there.
+    """Download the packages and write the token streams to `work`, with its tokenizer; nothing if all exist.
 
     `train.npy` is sources and conversations, `held_out.npy` the held-out modules of the standard library.
     """
@@ -100,7 +100,7 @@ def prepare(work: Path) -> None:
 
 
 def own_tokenizer(file: Path, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer in `file`, which is trained on `texts` unless it is there."""
+    """The tokenizer in `file`; trained on `texts` if it does not exist."""
     if not file.exists():
         train_tokenizer(texts).save(str(file))
     return Tokenizer.from_file(str(file))
@@ -113,7 +113,7 @@ def held_out_stream(tokenizer: Tokenizer, library: Iterable[Module]) -> Tokens:
 
 
 def training_stream(tokenizer: Tokenizer, modules: list[Module]) -> Tokens:
-    """All documents of an epoch in random order: sources, and conversations up to their share: uint16[N]."""
+    """All documents of an epoch in random order, sources and conversations up to their share: uint16[N]."""
     random = np.random.default_rng(0)
     sources: list[Tokens] = []
     some = shuffled(modules, random)
@@ -136,7 +136,7 @@ def chosen_chats(modules: Iterable[Module], random: np.random.Generator) -> list
 
 
 def repeats(module: Module) -> int:
-    """How often an epoch holds a module."""
+    """How many times an epoch contains a module."""
     if module.package:
         return 1
     return LIBRARY_TEST_REPEATS if module.is_test else LIBRARY_REPEATS

@@ -1,7 +1,7 @@
-"""The loss of a draft model that learns from its target's distribution, and the gradients of its head at once.
+"""The loss of a draft model that learns from its target's distribution, computed together with the head's gradients.
 
-A block of logits exists a few rows at a time, so that it stays in the cache: a step of the drafter on 2,048 rounds took
-0.11 s forward and 0.10 s backward of one core with log-softmax and autograd over whole blocks.
+Logits are computed a few rows at a time, so that they stay in the cache. For comparison: with log-softmax and autograd
+over whole blocks, a step of the drafter on 2,048 rounds took 0.11 s forward and 0.10 s backward on one core.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from forward import HEAD_ROWS
 from precision import PRODUCTS
 from torch import Tensor
 
-HARD_SHARE = 0.2  # weight of the target's likeliest token beside its distribution
-CENTROID_SHARE = 0.3  # weight of the clusters' loss beside the tokens'
+HARD_SHARE = 0.2  # weight of the target's likeliest token; the rest is its distribution
+CENTROID_SHARE = 0.3  # weight of the clusters' loss relative to the tokens'
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What is to be predicted of some tokens, a row each.
+    """The distributions to predict, one row per token.
 
     tokens : PRODUCTS[N, V], the target's distribution, with HARD_SHARE of it on its likeliest token
-    clusters : float32[N, C], what the target gives each cluster of the ordered head; C is 0 without one
+    clusters : float32[N, C], the target's probability of each cluster of the ordered head; C is 0 without one
     """
 
     tokens: Tensor
@@ -67,7 +67,7 @@ def soft_gradients(hidden: Tensor, head: Tensor, wanted: Tensor) -> tuple[Tensor
 
 @torch.no_grad()
 def frozen_gradients(hidden: Tensor, head: Tensor, wanted: Tensor, cap: float | None) -> tuple[Tensor, Tensor, None]:
-    """`soft_gradients` of a head that learns nothing, PRODUCTS[V, H], and whose logits may be soft-capped."""
+    """`soft_gradients` of a frozen head, PRODUCTS[V, H], whose logits may be soft-capped."""
     loss, to_hidden = torch.zeros((), device=hidden.device), []
     for rows, aimed in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True):
         products = (rows @ head.T).float()

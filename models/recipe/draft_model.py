@@ -1,4 +1,4 @@
-"""A draft model: a `Gemma4ForCausalLM` of about a million parameters beside its tables, with the tokens of a target."""
+"""A draft model: a `Gemma4ForCausalLM` with a target's tokens and about a million parameters, tables not counted."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from schedule import Budget
 from target import SHORT, NextTokenRun, new_model
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-TEXT, OWN = "text.npy", "own.npy"  # streams of tokens: of files, and of what the target writes
+TEXT, OWN = "text.npy", "own.npy"  # streams of tokens: of files, and of the target's own text
 
 
 def draft_config(target: Gemma4TextConfig) -> Gemma4TextConfig:
@@ -37,7 +37,7 @@ def draft_config(target: Gemma4TextConfig) -> Gemma4TextConfig:
 
 
 def draft_model_run(target: Gemma4TextConfig, work: Path, device: torch.device, budget: Budget) -> NextTokenRun:
-    """Next-token training on both streams by turns: acceptance is about the target's own words."""
+    """Next-token training on both streams alternately, because acceptance depends on the target's own text."""
     streams = [np.load(work / TEXT, mmap_mode="r"), np.load(work / OWN, mmap_mode="r").ravel()]
     file = work / "draft-model.pt"
     return NextTokenRun(
@@ -46,7 +46,7 @@ def draft_model_run(target: Gemma4TextConfig, work: Path, device: torch.device, 
 
 
 def trained_draft_model(target: Gemma4TextConfig, work: Path) -> Gemma4ForCausalLM:
-    """With its latest weights, frozen, in float32."""
+    """The draft model with its latest weights, frozen, in float32."""
     model = new_model(draft_config(target))
     model.load_state_dict(torch.load(work / "draft-model.pt", weights_only=True, map_location="cpu")["model"])
     return model.requires_grad_(False).eval()

@@ -1,9 +1,9 @@
 """The drafter: a `Gemma4AssistantForCausalLM` that reads the frozen target's hidden states and shared KV.
 
-A round starts when the newest token x[t+1] is known and the KV of positions <= t. Every step of it stands at
-position t+1 and sees that KV alone. Step 1 reads (embedding of x[t+1], target's hidden state h[t]) and predicts
-x[t+2]; step j reads (embedding of x[t+j], what step j-1 projected back) and predicts x[t+j+1]. All rounds of a
-block are trained side by side: row t of a batch is the round that starts at t.
+A round starts when the newest token x[t+1] and the KV of positions <= t are known. All of its steps have position
+t+1 and see only that KV. Step 1 reads (embedding of x[t+1], target's hidden state h[t]) and predicts
+x[t+2]; step j reads (embedding of x[t+j], the state that step j-1 projected back) and predicts x[t+j+1]. All rounds
+of a block are trained in parallel: row t of a batch is the round that starts at t.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ SharedKV = dict[str, tuple[Tensor, Tensor]]
 
 
 def drafter_config(target: Gemma4TextConfig) -> Gemma4AssistantConfig:
-    """Four layers without K or V, and a head of 64 clusters of 96 tokens of which eight are scored."""
+    """Four layers without K and V, and a head of 64 clusters of 96 tokens, of which eight are scored."""
     text = Gemma4TextConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -63,7 +63,9 @@ def drafter_config(target: Gemma4TextConfig) -> Gemma4AssistantConfig:
 
 
 def new_drafter(target: Gemma4ForCausalLM) -> Gemma4AssistantForCausalLM:
-    """A drafter whose embedding is the target's on its principal axes, with clusters and centroids made from it."""
+    """A drafter whose embedding is the target's projected on its principal axes, with clusters and centroids made from
+    it.
+    """
     torch.manual_seed(0)
     config = drafter_config(target.config)
     model = Gemma4AssistantForCausalLM(config)
@@ -81,7 +83,7 @@ def new_drafter(target: Gemma4ForCausalLM) -> Gemma4AssistantForCausalLM:
 
 
 def first_drafter(work: Path, target: Gemma4ForCausalLM) -> Gemma4AssistantForCausalLM:
-    """What a run in `work` starts with."""
+    """The weights that a run in `work` starts from."""
     kept = start(work, "drafter")
     return Gemma4AssistantForCausalLM.from_pretrained(kept, dtype=torch.float32) if kept else new_drafter(target)
 
@@ -99,7 +101,7 @@ def round_masks(length: int, window: int, device: torch.device) -> Masks:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the frozen target says about a block.
+    """The frozen target's outputs for a block.
 
     embeddings, hidden : float32[B, T, H], the scaled token embeddings and post-norm states
     logits : float32[B, T, V]; shared_kv : by layer type, K and V [B, 1, T, D]
@@ -121,7 +123,7 @@ def lesson(target: Gemma4ForCausalLM, ids: Tensor, masks: Masks) -> Lesson:
 
 
 def ahead(rows: Tensor, steps: int) -> Tensor:
-    """Row t becomes row t + steps; the last rows repeat and are masked out of the loss. rows : [B, T, ...]"""
+    """Replace row t by row t + steps; the last rows repeat and are masked out of the loss. rows : [B, T, ...]"""
     return torch.cat([rows[:, steps:], rows[:, -1:].expand(-1, steps, *rows.shape[2:])], dim=1)
 
 
@@ -149,9 +151,9 @@ def round_step(
     *,
     clusters: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One draft step, and its centroid loss: the cross-entropy to the probability that the target gives each cluster.
+    """One draft step and its centroid loss: the cross-entropy to the target's probability of each cluster.
 
-    clusters : float32[N, C], for the first N rounds, which are those that count
+    clusters : float32[N, C], for the first N rounds, which enter the loss
     returns their states [N, h], all states projected back [1, T, H], and the loss
     """
     hidden, states = draft_states(drafter, embeddings, states, shared_kv, masks)
@@ -161,7 +163,7 @@ def round_step(
 
 
 class DrafterRun(Run):
-    """Distillation from the frozen target, on blocks of the corpus and of the target's own text by turns."""
+    """Distillation from the frozen target, alternately on blocks of the corpus and of the target's own text."""
 
     step_tokens = 4 * LONG
 
@@ -196,7 +198,7 @@ class DrafterRun(Run):
         return total
 
     def unrolled_loss(self, ids: Tensor) -> Tensor:
-        """Weighted mean loss over STEPS draft steps of the rounds that ids : int64[1, LONG] holds whole."""
+        """Weighted mean loss over STEPS draft steps of the rounds that lie completely in ids : int64[1, LONG]."""
         taught = self.lesson(self.target, ids, self.target_masks)
         head = self.model.masked_embedding
         aims = Aim(*self.aim(taught.logits[0], head.token_ordering, head.num_centroids))

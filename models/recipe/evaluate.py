@@ -1,7 +1,7 @@
-"""Measures a pair: held-out loss, acceptance of drafts in real rounds, reach of the centroid head, loops, samples.
+"""Measure a pair: held-out loss, acceptance of drafts in real rounds, reach of the centroid head, loops, samples.
 
 `python models/recipe/evaluate.py [DIR]` prints the figures of a pair as JSON, on the held-out modules of the running
-interpreter's standard library: any pair's bits per byte can be compared there.
+interpreter's standard library, on which any pair's bits per byte can be compared.
 """
 
 import json
@@ -29,10 +29,10 @@ from torch.nn import functional
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 BLOCK, BLOCKS = 2048, 24
-PROMPTS, PROMPT, CONTINUED = 32, 128, 192  # rows, their tokens, and the tokens the target adds
-FEWER = 4  # drafts of a round, beside DRAFT_TOKENS
+PROMPTS, PROMPT, CONTINUED = 32, 128, 192  # rows, their tokens, and the tokens that the target adds
+FEWER = 4  # drafts of a round, measured in addition to DRAFT_TOKENS
 LOOP_PROMPTS, LOOP_TOKENS, LOOP = 50, 128, 3  # greedy texts, their tokens, and a line's repetitions that make a loop
-SIDE_BY_SIDE = 8  # rows whose rounds are drafted together: the centroid head gathers 256 kB per position
+SIDE_BY_SIDE = 8  # rows whose rounds are drafted in parallel: the centroid head gathers 256 kB per position
 STARTS = (
     'def read_lines(path):\n    """',
     "def is_prime(n):",
@@ -98,11 +98,11 @@ def held_out_loss(pair: Pair, held_out: Tokens) -> dict[str, float]:
 
 @torch.no_grad()
 def acceptance(pair: Pair, prompts: Tensor, temperature: float, *, coupled: bool = False) -> dict[str, Any]:
-    """Rounds of DRAFT_TOKENS drafts over text the target writes after the prompts : int64[B, P].
+    """Rounds of DRAFT_TOKENS drafts over the text that the target generates after the prompts : int64[B, P].
 
     Drafts are the drafter's likeliest tokens, or, `coupled`, its draws with the noise that the target draws with. The
-    target's text does not depend on the drafts, so it is written first; then every position drafts as if a round
-    began there, and the rounds are those positions that acceptance leads to.
+    target's text does not depend on the drafts, so it is generated first. Then every position drafts as if a round
+    began there, and the real rounds are the positions that acceptance leads to.
     """
     torch.manual_seed(0)
     length = prompts.shape[1] + CONTINUED
@@ -130,7 +130,7 @@ def acceptance(pair: Pair, prompts: Tensor, temperature: float, *, coupled: bool
 def draft_everywhere(pair: Pair, taught: Lesson, noise: Tensor | None = None) -> Tensor:
     """The drafts of a round that begins at each position, through the centroid head: int64[B, T, DRAFT_TOKENS].
 
-    noise : float32[B, T, V] by the place of the token that it draws; None for the likeliest tokens
+    noise : float32[B, T, V] by the position of the drawn token; None for the likeliest tokens
     """
     masks = round_masks(taught.hidden.shape[1], pair.window, taught.hidden.device)
     embeddings, states, drafts = ahead(taught.embeddings, 1), taught.hidden, []
@@ -145,9 +145,9 @@ def draft_everywhere(pair: Pair, taught: Lesson, noise: Tensor | None = None) ->
 
 
 def matches(drafts: Tensor, rows: Tensor) -> npt.NDArray[np.int64]:
-    """How many drafts hold in a round that begins at each position: int64[B, T].
+    """Number of accepted drafts in a round that begins at each position: int64[B, T].
 
-    drafts : int64[B, T, DRAFT_TOKENS]; rows : int64[B, T], what the target wrote
+    drafts : int64[B, T, DRAFT_TOKENS]; rows : int64[B, T], the target's text
     """
     wanted = torch.stack([ahead(rows, step + 2) for step in range(DRAFT_TOKENS)], dim=-1)
     return (drafts == wanted).cumprod(dim=-1).sum(dim=-1).numpy()
@@ -156,7 +156,7 @@ def matches(drafts: Tensor, rows: Tensor) -> npt.NDArray[np.int64]:
 def walk(matched: npt.NDArray[np.int64], prompt: int) -> npt.NDArray[np.int64]:
     """Accepted drafts of each round of one row: the first starts with the prompt verified and one token known.
 
-    matched : int64[T], how many drafts hold in a round that begins there
+    matched : int64[T], the number of accepted drafts in a round that begins there
     """
     accepted, verified = [], prompt - 1
     while verified + DRAFT_TOKENS + 2 <= len(matched):
@@ -166,7 +166,7 @@ def walk(matched: npt.NDArray[np.int64], prompt: int) -> npt.NDArray[np.int64]:
 
 
 def centroid_reach(pair: Pair, taught: Lesson) -> Tensor:
-    """Whether the target's likeliest token lies in the clusters which the first draft step scores: bool[B, T]."""
+    """Whether the target's likeliest token is in the clusters that the first draft step scores: bool[B, T]."""
     masks = round_masks(taught.hidden.shape[1], pair.window, taught.hidden.device)
     hidden, _ = draft_states(pair.drafter, ahead(taught.embeddings, 1), taught.hidden, taught.shared_kv, masks)
     head = pair.drafter.masked_embedding
@@ -179,9 +179,9 @@ def centroid_reach(pair: Pair, taught: Lesson) -> Tensor:
 
 
 def loops(pair: Pair, prompts: Tensor) -> dict[str, float]:
-    """How many greedy texts after the prompts : int64[B, P] have a line, not an empty one, LOOP times running.
+    """Number of greedy texts after the prompts : int64[B, P] with the same non-empty line LOOP times in a row.
 
-    And the share of their tokens that go round in a circle of any lines: see `circling`.
+    And the share of their tokens that belong to a repetition of any lines: see `circling`.
     """
     rows = continue_rows(pair.target, prompts, prompts.shape[1] + LOOP_TOKENS, torch.zeros(len(prompts)))
     written = rows[:, prompts.shape[1] :].numpy()
@@ -192,14 +192,14 @@ def loops(pair: Pair, prompts: Tensor) -> dict[str, float]:
 
 
 def is_loop(text: str) -> bool:
-    """Whether a line comes LOOP times running, empty lines aside."""
+    """Whether a line occurs LOOP times in a row, without counting empty lines."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return any(sum(1 for _ in same) >= LOOP for _, same in groupby(lines))
 
 
 @torch.no_grad()
 def one_query_error(pair: Pair, prompts: Tensor) -> float:
-    """Largest difference between rounds drafted side by side and the reference's own forward of one round."""
+    """Largest difference between rounds drafted in parallel and the reference's own forward of one round."""
     rows = prompts[:8].reshape(1, -1)  # longer than the window
     length = rows.shape[1]
     taught = lesson(pair.target, rows, causal_masks(length, pair.window, rows.device))
@@ -225,7 +225,7 @@ def sample(pair: Pair, start: str) -> str:
 
 @torch.no_grad()
 def written(pair: Pair, ids: list[int]) -> str:
-    """What the target writes after `ids` at temperature 0.6, up to the end of its turn or of the document."""
+    """The target's continuation of `ids` at temperature 0.6, up to the end of its turn or of the document."""
     torch.manual_seed(0)
     rows = continue_rows(pair.target, torch.tensor([ids]), len(ids) + SAMPLED, torch.tensor([0.6]))
     tokens = rows[0, len(ids) :].tolist()
@@ -234,7 +234,7 @@ def written(pair: Pair, ids: list[int]) -> str:
 
 
 def load_pair(directory: Path) -> Pair:
-    """The checkpoints as they are shipped, computed in float32."""
+    """The checkpoints of this repository, computed in float32."""
     target = Gemma4ForCausalLM.from_pretrained(directory / "target", dtype=torch.float32)
     drafter = Gemma4AssistantForCausalLM.from_pretrained(directory / "drafter", dtype=torch.float32)
     return Pair(target.eval(), drafter.eval(), Tokenizer.from_file(str(directory / "target" / "tokenizer.json")))

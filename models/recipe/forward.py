@@ -1,4 +1,4 @@
-"""The target's forward for training: what `Gemma4ForCausalLM` computes, with less memory traffic.
+"""The target's forward for training: the same as `Gemma4ForCausalLM`, with less memory traffic.
 
 One core of a Xeon with AMX, in bfloat16, tokens/s of forward and backward (blocks of 1,024, 2,048 tokens together,
 6,144 tokens of vocabulary): 3.2 k with masks made from positions, GELU and soft cap by `tanh`, a one-hot matrix in the
@@ -23,7 +23,9 @@ GELU_SLOPE = 2 * (2 / torch.pi) ** 0.5
 
 @dataclass(frozen=True)
 class Places:
-    """What depends on a block's length alone: cosines and sines [T, D] by layer type, and the sliding layers' mask."""
+    """Values that depend only on a block's length: cosines and sines [T, D] by layer type, and the sliding layers'
+    mask.
+    """
 
     cosines: dict[str, Tensor]
     sines: dict[str, Tensor]
@@ -31,7 +33,7 @@ class Places:
 
 
 def places(model: Gemma4ForCausalLM, length: int) -> Places:
-    """The places of a block of `length` tokens."""
+    """The `Places` of a block of `length` tokens."""
     device = model.lm_head.weight.device
     position = torch.arange(length, device=device)[None]
     tables = {
@@ -70,7 +72,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def attend(attention: Any, x: Tensor, where: Places, shared: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """An attention block, before its output norm; `shared` takes and gives the KV that other layers read."""
+    """An attention block, before its output norm; `shared` holds the KV that other layers read."""
     kind = attention.layer_type
     cosines, sines = where.cosines[kind], where.sines[kind]
     query = norm(linear(x, attention.q_proj).view(*x.shape[:2], -1, attention.head_dim), attention.q_norm.weight)
@@ -80,7 +82,7 @@ def attend(attention: Any, x: Tensor, where: Places, shared: dict[str, tuple[Ten
     else:
         key = rotate(norm(linear(x, attention.k_proj), attention.k_norm.weight), cosines, sines).to(PRODUCTS)
         value = norm(linear(x, attention.v_proj)).to(PRODUCTS)
-        shared[kind] = key, value  # the last layer of a kind that has its own is the one that others read
+        shared[kind] = key, value  # other layers read the last layer of a kind with its own KV
     if attention.is_sliding:
         mixed = sliding_attention(query, key, value, where.mask)
     else:
@@ -116,7 +118,7 @@ def head_gradients(hidden: Tensor, head: Tensor, labels: Tensor, cap: float) -> 
     hidden : [N, H]; head : [V, H]; labels : int64[N]
     """
     table = head.to(PRODUCTS)
-    columns = table.T.contiguous()  # of the logits' products: 5.7 instead of 8.2 ms of 512 rows
+    columns = table.T.contiguous()  # for the logits' products: 5.7 instead of 8.2 ms for 512 rows
     loss, to_head, to_hidden = torch.zeros((), device=hidden.device), torch.zeros_like(head), []
     for rows, wanted in zip(hidden.to(PRODUCTS).split(HEAD_ROWS), labels[:, None].split(HEAD_ROWS), strict=True):
         capped = 2 * torch.sigmoid((rows @ columns).float() * (2 / cap)) - 1  # tanh(logits / cap)

@@ -1,11 +1,11 @@
-"""Heads that draft from hidden states of a frozen target, all through the target's own vocabulary projection.
+"""Heads that draft from hidden states of a frozen target; all use the target's own vocabulary projection.
 
 medusa     u[j] = x + silu(W[j] x), x the state after the final norm (Medusa's ResBlock, arXiv 2401.10774): the token
-           that comes j places after the next one
+           j positions after the next one
 blockwise  u[j] = norm(x + V[j] relu(U x)), the same tokens (Stern et al., NeurIPS 2018)
-exit       u = x + silu(W x), x = norm(the residual stream behind a lower layer): the next token itself
+exit       u = x + silu(W x), x = norm(the residual stream after a lower layer): the next token itself
 
-Medusa's own heads have a projection each: at a vocabulary of 262,144 that is 403 M weights for every one of them.
+In Medusa each head has its own projection: at a vocabulary of 262,144 that is 403 M weights per head.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Shape:
-    """What heads there are to be.
+    """The sizes of the heads.
 
     hidden : width of the target's states
     offsets : tokens that medusa and blockwise propose
     width : of blockwise's shared layer
-    exit_layer : index of the layer behind which exit reads the residual stream
+    exit_layer : index of the layer after which exit reads the residual stream
     """
 
     hidden: int
@@ -50,16 +50,16 @@ class Medusa(nn.Module):
         super().__init__()
         self.offsets = shape.offsets
         self.blocks = nn.Linear(shape.hidden, shape.offsets * shape.hidden, bias=False)
-        nn.init.zeros_(self.blocks.weight)  # as in Medusa: at first it says what the target says of the next token
+        nn.init.zeros_(self.blocks.weight)  # as in Medusa: at first it predicts the target's next token
 
     def forward(self, x: Tensor) -> Tensor:
-        """x : [N, H], behind the final norm; returns [offsets, N, H]."""
+        """x : [N, H], after the final norm; returns [offsets, N, H]."""
         steps: Tensor = functional.silu(self.blocks(x)).view(len(x), self.offsets, -1)
         return (x[:, None] + steps).transpose(0, 1)
 
 
 class Blockwise(nn.Module):
-    """One dense-relu-dense for all offsets, with a residual and a norm behind it."""
+    """One dense-relu-dense for all offsets, followed by a residual and a norm."""
 
     def __init__(self, shape: Shape, final_norm: Tensor) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ class Blockwise(nn.Module):
         nn.init.constant_(self.norm.weight, final_norm.float().pow(2).mean().sqrt().item())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x : [N, H], behind the final norm; returns [offsets, N, H]."""
+        """x : [N, H], after the final norm; returns [offsets, N, H]."""
         steps: Tensor = self.outer(functional.relu(self.inner(x))).view(len(x), self.offsets, -1)
         normed: Tensor = self.norm((x[:, None] + steps).float())
         return normed.transpose(0, 1)
 
 
 class Exit(nn.Module):
-    """A norm and a ResBlock on the residual stream behind a lower layer."""
+    """A norm and a ResBlock on the residual stream after a lower layer."""
 
     def __init__(self, shape: Shape, final_norm: Tensor) -> None:
         super().__init__()
@@ -98,10 +98,10 @@ KINDS: dict[str, Any] = {"medusa": Medusa, "blockwise": Blockwise, "exit": Exit}
 
 
 class Heads(nn.Module):
-    """Heads of some kinds, and the centroids by which they choose the tokens that they score.
+    """Heads of some kinds, and the centroids that choose the tokens to score.
 
-    The clusters are the drafter's, whose centroids are of its own width; these begin as the means of their tokens' rows
-    of the projection.
+    The clusters are those of the drafter, whose centroids have another width; these are initialised with the means of
+    their tokens' rows of the projection.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Heads(nn.Module):
         Args:
             projection: float[V, H], the target's.
             ordering: int64[V], token ids cluster by cluster; None to score the whole vocabulary.
-            count: of clusters.
+            count: number of clusters.
         """
         super().__init__()
         self.heads = nn.ModuleDict({kind: KINDS[kind](shape, final_norm) for kind in kinds})
@@ -129,7 +129,7 @@ class Heads(nn.Module):
             self.centroids.weight = nn.Parameter(means)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint of these heads holds, by name."""
+        """The tensors of a checkpoint of these heads, by name."""
         found = {
             f"{kind}.{name}": value for kind, head in self.heads.items() for name, value in head.state_dict().items()
         }

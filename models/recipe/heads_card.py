@@ -1,4 +1,4 @@
-"""Writes the card of trained heads from `config.json` and `figures.json` beside it."""
+"""Write the card of trained heads from `config.json` and `figures.json` in the same directory."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ tags: [gemma4, speculative-decoding]
 ---
 # Heads of {name}
 
-What drafts from the hidden states of `{name}` without a second model: `ondevice export TARGET --heads DIR` puts them
-into its bundle. They were trained for these weights alone, and an export for others refuses them. They go through the
+Heads that draft from the hidden states of `{name}` without a second model: `ondevice export TARGET --heads DIR` puts
+them into its bundle. They were trained for these weights only; an export with other weights is an error. They use the
 target's own vocabulary projection{shortlist}.
 
 {kinds}
@@ -21,22 +21,22 @@ target's own vocabulary projection{shortlist}.
 ## Training
 
 Distilled from the frozen target by `models/recipe/train_heads.py`: {states:,} hidden states, {own:.0%} of them of text
-that the target wrote itself; {tokens:,} tokens in {minutes:.0f} core minutes ({hardware}), final loss {loss:.3f}. Their
+that the target generated; {tokens:,} tokens in {minutes:.0f} core minutes ({hardware}), final loss {loss:.3f}. Their
 licence is the target's.
 
 ## Figures
 
-On {held_out:,} states of blocks that were kept apart: how often the target's likeliest token is the proposed one, or
-among the first few that are proposed for its place, given the text before it, right or wrong; and how often a chain of
-first proposals is right up to there.
+On {held_out:,} states of held-out blocks: how often the target's likeliest token is the first proposal for its
+position, or among the first few, independent of the proposals before; and how often a chain of first proposals is right
+up to this position.
 
 {figures}
 """
 
 WHAT = {
-    "medusa": "reads the state behind the final norm; one ResBlock for each of {offsets} tokens after the next",
-    "blockwise": "the same state; one dense-relu-dense of {width} for {offsets} tokens after the next",
-    "exit": "the residual stream behind layer {layer}; one ResBlock, for the next token itself",
+    "medusa": "reads the state after the final norm; one ResBlock for each of {offsets} tokens after the next",
+    "blockwise": "reads the same state; one dense-relu-dense of {width} for {offsets} tokens after the next",
+    "exit": "reads the residual stream after layer {layer}; one ResBlock, for the next token itself",
 }
 
 
@@ -49,7 +49,7 @@ def write_card(directory: Path) -> None:
         kinds="\n".join(f"- **{kind}**: {WHAT[kind].format(**fields)}" for kind, fields in config["kinds"].items()),
         shortlist=""
         if shortlist is None
-        else f", of which they score the tokens of the best {shortlist['top']} of {shortlist['clusters']} clusters",
+        else f", and score the tokens of the best {shortlist['top']} of {shortlist['clusters']} clusters",
         states=training["states"],
         own=training["own_share"],
         tokens=training["tokens"],
@@ -63,9 +63,9 @@ def write_card(directory: Path) -> None:
 
 
 def figures_table(acceptance: dict[str, Any]) -> str:
-    """A row for every kind and place."""
+    """A row for every kind and position."""
     ranks = len(next(iter(acceptance.values()))["likeliest_among_first"][0])
-    header = ["kind, place", *(f"in {rank}" for rank in range(1, ranks + 1)), "chain up to there"]
+    header = ["kind, position", *(f"in {rank}" for rank in range(1, ranks + 1)), "chain up to here"]
     rows = [
         [f"{kind} {place + 1}", *(f"{share:.1%}" for share in shares), f"{figures['chain'][place]:.1%}"]
         for kind, figures in acceptance.items()

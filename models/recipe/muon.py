@@ -16,7 +16,7 @@ RMS = 0.2  # of an update's entries, as AdamW's have it
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrices are made orthogonal, for weights of two axes."""
+    """Momentum with orthogonalised matrices, for weights with two axes."""
 
     def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
         super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})

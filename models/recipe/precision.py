@@ -1,4 +1,4 @@
-"""In what type training multiplies."""
+"""The data type of training's matrix products."""
 
 import time
 
@@ -21,8 +21,8 @@ def seconds(kind: torch.dtype) -> float:
 def products() -> torch.dtype:
     """bfloat16, unless this CPU multiplies faster in float32.
 
-    The instruction sets do not say: of two CPUs with AVX512_BF16 and without AMX, one core of a Xeon ran at 83 GFLOP/s
-    in bfloat16 and 122 in float32, one of an EPYC of Zen 5 at 407 and 62.
+    This is measured, because the instruction sets do not tell it: of two CPUs with AVX512_BF16 and without AMX, one
+    core of a Xeon ran at 83 GFLOP/s in bfloat16 and 122 in float32, one of an EPYC of Zen 5 at 407 and 62.
     """
     if torch.cuda.is_available():
         return torch.bfloat16

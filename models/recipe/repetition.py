@@ -1,7 +1,7 @@
-"""Unlikelihood training: the target unlearns to go round in circles, as greedy text of a small model does.
+"""Unlikelihood training: the target unlearns repetition, which greedy text of small models falls into.
 
 Welleck et al., "Neural Text Generation with Unlikelihood Training" (2020), sequence level: of text that the target
-wrote itself, tokens that go on with a repetition are made less likely, beside usual training that keeps all else.
+generated, tokens that continue a repetition are made less likely; usual training continues, to keep everything else.
 """
 
 from pathlib import Path
@@ -15,15 +15,15 @@ from target import SHORT, NextTokenRun, softcapped, target_after_corpus
 from torch import Tensor
 
 LONGEST_PERIOD = 64  # tokens
-SHORTEST = 8  # tokens of a circle that equal those a period before them, and always more than a period
-WEIGHT = 2.0  # of it beside the corpus's loss
-RAW_TEXT = "raw.npy"  # what the target wrote before: uint16[N]
+SHORTEST = 8  # tokens that must equal those one period before; always more than a period
+WEIGHT = 2.0  # relative to the corpus's loss
+RAW_TEXT = "raw.npy"  # the target's text before this training: uint16[N]
 
 
 def circling(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-    """Which tokens belong to a circle, all but its first round: bool[T]; ids : int[T].
+    """Which tokens belong to a repetition, except its first period: bool[T]; ids : int[T].
 
-    In a circle something of up to LONGEST_PERIOD tokens comes running, whole twice and then once more in part.
+    In a repetition, a sequence of up to LONGEST_PERIOD tokens occurs at least twice and then a third time in part.
     """
     marked = np.zeros(len(ids), bool)
     for period in range(1, min(LONGEST_PERIOD, len(ids) - 1) + 1):
@@ -35,9 +35,9 @@ def circling(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
 
 
 class UnlikelihoodRun(NextTokenRun):
-    """Every other forward is over the corpus, the ones between over the target's own text.
+    """Alternates forwards over the corpus and over the target's own text.
 
-    A short run whose rate falls from its beginning on: of 50 greedy texts of the int4 export 23 had a loop before it
+    A short run with a falling learning rate: of 50 greedy texts of the int4 export 23 had a loop before it
     and 10 after, for 0.01 nats of held-out loss. A million tokens at a flat rate that fell in the last quarter, with a
     quarter of the weight: 16, for 0.16 nats. Four times the weight at two thirds of the rate: 18, for 0.005.
     """
@@ -53,18 +53,18 @@ class UnlikelihoodRun(NextTokenRun):
 
     @property
     def rate(self) -> float:
-        """Linear down from the fourth step on; the last step is still worth something."""
+        """Falls linearly from the fourth step on; the rate of the last step is above zero."""
         warm = (self.budget.spent_tokens + self.step_tokens) / (4 * self.step_tokens)
         return min(1.0, warm, max(0.0, 1.02 - self.budget.progress))
 
     def part(self, length: int, rows: int, parts: int, part: int) -> float:
-        """A forward over the corpus and one over own text; returns the former's share of the mean loss."""
+        """A forward over the corpus and one over own text; returns the first one's share of the mean loss."""
         ids, labels = (x.to(self.device) for x in self.own.batch(self.step * parts + part, rows))
         (self.unlikelihood(ids, labels, length) / parts).backward()
         return super().part(length, rows, parts, part)
 
     def unlikelihood(self, ids: Tensor, labels: Tensor, length: int) -> Tensor:
-        """WEIGHT times the mean over all tokens of -log(1 - p), where one goes on with a repetition, and 0 elsewhere.
+        """WEIGHT times the mean over all tokens of -log(1 - p) for tokens that continue a repetition, 0 for others.
 
         ids, labels : int64[B, T]
         """

@@ -1,4 +1,4 @@
-"""A resumable training run: weights, optimisers and what has been spent, saved every two minutes of computing."""
+"""A resumable training run: weights, optimisers and the spent budget, saved every two minutes of computing."""
 
 import os
 import time
@@ -20,12 +20,12 @@ LOG_STEPS = 20
 
 
 def hardware(device: torch.device) -> str:
-    """What a run computes on, for its card."""
+    """The hardware of a run, for its card."""
     return torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
 
 
 def spent_budget(file: Path, tokens: int) -> Budget:
-    """The budget of the run saved in `file`, which may use `tokens`, unless it was told to finish before."""
+    """The budget of the run saved in `file`: `tokens`, or less if it was ordered to finish early."""
     if not file.exists():
         return Budget(tokens)
     saved = Budget(**torch.load(file, map_location="cpu", weights_only=True)["budget"])
@@ -35,9 +35,9 @@ def spent_budget(file: Path, tokens: int) -> Budget:
 
 
 class Run(ABC):
-    """The loop that target and drafter share; a subclass says what one step computes.
+    """The training loop of target and drafter; a subclass defines one step.
 
-    A file with the ending `.finish` beside the saved state makes the run's decay begin: see `Budget.finish`.
+    A file with the ending `.finish` next to the saved state starts the decay: see `Budget.finish`.
     """
 
     step_tokens: int  # tokens of one update
@@ -105,7 +105,7 @@ class Run(ABC):
             )
 
     def save(self) -> None:
-        """Write the whole state, replacing the file only when complete."""
+        """Write the whole state; the file is replaced only when it is complete."""
         state = {
             "model": self.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],

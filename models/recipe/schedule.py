@@ -1,4 +1,4 @@
-"""How far a training run has come, in tokens, and what learning rate belongs there."""
+"""Progress of a training run in tokens, and its learning rate."""
 
 import math
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ DECAY = 0.25  # share of the run over which the learning rate falls
 class Budget:
     """A run ends when its tokens are spent.
 
-    How much will be computed need not be known when it begins: the rate stays flat until the last quarter, and
-    `finish` makes that quarter begin here and now.
+    The length need not be known at the beginning: the rate stays flat until the last quarter, and `finish` starts that
+    quarter at once.
     """
 
     tokens: int
     spent_tokens: int = 0
-    core_seconds: float = 0.0  # CPU time of all processes together: a run that is stopped, or waits its turn, has none
+    core_seconds: float = 0.0  # CPU time of all processes; a stopped or waiting run uses none
     finishing: bool = False
 
     def spend(self, tokens: int, core_seconds: float) -> None:
@@ -26,7 +26,7 @@ class Budget:
         self.core_seconds += core_seconds
 
     def finish(self) -> None:
-        """Let the decay begin at once, unless it has."""
+        """Start the decay now, unless it has begun."""
         if not self.finishing and self.progress < 1 - DECAY:
             self.tokens = math.ceil(self.spent_tokens / (1 - DECAY))
         self.finishing = True

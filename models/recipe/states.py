@@ -1,4 +1,4 @@
-"""Hidden states of a frozen target over text, computed once and kept on disk for its heads to learn from."""
+"""Hidden states of a frozen target over text, computed once and kept on disk to train its heads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-LENGTH = 512  # of a block; nothing is taught across its end
+LENGTH = 512  # tokens of a block; training does not look across its end
 TOGETHER = 8  # blocks of one forward
-OWN_SHARE = 0.75  # of the tokens; the rest is the text itself
+OWN_SHARE = 0.75  # share of generated tokens; the rest is the text itself
 
 
 @dataclass(frozen=True)
 class FrozenTarget:
-    """A target of any Gemma 4 layout, with the parts that heads are about.
+    """A target of any Gemma 4 layout, with the parts that heads use.
 
-    model : what writes text; decoder : its text model; projection : float[V, H]; cap : of its logits, None without
+    model : generates text; decoder : its text model; projection : float[V, H]; cap : soft cap of its logits, or None
     """
 
     name: str
@@ -40,7 +40,7 @@ class FrozenTarget:
 
     @classmethod
     def load(cls, directory: Path, name: str, device: torch.device) -> FrozenTarget:
-        """From a checkpoint's directory, in float32 on a CPU, else in bfloat16."""
+        """Load from a checkpoint's directory, in float32 on a CPU, else in bfloat16."""
         config = AutoConfig.from_pretrained(directory)
         text = config.get_text_config()
         kind = AutoModelForCausalLM if config is text else AutoModelForImageTextToText
@@ -55,21 +55,21 @@ class FrozenTarget:
 
     @property
     def exit_layer(self) -> int:
-        """The last layer with keys and values of its own, where others share them: what lies above it leaves the
-        cache alone. Else the middle.
+        """The last layer with its own keys and values if others share them, because the layers above it do not write
+        the cache; else the middle layer.
         """
         layers, shared = self.config.num_hidden_layers, self.config.num_kv_shared_layers
         return int((layers - shared if shared else layers // 2) - 1)
 
     def weights_sha256(self) -> str:
-        """Of the final norm and the last layer's down projection, as float32: another training has others."""
+        """Hash of the final norm and the last layer's down projection as float32, which identifies the training."""
         digest = hashlib.sha256()
         for weight in (self.decoder.norm.weight, self.decoder.layers[-1].mlp.down_proj.weight):
             digest.update(weight.detach().float().cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32[N, V] of states [N, H] that come before the projection."""
+        """float32[N, V] from states [N, H] before the projection."""
         logits = functional_linear(hidden, self.projection)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
@@ -80,7 +80,7 @@ def functional_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def text_stream(target: FrozenTarget, directory: Path, files: Iterable[Path]) -> npt.NDArray[np.uint32]:
-    """Files of text, or else Python's standard library, as one stream of the tokens of the target there."""
+    """Files of text, or else Python's standard library, as one stream of the target's tokens."""
     texts = [file.read_text("utf-8", errors="replace") for file in files]
     texts = texts or [module.text for module in read_library() if not module.held_out]
     eos = target.model.generation_config.eos_token_id
@@ -89,13 +89,13 @@ def text_stream(target: FrozenTarget, directory: Path, files: Iterable[Path]) ->
 
 
 def read_text(tokenizer: Tokenizer, texts: Iterable[str], eos: int) -> npt.NDArray[np.uint32]:
-    """All texts as one stream of token ids, each with <bos> in front and `eos` behind."""
+    """All texts as one stream of token ids, each preceded by <bos> and followed by `eos`."""
     rows = (encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=True))
     return np.concatenate([np.array([*ids, eos], np.uint32) for ids in rows])
 
 
 def write_own(target: FrozenTarget, checkpoint: Path, stream: npt.NDArray[np.uint32], count: int, file: Path) -> None:
-    """`count` blocks of LENGTH that the target writes behind short pieces of the text; goes on where it was stopped."""
+    """Generate `count` blocks of LENGTH tokens with the target after short pieces of the text; resumes after a stop."""
     rows = np.lib.format.open_memmap(file, "r+" if file.exists() else "w+", np.uint32, (count, LENGTH))
     missing = range(int(rows.any(axis=1).sum()), count)
     if not missing:
@@ -112,10 +112,10 @@ def write_own(target: FrozenTarget, checkpoint: Path, stream: npt.NDArray[np.uin
 
 @torch.no_grad()
 def write_states(target: FrozenTarget, tokens: npt.NDArray[Any], layer: int, file: Path) -> None:
-    """float16[2, blocks, LENGTH, H] of tokens [blocks, LENGTH]: behind the final norm, and behind a layer.
+    """float16[2, blocks, LENGTH, H] of tokens [blocks, LENGTH]: after the final norm, and after a layer.
 
-    The latter at unit scale, because the residual stream of a large model leaves float16's range, and a norm reads it.
-    What is written is counted in a file beside it, from which a stopped run goes on.
+    The second at unit scale, because the residual stream of a large model exceeds float16's range, and a norm reads it.
+    A second file counts the written blocks, from which a stopped run resumes.
     """
     shape = (2, len(tokens), LENGTH, target.config.hidden_size)
     states = np.lib.format.open_memmap(file, "r+" if file.exists() else "w+", np.float16, shape)

@@ -53,7 +53,7 @@ def new_target() -> Gemma4ForCausalLM:
 
 
 def first_target(work: Path) -> Gemma4ForCausalLM:
-    """What a run in `work` starts with."""
+    """The weights that a run in `work` starts from."""
     kept = start(work, "target")
     return Gemma4ForCausalLM.from_pretrained(kept, dtype=torch.float32) if kept else new_target()
 
@@ -70,7 +70,7 @@ def new_model(config: Gemma4TextConfig) -> Gemma4ForCausalLM:
 
 
 def calm(layer: Any) -> None:
-    """Start a layer with attention logits of about one and small steps on the residual stream."""
+    """Initialise a layer with attention logits of about one and small contributions to the residual stream."""
     nn.init.constant_(layer.self_attn.q_norm.weight, layer.self_attn.head_dim**-0.5)
     nn.init.constant_(layer.post_attention_layernorm.weight, 0.3)
     nn.init.constant_(layer.post_feedforward_layernorm.weight, 0.3)
@@ -82,9 +82,9 @@ def softcapped(logits: Tensor, cap: float) -> Tensor:
 
 
 class NextTokenRun(Run):
-    """Next-token training on streams of tokens, the last part of it with blocks of the whole context.
+    """Next-token training on streams of tokens; the last part uses blocks of the whole context.
 
-    streams : of which every step takes the next in turn
+    streams : used in turn, one per step
     lengths : of a block, at first and in the last part of the run
     seed : of the blocks' order
     """
@@ -111,7 +111,7 @@ class NextTokenRun(Run):
         self.head = torch.compile(head_gradients, dynamic=False)
 
     def accumulate(self) -> float:
-        """Gradients of one step, a cache-sized forward at a time."""
+        """Gradients of one step, in forwards that fit into the cache."""
         length = self.lengths[self.budget.progress >= LONG_FROM]
         if length not in self.places:
             self.places[length] = places(self.model, length)
@@ -128,14 +128,14 @@ class NextTokenRun(Run):
         flat = hidden.detach().flatten(0, 1)
         loss, to_hidden, to_head = self.head(flat, head, labels.flatten(), self.model.config.final_logit_softcapping)
         hidden.backward((to_hidden / parts).view_as(hidden))
-        head.grad.add_(to_head, alpha=1 / parts)  # the embedding's gradient is there: they are one table
+        head.grad.add_(to_head, alpha=1 / parts)  # the embedding's gradient exists already: they are one table
         return loss.item() / parts
 
 
 def target_run(work: Path, device: torch.device, budget: Budget) -> NextTokenRun:
     """The target's training on the corpus."""
     streams = [np.load(work / "train.npy", mmap_mode="r")]
-    seen = int(earlier(work, "target")["tokens"])  # another order than before
+    seen = int(earlier(work, "target")["tokens"])  # continues with another order than before
     file = work / "target.pt"
     return NextTokenRun(first_target(work), streams, file=file, device=device, budget=budget, seed=seen)
 

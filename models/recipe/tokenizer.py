@@ -17,14 +17,14 @@ SPECIALS = [
 PAD, EOS, BOS, UNK, TURN_START, TURN_END = range(6)
 TOOL_RESPONSE_START = SPECIALS.index("<|tool_response>")
 
-# A line break is a token of its own, whatever follows it, so that a prompt may end in one; indentation is another.
-# Digits are single. Words take one leading space or their underscores along. On the standard library, 6144 tokens:
-# 3.01 bytes per token; 3.13 when a word also takes a bracket or a dot, but then "obj." is no place to end a prompt.
+# A line break is always a separate token, so that a prompt may end in one; indentation is another token.
+# Digits are single tokens. A word includes one leading space or its underscores. On the standard library, 6144 tokens:
+# 3.01 bytes per token; 3.13 if a word also includes a bracket or a dot, but then a prompt cannot end in "obj.".
 SPLIT = r"\n| {2,}| ?_*\p{L}+|\p{N}| ?_+| ?[^\s\p{L}\p{N}_]+|\s"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE over `texts` that round-trips any UTF-8 and puts `<bos>` in front."""
+    """A byte-level BPE trained on `texts`, which round-trips any UTF-8 and prepends `<bos>`."""
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,6 @@
-"""Makes the reference pair: `python models/recipe/train.py --out models/reference`. Stop and repeat it at will."""
+"""Train the reference pair: `python models/recipe/train.py --out models/reference`. Can be stopped and resumed at any
+time.
+"""
 
 import argparse
 import json
@@ -47,7 +49,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run every stage that is not done yet."""
+    """Run every stage that is not finished."""
     args = parse_args()
     if args.finish:
         (args.work / f"{args.finish}.finish").touch()
@@ -79,17 +81,17 @@ def run_stage(stage: str, args: argparse.Namespace, device: torch.device) -> Non
 
 
 def state(work: Path, stage: str) -> Path:
-    """Where a run is saved."""
+    """The file of a run's state."""
     return work / f"{stage}.pt"
 
 
 def train(stage: str, work: Path, device: torch.device, tokens: int) -> None:
-    """Train in this process, with others where there are several."""
+    """Train in this process, together with the others if there are several."""
     RUNS[stage](work, device, spent_budget(state(work, stage), tokens)).train()
 
 
 def export(work: Path, out: Path) -> None:
-    """Write both checkpoints, bfloat16, with the tokenizer beside the target."""
+    """Write both checkpoints in bfloat16, with the tokenizer in the target's directory."""
     target = trained_target(work)
     drafter = new_drafter(target)
     drafter.load_state_dict(torch.load(state(work, "drafter"), weights_only=True, map_location="cpu")["model"])
@@ -115,7 +117,9 @@ def describe(work: Path, out: Path, device: torch.device) -> None:
 
 
 def training(work: Path, stage: str, device: torch.device) -> dict[str, Any]:
-    """What a finished run has spent, with all that it went on from, and the mean loss of its last hundred steps."""
+    """Tokens and core hours of a finished run, including those it was continued from, and the mean loss of its last
+    hundred steps.
+    """
     run, before = torch.load(state(work, stage), weights_only=True, map_location="cpu"), earlier(work, stage)
     return {
         "tokens": before["tokens"] + run["budget"]["spent_tokens"],

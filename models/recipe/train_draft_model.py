@@ -1,6 +1,6 @@
-"""Trains a draft model for any Gemma 4 checkpoint: `python models/recipe/train_draft_model.py --target DIR --out DIR`.
+"""Train a draft model for any Gemma 4 checkpoint: `python models/recipe/train_draft_model.py --target DIR --out DIR`.
 
-Stop and repeat it at will. An export of it is what `ondevice generate --drafter` takes.
+It can be stopped and resumed at any time. Export it for `ondevice generate --drafter`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from workers import launch
 
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks of the target's own text that are never trained on
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")  # of a checkpoint
+COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")  # files of a checkpoint
 
 CARD = """\
 ---
@@ -32,8 +32,8 @@ tags: [gemma4, speculative-decoding]
 # A draft model for {name}
 
 A `Gemma4ForCausalLM` with the tokens of `{name}`, which drafts for it and reads the text itself: `ondevice export` it,
-then `ondevice generate BUNDLE --drafter ITS_BUNDLE`. `models/recipe/train_draft_model.py` made it, of the same text as
-the target and of text that the target wrote, by turns. Its licence is the target's.
+then `ondevice generate BUNDLE --drafter ITS_BUNDLE`. `models/recipe/train_draft_model.py` trained it, alternately on
+the target's training text and on text that the target generated. Its licence is the target's.
 
 {figures}
 """
@@ -55,7 +55,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run every stage that is not done yet."""
+    """Run every stage that is not finished."""
     args = parse_args()
     name = args.target.parent.name if args.target.name == "target" else args.target.name
     device = torch.device(args.device)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def write_streams(args: argparse.Namespace, target: FrozenTarget, work: Path) -> npt.NDArray[np.uint32]:
-    """Both streams as files; returns blocks of the target's text that are in neither: uint32[HELD_OUT, LENGTH]."""
+    """Write both streams as files; returns held-out blocks of the target's text: uint32[HELD_OUT, LENGTH]."""
     if not (work / TEXT).exists():
         np.save(work / TEXT, text_stream(target, args.target, args.text or ()))
     written = work / "written.npy"
@@ -84,14 +84,14 @@ def write_streams(args: argparse.Namespace, target: FrozenTarget, work: Path) ->
 
 
 def train(target: Path, work: Path, device: torch.device, tokens: int) -> None:
-    """Train in this process, with others where there are several."""
+    """Train in this process, together with the others if there are several."""
     config: Gemma4TextConfig = AutoConfig.from_pretrained(target).get_text_config()
     draft_model_run(config, work, device, spent_budget(work / "draft-model.pt", tokens)).train()
 
 
 @torch.no_grad()
 def agreed(model: Gemma4ForCausalLM, target: FrozenTarget, rows: npt.NDArray[np.uint32]) -> float:
-    """Share of the places of rows [B, T] where both say the same token is the likeliest."""
+    """Share of the positions of rows [B, T] at which both have the same likeliest token."""
     same = []
     for row in rows.astype(np.int64):
         ids = torch.from_numpy(row[None]).to(target.projection.device)
@@ -104,7 +104,7 @@ def export(model: Gemma4ForCausalLM, target: FrozenTarget, directory: Path, out:
     """Write the checkpoint, with the target's tokenizer and sampling defaults."""
     model.generation_config = target.model.generation_config
     save(model, out)
-    for name in BESIDE:
+    for name in COPIED:
         if (directory / name).exists():
             shutil.copyfile(directory / name, out / name)
 

@@ -1,6 +1,6 @@
-"""Trains heads for any Gemma 4 checkpoint: `python models/recipe/train_heads.py --target DIR --out DIR`.
+"""Train heads for any Gemma 4 checkpoint: `python models/recipe/train_heads.py --target DIR --out DIR`.
 
-Stop and repeat it at will. Without a drafter beside the target, heads score the whole vocabulary.
+It can be stopped and resumed at any time. Without a drafter next to the target, heads score the whole vocabulary.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from torch import Tensor
 MODELS = Path(__file__).resolve().parent.parent
 HELD_OUT = 16  # blocks that are never trained on
 STEP_BLOCKS = 4
-LOGITS = 1 << 23  # of a part's rows: what the target says of them is kept while heads learn from it
+LOGITS = 1 << 23  # logits of the target held in memory at a time
 DISCOUNT = 0.8  # a later offset counts less: it is reached less often
-TOP = 4  # ranks that the card tells of
+TOP = 4  # ranks in the card
 
 
 def parse_args() -> argparse.Namespace:
@@ -39,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=MODELS / "reference" / "heads", help="where the heads go")
     parser.add_argument("--name", help="of the target, to refuse another by (default: what its bundle is called)")
     parser.add_argument(
-        "--drafter", type=Path, help="whose clusters of tokens to choose from (default: drafter/ beside the target)"
+        "--drafter", type=Path, help="drafter whose clusters of tokens are used (default: drafter/ next to the target)"
     )
     parser.add_argument(
         "--text", type=Path, nargs="+", help="files of text to begin from (default: Python's standard library)"
@@ -55,7 +55,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run every stage that is not done yet."""
+    """Run every stage that is not finished."""
     args = parse_args()
     name = args.name or (args.target.parent.name if args.target.name == "target" else args.target.name)
     target = FrozenTarget.load(args.target, name, torch.device(args.device))
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def learnt_from(args: argparse.Namespace, target: FrozenTarget, work: Path) -> npt.NDArray[np.uint32]:
-    """uint32[blocks, LENGTH]: of what the target writes itself and of the text, HELD_OUT of them at the end."""
+    """uint32[blocks, LENGTH]: blocks of the target's own text and of the given text, HELD_OUT of them at the end."""
     file = work / "tokens.npy"
     if file.exists():
         known: npt.NDArray[np.uint32] = np.load(file)
@@ -106,7 +106,7 @@ def learnt_from(args: argparse.Namespace, target: FrozenTarget, work: Path) -> n
 
 
 def new_heads(args: argparse.Namespace, target: FrozenTarget, shape: Shape) -> tuple[Heads, int]:
-    """Untrained heads, and the clusters that they will score, 0 where that is the whole vocabulary."""
+    """Untrained heads, and the number of clusters that they score, 0 for the whole vocabulary."""
     drafter = args.drafter or args.target.parent / "drafter"
     ordering, count, top = None, 0, 0
     config = json.loads((drafter / "config.json").read_text()) if (drafter / "config.json").is_file() else {}
@@ -121,11 +121,11 @@ def new_heads(args: argparse.Namespace, target: FrozenTarget, shape: Shape) -> t
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a head says at some rows.
+    """The states of a head at some rows.
 
-    kind, place : of the head, 0 for its first token
+    kind, place : of the head; place 0 is its first token
     states : [N, H], before the projection
-    ahead : by how many rows the target says the same later
+    ahead : number of rows until the target predicts the same token
     """
 
     kind: str
@@ -168,7 +168,7 @@ class HeadsRun(Run):
         return total
 
     def lessons(self, block: int, first: int, rows: int) -> tuple[list[Lesson], Tensor]:
-        """Of every kind and place, and the logits that the target gives these rows and the ones behind them."""
+        """The lessons of every kind and place, and the target's logits of these rows and the following ones."""
         device = self.target.projection.device
         last, lower = (
             torch.from_numpy(np.array(self.states[place, block, first : first + rows + self.offsets]))
@@ -190,7 +190,7 @@ class HeadsRun(Run):
         """Weighted mean over kinds and places.
 
         The soft loss is the cross-entropy to the target's distribution, the hard one to its likeliest token, and the
-        centroid loss the cross-entropy to the probability that the target gives each cluster.
+        centroid loss the cross-entropy to the target's probability of each cluster.
         """
         lessons, teacher = self.lessons(block, first, rows)
         centroids = self.taught.centroids
@@ -208,7 +208,7 @@ class HeadsRun(Run):
 
     @torch.no_grad()
     def figures(self, top: int) -> dict[str, Any]:
-        """Of held-out blocks: how often the target's likeliest token is among the first few, by kind and place."""
+        """On held-out blocks: how often the target's likeliest token is among the first few, by kind and place."""
         hits: dict[str, dict[int, list[float]]] = {}
         together: dict[str, list[Tensor]] = {}
         count = self.states.shape[1]

@@ -1,7 +1,7 @@
 """Training on several CPU cores as several one-thread processes.
 
-Threads of one process meet at every operator, so one busy core slows them all to a third (measured on 2 cores);
-processes meet once per step.
+Threads of one process synchronise at every operator, so one busy core slows all of them to a third (measured on 2
+cores); processes synchronise once per step.
 """
 
 import os
@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-PATIENCE = timedelta(days=30)  # a run may be stopped (SIGSTOP) for long while it waits for a neighbour
+PATIENCE = timedelta(days=30)  # a run may be stopped (SIGSTOP) for a long time
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(10**9), "MALLOC_TRIM_THRESHOLD_": str(4 * 10**9)}
-"""For glibc, bytes: what a forward frees is there for the next one. Else every one of them fetches its megabytes from
-the system anew: of a forward and backward of 2,048 tokens, 0.09 of 0.51 s on a core of an EPYC, and 40,000 page faults.
+"""For glibc, bytes: memory that a forward frees is kept for the next one. Otherwise every forward requests its
+megabytes from the system again: of a forward and backward of 2,048 tokens, 0.09 of 0.51 s on a core of an EPYC, and
+40,000 page faults.
 """
 
 
@@ -32,7 +33,7 @@ def launch(work: Callable[..., None], count: int, meeting: Path, *arguments: obj
 
 
 def enter(rank: int, count: int, meeting: Path, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
-    """The life of one process."""
+    """The main function of one process."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)

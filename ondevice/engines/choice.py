@@ -1,4 +1,4 @@
-"""Which engine runs a bundle on this machine."""
+"""Opens the engine for a bundle: `simd` if it has kernels for the bundle, else `ort`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ondevice.bundle import Bundle
-from ondevice.engines.attention import AttentionOptions
-from ondevice.engines.protocol import Engine, KVCacheType
+from ondevice.engines.protocol import AttentionOptions, Engine, KVCacheType
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.preparation import TOKENS, Preparation
 
 if TYPE_CHECKING:
-    from ondevice.engines.ort.engine import OrtEngine
-    from ondevice.engines.simd.pack.file import PackState
+    from ondevice.engines.ort import OrtEngine
+    from ondevice.engines.simd.pack_file import PackState
 
 EngineName = Literal["auto", "simd", "ort"]
-"""`auto` is `simd` where it can run the bundle's graphs, else `ort`."""
+"""`auto` is `simd` if it has kernels for the bundle's weights, else `ort`."""
 
 ENGINES: tuple[str, ...] = get_args(EngineName)
 
@@ -39,16 +38,26 @@ def open_engine(
     attention: AttentionOptions = EXACT,
     preparation: Preparation | None = None,
 ) -> Engine:
-    """Open the engine of that name.
+    """Open an engine for a bundle.
 
-    `auto` falls back to `ort` with one line on the `ondevice` logger. With a `preparation`, what the engine lacks is
-    compiled before its first forward, else at that.
+    Args:
+        name: an `EngineName`. `auto` logs one line on the `ondevice` logger if it falls back to `ort`.
+        bundle: the bundle to run.
+        threads: number of threads that compute.
+        context_length: most tokens of a sequence; None takes the value in the target's configuration.
+        kv_cache: number format of cached keys and values.
+        attention: how layers with full attention choose positions: all of them, or by lookup.
+        preparation: compiles missing kernels before the first forward, and reports progress; None compiles them during
+            the first forward.
+
+    Returns:
+        The opened engine.
 
     Raises:
-        UsageError: no engine of that name, no such cache or attention, or one that only `simd` has where `ort` would
-            run.
-        UnsupportedBundleError: `simd` was asked for by name and has no kernel for something in the graphs.
-        BundleCorruptError: the graphs are not what they claim to be.
+        UsageError: the name of the engine, cache or attention is unknown, or the cache or attention exists on `simd`
+            only and `ort` would run.
+        UnsupportedBundleError: `simd` was requested by name and has no kernel for some weights.
+        BundleCorruptError: the graphs or weights do not match the manifest.
         MissingDependencyError: `ort` would run, and onnxruntime is not installed.
     """
     if not isinstance(name, str) or name not in ENGINES:
@@ -56,8 +65,8 @@ def open_engine(
     if not isinstance(kv_cache, str) or kv_cache not in KV_CACHES:
         raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHES)}, not {kv_cache!r}")
     if name != "ort":
+        from ondevice.engines.simd.caches import LookupSettings
         from ondevice.engines.simd.engine import SimdEngine
-        from ondevice.engines.simd.lookup_settings import LookupSettings
         from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
         lookup = LookupSettings(attention.kind, attention.keys, attention.width) if attention.looks_up else None
@@ -90,13 +99,16 @@ def open_engine(
 
 
 def _ort_engine(reason: str | None = None) -> type[OrtEngine]:
-    """The engine's class; onnxruntime has no wheels for Intel Macs and the newest Python.
+    """Import `OrtEngine`. onnxruntime may be missing: it has no wheels for Intel Macs and the newest Python.
 
     Args:
-        reason: why `simd` cannot run instead; None where `ort` was asked for by name.
+        reason: why `simd` cannot run the bundle; None if `ort` was requested by name.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
     """
     try:
-        from ondevice.engines.ort.engine import OrtEngine
+        from ondevice.engines.ort import OrtEngine
     except ModuleNotFoundError as error:
         if error.name != "onnxruntime":
             raise
@@ -109,11 +121,11 @@ def _ort_engine(reason: str | None = None) -> type[OrtEngine]:
 
 @dataclass(frozen=True)
 class Preview:
-    """What `auto` would open.
+    """The engine that `auto` would open for a bundle.
 
-    reason : why it is not `simd`
-    pack : of `simd`'s weights
-    weights : by what they are for, then by format
+    reason : why `simd` cannot run the bundle; None if it can
+    pack : state of the packed weights of `simd`; None for `ort`
+    weights : number of weights by purpose, then by format; None for `ort`
     """
 
     engine: Literal["simd", "ort"]
@@ -123,15 +135,14 @@ class Preview:
 
 
 def preview(bundle: Bundle) -> Preview:
-    """Read a bundle's graphs as `auto` would, and neither pack nor run anything.
+    """Choose the engine as `auto` would, without packing weights or running anything.
 
     Raises:
-        BundleCorruptError: the graphs are not what they claim to be.
-        MissingDependencyError: it would be `ort`, and onnxruntime is not installed.
+        BundleCorruptError: the weights do not match the manifest.
+        MissingDependencyError: `ort` would run, and onnxruntime is not installed.
     """
-    from ondevice.engines.simd.program import pack_state, read_models
+    from ondevice.engines.simd.program import pack_state, read_models, weight_classes
     from ondevice.engines.simd.unsupported import UnsupportedGraphError
-    from ondevice.engines.simd.weight_classes import weight_classes
 
     try:
         return Preview("simd", pack=pack_state(bundle), weights=weight_classes(*read_models(bundle)))

@@ -1,4 +1,9 @@
-"""Keys and values of one sequence, for the layers of one attention kind, in the order of positions."""
+"""Keys and values of one sequence, for the layers of one attention kind, in the order of positions.
+
+Both engines keep their caches here. `make_caches` makes those of a sequence, `KVCache` grows, slides and rewinds one,
+`HeldRows` are rows taken out of it, for a snapshot, a fork or a file. What a row of an engine looks like is the
+engine's choice (`Units`, and the dtype that it passes); `attention_mask` says which positions a row sees.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +14,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.contract import AttentionKind
-from ondevice.manifest import Layer, Target
+from ondevice.engines.protocol import Mask, TokenTree
+from ondevice.graph_io import AttentionKind
+from ondevice.model_config import Layer, Target
 
 KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 
 SLACK = 256
-"""Rows kept beyond a window: how far a rewind may go without a snapshot."""
+"""Rows that a sliding cache keeps beyond its window: how far a rewind may go without a snapshot."""
 
 LINE = 64
-"""Bytes of a cache line, where every buffer begins."""
+"""Bytes of a cache line. Every buffer begins on one."""
 
 MARGIN = 64
-"""Rows that a copy of a sliding cache holds beyond the window, so that it serves somewhat shorter sequences too: a
-chat's next prompt may part from the last one a few tokens before its end."""
+"""Rows that a copy of a sliding cache holds beyond the window, so that it also serves somewhat shorter sequences: a
+chat's next prompt may differ from the last one a few tokens before its end."""
 
 
 @dataclass(frozen=True)
 class Views:
-    """Which positions an engine looks at together: from a multiple of `align` on, in steps of `step`, at least `least`.
+    """The range of positions that an engine reads as one array.
 
-    An engine that addresses rows one by one has no need of it.
+    It begins at a multiple of `align`, its length is a multiple of `step` and at least `least`. The defaults are for an
+    engine that addresses single rows.
     """
 
     align: int = 1
@@ -38,12 +45,15 @@ class Views:
 
 
 class Units:
-    """How the rows of a cache lie: units of some positions, from a multiple of `positions` on. Here a row is a unit."""
+    """How the rows of a cache lie in memory: in units of `positions` rows each. In this base class a unit is a row."""
 
     positions = 1
 
     def move(self, keys: NDArray[Any], values: NDArray[Any], source: NDArray[np.int64], first: int) -> None:
-        """Copy the rows `source`, which ascend, to those from `first` on, none of which lies behind its source."""
+        """Copy rows within a cache: row `source[i]` to row `first + i`.
+
+        `source` is ascending, and no row moves towards the end of the cache.
+        """
         for part in (keys, values):
             part[first : first + len(source)] = part[source]
 
@@ -53,7 +63,7 @@ SINGLE = Units()
 
 @dataclass(frozen=True)
 class HeldRows:
-    """Units of a cache for positions base..length - 1: arrays [2, units] (keys, values) by layer."""
+    """The units of a cache that hold positions base..length - 1: layer -> array [2, units], keys then values."""
 
     base: int
     length: int
@@ -71,11 +81,10 @@ class KVCache:
     """Keys and values of the layers of one kind.
 
     A full cache keeps every position and grows by doubling. A sliding cache keeps the last `history` positions and
-    some slack in one linear buffer, and moves them to its front when it reaches the end: one copy of the window in
-    `SLACK + max_rows` tokens, where a ring buffer would need two views per layer.
+    SLACK more in one linear buffer, and moves them to the front when it reaches the end: one copy of the window every
+    `SLACK + max_rows` tokens. A ring buffer would save the copy, but its rows would lie in two pieces per layer.
 
-    Buffers are [2, units] (keys, values) for every layer, with room for `capacity` rows; row r holds position
-    `base + r`.
+    A layer's buffer is [2, units], keys then values, with room for `capacity` rows; row r holds position `base + r`.
     """
 
     def __init__(
@@ -88,11 +97,11 @@ class KVCache:
     ) -> None:
         """
         Args:
-            types: layer index -> dtype of a unit of keys or of values.
+            types: layer index -> dtype of one unit of keys, and of values.
             max_rows: most rows that one forward appends.
-            history: positions before the newest that must stay visible; None keeps all.
-            views: what the engine reads together; whole units.
-            units: how rows lie.
+            history: positions before the newest that must stay readable; None keeps all.
+            views: the range of positions that the engine reads at once, in whole units.
+            units: how rows lie in memory.
         """
         self.base = 0
         self._history = history
@@ -113,7 +122,7 @@ class KVCache:
 
     @property
     def slides(self) -> bool:
-        """Whether rows are forgotten."""
+        """Whether old rows are dropped."""
         return self._history is not None
 
     @property
@@ -121,13 +130,16 @@ class KVCache:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def reserve(self, length: int, rows: int) -> tuple[int, int]:
-        """Make room for `rows` rows after `length` committed ones; return the positions (start, stop) of the view.
+        """Make room for `rows` rows after `length` committed ones.
 
-        The view holds all that a row at position `length` or later may see, the new rows, and padding. Buffers are
-        others when `capacity` has changed.
+        The buffers were reallocated if `capacity` has changed.
+
+        Returns:
+            The positions (start, stop) of the view: all that a row at position `length` or later may see, the new rows,
+            and padding.
 
         Raises:
-            ValueError: an interrupt has left the cache without rows of these positions.
+            ValueError: an interrupt has left the cache without the rows of these positions.
         """
         start = self._first(length)
         if start < self.base:
@@ -141,17 +153,17 @@ class KVCache:
         return start, stop
 
     def parts(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values of a layer, all units of each."""
+        """All units of a layer's keys, and of its values."""
         keys, values = self._buffers[layer]
         return keys, values
 
     def view(self, layer: int, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values [stop - start] of these positions; writing to them writes to the cache."""
+        """A layer's keys and values of positions start..stop - 1, as views: writing to them writes to the cache."""
         keys, values = self._buffers[layer][:, start - self.base : stop - self.base]
         return keys, values
 
     def gather(self, length: int, path: Sequence[int]) -> None:
-        """Move the pending rows `path` (ascending) to follow `length` without gaps."""
+        """Move the pending rows `path` (ascending) next to the `length` committed ones, without gaps."""
         first = length - self.base
         source = first + np.asarray(path, np.int64)
         for buffer in self._buffers.values() if path else ():
@@ -164,7 +176,9 @@ class KVCache:
         self.base = 0
 
     def held(self, length: int) -> HeldRows:
-        """The rows that a sequence of `length` tokens needs, and a margin: views, which the next forward may change."""
+        """The rows that a sequence of `length` tokens needs, and MARGIN more, as views: the next forward may change
+        them.
+        """
         base = max(self.base, self._first(max(0, length - MARGIN)))
         kept = self._kept(base, length)
         return HeldRows(base, length, {layer: buffer[:, kept] for layer, buffer in self._buffers.items()})
@@ -174,17 +188,17 @@ class KVCache:
         return held.base <= self._first(length) and length <= held.length
 
     def adopt(self, held: HeldRows) -> None:
-        """Hold a copy of these rows, and nothing else."""
+        """Replace the cache's content by a copy of these rows."""
         count = self._count(held.length - held.base)
         if count * self._units.positions > self.capacity:
             self._allocate(count * self._units.positions)
-        self.base = held.length  # so that an interrupt leaves nothing to rewind to
+        self.base = held.length  # after an interrupt here, no rewind is possible
         for layer, buffer in self._buffers.items():
             buffer[:, :count] = held.rows[layer]
         self.base = held.base
 
     def blank(self, base: int, length: int) -> HeldRows:
-        """Zeros in the shape of `held` rows, to be read into from a file.
+        """Zeros in the shape of the rows of a sequence of `length` tokens, as the destination of a read from a file.
 
         Raises:
             ValueError: no sequence of `length` tokens has rows from `base` on.
@@ -194,7 +208,7 @@ class KVCache:
         return HeldRows(base, length, self._zeros(length - base))
 
     def _first(self, length: int) -> int:
-        """The position at which the view for a row at `length` starts."""
+        """The first position that the view of a row at position `length` holds."""
         if self._history is None:
             return 0
         return max(0, length - self._history) // self._views.align * self._views.align
@@ -204,14 +218,16 @@ class KVCache:
         grown = self._zeros(capacity)
         for layer, old in self._buffers.items():
             grown[layer][:, : old.shape[1]] = old
-        self._buffers, self.capacity = grown, capacity  # all at once, or nothing after an interrupt
+        self._buffers, self.capacity = grown, capacity  # one assignment: an interrupt leaves the old pair
 
     def _allocate(self, capacity: int) -> None:
         buffers = self._zeros(capacity)
-        self._buffers, self.capacity = buffers, capacity  # all at once, or nothing after an interrupt
+        self._buffers, self.capacity = buffers, capacity  # one assignment: an interrupt leaves the old pair
 
     def _zeros(self, rows: int) -> dict[int, NDArray[Any]]:
-        """Buffers for so many rows, each on a cache line: of memory from numpy, vectors would lie on two."""
+        """Zeroed buffers for `rows` rows, each from a cache line on. numpy aligns less, and vectors would straddle
+        lines.
+        """
         count, zeros = self._count(rows), {}
         for layer, unit in self._types.items():
             size = 2 * count * unit.itemsize
@@ -220,18 +236,18 @@ class KVCache:
         return zeros
 
     def _count(self, rows: int) -> int:
-        """Units of so many rows, the last of which may have room for more."""
+        """The number of units that hold `rows` rows; the last one may be partly filled."""
         return -(-rows // self._units.positions)
 
     def _kept(self, base: int, length: int) -> slice:
-        """The units of the positions base..length - 1; a unit begins at `base`."""
+        """The units of positions base..length - 1. A unit begins at `base`."""
         first = (base - self.base) // self._units.positions
         return slice(first, first + self._count(length - base))
 
     def _slide(self, length: int) -> None:
         base = max(self.base, self._first(max(0, length - SLACK)))
         kept, count = self._kept(base, length), self._count(length - base)
-        self.base = length  # so that an interrupt leaves nothing to rewind to
+        self.base = length  # after an interrupt here, no rewind is possible
         for buffer in self._buffers.values():
             buffer[:, :count] = buffer[:, kept].copy()
         self.base = base
@@ -244,32 +260,51 @@ def make_caches(
     views: Mapping[AttentionKind, Views],
     units: Units = SINGLE,
 ) -> dict[AttentionKind, KVCache]:
-    """The caches of one sequence.
+    """The caches of one sequence: one for each kind of attention, with the layers that own keys and values.
 
     Args:
-        target: whose layers own them.
-        unit_type: the dtype of a unit of a layer's keys, and of its values.
+        target: the model.
+        unit_type: the dtype of one unit of a layer's keys, and of its values.
         max_rows: most rows that one forward appends.
-        views: what the engine reads together, where that is more than single rows.
-        units: how rows lie.
+        views: by kind of attention, the range that the engine reads at once, if that is more than single rows.
+        units: how rows lie in memory.
     """
     caches: dict[AttentionKind, KVCache] = {}
     for kind in KINDS:
         owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
         types = {index: unit_type(target.layers[index]) for index in owners}
-        # window - 1 rows are enough for the target; a drafter at position `length` sees two more: `first_drafted`
+        # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
         history = target.sliding_window + 1 if kind == "sliding" else None
         caches[kind] = KVCache(types, max_rows, history, views.get(kind, Views()), units)
     return caches
 
 
 def first_drafted(kind: AttentionKind, length: int, window: int) -> int:
-    """The first position that a drafter's layer sees behind `length` verified tokens.
+    """The first position that a drafter's layer sees, after `length` verified tokens.
 
-    The reference's window is inclusive here: the last `window + 1` of them. Source:
+    In sliding layers it sees the last `window + 1` of them: the reference's window is inclusive here. Source:
     `create_bidirectional_sliding_window_mask` over the flipped cache, Gemma4AssistantForCausalLM.
     """
     return max(0, length - 1 - window) if kind == "sliding" else 0
+
+
+def attention_mask(tree: TokenTree, length: int, view: tuple[int, int], window: int | None) -> Mask:
+    """bool[T, stop - start]: which cache positions of a view (start, stop) each row of a tree sees.
+
+    Row j of the tree lies at cache position length + j, whatever its depth; positions from length + T on are padding.
+    With a window, a row at position p sees positions p - window + 1 .. p (Gemma4, `sliding_window_overlay`).
+    """
+    start, stop = view
+    depths = tree.depths()
+    count = len(depths)
+    seen = np.zeros((count, stop - start), np.bool_)
+    seen[:, : length - start] = True
+    seen[:, length - start : length - start + count] = tree.ancestors()
+    if window is not None:
+        positions = np.arange(start, stop)
+        positions[length - start : length - start + count] = length + depths
+        seen &= positions[None, :] > (length + depths - window)[:, None]
+    return seen
 
 
 def _up(value: int, step: int) -> int:

@@ -1,200 +1,56 @@
-"""What a drafting loop needs from an engine: weights in one place, any number of sequences beside them."""
+"""What the loop that drafts and verifies needs from an engine: its protocol, and the types that cross it.
+
+An `Engine` holds the weights of a bundle and computes. A `Session` holds one sequence: its committed tokens with their
+keys and values. A forward takes `Rows` of one or several sessions and returns `Outputs` for each; the session then
+commits the rows that were accepted. Below these: the tree of new rows, steps of drafters, the choice of attention, and
+the checks of a batch that both engines share. `layer_path` says which layers a row passes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.layer_path import WHOLE, LayerPath
-from ondevice.engines.path_memory import PathMemory
-from ondevice.engines.token_tree import ROOT, Ids, TokenTree
-from ondevice.manifest import HeadsEntry, Target
-
-Floats = NDArray[np.float32]
-
-KVCacheType = Literal["fp16", "int8"]
-"""What keys and values are held in: int8 takes half the memory, on the `simd` engine; `ort` has float32 for fp16."""
+from ondevice.arrays import Float32Array, Int64Array
+from ondevice.engines.layer_path import WHOLE, LayerPath, PathMemory
+from ondevice.errors import UsageError
+from ondevice.model_config import HeadsEntry, Target
 
 MOST_SESSIONS = 16
-"""Sequences of one forward. Beyond, the attention of each costs more than the weights that they share."""
+"""Most sequences in one forward. With more, attention costs more than sharing the weights saves."""
 
-
-@dataclass(frozen=True)
-class Rows:
-    """The new rows of one sequence in a forward.
-
-    session : the sequence, whose committed tokens they follow
-    tree : the rows' tokens, and which row each follows
-    wanted : indices of the rows whose outputs are wanted, ascending
-    path : what of the target they pass: less than WHOLE is a draft, which cannot be committed
-    """
-
-    session: Session
-    tree: TokenTree
-    wanted: Sequence[int]
-    path: LayerPath = WHOLE
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What the target says of the wanted rows of one sequence.
-
-    logits : float32[R, V], after the softcap; [R, 0] of a path that ends before the head
-    hidden : float32[R, H], after the final norm; the residual stream at the end of such a path
-    rows, wanted : rows, and wanted rows, of the whole forward, those of other sequences included
-    seconds : wall time of the whole forward
-    threads : that computed it, as many as made it faster
-    experts : that a layer with experts read on average, for all rows of the forward; 0 where there are none
-    """
-
-    logits: Floats
-    hidden: Floats
-    rows: int = 1
-    wanted: int = 1
-    seconds: float = 0.0
-    threads: int = 1
-    experts: float = 0.0
-
-
-@dataclass(frozen=True)
-class DraftStep:
-    """One step of a drafter model: `candidates` int64[C], their `logits` float32[C], the next `hidden` float32[H]."""
-
-    candidates: Ids
-    logits: Floats
-    hidden: Floats
-
-
-@dataclass(frozen=True)
-class ExpertShare:
-    """The experts of a model, and what reading one costs.
-
-    count, top : experts of a layer, and those that a row takes
-    of_a_row : bytes of an expert, in all layers, as a share of all that a forward of one row reads
-    """
-
-    count: int
-    top: int
-    of_a_row: float
-
-
-@dataclass(frozen=True)
-class Proposals:
-    """What heads say of k tokens to come: `candidates` int64[k, C] and their `logits` float32[k, C]."""
-
-    candidates: Ids
-    logits: Floats
-
-
-class Session(Protocol):
-    """One sequence: its committed tokens and their keys and values. Used by one thread at a time."""
-
-    @property
-    def exact_trees(self) -> bool:
-        """Whether a row's outputs are the same bits in a tree as in a chain; else drafts must be chains."""
-        ...
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """The committed tokens. Not to be written to."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """How many tokens are committed."""
-        ...
-
-    @property
-    def pending(self) -> int:
-        """Rows of the session's last forward, where nothing was committed since."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory for keys and values, snapshots included."""
-        ...
-
-    def max_rows(self) -> int:
-        """Rows that this sequence may have in the next forward; 0 where the context is full."""
-        ...
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep these rows of the session's last forward, each the parent of the next; drop the others."""
-        ...
-
-    def rewind(self, length: int) -> int:
-        """Forget everything from position `length` on, and return how many tokens are left.
-
-        That is `length`, or where sliding layers no longer hold the rows that it needs, the longest shorter sequence
-        that a snapshot has them for, or 0.
-        """
-        ...
-
-    def snapshot(self) -> None:
-        """Remember what sliding layers hold now, so that a rewind to here will never have to compute it again."""
-        ...
-
-    def fork(self, length: int | None = None) -> Session:
-        """A new session with a copy of the first `length` tokens, or, as with `rewind`, of fewer; None copies all."""
-        ...
-
-    def draft_step(self, token: int, hidden: Floats) -> DraftStep:
-        """One MTP step over the committed tokens. The position is `length`, the newest token's, for a whole round.
-
-        The arrays of the answer are the session's own and hold until its next step, whose `hidden` may be one of them.
-        """
-        ...
-
-    def propose(self, kind: str, hidden: Floats) -> Proposals:
-        """What the bundle's heads of a kind make of a hidden state float32[H]: see `ondevice.contract`.
-
-        Nothing of the sequence is read. The arrays of the answer are the session's own and hold until its next call.
-
-        Raises:
-            UsageError: the bundle has no heads of that kind.
-        """
-        ...
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the committed tokens with their keys and values to a file, all of it or nothing.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        ...
-
-    def close(self) -> None:
-        """Drop the memory; the session is of no use afterwards."""
-        ...
+KVCacheType = Literal["fp16", "int8"]
+"""Number format of cached keys and values. int8 takes half the memory and exists on `simd` only; `ort` stores float32
+where fp16 is asked for."""
 
 
 class Engine(Protocol):
-    """The weights of one target, and of its drafter where the bundle has one, and the threads that compute.
+    """The weights of one target, of its drafter if the bundle has one, and the threads that compute.
 
-    Several threads may call `forward`, and `draft_step` of different sessions, at once.
+    Several threads may call `forward` at once, and `draft_step` on different sessions.
     """
 
     name: str
     target: Target
     has_drafter: bool
     kv_cache: str
-    """What keys and values are held in."""
+    """Number format of cached keys and values."""
     context_length: int
     most_rows: int
-    """Rows of one forward, all sequences together."""
+    """Most rows in one forward, all sequences together."""
     experts: ExpertShare | None
-    """None where the target has none, or the engine does not tell how many it reads."""
+    """None if the target has no experts, or if the engine does not count the experts that it reads."""
     paths: PathMemory | None
-    """What is known of paths on which drafts pay; None where all rows pass the whole target."""
+    """Known layer paths on which drafts pay; None if the engine runs all layers only."""
 
     @property
     def heads(self) -> Mapping[str, HeadsEntry]:
-        """The bundle's, by kind."""
+        """The bundle's heads, by kind."""
         ...
 
     def open_session(self) -> Session:
@@ -211,26 +67,350 @@ class Engine(Protocol):
         ...
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
-        """Run new rows after the committed tokens of up to MOST_SESSIONS sessions and leave their KV pending.
+        """Run new rows after the committed tokens of up to MOST_SESSIONS sessions, and leave their KV pending.
 
-        The weights are read once for all of them. A row's outputs depend on nothing beside it. A session's pending rows
-        are replaced, and its outputs hold until it takes part in a forward again.
+        The weights are read once for all rows. A row's outputs do not depend on the other rows of the forward. A
+        session's earlier pending rows are replaced; its outputs stay valid until its next forward.
 
-        A draft's chain is run token by token: rows of the chain before, and what it left of them in the lower layers,
-        are not computed again, neither by the next draft forward nor by the whole one that verifies them. That changes
-        no bit. All rows of a forward pass the same path.
+        A draft along a path (`Rows.path`) is a chain that grows by one token per forward. Its earlier rows, and what
+        the lower layers computed for them, are reused by the next draft forward and by the whole forward that verifies
+        them. This changes no bit. All rows of one forward pass the same path.
 
         Raises:
-            ValueError: no or too many rows or sessions, a session that is in the batch twice or not this engine's, or
-                paths that differ or do not exist.
-            UsageError: a session that was closed, or an engine that has no partial forwards.
+            ValueError: no or too many rows or sessions, a session that is in the batch twice or belongs to another
+                engine, or paths that differ or do not exist.
+            UsageError: a session was closed, or the engine has no partial forwards.
         """
         ...
 
     def close(self) -> None: ...
 
 
-__all__ = [
-    "MOST_SESSIONS", "ROOT", "WHOLE", "DraftStep", "Engine", "ExpertShare", "Floats", "Ids", "KVCacheType", "LayerPath",
-    "Outputs", "Proposals", "Rows", "Session", "TokenTree",
-]  # fmt: skip
+class Session(Protocol):
+    """One sequence: its committed tokens and their keys and values. Used by one thread at a time."""
+
+    @property
+    def exact_trees(self) -> bool:
+        """Whether a row's outputs are the same bits in a tree as in a chain. If not, drafts must be chains."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The committed tokens; read-only."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """The number of committed tokens."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Rows of the session's last forward; 0 once some were committed."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for keys and values, snapshots included."""
+        ...
+
+    def max_rows(self) -> int:
+        """Most rows of this sequence in the next forward; 0 if the context is full."""
+        ...
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these rows of the session's last forward, each the parent of the next, and drop the others."""
+        ...
+
+    def rewind(self, length: int) -> int:
+        """Forget everything from position `length` on.
+
+        Returns:
+            The number of tokens left: `length`; or, if the sliding layers no longer hold the rows that this needs, the
+            longest shorter sequence for which a snapshot has them, or 0.
+        """
+        ...
+
+    def snapshot(self) -> None:
+        """Copy what the sliding layers hold now, so that a later rewind to this length need not compute it again."""
+        ...
+
+    def fork(self, length: int | None = None) -> Session:
+        """A new session with a copy of the first `length` tokens, or of fewer as with `rewind`; None copies all."""
+        ...
+
+    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
+        """One MTP step over the committed tokens. All steps of a round have the newest token's position, `length`.
+
+        The returned arrays belong to the session and stay valid until its next step, to which `hidden` may be passed.
+        """
+        ...
+
+    def propose(self, kind: str, hidden: Float32Array) -> Proposals:
+        """The tokens that the bundle's heads of a kind propose for a hidden state float32[H]: see `ondevice.graph_io`.
+
+        The heads read nothing of the sequence. The returned arrays belong to the session and stay valid until its next
+        call.
+
+        Raises:
+            UsageError: the bundle has no heads of that kind.
+        """
+        ...
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the committed tokens with their keys and values to a file: all of it, or nothing.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the memory; the session cannot be used afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The new rows of one sequence in a forward.
+
+    session : the sequence whose committed tokens the rows follow
+    tree : the rows' tokens and parents
+    wanted : indices of the rows whose outputs are wanted, ascending
+    path : the layers that the rows pass; a draft may pass less than WHOLE, and then cannot be committed
+    """
+
+    session: Session
+    tree: TokenTree
+    wanted: Sequence[int]
+    path: LayerPath = WHOLE
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The target's outputs for the wanted rows of one sequence.
+
+    logits : float32[R, V], after the softcap; [R, 0] if the path ends before the head
+    hidden : float32[R, H], after the final norm; if the path ends before it, the residual stream there
+    rows, wanted : number of rows, and of wanted rows, in the whole forward, other sequences included
+    seconds : wall time of the whole forward
+    threads : number of threads that computed it
+    experts : experts that were read per layer with experts, on average, for all rows of the forward; 0 without experts
+    """
+
+    logits: Float32Array
+    hidden: Float32Array
+    rows: int = 1
+    wanted: int = 1
+    seconds: float = 0.0
+    threads: int = 1
+    experts: float = 0.0
+
+
+ROOT = -1
+"""The parent of a row that follows the committed tokens."""
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Tokens of the new rows. Each row follows the committed tokens (`ROOT`) or an earlier row.
+
+    tokens : int64[T]
+    parents : int64[T], parents[i] < i
+    is_chain : whether each row follows the one before it
+    """
+
+    tokens: Int64Array
+    parents: Int64Array
+    is_chain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = np.arange(len(self.tokens))
+        if self.tokens.ndim != 1 or self.parents.shape != self.tokens.shape or not len(rows):
+            raise ValueError("a token tree needs one parent per token and at least one token")
+        object.__setattr__(self, "is_chain", bool((self.parents == rows - 1).all()))
+        if not self.is_chain and ((self.parents >= rows).any() or (self.parents < ROOT).any()):
+            raise ValueError("a row's parent must come before it")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> TokenTree:
+        """Rows each of which follows the one before it: the plain case."""
+        ids = np.asarray(tokens, np.int64)
+        if ids.ndim != 1 or not len(ids):
+            raise ValueError("a token tree needs at least one token")
+        tree = cls.__new__(cls)  # skips the checks, which a chain passes: 5 us less in every forward
+        vars(tree).update(tokens=ids, parents=np.arange(-1, len(ids) - 1, dtype=np.int64), is_chain=True)
+        return tree
+
+    def depths(self) -> Int64Array:
+        """int64[T]: 0 for rows that follow the committed tokens, else the parent's depth + 1."""
+        if self.is_chain:
+            return np.arange(len(self.tokens), dtype=np.int64)
+        depths = np.zeros(len(self.tokens), np.int64)
+        for row, parent in enumerate(self.parents):
+            if parent != ROOT:
+                depths[row] = depths[parent] + 1
+        return depths
+
+    def ancestors(self) -> Mask:
+        """bool[T, T]: [i, j] if row j is row i or an ancestor of it."""
+        count = len(self.tokens)
+        if self.is_chain:
+            return np.tri(count, dtype=np.bool_)
+        seen = np.eye(count, dtype=np.bool_)
+        for row, parent in enumerate(self.parents):
+            if parent != ROOT:
+                seen[row] |= seen[parent]
+        return seen
+
+    def is_path(self, rows: Sequence[int]) -> bool:
+        """Whether the first of these rows follows the committed tokens, and each other one the row before it."""
+        parent = ROOT
+        for row in rows:
+            if not 0 <= row < len(self.tokens) or self.parents[row] != parent:
+                return False
+            parent = row
+        return True
+
+
+@dataclass(frozen=True)
+class DraftStep:
+    """The result of one step of a drafter model.
+
+    candidates : int64[C], token ids
+    logits : float32[C], the candidates' logits
+    hidden : float32[H], the input of the next step
+    """
+
+    candidates: Int64Array
+    logits: Float32Array
+    hidden: Float32Array
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Tokens that heads propose for the next k positions: `candidates` int64[k, C], their `logits` float32[k, C]."""
+
+    candidates: Int64Array
+    logits: Float32Array
+
+
+@dataclass(frozen=True)
+class ExpertShare:
+    """The experts of a model, and the cost of reading one.
+
+    count : experts of a layer
+    top : experts that a row uses in a layer
+    of_a_row : bytes of one expert in all layers, as a share of the bytes that a forward of one row reads
+    """
+
+    count: int
+    top: int
+    of_a_row: float
+
+
+AttentionType = Literal["exact", "lookup", "lookup-drafts", "nomad"]
+"""How layers with full attention score and choose positions.
+
+`exact`: all positions, exact scores. `lookup`: positions that are chosen by table lookups over 4-bit codes of the keys;
+their scores are exact. `lookup-drafts`: the drafter's layers use `lookup`, the target is exact. `nomad`: all positions,
+with scores from table lookups.
+"""
+
+ATTENTION_TYPES: tuple[str, ...] = get_args(AttentionType)
+CODE_WIDTHS = (1, 2, 4)
+LOOKUP_UNIT = 32
+"""Positions that lookup attention chooses together."""
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """How layers with full attention attend.
+
+    kind : see `AttentionType`
+    keys : positions that `lookup` chooses, a multiple of LOOKUP_UNIT; None chooses as many as the codes say matter
+    width : numbers of a key that share one 4-bit code
+    """
+
+    kind: AttentionType = "exact"
+    keys: int | None = None
+    width: int = 4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in ATTENTION_TYPES:
+            raise UsageError(f"attention must be one of {', '.join(ATTENTION_TYPES)}, not {self.kind!r:.99}")
+        keys = self.keys
+        if keys is not None and (
+            not isinstance(keys, int) or isinstance(keys, bool) or keys < LOOKUP_UNIT or keys % LOOKUP_UNIT
+        ):
+            raise UsageError(f"attention_keys must be a multiple of {LOOKUP_UNIT}, or None, not {keys!r:.99}")
+        if not isinstance(self.width, int) or isinstance(self.width, bool) or self.width not in CODE_WIDTHS:
+            raise UsageError(
+                f"attention_width must be one of {', '.join(map(str, CODE_WIDTHS))}, not {self.width!r:.99}"
+            )
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether attention uses table lookups, which `ort` does not have."""
+        return self.kind != "exact"
+
+
+def context_within(wanted: int | None, available: int) -> int:
+    """The context length to use, in tokens: `wanted`, or for None all that is `available`.
+
+    Raises:
+        UsageError: more than the model has, or too few for a prompt and an answer.
+    """
+    if wanted is None:
+        return available
+    if not 1 < wanted <= available:
+        raise UsageError(f"a context of {wanted} tokens is not possible: this model has 2 to {available}")
+    return wanted
+
+
+def check_batch(batch: Sequence[Rows], vocab_size: int, most_rows: int) -> int:
+    """Check the rows of a forward, whose sessions are open and of one engine.
+
+    Args:
+        batch: rows of several sessions.
+        vocab_size: every token id must be smaller.
+        most_rows: most rows of one forward, all sessions together.
+
+    Returns:
+        The number of rows in the batch.
+
+    Raises:
+        ValueError: no or too many rows or sessions, a session twice, a token or a wanted row that does not exist.
+    """
+    if not 0 < len(batch) <= MOST_SESSIONS:
+        raise ValueError(f"{len(batch)} sessions do not fit: a forward has 1 to {MOST_SESSIONS}")
+    if len({id(rows.session) for rows in batch}) < len(batch):
+        raise ValueError("a session is in the batch twice: a forward has its rows in one tree")
+    total = sum(len(rows.tree) for rows in batch)
+    if total > most_rows:
+        raise ValueError(f"{total} rows do not fit: at most {most_rows} in one forward")
+    for rows in batch:
+        _check_rows(rows, vocab_size)
+    return total
+
+
+def _check_rows(rows: Rows, vocab_size: int) -> None:
+    count, most = len(rows.tree), rows.session.max_rows()
+    if count > most:
+        raise ValueError(f"{count} rows do not fit: at most {most} now")
+    # as unsigned numbers, negative ids are larger than any vocabulary: one maximum instead of two reductions
+    if np.maximum.reduce(rows.tree.tokens.astype(np.int64, copy=False).view(np.uint64)) >= vocab_size:
+        raise ValueError(f"token ids must be within 0..{vocab_size - 1}")
+    wanted = list(rows.wanted)
+    if wanted != sorted(set(wanted)) or (wanted and not 0 <= wanted[0] <= wanted[-1] < count):
+        raise ValueError(f"wanted rows must be ascending and within 0..{count - 1}")
+
+
+def no_heads(kind: str) -> UsageError:
+    """The error of both engines for `Session.propose` with a kind of heads that the bundle does not have."""
+    return UsageError(f"this bundle has no {kind} heads: train some with models/recipe, and export with --heads DIR")

@@ -1,4 +1,7 @@
-"""One sequence as both engines keep it: the part of `Session` that does not depend on what runs the graphs."""
+"""The part of `Session` that both engines share: tokens, commits, rewinds, snapshots, forks and files of one sequence.
+
+An engine's session inherits from `CachedSequence` and adds how rows are computed.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,24 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Self
 
-from ondevice.contract import AttentionKind
+from ondevice.arrays import Float32Array
 from ondevice.engines import session_file
 from ondevice.engines.kv_cache import HeldRows, KVCache
-from ondevice.engines.protocol import DraftStep, Floats
+from ondevice.engines.protocol import DraftStep, TokenTree
 from ondevice.engines.session_file import Origin
-from ondevice.engines.token_tree import TokenTree
 from ondevice.errors import UsageError
+from ondevice.graph_io import AttentionKind
 
 SNAPSHOTS = 8
-"""Snapshots of a sequence: the ends of that many prompts of a chat."""
+"""Most snapshots of a sequence, oldest dropped first. A chat takes one at the end of each prompt."""
 
 SNAPSHOT_BYTES = 1 << 26
-"""Bytes of them all; one is 7 MB at Gemma 4 E2B's shape in fp16."""
+"""Most bytes of a sequence's snapshots together. One takes 7 MB at Gemma 4 E2B's shape in fp16."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The rows of sliding caches behind `length` tokens."""
+    """A copy of what the sliding caches held when the sequence had `length` tokens."""
 
     length: int
     held: Mapping[AttentionKind, HeldRows]
@@ -36,15 +39,15 @@ class Snapshot:
 
 
 class CachedSequence(ABC):
-    """Committed and pending rows of one sequence, in caches of its own."""
+    """Committed and pending rows of one sequence, in caches of its own. Methods without a docstring: see `Session`."""
 
     exact_trees = True
 
     def __init__(self, caches: Mapping[AttentionKind, KVCache], origin: Origin) -> None:
         """
         Args:
-            caches: empty ones.
-            origin: what a file of this sequence must fit.
+            caches: empty caches, by kind of attention.
+            origin: the bundle, engine and options that a file of this sequence must have been written with.
         """
         self._caches = caches
         self._origin = origin
@@ -77,7 +80,7 @@ class CachedSequence(ABC):
     def max_rows(self) -> int: ...
 
     @abstractmethod
-    def draft_step(self, token: int, hidden: Floats) -> DraftStep: ...
+    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep: ...
 
     @abstractmethod
     def _sibling(self) -> Self:
@@ -140,7 +143,17 @@ class CachedSequence(ABC):
         session_file.write(path, self._origin, self._tokens, held)
 
     def load(self, path: str | PathLike[str], vocab_size: int, context_length: int) -> None:
-        """Take over what `save` wrote; raises as `Engine.load_session` does."""
+        """Replace this sequence by the one that `save` wrote to a file.
+
+        Args:
+            path: the file.
+            vocab_size: every token id must be smaller.
+            context_length: most tokens that the file may have.
+
+        Raises:
+            OSError: the file cannot be read.
+            SessionFileError: it is damaged, or belongs to another bundle, engine, KV cache type or version.
+        """
         tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, context_length)
         for kind, cache in self._caches.items():
             cache.adopt(held[kind])
@@ -158,11 +171,11 @@ class CachedSequence(ABC):
         return all(cache.can_rewind(length) for cache in self._caches.values())
 
     def _best_snapshot(self, length: int) -> Snapshot | None:
-        """The snapshot that leaves most of the first `length` tokens."""
+        """The snapshot from which most of the first `length` tokens can be kept."""
         return max(self._snapshots, key=lambda kept: self._reach(kept, length), default=None)
 
     def _reach(self, snapshot: Snapshot | None, length: int) -> int:
-        """How many of the first `length` tokens are left with a snapshot's rows."""
+        """How many of the first `length` tokens can be kept with a snapshot's rows."""
         if snapshot is None:
             return 0
         reached = min(length, snapshot.length)
@@ -171,7 +184,7 @@ class CachedSequence(ABC):
 
     def _restore(self, snapshot: Snapshot | None, length: int) -> None:
         reached = self._reach(snapshot, length)
-        tokens, self._tokens = self._tokens, []  # an interrupt leaves an empty sequence
+        tokens, self._tokens = self._tokens, []  # after an interrupt here, the sequence is empty
         for kind, cache in self._caches.items():
             cache.clear()
             if snapshot is not None and reached and cache.slides:

@@ -1,9 +1,9 @@
-"""A sequence on disk: its tokens and their keys and values, for a fixed system prompt on a small machine.
+"""The file of a session: tokens and their keys and values. A small machine can so keep a fixed system prompt.
 
     magic, version u32, size of the header u64, header (JSON), rows of every cache, sha256 of all that came before
 
-The header says which bundle, engine and KV cache the rows belong to. Everything is checked before a number is used: a
-file is data from outside.
+The header names the bundle, engine and KV cache type of the rows. A file is untrusted input: everything in it is
+checked before it is used.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.contract import AttentionKind
 from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.errors import SessionFileError
+from ondevice.graph_io import AttentionKind
 
 MAGIC = b"ondevice session\n"
 VERSION = 2
-"""Of the layout of this file and of the rows in it."""
+"""Version of the layout of this file and of the rows in it."""
 
 _PREFIX = struct.Struct("<IQ")
 _DIGEST = 32
 _MOST_HEADER = 1 << 24
-"""Bytes: two million tokens."""
+"""Largest accepted header, in bytes: two million tokens."""
 
 _PIECE = 1 << 24
-"""Bytes read at a time."""
+"""Bytes per read."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What the rows of a file depend on.
+    """The settings on which a sequence's keys and values depend; a file fits only an engine with the same.
 
-    content : identifies the bundle's graphs and weights
-    engine, kv_cache : whose rows, and of which type
-    attention : by which they were computed
+    content : hash of the bundle's graphs and weights
+    engine, kv_cache : the engine's name, and the number format of its caches
+    attention : the type of attention that computed the rows
     """
 
     content: str
@@ -59,7 +59,15 @@ class Origin:
 def write(
     path: str | PathLike[str], origin: Origin, tokens: Sequence[int], held: Mapping[AttentionKind, HeldRows]
 ) -> None:
-    """Write a file under another name and rename it: an interrupt leaves the old one, or none.
+    """Write a session file.
+
+    It is written under a temporary name and renamed: an interrupt leaves the old file, or none.
+
+    Args:
+        path: the file to create or replace.
+        origin: the settings that the rows depend on.
+        tokens: the committed tokens.
+        held: their rows, by kind of attention.
 
     Raises:
         OSError: it cannot be written.
@@ -88,18 +96,21 @@ def write(
 def read(
     path: str | PathLike[str], origin: Origin, caches: Mapping[AttentionKind, KVCache], vocab_size: int, most: int
 ) -> tuple[list[int], dict[AttentionKind, HeldRows]]:
-    """The tokens of a file and the rows that `caches` may adopt.
+    """Read a session file.
 
     Args:
-        path: of the file.
-        origin: what it must belong to.
-        caches: those of a new sequence, which say how large rows are.
-        vocab_size: above every token id.
-        most: tokens at most.
+        path: the file.
+        origin: the settings that it must have been written with.
+        caches: the caches of a new sequence, from which the size of the rows follows.
+        vocab_size: every token id must be smaller.
+        most: most tokens that the file may have.
+
+    Returns:
+        The tokens, and the rows for `caches` to adopt, by kind of attention.
 
     Raises:
         OSError: the file cannot be read.
-        SessionFileError: it is no such file, damaged, or belongs to something else.
+        SessionFileError: it is not a session file, is damaged, or was written with other settings.
     """
     if not Path(path).is_file() and Path(path).exists():
         raise SessionFileError(path, "it is not a file")
@@ -114,11 +125,11 @@ def read(
 
 
 class _OtherError(Exception):
-    """A whole file that belongs to something else."""
+    """An undamaged file that was written with other settings."""
 
 
 class _Reader:
-    """Reads a file of known size and keeps the digest of what was read."""
+    """Reads a file of known size and computes the sha256 of all bytes read."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -136,13 +147,13 @@ class _Reader:
         return data
 
     def fill(self, room: memoryview) -> None:
-        """Read as many bytes as there is room for."""
+        """Fill a buffer from the file."""
         for start in range(0, len(room), _PIECE):
             part = room[start : start + _PIECE]
             part[:] = self.take(len(part))
 
     def finish(self) -> None:
-        """The digest, and nothing behind it."""
+        """Check that exactly the sha256 of all bytes read is left in the file."""
         expected = self._digest.digest()
         if self._left != _DIGEST or self._file.read(_DIGEST) != expected:
             raise ValueError("its sha256 differs")
@@ -192,7 +203,7 @@ def _number(value: Any, beyond: int) -> int:
 
 
 def _pieces(held: Mapping[AttentionKind, HeldRows]) -> list[memoryview]:
-    """Keys, then values, of every layer; `held` rows are views of a cache, contiguous for either."""
+    """The bytes of every layer's keys, then of its values. In held rows, views of a cache, each is contiguous."""
     return [_bytes(part) for rows in held.values() for array in rows.rows.values() for part in array]
 
 

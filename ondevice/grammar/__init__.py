@@ -1,1 +1,8 @@
-"""Structured output: replies that a grammar limits, through llguidance (the extra `[grammar]`)."""
+"""Structured output: grammars that constrain a reply, through llguidance (the extra `[grammar]`).
+
+In: `response_format` and `tool_choice` of a request, the tools' schemas, and the tokenizer. Out: the loop's
+`Constraint` (allowed tokens after a path, and forced ones), which knows token ids only.
+
+Read `reply_grammar.py` first: it writes the grammar of a whole reply. `response_format.py` checks the caller's options,
+`matcher.py` compiles a grammar and follows it token by token.
+"""

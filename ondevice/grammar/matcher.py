@@ -1,32 +1,136 @@
-"""A grammar's state in one reply: llguidance's matcher as the loop's `Constraint`."""
+"""Grammars as the loop's `Constraint`: llguidance's index of a vocabulary, and its matcher for one reply."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ondevice.decoding.constraint import Mask
-from ondevice.errors import GrammarError, one_line
+from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, reason
+from ondevice.generate.request import Mask
+from ondevice.grammar.reply_grammar import CALL, Thoughts, reply_grammar
+from ondevice.grammar.response_format import ResponseFormat, ToolChoice
+from ondevice.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class Compiler:
+    """Compiles the grammars of one model.
+
+    The index of the vocabulary is made once, for the first grammar. It takes a second for Gemma's 262,144 tokens, in a
+    thread, during the prefill of the prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, path: Path | None, vocab_size: int, end_ids: Iterable[int]) -> None:
+        """
+        Args:
+            tokenizer, path: the tokenizer and its file; None if the bundle has none.
+            vocab_size: vocabulary size of the model, which may be larger than that of the tokenizer.
+            end_ids: tokens that end a reply.
+        """
+        self._tokenizer = tokenizer
+        self._path = path
+        self._vocab_size = vocab_size
+        self._end_ids = sorted(end_ids)
+        controls = {} if tokenizer is None else tokenizer.control_texts
+        self._control_ids = {text: token_id for token_id, text in controls.items()}
+        self._index: LLTokenizer | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def constraint(
+        self, answer: ResponseFormat, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int]
+    ) -> Matcher | None:
+        """The constraint of a reply; None if there is none.
+
+        Args:
+            thinking: whether the template asks the model to think.
+
+        Raises:
+            UsageError: calls are wanted and the model has no tokens for them, or the bundle has no tokenizer.
+            GrammarError: the grammar cannot be compiled. Errors that depend on the tokenizer are raised at the first
+                token.
+            MissingDependencyError: llguidance is not installed.
+        """
+        thoughts = Thoughts.of(self._control_ids, prompt_ids, thinking)
+        grammar = reply_grammar(answer, choice, thoughts, self._control_ids, self._end_ids)
+        if grammar is None:
+            return None
+        if self._tokenizer is None:
+            raise UsageError("a grammar needs a tokenizer, and this bundle has none")
+        _check(grammar)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "ondevice-grammar")
+        coming = self._pool.submit(self._matcher, grammar)
+        return Matcher(coming.result, len(prompt_ids), self._vocab_size)
+
+    def forbidden(self, choice: ToolChoice) -> list[int]:
+        """Tokens that the reply must not contain: the opening of a call, if `choice` forbids calls."""
+        opening = self._control_ids.get(CALL[0])
+        return [] if choice.kind != "none" or opening is None else [opening]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLTokenizer
+
+        if self._index is None:  # the pool has one thread
+            try:
+                self._index = LLTokenizer(self._tokenizer_json(), self._vocab_size, self._end_ids or None)
+            except Exception as error:  # the library raises nothing narrower
+                raise GrammarError(f"llguidance cannot read this bundle's tokenizer: {reason(error)}") from error
+        matcher = LLMatcher(self._index, grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(f"this grammar cannot be compiled: {said(matcher.get_error())}")
+        return matcher
+
+    def _tokenizer_json(self) -> str:
+        """The tokenizer's JSON with all control tokens marked special: llguidance allows other tokens inside texts."""
+        assert self._tokenizer is not None
+        assert self._path is not None
+        text = self._path.read_text("utf-8")
+        if set(self._control_ids.values()) <= self._tokenizer.special_ids:
+            return text
+        whole = json.loads(text)
+        for token in whole["added_tokens"]:
+            token["special"] |= token["id"] in self._tokenizer.control_texts
+        return json.dumps(whole)
+
+
+def _check(grammar: str) -> None:
+    """Raise at once the errors that do not depend on the tokenizer."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise MissingDependencyError("llguidance", "grammar", what="a reply with a grammar") from error
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    if failed:
+        raise GrammarError(f"this grammar cannot be compiled: {said(messages[0])}")
+
 
 ALL = np.uint32(0xFFFFFFFF)
 
 PICTURE = re.compile(r"\s*(\^+|\d+ \| .*)?\s*")
-"""A line of a message that shows the place of a mistake, or nothing."""
+"""A line of llguidance's error messages that shows the place of the mistake, or is empty."""
 
 
 @dataclass
-class Place:
-    """Behind a token: what is known already of the tokens that may follow.
+class _State:
+    """State of the grammar after a token, computed as far as it was needed.
 
-    over : the reply is complete
-    forced : the only one; None where there are several, False where nobody asked
+    Attributes:
+        over: whether the reply is complete.
+        forced: the only allowed token; None if there are several, False if not computed yet.
+        mask: bits of the allowed tokens, uint32 words; None if not computed yet.
     """
 
     over: bool
@@ -35,136 +139,138 @@ class Place:
 
 
 class Matcher:
-    """Follows the paths that it is asked about, forward and back. What it finds at a place stays while the reply goes
-    on from there: checking a draft, guessing and verifying ask for the same.
+    """State of one reply's grammar: llguidance's matcher as the loop's `Constraint`.
 
-    Masks are made row by row, where the verification comes by: trees need nothing more, and no mask is made for a row
-    behind a token that the target refuses, as by llguidance's call for all rows of a chain.
+    The matcher moves forward and back along the paths of drafted tokens. States on the current path are kept, because
+    checking a draft, drafting and verifying need the same ones.
 
-    Where only one text may follow, its tokens are those that the tokenizer makes of it, and not others of the same
-    characters: that is what the model was trained on, and it can be drafted.
+    Masks are computed row by row as verification reaches them. That suffices for trees, and computes no mask for rows
+    behind a token that the target refuses, as llguidance's call for all rows of a chain would.
+
+    Where the grammar allows only one text, its tokens must be those that the tokenizer makes of it, not others of the
+    same characters: the model was trained on these, and they can be drafted.
     """
 
     def __init__(self, made: Callable[[], LLMatcher], position: int, vocab_size: int) -> None:
         """
         Args:
-            made: waits for the matcher, which is made while the prompt is read.
-            position: tokens of the prompt.
-            vocab_size: of the model.
+            made: returns the matcher; waits for it, because it is made during the prefill of the prompt.
+            position: number of tokens of the prompt.
+            vocab_size: vocabulary size of the model.
         """
         self.position = position
         self._made = made
         self._words = (vocab_size + 31) // 32
         self._matcher: LLMatcher
         self._ahead: list[int] = []
-        self._places: list[Place] = []
-        """Behind the tokens that were taken, and behind each of those ahead."""
-        self._rooms: list[Mask] = []
-        """Where masks are written, by the number of tokens ahead."""
+        self._states: list[_State] = []
+        """States after the taken tokens, and after each token of `_ahead`."""
+        self._buffers: list[Mask] = []
+        """Buffers of masks, by the number of tokens ahead."""
 
     @property
     def finished(self) -> bool:
         self._wait()
-        return self._places[0].over
+        return self._states[0].over
 
     def allows(self, path: Sequence[int]) -> bool:
         return self._reach(path) is not None
 
     def forced(self, path: Sequence[int]) -> int | None:
-        place = self._reach(path)
-        return None if place is None else self._forced_at(place, len(path))
+        state = self._reach(path)
+        return None if state is None else self._forced_at(state, len(path))
 
     def mask(self, path: Sequence[int]) -> Mask:
-        while len(self._rooms) <= len(path):
-            self._rooms.append(np.zeros(self._words, np.uint32))
-        room = self._rooms[len(path)]
-        place = self._reach(path)
-        if place is None:
-            room[:] = 0
-            return room
-        if place.mask is None:
-            if (token := self._forced_at(place, len(path))) is not None:
-                room[:] = 0
-                room[token >> 5] = np.uint32(1 << (token & 31))
-            elif place.over:
-                room[:] = ALL
+        while len(self._buffers) <= len(path):
+            self._buffers.append(np.zeros(self._words, np.uint32))
+        buffer = self._buffers[len(path)]
+        state = self._reach(path)
+        if state is None:
+            buffer[:] = 0
+            return buffer
+        if state.mask is None:
+            if (token := self._forced_at(state, len(path))) is not None:
+                buffer[:] = 0
+                buffer[token >> 5] = np.uint32(1 << (token & 31))
+            elif state.over:
+                buffer[:] = ALL
             else:
                 self._back(len(path))
-                self._matcher.unsafe_compute_mask_ptr(room.ctypes.data, room.nbytes)
+                self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
                 self._check()
-            place.mask = room
-        return room
+            state.mask = buffer
+        return buffer
 
     def take(self, tokens: Sequence[int]) -> int:
         """
         Raises:
-            GrammarError: the grammar became too large to follow, or does not allow them.
+            GrammarError: the grammar does not allow the tokens, or became too large to follow.
         """
         self._wait()
         taken = 0
         while taken < len(tokens):
-            place = self._reach(tokens[: taken + 1])
-            if place is None:
+            state = self._reach(tokens[: taken + 1])
+            if state is None:
                 raise GrammarError(f"the grammar does not allow the token {tokens[taken]}, which was chosen")
             taken += 1
-            if place.over:
+            if state.over:
                 break
         self._back(taken)
-        self._ahead, self._places = [], self._places[-1:]
-        if self._places[0].mask is not None:  # it lies in the room of another place
-            self._rooms[0], self._rooms[taken] = self._rooms[taken], self._rooms[0]
+        self._ahead, self._states = [], self._states[-1:]
+        if self._states[0].mask is not None:  # it lies in the buffer of another state
+            self._buffers[0], self._buffers[taken] = self._buffers[taken], self._buffers[0]
         self.position += taken
-        self._forced_at(self._places[0], 0)  # the next choice asks for it in any case, and it is no drafter's expense
+        self._forced_at(self._states[0], 0)  # the next choice needs it anyway; here its time is not the drafter's
         return taken
 
-    def _reach(self, path: Sequence[int]) -> Place | None:
-        """The place behind a path; None where it is not allowed."""
+    def _reach(self, path: Sequence[int]) -> _State | None:
+        """The state after a path; None if the path is not allowed."""
         self._wait()
         shared, most = 0, min(len(path), len(self._ahead))
         while shared < most and path[shared] == self._ahead[shared]:
             shared += 1
         if shared == len(path):
-            return self._places[shared]
+            return self._states[shared]
         self._back(shared)
         for token in path[shared:]:
-            place = self._places[-1]
-            forced = self._forced_at(place, len(self._ahead))
-            if place.over or (forced is not None and forced != token):
+            state = self._states[-1]
+            forced = self._forced_at(state, len(self._ahead))
+            if state.over or (forced is not None and forced != token):
                 return None
             if not self._matcher.try_consume_tokens([token]):
                 self._check()
                 return None
             self._ahead.append(token)
-            self._places.append(Place(self._matcher.is_stopped()))
-        return self._places[-1]
+            self._states.append(_State(self._matcher.is_stopped()))
+        return self._states[-1]
 
-    def _forced_at(self, place: Place, ahead: int) -> int | None:
-        if place.over:
+    def _forced_at(self, state: _State, ahead: int) -> int | None:
+        if state.over:
             return None
-        if place.forced is False:
+        if state.forced is False:
             self._back(ahead)
             tokens = self._matcher.compute_ff_tokens()
-            place.forced = tokens[0] if tokens else None
-        return place.forced
+            state.forced = tokens[0] if tokens else None
+        return state.forced
 
     def _back(self, ahead: int) -> None:
-        """To behind so many of the tokens ahead."""
+        """Go back to the state after the first `ahead` tokens of `_ahead`."""
         if ahead < len(self._ahead):
             self._matcher.rollback(len(self._ahead) - ahead)
-            del self._ahead[ahead:], self._places[ahead + 1 :]
+            del self._ahead[ahead:], self._states[ahead + 1 :]
 
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GrammarError(f"the grammar cannot be followed any further: {said(self._matcher.get_error())}")
 
     def _wait(self) -> None:
-        """For the matcher, before the first token."""
-        if not self._places:
+        """Wait for the matcher before the first token."""
+        if not self._states:
             self._matcher = self._made()
-            self._places = [Place(self._matcher.is_stopped())]
+            self._states = [_State(self._matcher.is_stopped())]
 
 
 def said(message: str) -> str:
-    """What llguidance says in one line, without its pictures of the place and of the parser's state."""
+    """An error message of llguidance in one line, without its pictures of the place and of the parser's state."""
     lines = message.partition("<state>")[0].partition("; following special tokens")[0].splitlines()
     return one_line(" ".join(line.strip() for line in lines if not PICTURE.fullmatch(line)))[:300].strip()

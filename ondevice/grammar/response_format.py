@@ -1,4 +1,4 @@
-"""`response_format`: the form of an answer, as callers say it, as a grammar of llguidance."""
+"""`response_format` and `tool_choice`: the form of a reply as callers describe it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ondevice.errors import UsageError
 
@@ -23,24 +23,26 @@ FIELDS = {
 }
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As Python's `json.dumps` writes. A model that may choose its white space has to say all of it, and small ones do not
-find an end; what is fixed can be drafted. A schema may say otherwise in `x-guidance`."""
+"""Fixed white space, as in Python's `json.dumps`. Small models that may choose white space write it without end, and
+fixed text can be drafted. A schema may choose otherwise in `x-guidance`."""
 
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """
-    grammar : None where any text will do
+    """Form of the answer.
+
+    Attributes:
+        grammar: None if any text is allowed.
     """
 
     grammar: Grammar | None
 
     @classmethod
     def of(cls, value: object) -> ResponseFormat:
-        """What `GenerationOptions.response_format` describes.
+        """The form that `GenerationOptions.response_format` describes.
 
         Raises:
-            UsageError: something else.
+            UsageError: an unknown form.
         """
         if value is None:
             return cls(None)
@@ -105,7 +107,7 @@ _GRAMMARS = {
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of Lark's."""
+    """A text as a literal of Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -128,3 +130,55 @@ def _check_fields(value: Mapping[str, Any], known: Sequence[str], needed: Sequen
     for name in value:
         if name not in known:
             raise UsageError(f"{place} has the fields {', '.join(known)}, and not {name!r:.99}")
+
+
+WORDS = ("auto", "none", "required")
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether a reply calls functions, and which.
+
+    Attributes:
+        kind: "free": no constraint; "none": no calls; "auto": well-formed calls or none; "required": one or more calls;
+            "one": exactly one call.
+        tools: declarations of the functions that may be called.
+    """
+
+    kind: Literal["free", "none", "auto", "required", "one"]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, value: object, tools: Sequence[Mapping[str, Any]] | None) -> ToolChoice:
+        """The choice that `GenerationOptions.tool_choice` describes.
+
+        Args:
+            tools: declarations as the caller passed them; they are checked with the prompt.
+
+        Raises:
+            UsageError: an unknown form, or a function that was not declared.
+        """
+        if value is None:
+            return cls("free")
+        if isinstance(value, str) and value in WORDS:
+            if value != "none" and not tools:
+                raise UsageError(f"tool_choice={value!r} needs tools, which are not declared")
+            return cls(value, tools or ())  # type: ignore[arg-type]  # mypy does not narrow by a tuple
+        function = value.get("function") if isinstance(value, Mapping) and value.get("type") == "function" else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise UsageError(
+                'tool_choice must be auto, none, required or {"type": "function", "function": {"name": ...}}, '
+                f"not {value!r:.99}"
+            )
+        chosen = [tool for tool in tools or () if _name(tool) == name]
+        if not chosen:
+            known = ", ".join(filter(None, map(_name, tools or ()))) or "none"
+            raise UsageError(f"tool_choice names the function {name!r:.99}, and these are declared: {known}")
+        return cls("one", chosen[:1])
+
+
+def _name(tool: object) -> str | None:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None

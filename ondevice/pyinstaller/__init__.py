@@ -1,4 +1,4 @@
-"""What PyInstaller must know to freeze an application that embeds ondevice. It finds this by itself."""
+"""PyInstaller's hook for applications that embed ondevice. PyInstaller finds it through an entry point."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def hook_directories() -> list[str]:
-    """The entry point `pyinstaller40`, `hook-dirs`."""
+    """Directory of the hooks; the entry point `hook-dirs` of the group `pyinstaller40`."""
     return [str(Path(__file__).parent)]

@@ -1,15 +1,17 @@
-"""PyInstaller's hook. Most modules are imported by name, when they are first needed, and it cannot see that.
+"""PyInstaller's hook: lists the modules to include. Most are imported by name when first used, which it cannot see.
 
-numba asks for sources next to an executable (`module_collection_mode`); with our own places for its code
-(ondevice/jit.py) bytecode in the archive will do, and starts as fast.
+numba's own cache needs source files next to the executable (`module_collection_mode`). ondevice stores its compiled
+code by its own rule (ondevice/jit.py), so bytecode in the archive is enough, and starts as fast.
 """
 
 from __future__ import annotations
 
 from PyInstaller.utils.hooks import collect_data_files, collect_submodules
 
-APART = ("ondevice.pyinstaller", "ondevice.server", "ondevice.terminal")
-"""Of the command line and the server, which have packages of their own, only what the application imports."""
+OPTIONAL = ("ondevice.pyinstaller", "ondevice.server", "ondevice.cli")
+"""Packages of which only the modules that the application imports are included: command line and server, which need
+further dependencies.
+"""
 
-hiddenimports = collect_submodules("ondevice", filter=lambda name: not name.startswith(APART))
+hiddenimports = collect_submodules("ondevice", filter=lambda name: not name.startswith(OPTIONAL))
 datas = collect_data_files("ondevice")

@@ -1,8 +1,9 @@
-"""The paths of the server and what answers them."""
+"""The paths of the server, and the way of a request from HTTP to its response (`Endpoints.generate`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -12,94 +13,185 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ondevice import __version__
+from ondevice.bundle import CHAT_TEMPLATE, Bundle
 from ondevice.model import Model
-from ondevice.server import chat_completions, completions, messages, responses, status, tokens
-from ondevice.server.delivery import CLIENT_LEFT, as_request_error
-from ondevice.server.fields import Fields, read_fields
+from ondevice.server.anthropic import count_tokens, read_message
+from ondevice.server.delivery import CLIENT_LEFT, MakeWriter, deliver
 from ondevice.server.guard import Guard, Rules
+from ondevice.server.metrics import Metrics
+from ondevice.server.model_manager import ModelManager
+from ondevice.server.openai import read_chat_completion, read_completion
 from ondevice.server.page import page_routes
-from ondevice.server.request_error import RequestError
-from ondevice.server.service import Service
-from ondevice.server.shape import now
+from ondevice.server.replies import AdmissionQueue, Replies
+from ondevice.server.requests import CompletionRequest, Fields, RequestError, read_fields
+from ondevice.server.responses import read_response
+from ondevice.text.tokenizer import Tokenizer
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+ReadRequest = Callable[[Fields], tuple[CompletionRequest, MakeWriter]]
+"""Reads a request of one API: what it asks of the model, and what makes the writer of its response."""
+Query = Callable[[Model, Fields], dict[str, Any]]
+"""Answers a request that generates nothing."""
 
 
-def make_app(service: Service, rules: Rules) -> ASGIApp:
+def make_app(bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics, rules: Rules) -> ASGIApp:
     """The ASGI application."""
-    endpoints = _Endpoints(service)
+    endpoints = Endpoints(bundle, manager, queue, metrics)
     routes = [
         *page_routes(),
         Route("/health", endpoints.health),
         Route("/v1/health", endpoints.health),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
-        Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-        Route("/v1/completions", endpoints.completions, methods=["POST"]),
-        Route("/v1/responses", endpoints.responses, methods=["POST"]),
-        Route("/v1/messages", endpoints.messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", endpoints.count_tokens, methods=["POST"]),
-        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
-        Route("/detokenize", endpoints.detokenize, methods=["POST"]),
+        Route("/v1/chat/completions", endpoints.generate(read_chat_completion), methods=["POST"]),
+        Route("/v1/completions", endpoints.generate(read_completion), methods=["POST"]),
+        Route("/v1/responses", endpoints.generate(read_response), methods=["POST"]),
+        Route("/v1/messages", endpoints.generate(read_message), methods=["POST"]),
+        Route("/v1/messages/count_tokens", endpoints.query(count_tokens), methods=["POST"]),
+        Route("/tokenize", endpoints.query(tokenize), methods=["POST"]),
+        Route("/detokenize", endpoints.query(detokenize), methods=["POST"]),
         Route("/props", endpoints.props),
         Route("/metrics", endpoints.metrics),
     ]
-    handlers = {RequestError: _refused, HTTPException: _not_found, ClientDisconnect: _left, Exception: _failed}
+    handlers = {
+        RequestError: _refused,
+        HTTPException: _not_found,
+        ClientDisconnect: _disconnected,
+        Exception: _failed,
+    }
     return Guard(Starlette(routes=routes, exception_handlers=handlers), rules)
 
 
-class _Endpoints:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._created = now()
+class Endpoints:
+    """What answers each path. `generate` and `query` make endpoints, the other methods are endpoints."""
+
+    def __init__(self, bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics) -> None:
+        self._bundle = bundle
+        self._manager = manager
+        self._queue = queue
+        self._metrics = metrics
+        self._created = int(time.time())
+
+    def generate(self, read_request: ReadRequest) -> Endpoint:
+        """The endpoint of an API that generates."""
+
+        async def answer(request: Request) -> Response:
+            fields = await read_fields(request)
+            stream = fields.flag("stream")
+            asked, make_writer = read_request(fields)
+            try:
+                replies = await Replies.begin(asked, self._manager, self._queue, self._metrics)
+                writer = make_writer(replies.model, replies.choices)
+                return await deliver(request, replies, writer, stream)
+            except Exception as error:
+                raise RequestError.of(error, fields) from error
+
+        return answer
+
+    def query(self, answer_query: Query) -> Endpoint:
+        """An endpoint that needs the model but generates nothing."""
+
+        async def answer(request: Request) -> Response:
+            fields = await read_fields(request)
+            try:
+                async with self._manager.borrow() as model:
+                    return JSONResponse(answer_query(model, fields))
+            except Exception as error:
+                raise RequestError.of(error, fields) from error
+
+        return answer
 
     async def health(self, request: Request) -> Response:
-        self._service.residence.check_loaded_once()
+        self._manager.check_loaded_once()
         return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [status.model_card(self._service, self._created)]})
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request) -> Response:
-        if (name := request.path_params["name"]) != self._service.name:
-            raise RequestError(404, f"there is no model {name!r:.99} here, only {self._service.name!r}")
-        return JSONResponse(status.model_card(self._service, self._created))
-
-    async def chat_completions(self, request: Request) -> Response:
-        return await self._service.answer(request, chat_completions.read)
-
-    async def completions(self, request: Request) -> Response:
-        return await self._service.answer(request, completions.read)
-
-    async def responses(self, request: Request) -> Response:
-        return await self._service.answer(request, responses.read)
-
-    async def messages(self, request: Request) -> Response:
-        return await self._service.answer(request, messages.read)
-
-    async def count_tokens(self, request: Request) -> Response:
-        return await self._with_model(request, messages.count_tokens)
-
-    async def tokenize(self, request: Request) -> Response:
-        return await self._with_model(request, tokens.tokenize)
-
-    async def detokenize(self, request: Request) -> Response:
-        return await self._with_model(request, tokens.detokenize)
+        if (name := request.path_params["name"]) != self._bundle.manifest.name:
+            raise RequestError(404, f"no model {name!r:.99} here, only {self._bundle.manifest.name!r}")
+        return JSONResponse(self._model_card())
 
     async def props(self, request: Request) -> Response:
-        async with self._service.residence.model_at_hand() as model:
-            return JSONResponse(status.props(self._service, model))
+        """llama.cpp's names as far as they fit, then names of this server."""
+        template = self._bundle.file(CHAT_TEMPLATE)
+        async with self._manager.borrow() as model:
+            defaults = model.defaults
+            properties = {
+                "model_alias": self._bundle.manifest.name,
+                "build_info": f"ondevice {__version__}",
+                "total_slots": self._queue.slots,
+                "chat_template": "" if template is None else template.read_text("utf-8"),
+                "default_generation_settings": {
+                    "n_ctx": model.context_length,
+                    "params": {
+                        "temperature": defaults.temperature,
+                        "top_k": defaults.top_k,
+                        "top_p": defaults.top_p,
+                        "min_p": defaults.min_p,
+                        "repeat_penalty": defaults.repetition_penalty,
+                        "n_predict": -1,
+                    },
+                },
+                "engine": model.engine.name,
+                "kv_cache": model.engine.kv_cache,
+                "threads": model.threads,
+                "load_s": model.load_s,
+            }
+        return JSONResponse(properties)
 
     async def metrics(self, request: Request) -> Response:
-        places = self._service.places
-        text = self._service.metrics.text(places.busy, places.waiting)
+        text = self._metrics.text(self._queue.running, self._queue.waiting)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    async def _with_model(self, request: Request, make: Callable[[Model, Fields], dict[str, Any]]) -> Response:
-        fields = await read_fields(request)
-        try:
-            async with self._service.residence.model_at_hand() as model:
-                return JSONResponse(make(model, fields))
-        except Exception as error:
-            raise as_request_error(error, fields) from error
+    def _model_card(self) -> dict[str, Any]:
+        """OpenAI's `model` object, with llama.cpp's `meta`."""
+        manifest, model = self._bundle.manifest, self._manager.model
+        return {
+            "id": manifest.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "ondevice",
+            "meta": {
+                "n_vocab": manifest.target.vocab_size,
+                "n_ctx_train": manifest.target.context_length,
+                "n_ctx": None if model is None else model.context_length,
+                "size": sum(entry.size for entry in manifest.files.values()),
+            },
+        }
+
+
+def tokenize(model: Model, fields: Fields) -> dict[str, Any]:
+    """llama.cpp's `/tokenize`: token ids of a text; `with_pieces` adds the text of each token."""
+    fields.required("content")
+    text = fields.text("content") or ""
+    tokenizer = _tokenizer(model)
+    ids = tokenizer.encode(
+        text,
+        add_special_tokens=fields.flag("add_special"),
+        parse_special=fields.flag("parse_special") if "parse_special" in fields else True,
+    )
+    if fields.flag("with_pieces"):
+        return {"tokens": [{"id": each, "piece": tokenizer.text_of(each)} for each in ids]}
+    return {"tokens": ids}
+
+
+def detokenize(model: Model, fields: Fields) -> dict[str, Any]:
+    """llama.cpp's `/detokenize`: the text of token ids, control tokens included."""
+    fields.required("tokens")
+    tokens = fields.array("tokens")
+    most = model.manifest.target.vocab_size - 1
+    if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= most for each in tokens):
+        raise RequestError(400, f"tokens must be token ids from 0 to {most}", param="tokens")
+    return {"content": _tokenizer(model).decode(tokens, keep_special=True)}
+
+
+def _tokenizer(model: Model) -> Tokenizer:
+    if model.tokenizer is None:
+        raise RequestError(400, "this bundle has no tokenizer")
+    return model.tokenizer
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -108,17 +200,17 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
+    """Starlette's errors: no such path, or the wrong method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
-    message = f"there is no {path!r:.99} here" if error.status_code == 404 else f"{path} takes no {request.method}"
-    told = RequestError(error.status_code, message)
-    return JSONResponse(told.body(path), error.status_code, error.headers)
+    message = f"no such path: {path!r:.99}" if error.status_code == 404 else f"{path} does not accept {request.method}"
+    return JSONResponse(RequestError(error.status_code, message).body(path), error.status_code, error.headers)
 
 
-async def _left(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_LEFT)  # which nobody reads
+async def _disconnected(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)  # never received
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    told = as_request_error(error, {})
-    return JSONResponse(told.body(request.url.path), told.status)
+    refusal = RequestError.of(error, {})
+    return JSONResponse(refusal.body(request.url.path), refusal.status)

@@ -1,130 +1,233 @@
-"""Replies on their way to the client: as one object, or as server-sent events; cancelled where the client leaves."""
+"""Send the response to a request, as one JSON object or as server-sent events.
+
+`ResponseWriter` is what an API implements (openai.py, anthropic.py, responses.py): it turns the events of `Replies`
+into JSON. Framing, keep-alives, errors in a running stream, and cancelling the replies of a client that disconnects
+are here, the same for all APIs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ondevice.errors import OndeviceError
-from ondevice.server.replies import Reading, Replies, Told
-from ondevice.server.request_error import RequestError
-from ondevice.server.shape import Choice, Message, Shape
+from ondevice.generation import FinishReason, Step
+from ondevice.model import Model
+from ondevice.server.replies import Choice, KeepAlive, PrefillProgress, Replies
+from ondevice.server.requests import RequestError
 
 KEEP_ALIVE_S = 15.0
-"""Of silence, after which a comment tells the client, and whatever lies between, that the connection lives."""
+"""Seconds without an event after which a stream sends something, so that proxies and clients do not close it."""
 
 CLIENT_LEFT = 499
-"""nginx's status for a client that did not wait; for logs, as nobody receives it."""
+"""nginx's status for a client that disconnected before the response. It is never received."""
 
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Nobody between server and client shall hold a stream back."""
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Proxies must not cache or buffer a stream."""
 
 Result = TypeVar("Result")
 
-_log = logging.getLogger("ondevice")
+
+class FinishNames(NamedTuple):
+    """What each API calls the end of a reply.
+
+    openai : `finish_reason` of chat completions and completions
+    anthropic : `stop_reason` of a message
+    responses : `status` of a response
+    """
+
+    openai: str
+    anthropic: str
+    responses: str
 
 
-def as_request_error(error: Exception, fields: Mapping[str, Any]) -> RequestError:
-    """What to tell the client; what it cannot be at fault for goes to the log."""
-    if not isinstance(error, RequestError | OndeviceError):
-        _log.error("a request failed", exc_info=error)
-    return RequestError.of(error, fields)
+FINISH_NAMES: dict[FinishReason | None, FinishNames] = {
+    "stop": FinishNames("stop", "end_turn", "completed"),
+    "length": FinishNames("length", "max_tokens", "incomplete"),
+    "context": FinishNames("length", "model_context_window_exceeded", "incomplete"),
+    "tool_calls": FinishNames("tool_calls", "tool_use", "completed"),
+}
+"""By `Step.finish_reason`; a cancelled reply is an error in all APIs."""
 
 
-async def deliver(request: Request, replies: Replies, choices: list[Choice], shape: Shape, stream: bool) -> Response:
-    """Answer a request, and close its replies."""
+class Usage(NamedTuple):
+    """Tokens of a response. A prompt with several replies counts once.
+
+    prompt : tokens of all prompts, cached ones included
+    cached : those taken from the prefix cache
+    new : tokens of all replies
+    """
+
+    prompt: int
+    cached: int
+    new: int
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice]) -> Usage:
+        firsts = [choice.stats for choice in choices if choice.first is None]
+        return cls(
+            sum(stats.prompt_tokens for stats in firsts),
+            sum(stats.cached_tokens for stats in firsts),
+            sum(choice.stats.new_tokens for choice in choices),
+        )
+
+
+def new_id(prefix: str) -> str:
+    """A random id of a response or a part of it."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True)
+class ServerSentEvent:
+    """One event of a stream.
+
+    data : a JSON object, a string that is sent as it is, or None for a comment, which only keeps the connection open
+    name : the event's name, in APIs that name events
+    """
+
+    data: dict[str, Any] | str | None
+    name: str | None = None
+
+    def encode(self) -> str:
+        """The event as clients read it."""
+        if self.data is None:
+            return ": keep-alive\n\n"
+        name = "" if self.name is None else f"event: {self.name}\n"
+        data = self.data if isinstance(self.data, str) else json.dumps(self.data, ensure_ascii=False)
+        return f"{name}data: {data}\n\n"
+
+
+class ResponseWriter(ABC):
+    """Writes the replies to one request in the form of one API: event by event, or at the end as one object.
+
+    In both cases `opening`, `prefill`, `step` and `closing` are called in the order of events, and what they return is
+    iterated over, so that a writer may keep state.
+    """
+
+    def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
+        self.model = model
+        self.choices = choices
+
+    def opening(self) -> Iterable[ServerSentEvent]:
+        """Before anything is computed."""
+        return ()
+
+    def prefill(self, progress: PrefillProgress) -> Iterable[ServerSentEvent]:
+        """More of a prompt has been read."""
+        return ()
+
+    @abstractmethod
+    def step(self, choice: Choice, step: Step) -> Iterable[ServerSentEvent]:
+        """A reply has a new step, which `choice.steps` ends with."""
+
+    @abstractmethod
+    def closing(self) -> Iterable[ServerSentEvent]:
+        """All replies are complete."""
+
+    @abstractmethod
+    def failure(self, error: RequestError) -> Iterable[ServerSentEvent]:
+        """The stream ends with an error."""
+
+    def keep_alive(self) -> ServerSentEvent:
+        """Nothing has happened for some time."""
+        return ServerSentEvent(None)
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The response as one object, after `closing`."""
+
+
+MakeWriter = Callable[[Model, Sequence[Choice]], ResponseWriter]
+
+
+async def deliver(request: Request, replies: Replies, writer: ResponseWriter, stream: bool) -> Response:
+    """Generate the replies and answer the request with them; closes them in the end.
+
+    Args:
+        request: its connection is watched.
+        replies: not started yet.
+        writer: of the API that was called.
+        stream: whether to answer with server-sent events.
+
+    Raises:
+        Exception: of a generation, if not `stream`; a stream ends with an error event instead.
+    """
     if stream:
-        return EventStream(replies, choices, shape)
+        return EventStream(replies, writer)
     try:
-        whole = await _unless_left(request.receive, _whole(replies, choices, shape))
+        whole = await _unless_disconnected(request.receive, _whole(replies, writer))
     finally:
         await replies.close()
-    return JSONResponse(whole) if whole is not None else Response(status_code=CLIENT_LEFT)
+    return Response(status_code=CLIENT_LEFT) if whole is None else JSONResponse(whole)
 
 
 class EventStream(Response):
-    """A stream of server-sent events."""
+    """A response that generates while it is sent."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, replies: Replies, choices: list[Choice], shape: Shape) -> None:
-        super().__init__(headers=HEADERS)
+    def __init__(self, replies: Replies, writer: ResponseWriter) -> None:
+        super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self._replies = replies
-        self._choices = choices
-        self._shape = shape
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _unless_left(receive, self._send(send))
+            await _unless_disconnected(receive, self._send(send))
         finally:
             await self._replies.close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for piece in self._pieces():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        async for text in self._texts():
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        yield _written(self._shape.opening())
+    async def _texts(self) -> AsyncIterator[str]:
         try:
-            async for messages in _messages(self._replies, self._choices, self._shape):
-                if piece := _written(messages):
-                    yield piece
+            async for events in _written(self._replies, self._writer):
+                if text := "".join(event.encode() for event in events):
+                    yield text
         except Exception as error:
-            yield _written(self._shape.failure(as_request_error(error, {})))
-        else:
-            yield _written(self._shape.closing())
+            yield "".join(event.encode() for event in self._writer.failure(RequestError.of(error, {})))
 
 
-async def _whole(replies: Replies, choices: list[Choice], shape: Shape) -> dict[str, Any]:
-    for _ in shape.opening():
-        pass
-    async for messages in _messages(replies, choices, shape):
-        for _ in messages:
+async def _whole(replies: Replies, writer: ResponseWriter) -> dict[str, Any]:
+    async for events in _written(replies, writer):
+        for _ in events:
             pass
-    for _ in shape.closing():
-        pass
-    return shape.whole()
+    return writer.whole()
 
 
-async def _messages(replies: Replies, choices: list[Choice], shape: Shape) -> AsyncIterator[Iterable[Message]]:
+async def _written(replies: Replies, writer: ResponseWriter) -> AsyncIterator[Iterable[ServerSentEvent]]:
+    """What the writer makes of each event of the replies."""
+    yield writer.opening()
     async for event in replies.events(KEEP_ALIVE_S):
-        if isinstance(event, Told):
-            choice = choices[event.index]
-            choice.add(event.step)
-            if choice.finish_reason == "cancelled":
-                raise RequestError(503, "the server is stopping")
-            yield shape.step(choice, event.step)
-        elif isinstance(event, Reading):
-            yield shape.reading(event)
+        if isinstance(event, KeepAlive):
+            yield [writer.keep_alive()]
+        elif isinstance(event, PrefillProgress):
+            yield writer.prefill(event)
         else:
-            message = shape.silence()
-            yield [Message(": keep-alive") if message is None else message]
+            yield writer.step(event.choice, event.step)
+    yield writer.closing()
 
 
-def _written(messages: Iterable[Message]) -> bytes:
-    return "".join(map(_as_text, messages)).encode()
+async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Run `work`, and cancel it if the client disconnects.
 
-
-def _as_text(message: Message) -> str:
-    if isinstance(message.data, str):
-        return f"{message.data}\n\n"
-    name = "" if message.event is None else f"event: {message.event}\n"
-    return f"{name}data: {json.dumps(message.data, ensure_ascii=False)}\n\n"
-
-
-async def _unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of some work, which is cancelled if the client leaves before: None then."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    Returns:
+        Its result; None if the client disconnected first.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -134,6 +237,6 @@ async def _unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> R
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Who may talk to the server: looked at before anything else of a request is read."""
+"""Access control by Host header, Origin header and API key, checked before a request is read further."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ondevice.server import page
-from ondevice.server.request_error import RequestError
+from ondevice.server.requests import RequestError
 
 OPEN_PATHS = (*page.FILES, "/health", "/v1/health")
-"""Without a key: they tell nothing, and the page asks for the key itself."""
+"""Paths without an API key: they reveal nothing, and the page itself asks the user for the key."""
 
 HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::\d+)?")
 
@@ -26,9 +26,9 @@ HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::\d+)?")
 @dataclass(frozen=True)
 class Rules:
     """
-    hosts : names that clients may call this machine by, beside `localhost`, its own name, and addresses
-    origins : of pages in browsers that may use the server; `*` for all
-    api_key : that clients must know
+    hosts : accepted in the Host header, in addition to `localhost`, this machine's name, and all IP addresses
+    origins : origins of browser pages that may use the server; `*` for all
+    api_key : that clients must send; None for no key
     """
 
     hosts: Collection[str] = ()
@@ -37,10 +37,10 @@ class Rules:
 
 
 class Guard:
-    """An ASGI application in front of another.
+    """An ASGI application that checks each request before it calls another application.
 
-    A stranger's page, in a browser on this machine, must not reach the server: neither by a name that it lets point to
-    this machine (DNS rebinding), which the Host header tells, nor across origins, which the Origin header tells.
+    Pages of other sites, open in a browser on this machine, must not reach the server. The Host header shows requests
+    that come by a foreign name which resolves to this machine (DNS rebinding), the Origin header those across origins.
     """
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
@@ -72,20 +72,18 @@ class Guard:
         match = HOST.fullmatch(header)
         host = match[1].lower().removesuffix(".") if match else ""
         if host not in self._hosts and not _is_address(host):
-            raise RequestError(
-                403, f"this server is not called {header!r:.99}: start it with --allow-host to let it be"
-            )
+            raise RequestError(403, f"host {header!r:.99} is not allowed: start the server with --allow-host")
 
     def _is_foreign(self, origin: str, host: str) -> bool:
-        """Whether another origin's page asks.
+        """Whether the request comes from a page of another origin.
 
         Raises:
-            RequestError: one that may not.
+            RequestError: from one that is not allowed.
         """
         if urlsplit(origin).netloc.lower() == host.lower():
             return False
         if "*" not in self._rules.origins and origin not in self._rules.origins:
-            raise RequestError(403, f"pages of {origin!r:.99} may not use this server: start it with --allow-origin")
+            raise RequestError(403, f"origin {origin!r:.99} is not allowed: start the server with --allow-origin")
         return True
 
     def _check_key(self, path: str, headers: Headers) -> None:
@@ -95,11 +93,11 @@ class Guard:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         given = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not hmac.compare_digest(given.encode(), key.encode()):
-            raise RequestError(401, "this server needs its API key: `Authorization: Bearer KEY`, or `x-api-key: KEY`")
+            raise RequestError(401, "wrong or missing API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`")
 
 
 def _is_address(host: str) -> bool:
-    """An address is no name that a stranger could let point here."""
+    """Whether a host is an IP address, which unlike a name cannot be made to resolve to this machine."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -113,7 +111,7 @@ def _preflight(headers: Headers) -> dict[str, str]:
 
 
 def _allowing(origin: str, send: Send) -> Send:
-    """Let the page of another origin read the answer."""
+    """A `send` that adds the headers with which a page of another origin may read the response."""
 
     async def send_allowing(message: Message) -> None:
         if message["type"] == "http.response.start":

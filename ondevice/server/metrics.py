@@ -1,85 +1,86 @@
-"""`/metrics`: what Prometheus scrapes, by llama.cpp's names."""
+"""`/metrics`: sums over all replies, in Prometheus' text format, under llama.cpp's and vLLM's names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
-from ondevice.decoding.record import Stats
+from ondevice.generate.stats import Stats
 
 PREFIX = "ondevice:"
 
 
+class Counter(NamedTuple):
+    """A sum over all replies. value : what one reply adds."""
+
+    name: str
+    help: str
+    value: Callable[[Stats], float]
+
+
+def _computed(stats: Stats) -> int:
+    """Prompt tokens without cached ones; 0 if the reply ended before its prompt was read."""
+    return stats.prompt_tokens - stats.cached_tokens if stats.new_tokens else 0
+
+
+def _cached(stats: Stats) -> int:
+    return stats.cached_tokens if stats.new_tokens else 0
+
+
+COUNTERS = (
+    Counter("prompt_tokens_total", "Prompt tokens computed.", _computed),
+    Counter("prompt_tokens_cached_total", "Prompt tokens taken from the prefix cache.", _cached),
+    Counter("prompt_seconds_total", "Seconds spent on prompts and first tokens.", lambda stats: stats.prefill_s),
+    Counter("tokens_predicted_total", "Tokens generated.", lambda stats: stats.new_tokens),
+    Counter("tokens_predicted_seconds_total", "Seconds spent on tokens after the first.", lambda stats: stats.decode_s),
+    Counter("n_decode_total", "Decoding rounds: forwards after the prompt.", lambda stats: stats.target_forwards),
+    Counter("spec_decode_num_drafts_total", "Drafts verified.", lambda stats: stats.num_drafts),
+    Counter("spec_decode_num_draft_tokens_total", "Tokens drafted.", lambda stats: stats.num_draft_tokens),
+    Counter(
+        "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted.", lambda stats: stats.num_accepted_tokens
+    ),
+)
+
+
 class Metrics:
-    """Sums over all replies since the server began."""
+    """Sums over all replies since the server started."""
 
     def __init__(self) -> None:
-        self._read = 0
-        self._cached = 0
-        self._prefill_s = 0.0
-        self._new = 0
-        self._decode_s = 0.0
-        self._forwards = 0
-        self._drafts = 0
-        self._drafted = 0
-        self._accepted = 0
-        self._accepted_at: list[int] = []
-        self._fallbacks: dict[str, int] = {}
+        self._sums: dict[Counter, float] = dict.fromkeys(COUNTERS, 0)
+        self._accepted_at: dict[str, float] = {}
+        """Accepted tokens by their position in the draft."""
+        self._fallbacks: dict[str, float] = {}
+        """Rounds without a draft by reason."""
 
     def count(self, stats: Stats) -> None:
-        """Take in a generation that has ended, complete or not."""
-        if stats.new_tokens:
-            self._read += stats.prompt_tokens - stats.cached_tokens
-            self._cached += stats.cached_tokens
-        self._prefill_s += stats.prefill_s
-        self._new += stats.new_tokens
-        self._decode_s += stats.decode_s
-        self._forwards += stats.target_forwards
-        self._drafts += stats.num_drafts
-        self._drafted += stats.num_draft_tokens
-        self._accepted += stats.num_accepted_tokens
-        for depth, accepted in enumerate(stats.num_accepted_tokens_per_pos):
-            self._accepted_at += [0] * (depth + 1 - len(self._accepted_at))
-            self._accepted_at[depth] += accepted
+        """Add a reply that has ended, complete or not."""
+        for counter in COUNTERS:
+            self._sums[counter] += counter.value(stats)
+        for position, accepted in enumerate(stats.num_accepted_tokens_per_pos):
+            self._accepted_at[str(position)] = self._accepted_at.get(str(position), 0) + accepted
         for reason, rounds in stats.fallbacks.items():
             self._fallbacks[reason] = self._fallbacks.get(reason, 0) + rounds
 
-    def text(self, processing: int, deferred: int) -> str:
-        """In Prometheus' text format.
+    def text(self, running: int, waiting: int) -> str:
+        """All metrics in Prometheus' text format.
 
         Args:
-            processing, deferred: replies that are generated now, and requests that wait.
+            running, waiting: replies that are generated now, and requests that wait for a slot.
         """
-        by_position: dict[str, float] = {str(at): count for at, count in enumerate(self._accepted_at)}
         families = [
-            _counter("prompt_tokens_total", "Prompt tokens computed.", self._read),
-            _counter("prompt_tokens_cached_total", "Prompt tokens that were known already.", self._cached),
-            _counter("prompt_seconds_total", "Seconds spent on prompts and first tokens.", self._prefill_s),
-            _counter("tokens_predicted_total", "Tokens generated.", self._new),
-            _counter("tokens_predicted_seconds_total", "Seconds spent on tokens after the first.", self._decode_s),
-            _counter("n_decode_total", "Decoding rounds: forwards after the prompt.", self._forwards),
-            _counter("spec_decode_num_drafts_total", "Drafts verified.", self._drafts),
-            _counter("spec_decode_num_draft_tokens_total", "Tokens drafted.", self._drafted),
-            _counter("spec_decode_num_accepted_tokens_total", "Drafted tokens accepted.", self._accepted),
+            *(_family(counter.name, "counter", counter.help, "", {"": total}) for counter, total in self._sums.items()),
             _family(
                 "spec_decode_num_accepted_tokens_per_pos_total",
                 "counter",
                 "Drafted tokens accepted, by their position in the draft.",
                 "position",
-                by_position,
+                self._accepted_at,
             ),
             _family("fallback_total", "counter", "Rounds without a draft, by reason.", "reason", self._fallbacks),
-            _gauge("requests_processing", "Replies that are generated now.", processing),
-            _gauge("requests_deferred", "Requests that wait for their turn.", deferred),
+            _family("requests_processing", "gauge", "Replies that are generated now.", "", {"": running}),
+            _family("requests_deferred", "gauge", "Requests that wait for a slot.", "", {"": waiting}),
         ]
         return "".join(line + "\n" for family in families for line in family)
-
-
-def _counter(name: str, text: str, value: float) -> Iterator[str]:
-    return _family(name, "counter", text, "", {"": value})
-
-
-def _gauge(name: str, text: str, value: float) -> Iterator[str]:
-    return _family(name, "gauge", text, "", {"": value})
 
 
 def _family(name: str, kind: str, text: str, label: str, values: Mapping[str, float]) -> Iterator[str]:

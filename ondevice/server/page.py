@@ -1,4 +1,8 @@
-"""The page at `/`: a chat in a browser, which asks this server and no other."""
+"""The page at `/`: a chat in a browser, which loads everything from this server and talks to no other.
+
+`page/vendor` has marked 18.2.1 (`lib/marked.umd.js`) and DOMPurify 3.4.18 (`dist/purify.min.js`) as npm has them, each
+with its licence: the first formats replies, the second lets no tag or attribute through that the page does not list.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
+NAMES = ("page.js", "page.css", "vendor/marked.js", "vendor/purify.js")
+FILES = {"/": "index.html", **{f"/{name}": name for name in NAMES}}
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -20,7 +25,7 @@ HEADERS = {
 
 
 def page_routes() -> list[Route]:
-    """A route for each of its files."""
+    """Routes of the page's files."""
     return [Route(path, _send) for path in FILES]
 
 

@@ -1,27 +1,121 @@
-"""The replies to one request, generated side by side."""
+"""Generate the replies to one request: admission, the model, one generation per reply, one stream of events.
+
+`Replies.begin` admits a `CompletionRequest` and takes the model, but generates nothing yet, so that every mistake in
+the request is found before the first byte of the response. `Replies.events` generates, and yields events.
+`Replies.close` cancels what still runs and releases the model; it must be called in any case.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import ceil
 from time import perf_counter
 
-from ondevice.async_generation import AsyncGeneration
-from ondevice.decoding.record import Stats
+from ondevice.generate.stats import Stats
+from ondevice.generation import AsyncGeneration, FinishReason, Reply, Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.progress import Progress
-from ondevice.reply import Step
 from ondevice.server.metrics import Metrics
-from ondevice.server.order import Order
-from ondevice.server.places import Places
-from ondevice.server.residence import Residence
+from ondevice.server.model_manager import ModelManager
+from ondevice.server.requests import CompletionRequest, RequestError
+
+LONGEST_RETRY_S = 60
+
+
+class AdmissionQueue:
+    """Admission control: running replies, a bounded queue of requests, and status 503 with `Retry-After` beyond it.
+
+    A request counts as waiting until its first reply has a slot. Replies get slots first come, first served.
+    """
+
+    def __init__(self, slots: int, max_waiting: int) -> None:
+        """
+        Args:
+            slots: replies that are generated at the same time.
+            max_waiting: requests that may wait for a slot; further ones are refused.
+        """
+        self.slots = slots
+        self._max_waiting = max_waiting
+        self._semaphore = asyncio.Semaphore(slots)
+        self._typical_s = 1.0
+        """Moving average of the time for which a reply holds a slot."""
+        self.waiting = 0
+        """Admitted requests whose first reply has no slot yet, those included that are about to take a free one."""
+        self.running = 0
+        """Replies that hold a slot."""
+
+    def enter(self) -> None:
+        """Admit a request. Call `leave` once, when its first reply gets a slot or when it never will.
+
+        Raises:
+            RequestError: the queue is full.
+        """
+        if self.waiting >= self._max_waiting + self.slots - self.running:
+            seconds = min(LONGEST_RETRY_S, max(1, ceil(self._typical_s * self.waiting / self.slots)))
+            message = f"{self.waiting} requests are waiting already: try again in {seconds} s"
+            raise RequestError(503, message, retry_after=seconds)
+        self.waiting += 1
+
+    def leave(self) -> None:
+        """Take an admitted request out of the queue."""
+        self.waiting -= 1
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it within the block."""
+        async with self._semaphore:
+            started = perf_counter()
+            self.running += 1
+            try:
+                yield
+            finally:
+                self.running -= 1
+                self._typical_s += 0.2 * (perf_counter() - started - self._typical_s)
+
+
+class Choice:
+    """One reply of a request: its generation, and its steps as far as `Replies.events` has yielded them.
+
+    index : number of the reply in the response
+    first : the first reply to the same prompt, which computes the prompt for all of them; None if this is it
+    """
+
+    def __init__(self, index: int, first: Choice | None) -> None:
+        self.index = index
+        self.first = first
+        self.generation: AsyncGeneration
+        self.steps: list[Step] = []
+        self.started_s = 0.0
+        self.is_prefilled = asyncio.Event()
+
+    @property
+    def stats(self) -> Stats:
+        """Statistics so far, complete after the last step."""
+        return self.generation.stats
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None before the last step."""
+        return self.steps[-1].finish_reason if self.steps else None
+
+    @property
+    def reply(self) -> Reply:
+        """All steps so far in one."""
+        return Reply.of(self.steps, self.stats)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """So many of a prompt's tokens are read: of `total`, `cached` were known before; `seconds` since it began."""
+class PrefillProgress:
+    """Progress of reading a prompt.
+
+    total, cached : tokens of the prompt, and of these the ones taken from the prefix cache
+    processed : tokens done so far, cached ones included
+    seconds : since the reply got its slot
+    """
 
     total: int
     cached: int
@@ -30,170 +124,157 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A step of one of the replies."""
+class StepEvent:
+    """A reply has a new step, which `choice.steps` ends with."""
 
-    index: int
+    choice: Choice
     step: Step
 
 
 @dataclass(frozen=True)
-class Silence:
-    """Nothing happened for a while."""
+class KeepAlive:
+    """Nothing has happened for some time: send something to keep the connection open."""
 
 
-Event = Reading | Told | Silence
-
-
-class _Reply:
-    """One of the replies to a prompt, the first of which reads the prompt for all of them."""
-
-    def __init__(self, index: int, first: _Reply | None) -> None:
-        self.index = index
-        self.first = first
-        self.has_read = asyncio.Event()
-        self.since = 0.0
-        self.generation: AsyncGeneration
+Event = PrefillProgress | StepEvent | KeepAlive
 
 
 class Replies:
-    """What one request gets. Made by `begin`; `close` it, whatever happened."""
+    """The replies to one request. Made by `begin`; the caller must `close` it."""
 
-    def __init__(self, model: Model, residence: Residence, places: Places, metrics: Metrics) -> None:
-        self._model = model
-        self._residence = residence
-        self._places = places
+    def __init__(self, model: Model, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics) -> None:
+        self.model = model
+        self.choices: list[Choice] = []
+        self._manager = manager
+        self._queue = queue
         self._metrics = metrics
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
-        self._replies: list[_Reply] = []
+        """None: a reply is complete. An exception: a reply has failed."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._queued = True
+        self._is_waiting = True
         self._closed = False
 
     @classmethod
-    async def begin(cls, order: Order, residence: Residence, places: Places, metrics: Metrics) -> Replies:
-        """Let a request in, and check all that it asks for. Nothing is generated yet.
+    async def begin(
+        cls, request: CompletionRequest, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics
+    ) -> Replies:
+        """Admit a request, load the model if it was unloaded, and check options and prompts. Generates nothing yet.
 
         Raises:
-            RequestError: there is no room, or no model yet.
-            UsageError, PromptError: it asks for what makes no sense.
+            RequestError: the queue is full, the model is being loaded for the first time, or the server stops.
+            UsageError, PromptError, MissingDependencyError: see `Model.stream`.
         """
-        residence.check_loaded_once()
-        places.queue()
+        manager.check_loaded_once()
+        queue.enter()
         try:
-            model = await residence.take()
+            model = await manager.acquire()
         except BaseException:
-            places.leave_queue()
+            queue.leave()
             raise
-        replies = cls(model, residence, places, metrics)
+        replies = cls(model, manager, queue, metrics)
         try:
-            replies._replies = await asyncio.to_thread(replies._made, order, asyncio.get_running_loop())
+            replies.choices = await asyncio.to_thread(replies._make_choices, request, asyncio.get_running_loop())
         except BaseException:
             await replies.close()
             raise
         return replies
 
-    @property
-    def model(self) -> Model:
-        return self._model
+    async def events(self, keep_alive_s: float) -> AsyncIterator[Event]:
+        """Generate all replies and yield their events, and `KeepAlive` after every `keep_alive_s` without one.
 
-    @property
-    def stats(self) -> list[tuple[Stats, bool]]:
-        """Of every reply, so far, and whether it is the first one to its prompt."""
-        return [(reply.generation.stats, reply.first is None) for reply in self._replies]
-
-    async def events(self, patience_s: float) -> AsyncIterator[Event]:
-        """What happens, until all replies are complete; `Silence` wherever that takes longer than `patience_s`.
-
-        Raises what a generation does.
+        Raises:
+            RequestError: the server stops.
+            Exception: the first exception of a generation.
         """
-        self._tasks = [asyncio.create_task(self._run(reply)) for reply in self._replies]
+        self._tasks = [asyncio.create_task(self._run(choice)) for choice in self.choices]
         running = len(self._tasks)
         while running:
             try:
-                async with asyncio.timeout(patience_s):  # Python 3.11's wait_for can lose a cancellation
+                async with asyncio.timeout(keep_alive_s):  # Python 3.11's wait_for can lose a cancellation
                     event = await self._events.get()
             except TimeoutError:
-                event = Silence()
+                event = KeepAlive()
             if isinstance(event, BaseException):
                 raise event
             if event is None:
                 running -= 1
-            else:
-                yield event
+                continue
+            if isinstance(event, StepEvent):
+                event.choice.steps.append(event.step)
+                if event.step.finish_reason == "cancelled":
+                    raise RequestError(503, "the server is stopping")
+            yield event
 
     async def close(self) -> None:
-        """Cancel what is still generated, within one forward, and leave everything as it was."""
+        """Cancel what is still generated, which takes at most one forward, and release queue and model."""
         if self._closed:
             return
         self._closed = True
-        for reply in self._replies:
-            reply.generation.cancel()
+        for choice in self.choices:
+            choice.generation.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._leave_queue()
-        self._residence.give_back()
+        self._manager.release()
 
-    def _made(self, order: Order, loop: asyncio.AbstractEventLoop) -> list[_Reply]:
-        """Check and encode, in a thread: that may take a while."""
-        replies: list[_Reply] = []
-        for prompt in order.prompts:
+    def _make_choices(self, request: CompletionRequest, loop: asyncio.AbstractEventLoop) -> list[Choice]:
+        """Check options and encode prompts. Runs in another thread, since a long prompt takes a while."""
+        choices: list[Choice] = []
+        for prompt in request.prompts:
             first = None
-            for choice in range(order.choices):
-                reply = _Reply(len(replies), first)
-                options = self._options(order, choice)
+            for number in range(request.choices):
+                choice = Choice(len(choices), first)
+                options = self._options(request, number)
                 if first is None:
-                    options["copies"] = order.choices - 1
-                    if order.tell_reading:
-                        options["on_prefill"] = self._on_prefill(reply, loop)
-                reply.generation = self._model.astream(prompt, **options)
-                replies.append(reply)
-                first = first or reply
-        return replies
+                    options["copies"] = request.choices - 1
+                    if request.reports_prefill:
+                        options["on_prefill"] = self._on_prefill(choice, loop)
+                choice.generation = self.model.astream(prompt, **options)
+                choices.append(choice)
+                first = first or choice
+        return choices
 
-    def _options(self, order: Order, choice: int) -> GenerationKeywords:
-        options: GenerationKeywords = {**order.options}
-        if order.until_end:
-            options["max_new_tokens"] = self._model.context_length
+    def _options(self, request: CompletionRequest, number: int) -> GenerationKeywords:
+        options: GenerationKeywords = {"max_new_tokens": self.model.context_length, **request.options}
         if (seed := options.get("seed")) is not None:
-            options["seed"] = seed + choice
+            options["seed"] = seed + number
         return options
 
-    def _on_prefill(self, reply: _Reply, loop: asyncio.AbstractEventLoop) -> Progress:
-        def tell(done: int, total: int) -> None:
-            stats = reply.generation.stats
-            if not stats.new_tokens:  # later it is a draft model that reads
-                event = Reading(total, stats.cached_tokens, done, perf_counter() - reply.since)
+    def _on_prefill(self, choice: Choice, loop: asyncio.AbstractEventLoop) -> Progress:
+        def report(done: int, total: int) -> None:
+            stats = choice.stats
+            if not stats.new_tokens:  # later calls are about a draft model that reads the text
+                event = PrefillProgress(total, stats.cached_tokens, done, perf_counter() - choice.started_s)
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        return tell
+        return report
 
-    async def _run(self, reply: _Reply) -> None:
+    async def _run(self, choice: Choice) -> None:
         try:
-            if reply.first is not None:
-                await reply.first.has_read.wait()
-            async with self._places.place():
+            if choice.first is not None:
+                await choice.first.is_prefilled.wait()
+            async with self._queue.slot():
                 self._leave_queue()
-                reply.since = perf_counter()
-                await self._read(reply)
+                choice.started_s = perf_counter()
+                await self._generate(choice)
         except Exception as error:
             self._events.put_nowait(error)
         else:
             self._events.put_nowait(None)
         finally:
-            reply.has_read.set()
+            choice.is_prefilled.set()
 
-    async def _read(self, reply: _Reply) -> None:
+    async def _generate(self, choice: Choice) -> None:
         try:
-            async with reply.generation as steps:
+            async with choice.generation as steps:
                 async for step in steps:
-                    reply.has_read.set()
-                    self._events.put_nowait(Told(reply.index, step))
+                    choice.is_prefilled.set()
+                    self._events.put_nowait(StepEvent(choice, step))
         finally:
-            self._metrics.count(reply.generation.stats)
+            self._metrics.count(choice.stats)
 
     def _leave_queue(self) -> None:
-        if self._queued:
-            self._queued = False
-            self._places.leave_queue()
+        if self._is_waiting:
+            self._is_waiting = False
+            self._queue.leave()

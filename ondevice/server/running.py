@@ -1,4 +1,4 @@
-"""A server from its first socket to its last reply."""
+"""Run a server: listen, load the model, answer until a signal or `Server.stop`, then cancel and unload."""
 
 from __future__ import annotations
 
@@ -20,50 +20,51 @@ from ondevice.progress import OnPrepare
 from ondevice.server.app import make_app
 from ondevice.server.guard import Rules
 from ondevice.server.metrics import Metrics
-from ondevice.server.places import Places
-from ondevice.server.request_error import RequestError
-from ondevice.server.residence import Residence, StoppedError
-from ondevice.server.service import Service
+from ondevice.server.model_manager import ModelManager, StoppedError
+from ondevice.server.replies import AdmissionQueue
+from ondevice.server.requests import RequestError
 
-MOST_PORT = 65535
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
 class Setup:
     """
-    host, port : to listen at; port 0 takes a free one
-    places : replies at a time, as many as the model has sequences
-    most_waiting : requests that may wait for one of them
-    idle_s : seconds without a request after which the model's memory is given back; None keeps it
-    rules : who may talk to the server
+    host, port : address to listen at; port 0 takes a free one
+    max_sequences : replies that are generated at the same time; the model must be loaded with as many sequences
+    max_waiting : requests that may wait for one of them; further ones are refused
+    idle_s : seconds without a request after which the model is unloaded; None keeps it in memory
+    rules : access control
     """
 
     host: str = "127.0.0.1"
     port: int = 0
-    places: int = 4
-    most_waiting: int = 32
+    max_sequences: int = 4
+    max_waiting: int = 32
     idle_s: float | None = None
     rules: Rules = field(default_factory=Rules)
 
 
 class Server:
-    """Listens from the moment it is made; answers while it runs."""
+    """Listens from its construction on, and answers while `run` runs."""
 
     def __init__(self, bundle: Bundle, load: Callable[[OnPrepare], Model], setup: Setup) -> None:
         """
         Args:
+            bundle: names and describes the model while it is not in memory.
             load: makes the bundle's model; called in another thread.
+            setup: address and limits.
 
         Raises:
-            UsageError: it cannot listen there.
+            UsageError: the address cannot be listened at.
         """
-        self._socket = _listening(setup.host, setup.port)
+        self._socket = _listen(setup.host, setup.port)
         self.host = setup.host
         self.port = int(self._socket.getsockname()[1])
-        self._residence = Residence(load, setup.idle_s)
-        service = Service(bundle, self._residence, Places(setup.places, setup.most_waiting), Metrics())
+        self._manager = ModelManager(load, setup.idle_s)
+        queue = AdmissionQueue(setup.max_sequences, setup.max_waiting)
         config = uvicorn.Config(
-            make_app(service, setup.rules),
+            make_app(bundle, self._manager, queue, Metrics(), setup.rules),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -73,8 +74,7 @@ class Server:
             http="h11",
             loop="asyncio",
         )
-        self._uvicorn = _Uvicorn(config, self._residence)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._uvicorn = _Uvicorn(config, self._manager)
 
     @property
     def url(self) -> str:
@@ -83,61 +83,68 @@ class Server:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         return ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback
 
     def run(self) -> signal.Signals | None:
-        """Answer until `stop`, or until a signal comes, which is returned. Raises what loading the model does."""
+        """Load the model and answer requests until `stop` or a signal.
+
+        Returns:
+            The signal; None after `stop`.
+
+        Raises:
+            Exception: what loading the model raises.
+        """
         asyncio.run(self._run())
         return self._uvicorn.signal
 
     def stop(self) -> None:
-        """End `run` soon: replies are cancelled. From any thread."""
+        """End `run` soon and cancel all replies. May be called from any thread."""
         self._uvicorn.should_exit = True
 
     async def _run(self) -> None:
-        loading = asyncio.create_task(self._residence.start())
+        loading = asyncio.create_task(self._manager.start())
         loading.add_done_callback(lambda task: self.stop() if task.exception() else None)
         try:
             await self._uvicorn.serve([self._socket])
         finally:
-            self._residence.close()
+            self._manager.close()
             self._socket.close()
-            if self._uvicorn.signal is not None:  # which uvicorn has put back as they were
-                _end_at_once()
-        with contextlib.suppress(StoppedError, RequestError):  # it ended before the model was there
+            if self._uvicorn.signal is not None:  # uvicorn has restored its handlers
+                _end_at_next_signal()
+        with contextlib.suppress(StoppedError, RequestError):  # stopped before the model was loaded
             await loading
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn that cancels replies when it is to end, instead of waiting for them."""
+    """Uvicorn, but it cancels replies when it stops instead of waiting for them."""
 
-    def __init__(self, config: uvicorn.Config, residence: Residence) -> None:
+    def __init__(self, config: uvicorn.Config, manager: ModelManager) -> None:
         super().__init__(config)
-        self._residence = residence
+        self._manager = manager
         self.signal: signal.Signals | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal ends all replies; a second one ends the process at once."""
+        """The first signal cancels all replies; a second one ends the process at once."""
         self.signal = signal.Signals(sig)
         self.should_exit = True
-        _end_at_once()
+        _end_at_next_signal()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._residence.close()
+        self._manager.close()
         await super().shutdown(sockets)
 
 
-def _end_at_once() -> None:
-    """Let the next signal do so: what still runs, a forward or a loading, may take long."""
+def _end_at_next_signal() -> None:
+    """Let the next signal end the process at once: a running forward or load may take long."""
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, signal.SIG_DFL)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens already: who connects while the model is loaded hears so."""
-    if not 0 <= port <= MOST_PORT:  # some systems would take the rest of a division
-        raise UsageError(f"a port is a number from 0 to {MOST_PORT}, not {port}")
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that already listens, so that clients can ask for the progress while the model is loaded."""
+    if not 0 <= port <= MAX_PORT:  # some systems would take the port modulo 65536
+        raise UsageError(f"a port is a number from 0 to {MAX_PORT}, not {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)

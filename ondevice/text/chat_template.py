@@ -1,4 +1,4 @@
-"""Messages to the text that the model was trained to continue."""
+"""Chat template of a bundle: renders messages as the prompt text that the model was trained on."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ NULL: list[Message] = [
     {"role": "user", "content": "x"},
     {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "x", "arguments": {}}}]},
 ]
-"""A template that does not know these forms writes them down as Python does."""
+"""Messages that tell whether a template supports parts and null content: one that does not prints Python's repr."""
 
 
 class ChatTemplate:
     """A bundle's `chat_template.jinja`, rendered as transformers renders it.
 
-    Messages reach the template as they are: leaving out the thoughts of earlier turns, for one, is its business.
+    Messages reach the template unchanged: it is the template that drops, for example, the thoughts of earlier turns.
 
     Args:
-        source: the Jinja text.
-        special_tokens: what the template may use by name, such as `bos_token`.
+        source: Jinja source text.
+        special_tokens: text of special tokens by variable name, such as `bos_token`.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self._environment = _environment()
         try:
             self._template = self._environment.compiled(source)
-        except Exception as error:  # not only its own: RecursionError, or Python's SyntaxError for what it is made into
+        except Exception as error:  # also RecursionError, and Python's SyntaxError for the code that Jinja generates
             where = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
             raise BundleCorruptError(
                 f"the chat template is not valid Jinja ({where}{reason(error)}): export the bundle again"
@@ -48,7 +48,7 @@ class ChatTemplate:
         """Read a template.
 
         Raises:
-            BundleCorruptError: it cannot be read, or is not Jinja.
+            BundleCorruptError: the file cannot be read, or is not Jinja.
         """
         try:
             source = Path(path).read_text("utf-8")
@@ -62,22 +62,22 @@ class ChatTemplate:
         Args:
             messages: as `plain_messages` makes them, oldest first.
             add_generation_prompt: open the model's turn at the end.
-            variables: anything else this template understands, such as `enable_thinking` and `tools`.
+            variables: further variables of this template, such as `enable_thinking` and `tools`.
 
         Raises:
-            PromptError: messages that the template refuses.
+            PromptError: the template refuses the messages, or exceeds a limit.
         """
         understood = [self._understood(message) for message in messages]
         # None, not undefined: templates ask `tools is not none`.
         known = {"tools": None, "documents": None, **self._special_tokens, **variables}
         try:
-            with self._environment.limits():
-                return self._template.render(messages=understood, add_generation_prompt=add_generation_prompt, **known)
+            self._environment.restart()
+            return self._template.render(messages=understood, add_generation_prompt=add_generation_prompt, **known)
         except Exception as error:  # a template can make Python raise anything
             raise PromptError(f"the chat template refuses these messages: {reason(error)}") from error
 
     def _understood(self, message: Message) -> Message:
-        """Content as a string, where the template reads nothing else."""
+        """The message with its content as a string, if the template supports no other form."""
         content = message.get("content", "")
         if isinstance(content, list) and not self._reads_parts:
             return {**message, "content": "\n".join(part["text"] for part in content)}
@@ -94,10 +94,10 @@ class ChatTemplate:
         return not self._tried(NULL).count("None")
 
     def _tried(self, messages: Sequence[Message]) -> str:
-        """What the template makes of messages; where it refuses them, what Python would write."""
+        """The rendered messages; Python's repr of them if the template refuses them."""
         try:
-            with self._environment.limits():
-                return self._template.render(messages=messages, tools=None, documents=None, **self._special_tokens)
+            self._environment.restart()
+            return self._template.render(messages=messages, tools=None, documents=None, **self._special_tokens)
         except Exception:  # as above
             return str(messages)
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import SupportsIndex, TypeGuard
 
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
-from ondevice.text.chat_options import ChatOptions
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.prompt import PLAIN, Prompt, encode_prompt
-from ondevice.text.reply_parser import ReplyParser, begun_reply
-from ondevice.text.response_template import ResponseTemplate
-from ondevice.text.stream import ReplyStream
+from ondevice.text.messages import ChatOptions, Message, plain, plain_messages, plain_tools
+from ondevice.text.reply_parser import ReplyParser, ResponseTemplate, begun_reply
+from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
+from ondevice.text.untrusted_text import UntrustedText
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A text, a list of messages, or a list of token ids."""
+
+PLAIN = ChatOptions()
 
 
 class TextCodec:
-    """Tokenizer, chat template and response template, as far as a bundle has them. Without a tokenizer token ids pass
-    through, and without a response template all of a reply is text.
+    """Tokenizer, chat template and response template of a bundle; each is optional.
+
+    Without a tokenizer only token ids pass, and without a response template all of a reply is text.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -57,10 +64,10 @@ class TextCodec:
         return token_ids
 
     def reply_stream(self, prompt_ids: Sequence[int], stop: str | Sequence[str] | None) -> ReplyStream | None:
-        """What makes text of the reply to a prompt; None without a tokenizer.
+        """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
 
         Raises:
-            UsageError: stop strings, and no tokenizer to find them with.
+            UsageError: stop strings were given, and the bundle has no tokenizer.
         """
         if self.tokenizer is None:
             if stop:
@@ -69,8 +76,86 @@ class TextCodec:
         return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, prompt_ids))
 
     def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> ReplyParser | None:
-        """None where all is text: also behind a prompt that begins no reply."""
+        """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""
         if self._response is None:
             return None
         begun = begun_reply(self._response, tokenizer, prompt_ids)
         return None if begun is None else ReplyParser(self._response, begun)
+
+
+def encode_prompt(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    most_tokens: int | None = None,
+    chat: ChatOptions = PLAIN,
+) -> list[int]:
+    """Token ids of a text, of a list of messages, or of a list of token ids, which stays as it is.
+
+    A plain text is the application's own: control tokens written in it count, as in a system message (`<|think|>`).
+    In untrusted text they are plain characters (`text.untrusted_text`): only the application can end or begin a turn.
+
+    Args:
+        most_tokens: longest prompt; a text that must have more is refused before it is encoded.
+        chat: tools and other variables of the template.
+
+    Raises:
+        UsageError: `chat` is not empty, and the prompt is no list of messages.
+        PromptError: the prompt is empty, of another type, or this bundle cannot encode its kind.
+        ContextOverflowError: the prompt has more than `most_tokens`.
+    """
+    if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray):
+        raise PromptError(
+            f"a prompt is a string, a list of messages or a list of token ids, not {type(prompt).__name__}"
+        )
+    if not prompt:
+        raise PromptError("the prompt is empty: pass some text, at least one message or at least one token id")
+    if chat and (isinstance(prompt, str) or not isinstance(prompt[0], Mapping)):
+        raise UsageError("tools, thinking and template_options are for a prompt of messages, not for a text")
+    if _is_token_ids(prompt):
+        return [index(token_id) for token_id in prompt]
+    if tokenizer is None:
+        raise PromptError("this bundle has no tokenizer.json: pass token ids (on the command line: --ids 2,5,7)")
+    if isinstance(prompt, str):
+        _check_length(prompt, tokenizer, most_tokens)
+        return _not_empty(tokenizer.encode(prompt), "tokenizer makes no token of this prompt")
+    messages = [item for item in prompt if isinstance(item, Mapping)]
+    if len(messages) < len(prompt):
+        raise PromptError("a prompt list holds either messages with 'role' and 'content' or token ids, nothing else")
+    if template is None:
+        raise PromptError("this bundle has no chat_template.jinja: pass the prompt as plain text instead of messages")
+    return _not_empty(
+        _encode_chat(messages, tokenizer, template, most_tokens, chat), "chat template makes no text of these messages"
+    )
+
+
+def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
+    return not isinstance(prompt, str) and all(isinstance(item, SupportsIndex) for item in prompt)
+
+
+def _not_empty(ids: list[int], obstacle: str) -> list[int]:
+    if not ids:
+        raise PromptError(f"the prompt is empty: this bundle's {obstacle}")
+    return ids
+
+
+def _check_length(text: str, tokenizer: Tokenizer, most_tokens: int | None) -> None:
+    if most_tokens is not None and len(text) > most_tokens and tokenizer.fewest_tokens(text) > most_tokens:
+        raise ContextOverflowError(tokenizer.fewest_tokens(text), most_tokens, counted=False)
+
+
+def _encode_chat(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    most_tokens: int | None,
+    chat: ChatOptions,
+) -> list[int]:
+    checked = plain_messages(messages)
+    variables = plain({**chat.variables, "tools": plain_tools(chat.tools)}, "template_options")
+    untrusted = UntrustedText(tokenizer)
+    marked = untrusted.marked(checked, variables)
+    checked, variables = marked or (checked, variables)
+    text = template.render(checked, **variables)
+    _check_length(text, tokenizer, most_tokens)
+    return untrusted.encode(text) if marked else tokenizer.encode(text, add_special_tokens=False)

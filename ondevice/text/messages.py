@@ -1,29 +1,110 @@
-"""Messages in OpenAI's form: what they may hold, and how a chat template takes them."""
+"""Messages, tools and tool calls in OpenAI's form: their checks, and how a chat template takes them."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ondevice.errors import PromptError, reason
+from ondevice.errors import PromptError, UsageError, reason
 
 Message = Mapping[str, Any]
 """`{"role": ..., "content": ...}`, and for a template whatever else it reads: `tool_calls`, `tool_call_id`, `name`,
-`reasoning_content`. `content` is a string or a list of text parts, and beside `tool_calls` it may be None.
+`reasoning_content`. `content` is a string or a list of text parts; a message with `tool_calls` may have None.
 """
+
+Tool = Mapping[str, Any]
+"""Declaration of a function that the model may call, in OpenAI's form."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Names that a message's thoughts go by, the one that counts first."""
+"""Names of the field with a message's thoughts, in order of precedence."""
+
+
+OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token")
+"""Variables of a template that `template_options` cannot set."""
+
+THINKING = "enable_thinking"
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model wants called.
+
+    Attributes:
+        name: name of the function, as declared.
+        arguments: its arguments by name.
+        id: `tool_call_id` for the message with the result; unique for each call.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = field(default_factory=_new_id, compare=False)
+
+    def as_openai(self) -> dict[str, Any]:
+        """The entry of `tool_calls` in a message, where arguments are a string of JSON."""
+        function = {"name": self.name, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Variables of a chat template other than the messages.
+
+    Attributes:
+        tools: functions that the model may call:
+            `{"type": "function", "function": {"name", "description", "parameters"}}`.
+        thinking: whether the model thinks before it answers, `enable_thinking` in templates; None: its default.
+        template_options: further variables of the template, such as `preserve_thinking`.
+
+    Raises:
+        UsageError: an invalid value.
+    """
+
+    tools: Sequence[Tool] | None = None
+    thinking: bool | None = None
+    template_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.thinking is not None and not isinstance(self.thinking, bool):
+            raise UsageError(f"thinking must be True, False or None, not {self.thinking!r:.99}")
+        options = self.template_options
+        if options is None:
+            return
+        if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+            raise UsageError(f"template_options must be a mapping of names to values, not {options!r:.99}")
+        for name in options:
+            if name in OWN or (name == THINKING and self.thinking is not None):
+                raise UsageError(f"template_options cannot set {name}: it has an option of its own, or is not yours")
+
+    def __bool__(self) -> bool:
+        """Whether any option is set."""
+        return bool(self.tools or self.template_options) or self.thinking is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the template asks the model to think."""
+        return bool(self.variables.get(THINKING))
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the template, without `tools`."""
+        made = dict(self.template_options or {})
+        return made if self.thinking is None else {**made, THINKING: self.thinking}
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as plain JSON for a template: arguments of tool calls as mappings, thoughts by all of their names.
 
     Raises:
-        PromptError: one is malformed; it is named, counted from 1.
+        PromptError: a message is malformed; the error names it, counted from 1.
     """
     if not messages:
         raise PromptError("there are no messages: pass at least one with the role 'user'")
@@ -35,7 +116,7 @@ def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     """Declarations of functions, `{"type": "function", "function": {"name": ...}}`, as plain JSON.
 
     Raises:
-        PromptError: one is malformed.
+        PromptError: a declaration is malformed.
     """
     if tools is None:
         return None
@@ -53,10 +134,10 @@ def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
 
 
 def plain(value: Any, place: str) -> Any:
-    """A value of JSON's types only, copied: a template must not reach into other objects.
+    """A copy of a value in JSON's types only: a template must not reach into other objects.
 
     Raises:
-        PromptError: it holds anything else, or too much in each other.
+        PromptError: it holds another type, or is nested too deep.
     """
     try:
         return _plain(value, place)
@@ -79,7 +160,8 @@ def _plain(value: Any, place: str) -> Any:
 
 def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, Any]:
     """
-    called : ids of the calls before it; its own are added
+    Args:
+        called: ids of the tool calls of earlier messages; those of this message are added.
     """
     if not isinstance(message, Mapping):
         raise PromptError(f"{place} is not a mapping with 'role' and 'content' but {message!r:.60}")
@@ -94,7 +176,7 @@ def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, 
     answered = made.get("tool_call_id")
     if role == "tool" and answered is not None and answered not in called and not made.get("name"):
         raise PromptError(f"{place} answers the tool call {answered!r:.60}, which no message before it makes")
-    # As transformers does: templates read one name or another.
+    # As in transformers: some templates read one name, some another.
     thoughts = next((made[name] for name in THOUGHTS if made.get(name) is not None), None)
     return made if thoughts is None else {"thinking": thoughts, **made, "reasoning_content": thoughts}
 
@@ -119,7 +201,7 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
-    """A call whose arguments are a mapping: templates write them down one by one, and refuse a string."""
+    """A call with its arguments as a mapping: templates write them one by one, and refuse a string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise PromptError(f'{place} is no {{"function": {{"name": ..., "arguments": ...}}}} but {call!r:.60}')

@@ -1,4 +1,4 @@
-"""Prompts from UTF-8 files: one text, or many in one of the usual forms of prompt sets."""
+"""Prompts from UTF-8 files: one text, or a prompt set in one of the usual formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ondevice.errors import PromptError
 
 if TYPE_CHECKING:
-    from ondevice.text.prompt import Prompt
+    from ondevice.text.codec import Prompt
 
 BUILT_IN: tuple[Prompt, ...] = (
     'def fibonacci(n):\n    """Return the first n Fibonacci numbers."""',
@@ -22,10 +22,10 @@ BUILT_IN: tuple[Prompt, ...] = (
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file, every character as it is but for a byte order mark.
+    """Text of a UTF-8 file, unchanged except for a byte order mark.
 
     Raises:
-        PromptError: it cannot be read, or is not UTF-8.
+        PromptError: the file cannot be read, or is not UTF-8.
     """
     try:
         content = path.read_bytes()
@@ -45,15 +45,15 @@ def load_prompts(path: Path | None, limit: int | None, *, as_chat: bool) -> list
     """Prompts of a file, or the built-in ones.
 
     A file whose first line is a JSON object holds one per line: `{"prompt": ...}` as in HumanEval, without the line
-    breaks at its end, or `{"turns": [...]}` as in Spec-Bench, of which the first turn counts. In any other file a line
-    is a prompt.
+    breaks at its end, or `{"turns": [...]}` as in Spec-Bench, of which only the first turn is used. In any other file
+    each line is a prompt.
 
     Args:
-        limit: take only the first so many.
-        as_chat: make a turn a user's message; else a plain text.
+        limit: number of prompts to take; None: all.
+        as_chat: whether a turn becomes a user's message instead of a plain text.
 
     Raises:
-        PromptError: unreadable, not UTF-8, empty, or with a line of another form, which is named.
+        PromptError: the file is unreadable, not UTF-8 or empty, or has a malformed line, which the error names.
     """
     prompts = list(BUILT_IN) if path is None else _read(path, as_chat)
     return prompts if limit is None else prompts[:limit]
@@ -75,7 +75,7 @@ def _parse(line: str, place: str, as_chat: bool) -> Prompt:
         raise PromptError(f"{place} is not valid JSON: {error}") from error
     if isinstance(entry, dict):
         if isinstance(prompt := entry.get("prompt"), str) and prompt.strip():
-            # Many tokenizers join a line break with the indentation after it: a bare one says that none follows.
+            # Many tokenizers merge a line break with the indentation after it: a lone one says that none follows.
             return prompt.rstrip("\n")
         turns = entry.get("turns")
         if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0]:

@@ -1,70 +1,92 @@
-"""A reply as its text comes in: thoughts, calls and the answer, told apart by the bundle's response template."""
+"""Splits a reply into thoughts, tool calls and answer while its text comes in, by the bundle's response template.
+
+The format of `response_template.json` is transformers' (`utils/chat_parsing`): named fields with an opening and a
+closing delimiter; one field without an opening takes all other text. Supported are the fields `content`, `tool_calls`
+and the thoughts, by any of their names, as text and JSON.
+
+Inside this file a control token is one private-use character, so delimiters that are control tokens match only control
+tokens: a model that writes `<|tool_call>` letter by letter, because a prompt injection asked for it, calls nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ondevice.text.delimiter import Delimiter, Place
-from ondevice.text.response_template import ANSWER, CALLS, PRIVATE, Field, ResponseTemplate
+from ondevice.errors import BundleCorruptError, reason
+from ondevice.text.messages import THOUGHTS, ToolCall
 from ondevice.text.tokenizer import Tokenizer
-from ondevice.text.tool_call import ToolCall
+
+ANSWER, CALLS = "content", "tool_calls"
+VERSION = 1
+
+MOST_BYTES = 1 << 20
+"""Size of a response template: Gemma 4's has 750 bytes."""
+
+MOST_HELD = 256
+"""Characters of a delimiter: text that waits longer is none."""
+
+MOST_REPETITIONS = 3
+"""Repetitions in a delimiter's pattern, which comes with a checkpoint: matching takes the length of the held text to
+this power."""
+
+CONTROL, MOST_CONTROLS = 0xF0000, 1 << 12
+"""First of the private-use characters that stand for control tokens, and how many there are."""
+
+PRIVATE = re.compile(f"[{chr(CONTROL)}-{chr(CONTROL + MOST_CONTROLS - 1)}]")
 
 TAIL = 64
-"""Tokens of a prompt in which the beginning of the reply is looked for first."""
+"""Tokens at a prompt's end in which the beginning of the reply is looked for first."""
+
+TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
+FIELD_KEYS = {
+    "open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "join", "optional",
+    "transform", "transform_each",
+}  # fmt: skip
 
 
 class Parsed(NamedTuple):
-    """What some text of a reply made final."""
+    """Parts of a reply that some text made final."""
 
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
     def then(self, other: Parsed) -> Parsed:
-        """This, and what came after it."""
+        """These parts and the ones that came after them."""
         return Parsed(self.text + other.text, self.reasoning + other.reasoning, self.tool_calls + other.tool_calls)
 
 
-@dataclass
-class _Found:
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    tool_calls: list[ToolCall] = field(default_factory=list)
-
-    def parsed(self) -> Parsed:
-        return Parsed("".join(self.text), "".join(self.reasoning), tuple(self.tool_calls))
-
-
 class ReplyParser:
-    """Feed it text, `control` tokens in between, and `finish`; what is given depends on the whole, not on its pieces.
+    """State machine over the text of a reply: its state is the field that the text belongs to.
 
-    A call whose text cannot be read, or that was cut off, is given as text, as it was written: nothing that a model
-    writes is an error. White space around the answer is not left out here.
+    Call `feed` with text, `control` with control tokens, and `finish` at the end. Results depend on the whole reply,
+    not on how it is divided: text that may be part of a delimiter is held back. A call that is malformed or cut off is
+    returned as text, as it was written: nothing that a model writes is an error. White space around the answer stays.
     """
 
     def __init__(self, template: ResponseTemplate, begun: str = "") -> None:
         """
         Args:
-            begun: what the prompt has of the reply already, as `begun_reply` finds it.
+            begun: the part of the reply that the prompt has already, from `begun_reply`.
         """
         self._template = template
-        self._opened_fields = [(each, each.opening) for each in template.fields if each.opening is not None]
-        self._buffer = ""
         self._field = template.rest
-        self._opened = ""
-        """How the field at hand began."""
-        self._groups: dict[str, str] = {}
+        self._held = ""
+        """Text that may be part of a delimiter."""
+        self._opening, self._groups = "", dict[str, str]()
+        """Text and named groups of the delimiter that opened the current field."""
         self._body = ""
-        """Of a call that goes on."""
-        self._found = _Found()
+        """Text of an unfinished tool call."""
         self._feed(begun, last=False)
-        self._found = _Found()
 
     @property
     def controls(self) -> Collection[int]:
-        """The control tokens that are its business."""
+        """Ids of the control tokens to pass to `control`."""
         return self._template.controls.keys()
 
     @property
@@ -74,109 +96,380 @@ class ReplyParser:
 
     @property
     def strips_reasoning(self) -> bool:
+        """Whether white space around the thoughts is to be left out."""
         return any(each.strip for each in self._template.fields if each.name not in (ANSWER, CALLS))
 
     def feed(self, text: str) -> Parsed:
-        """Text of ordinary tokens."""
+        """Parse text of ordinary tokens."""
         return self._feed(PRIVATE.sub("\N{REPLACEMENT CHARACTER}", text), last=False)
 
     def control(self, token_id: int) -> Parsed:
-        """A control token."""
+        """Parse a control token."""
         return self._feed(self._template.controls.get(token_id, ""), last=False)
 
     def finish(self) -> Parsed:
-        """The reply has ended."""
+        """Parse the text held back, at the end of the reply."""
         return self._feed("", last=True)
 
-    def _feed(self, text: str, *, last: bool) -> Parsed:
-        self._buffer += text
-        at = 0
-        while (found := self._next(at, last=last)) is not None:
-            next_field, place = found
-            self._take(self._buffer[at : place.start])
-            self._end(self._buffer[place.start : place.end] if next_field is None else "")
-            self._field = self._template.rest if next_field is None else next_field
-            if next_field is not None:
-                self._opened, self._groups = self._buffer[place.start : place.end], place.groups
-            at = place.end
-        held = len(self._buffer)
-        if not last:
-            held = min((each.held(self._buffer, at) for _, each in self._watched()), default=held)
-        self._take(self._buffer[at:held])
-        self._buffer = self._buffer[held:]
-        if last:
-            self._end("")
-        given, self._found = self._found.parsed(), _Found()
-        return given
+    def _feed(self, new: str, *, last: bool) -> Parsed:
+        text, at, given = self._held + new, 0, Parsed()
+        while (found := self._next(text, at, last=last)) is not None:
+            field, place = found
+            given = given.then(self._inside(text[at : place.start()]))
+            given = given.then(self._leave(place[0] if field is None else ""))
+            self._field = self._template.rest if field is None else field
+            if field is not None:
+                self._opening = place[0]
+                self._groups = {name: value for name, value in place.groupdict().items() if value}
+            at = place.end()
+        end = len(text) if last else min((each.held(text, at) for _, each in self._watched()), default=len(text))
+        given = given.then(self._inside(text[at:end]))
+        self._held = text[end:]
+        return given.then(self._leave("")) if last else given
 
-    def _watched(self) -> list[tuple[Field | None, Delimiter]]:
-        """Delimiters that count now, with the field that begins there; None for the end of this one."""
-        this = self._field
-        ends: list[tuple[Field | None, Delimiter]] = []
-        if this is not None and this.closing is not None:
-            ends = [(None, this.closing)]
-        if this is not self._template.rest:
-            return ends
-        return [*self._opened_fields, *ends]
+    def _watched(self) -> Iterator[tuple[Field | None, Delimiter]]:
+        """Delimiters that count in this state, each with the field that it opens; None for the end of this field."""
+        if self._field is self._template.rest:
+            yield from ((each, each.opening) for each in self._template.fields if each.opening is not None)
+        if self._field is not None and self._field.closing is not None:
+            yield None, self._field.closing
 
-    def _next(self, at: int, *, last: bool) -> tuple[Field | None, Place] | None:
-        """The delimiter that comes first, of several the longest, if nothing to come can change that."""
-        watched = self._watched()
-        places = [(found, place) for found, each in watched if (place := each.find(self._buffer, at)) is not None]
-        if not places:
+    def _next(self, text: str, at: int, *, last: bool) -> tuple[Field | None, re.Match[str]] | None:
+        """The first delimiter, the longest of several, if no further text can change that."""
+        watched = list(self._watched())
+        found = [(field, place) for field, each in watched if (place := each.find(text, at)) is not None]
+        if not found:
             return None
-        found, place = min(places, key=lambda each: (each[1].start, -each[1].end))
-        if not last and min(each.held(self._buffer, at) for _, each in watched) <= place.start:
+        first = min(found, key=lambda each: (each[1].start(), -each[1].end()))
+        if not last and min(each.held(text, at) for _, each in watched) <= first[1].start():
             return None
-        return found, place
+        return first
 
-    def _take(self, text: str) -> None:
-        """Text of the field at hand."""
+    def _inside(self, text: str) -> Parsed:
+        """Take text of the current field."""
         if self._field is None or not text:
-            return
+            return Parsed()
         if self._field.name == CALLS:
             self._body += text
-        else:
-            into = self._found.text if self._field.name == ANSWER else self._found.reasoning
-            into.append(PRIVATE.sub("", text))
+            return Parsed()
+        text = PRIVATE.sub("", text)
+        return Parsed(text) if self._field.name == ANSWER else Parsed(reasoning=text)
 
-    def _end(self, closing: str) -> None:
-        """The field at hand is over."""
+    def _leave(self, closing: str) -> Parsed:
+        """End the current field, which the text `closing` closed."""
         if self._field is None or self._field.name != CALLS:
-            return
+            return Parsed()
         body, self._body = self._body, ""
         try:
-            calls = self._field.calls(body, self._groups)
+            return Parsed(tool_calls=self._field.calls(body, self._groups))
         except (ValueError, TypeError, KeyError, AttributeError):
-            self._found.text.append(self._template.written(f"{self._opened}{body}{closing}"))
-        else:
-            self._found.tool_calls += calls
+            return Parsed(self._template.written(f"{self._opening}{body}{closing}"))
 
 
 def begun_reply(template: ResponseTemplate, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str | None:
-    """What a prompt has of the reply, for `ReplyParser`; None where it opens none, and goes on as plain text."""
+    """The part of a reply that a prompt has already; None if it opens no reply, and goes on as plain text."""
     if template.controls and template.controls.keys().isdisjoint(prompt_ids):
         return None
     length = TAIL
     while True:
-        text = _text(template, tokenizer, prompt_ids[-length:])
+        text = "".join(_text_parts(template, tokenizer, prompt_ids[-length:]))
         place, start = None, 0
         while (found := template.start.find(text, start)) is not None:
-            place, start = found, found.end
+            place, start = found, found.end()
         if place is not None:
-            return text[place.end :]
+            return text[place.end() :]
         if length >= len(prompt_ids):
             return None
         length *= 8
 
 
-def _text(template: ResponseTemplate, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """The text of tokens, with the characters of control tokens."""
-    parts, run = [], list[int]()
-    for token_id in token_ids:
-        if token_id in template.controls:
-            parts += [PRIVATE.sub("", tokenizer.decode(run)), template.controls[token_id]]
-            run = []
-        else:
+def _text_parts(template: ResponseTemplate, tokenizer: Tokenizer, token_ids: Sequence[int]) -> Iterator[str]:
+    """Text of tokens, with the characters that stand for control tokens."""
+    run: list[int] = []
+    for token_id in [*token_ids, None]:
+        if token_id is not None and token_id not in template.controls:
             run.append(token_id)
-    return "".join([*parts, PRIVATE.sub("", tokenizer.decode(run))])
+            continue
+        yield PRIVATE.sub("", tokenizer.decode(run))
+        run = []
+        if token_id is not None:
+            yield template.controls[token_id]
+
+
+class ResponseTemplate:
+    """A parsed `response_template.json`.
+
+    Attributes:
+        fields: all fields.
+        rest: the field without an opening; None if text outside of all fields is dropped.
+        start: the text of a prompt that a reply follows.
+        controls: the characters that stand for control tokens, by token id.
+    """
+
+    def __init__(self, spec: Any, tokenizer: Tokenizer) -> None:
+        """
+        Raises:
+            ValueError, TypeError, KeyError: a template that this version does not support.
+        """
+        if not isinstance(spec, Mapping) or spec.get("version", VERSION) != VERSION or set(spec) - TEMPLATE_KEYS:
+            raise ValueError(f"it is no response template of version {VERSION}: {spec!r:.99}")
+        if not isinstance(spec.get("fields"), Mapping) or not spec["fields"]:
+            raise ValueError("it has no fields")
+        texts = tokenizer.control_texts
+        written = json.dumps(spec, ensure_ascii=False).replace("\\", "")
+        used = sorted(token_id for token_id, text in texts.items() if text in written)
+        self.controls = {token_id: chr(CONTROL + number) for number, token_id in enumerate(used[:MOST_CONTROLS])}
+        self._texts = {character: texts[token_id] for token_id, character in self.controls.items()}
+        spec = self._with_characters(spec)
+        start = _delimiter(spec, "start_anchor")
+        if start is None:
+            raise ValueError("it does not say which text a reply follows")
+        self.start = start
+        self.fields = tuple(Field.of(name, field) for name, field in spec["fields"].items())
+        rest = [field for field in self.fields if field.opening is None]
+        if len(rest) > 1:
+            raise ValueError("more than one field has no beginning")
+        self.rest = rest[0] if rest else None
+
+    @classmethod
+    def from_file(cls, path: Path, tokenizer: Tokenizer) -> ResponseTemplate:
+        """Read a template.
+
+        Raises:
+            BundleCorruptError: it cannot be read, or is not supported.
+        """
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+            return cls(json.loads(path.read_text("utf-8")), tokenizer)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise BundleCorruptError(
+                f"{path} is no response template ({reason(error)}): export the bundle again"
+            ) from error
+
+    def written(self, text: str) -> str:
+        """The text with control tokens as they are written."""
+        return PRIVATE.sub(lambda found: self._texts.get(found[0], ""), text)
+
+    def _with_characters(self, value: Any) -> Any:
+        """The template with a character for each control token, in patterns too, where `\\|` is a bar."""
+        if isinstance(value, Mapping):
+            return {key: self._with_characters(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._with_characters(item) for item in value]
+        if isinstance(value, str):
+            for character, text in sorted(self._texts.items(), key=lambda item: -len(item[1])):
+                value = re.sub("".join(rf"\\?{re.escape(each)}" for each in text), character, value)
+        return value
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a response template.
+
+    Attributes:
+        opening: None for the field of all text that no other field has.
+        closing: None for a field that goes on to the end of the reply.
+        strip: whether white space at both ends is left out.
+        unquoted_keys: whether keys of JSON may be bare words.
+        string_marks: pairs of marks around strings of JSON, in which nothing is escaped.
+        transform: the shape of a call, with `{content}` for the JSON and `{name}` for groups of the opening.
+        transform_each: whether the JSON is a list of calls.
+    """
+
+    name: str
+    opening: Delimiter | None
+    closing: Delimiter | None
+    strip: bool
+    unquoted_keys: bool
+    string_marks: list[tuple[str, str]]
+    transform: Any
+    transform_each: bool
+
+    @classmethod
+    def of(cls, name: str, spec: Any) -> Field:
+        """
+        Raises:
+            ValueError, TypeError, KeyError: a field that this version does not support.
+        """
+        if not isinstance(spec, Mapping) or set(spec) - FIELD_KEYS:
+            raise ValueError(f"{spec!r:.99} has something that is not understood")
+        if name not in (ANSWER, CALLS, *THOUGHTS):
+            raise ValueError(f"the field {name!r:.99} is not understood")
+        kind, args = spec.get("content", "text"), dict(spec.get("content_args", {}))
+        if kind != ("json" if name == CALLS else "text"):
+            raise ValueError(f"the field {name} holds {kind!r:.99}, which is not understood")
+        return cls(
+            name,
+            _delimiter(spec, "open"),
+            _delimiter(spec, "close"),
+            strip=bool(args.get("strip", True)),
+            unquoted_keys=bool(args.get("unquoted_keys", False)),
+            string_marks=[(str(opening), str(closing)) for opening, closing in args.get("string_delims", [])],
+            transform=spec.get("transform", "{content}"),
+            transform_each=bool(spec.get("transform_each", False)),
+        )
+
+    def calls(self, body: str, groups: Mapping[str, str]) -> tuple[ToolCall, ...]:
+        """The tool calls that the text of this field holds.
+
+        Args:
+            groups: named groups of the opening.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: the text is malformed, or lacks something that the
+                transform names.
+        """
+        marks = "".join(mark for pair in self.string_marks for mark in pair)
+        value = self._json(PRIVATE.sub(lambda found: found[0] if found[0] in marks else "", body))
+        scopes = [{**groups, **item} for item in value] if self.transform_each else [{**groups, "content": value}]
+        return tuple(_call(_transformed(self.transform, scope)) for scope in scopes)
+
+    def _json(self, text: str) -> Any:
+        """Read JSON as models write it, by rewriting marked strings and bare keys as JSON has them."""
+        marks = [(re.escape(opening), re.escape(closing)) for opening, closing in self.string_marks]
+        strings = [f"{opening}(?P<string{n}>.*?){closing}" for n, (opening, closing) in enumerate(marks)]
+        # a string without an end is searched for once, not again at each opening behind it
+        openings = "|".join(['"', *(opening for opening, _ in marks)])
+        key = [r"(?P<key>\w+)(?=\s*:)"] if self.unquoted_keys else []
+        pattern = "|".join(
+            [*strings, r'"(?:\\.|[^"\\])*"', f"(?P<endless>(?:{openings}).*)", *key, r"(?P<space>\s+)", r"\w+"]
+        )
+
+        def written(found: re.Match[str]) -> str:
+            if found["space"]:
+                return " "  # JSON knows fewer kinds of white space
+            groups = {name: value for name, value in found.groupdict().items() if value is not None}
+            if "endless" in groups:
+                raise ValueError("a string without an end")
+            return json.dumps(next(iter(groups.values()))) if groups else found[0]
+
+        try:
+            return json.loads(re.sub(pattern, written, text, flags=re.DOTALL))
+        except RecursionError as error:
+            raise ValueError("too many lists in each other") from error
+
+
+def _transformed(transform: Any, scope: Mapping[str, Any]) -> Any:
+    """The transform with `{name}` and `{name.key}` replaced by their values in `scope`."""
+    if isinstance(transform, Mapping):
+        return {key: _transformed(item, scope) for key, item in transform.items()}
+    if isinstance(transform, list):
+        return [_transformed(item, scope) for item in transform]
+    found = re.fullmatch(r"\{(\w+(?:\.\w+)*)\}", transform) if isinstance(transform, str) else None
+    if found is None:
+        return transform
+    value: Any = scope
+    for key in found[1].split("."):
+        value = value[key]
+    return value
+
+
+def _call(value: Any) -> ToolCall:
+    function = value.get("function", value)
+    name, arguments = function["name"], function.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError("no call")
+    return ToolCall(name, arguments)
+
+
+class Delimiter:
+    """A regular expression that also says which text may still become a match.
+
+    Python's `re` has no partial matches. So a second expression is made, which matches every proper beginning of a
+    match: for `ab*c` those are the empty text, `a`, and `a` with any number of `b`.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        """
+        Args:
+            pattern: characters, classes, groups, alternatives and repetitions that hold no other repetition.
+
+        Raises:
+            ValueError: it has anything else, too many repetitions, or matches the empty text.
+        """
+        try:
+            self._whole = re.compile(pattern, re.DOTALL)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"the pattern {pattern!r:.99} is none: {error}") from error
+        piece = _piece(_tokens(pattern))
+        if piece.repetitions > MOST_REPETITIONS:
+            raise ValueError(f"the pattern {pattern!r:.99} has more than {MOST_REPETITIONS} repetitions")
+        self._begun = re.compile(f"(?:{piece.begun})\\Z", re.DOTALL)
+        if self._whole.fullmatch(""):
+            raise ValueError(f"the pattern {pattern!r:.99} matches nothing at all")
+
+    def find(self, text: str, start: int) -> re.Match[str] | None:
+        """The first match from `start` on."""
+        return self._whole.search(text, start)
+
+    def held(self, text: str, start: int) -> int:
+        """Where the text begins that may be, or may still change, a match; the end of the text if there is none."""
+        found = self._begun.search(text, max(start, len(text) - MOST_HELD))
+        return len(text) if found is None else found.start()
+
+
+def _delimiter(spec: Mapping[str, Any], name: str) -> Delimiter | None:
+    if (pattern := spec.get(f"{name}_pattern")) is not None:
+        return Delimiter(pattern)
+    texts = spec.get(name)
+    return None if texts is None else Delimiter(literals([texts] if isinstance(texts, str) else texts))
+
+
+def literals(texts: Iterable[str]) -> str:
+    """The pattern of any of these texts, the longest first."""
+    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+
+
+class _Piece(NamedTuple):
+    """Part of a pattern: the expression itself, that of its proper beginnings, and the number of repetitions in it."""
+
+    whole: str
+    begun: str = ""
+    repetitions: int = 0
+
+
+_TOKEN = re.compile(
+    r"(?P<open>\((?:\?:|\?P<\w+>)?(?!\?))|(?P<close>\))|(?P<bar>\|)|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})\??)"
+    r"|(?P<atom>\\[^\dAbBZzGNuUx]|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\$^({])",
+    re.DOTALL,
+)
+
+
+def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(pattern):
+        found = _TOKEN.match(pattern, at)
+        if found is None or found.lastgroup is None:
+            raise ValueError(f"the pattern {pattern!r:.99} has something that is not understood at {at}")
+        yield found.lastgroup, found[0]
+        at = found.end()
+
+
+def _piece(tokens: Iterator[tuple[str, str]]) -> _Piece:
+    """The alternatives up to the end of a group or of the pattern, whose brackets `re` has checked."""
+    sequences: list[list[_Piece]] = [[]]
+    for kind, text in tokens:
+        sequence = sequences[-1]
+        if kind == "close":
+            break
+        if kind == "bar":
+            sequences.append([])
+        elif kind == "open":
+            sequence.append(_piece(tokens))
+        elif kind == "atom":
+            sequence.append(_Piece(text))
+        elif sequence and not sequence[-1].repetitions:
+            piece = sequence.pop()
+            sequence.append(_Piece(piece.whole + text, f"{piece.whole}*{piece.begun}", 1))
+        else:  # a repetition of a repetition could take for ever
+            raise ValueError(f"a pattern has a repetition of a repetition: {text!r}")
+    begun = []
+    for sequence in sequences:
+        beginnings = sequence[-1].begun if sequence else ""
+        for piece in reversed(sequence[:-1]):
+            beginnings = f"(?:{piece.whole}{beginnings}|{piece.begun})"
+        begun.append(beginnings)
+    whole = "|".join("".join(piece.whole for piece in sequence) for sequence in sequences)
+    repetitions = sum(piece.repetitions for sequence in sequences for piece in sequence)
+    return _Piece(f"(?:{whole})", f"(?:{'|'.join(begun)})", repetitions)

@@ -1,4 +1,4 @@
-"""`tokenizer.json`: strings to token ids and back."""
+"""Tokenizer of a bundle (`tokenizer.json`): strings to token ids and back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ondevice.errors import BundleCorruptError, PromptError, reason
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer with one rule for `<bos>` and one for control tokens.
+    """A Hugging Face tokenizer with fixed rules for `<bos>` and for control tokens.
 
     Args:
-        backend: the tokenizer proper.
-        bos_token_id: the token that starts every sequence, or None where the model has none.
+        backend: the tokenizer of the `tokenizers` package.
+        bos_token_id: the token that starts every sequence, or None if the model has none.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, bos_token_id: int | None = None) -> None:
@@ -35,7 +35,7 @@ class Tokenizer:
         """Read a `tokenizer.json`.
 
         Raises:
-            BundleCorruptError: there is none, or it is not a tokenizer.
+            BundleCorruptError: the file is missing, or is no tokenizer.
         """
         path = Path(path)
         try:
@@ -56,25 +56,25 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Token ids by how the tokens are written."""
+        """Token ids by the text of the token."""
         return self._backend.get_vocab()
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Control tokens: `decode` leaves them out."""
+        """Ids of control tokens, which `decode` leaves out."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
-        """How the control tokens are written, longest first."""
+        """Texts of the control tokens, longest first."""
         texts = (self._backend.id_to_token(token_id) for token_id in self.special_ids)
         return tuple(sorted((text for text in texts if text), key=len, reverse=True))
 
     @cached_property
     def control_texts(self) -> dict[int, str]:
-        """How tokens are written that stand beside the text: control tokens, and added ones in angle brackets, which
-        some tokenizers do not call special.
+        """Texts of control tokens by id, including added tokens in angle brackets, which some tokenizers do not mark as
+        special.
         """
         added = self._backend.get_added_tokens_decoder()
         return {
@@ -85,17 +85,17 @@ class Tokenizer:
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """The byte-fallback tokens `<0x00>` to `<0xFF>`, as far as the vocabulary has them."""
+        """Ids of the byte-fallback tokens `<0x00>` to `<0xFF>` that the vocabulary has."""
         ids = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     @cached_property
     def longest(self) -> int:
-        """Characters, or bytes, of the longest token."""
+        """Length of the longest token in characters, or in bytes for byte-level vocabularies."""
         return max(map(len, self._backend.get_vocab()), default=1)
 
     def text_of(self, token_id: int | None) -> str:
-        """How a token is written in the vocabulary; empty for None and for ids outside it."""
+        """Text of a token in the vocabulary; empty for None and for ids outside of it."""
         return "" if token_id is None else self._backend.id_to_token(token_id) or ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
@@ -104,15 +104,15 @@ class Tokenizer:
         Args:
             add_special_tokens: put `<bos>` in front, exactly once, also where the text starts with it. A rendered chat
                 template writes its own: pass False.
-            parse_special: read a control token written in the text as that token. False for text from a stranger, who
-                must not be able to end a turn by writing `<turn|>`.
+            parse_special: read a control token written in the text as that token. False for untrusted text, which must
+                not be able to end a turn with `<turn|>`.
 
         Raises:
-            PromptError: not a string, or not valid Unicode.
+            PromptError: `text` is not a string, or not valid Unicode.
             BundleCorruptError: the tokenizer fails.
         """
         try:
-            # The switch belongs to the shared backend, not to a call.
+            # This option belongs to the shared backend, not to a call.
             with self._lock:
                 self._backend.encode_special_tokens = not parse_special
                 ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -123,10 +123,10 @@ class Tokenizer:
         return self._with_one_bos(ids) if add_special_tokens else ids
 
     def fewest_tokens(self, text: str) -> int:
-        """At least as many tokens are in a text, told without encoding it: that takes 200 bytes for every character.
+        """A lower bound of the number of tokens of a text, without encoding it, which takes 200 bytes per character.
 
-        A word that a tokenizer knows as a whole has as many characters as the longest token at most; 64 are granted to
-        words that it does not know.
+        A token has at most as many characters as the longest one of the vocabulary; 64 are allowed for words outside of
+        the vocabulary.
         """
         return len(text) // max(self.longest, 64)
 
@@ -148,7 +148,7 @@ class Tokenizer:
 
 
 def _pass_on(error: BaseException) -> None:
-    """Raise what is not the library's: Ctrl-C. Its panics are no `Exception` either."""
+    """Raise errors that are not the library's, such as Ctrl-C; the library's panics are no `Exception` either."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
 
@@ -159,12 +159,12 @@ def _failure(doing: str, error: BaseException) -> BundleCorruptError:
 
 
 def _check_charsmaps(text: str) -> None:
-    """Refuse a normaliser's table that claims more memory than its bytes are: the library would end the process.
+    """Refuse a normaliser's table that claims to be longer than it is: the library would abort the process.
 
     Raises:
-        ValueError: there is one.
+        ValueError: there is such a table.
     """
-    # Gemma's has none; to parse its 33 MB for that would take half a second. \u00 may hide the name.
+    # Gemma's tokenizer has no such table, and parsing its 33 MB takes half a second. \u00 may hide the name.
     if "Precompiled" not in text and r"\u00" not in text:
         return
     left = [json.loads(text).get("normalizer")]

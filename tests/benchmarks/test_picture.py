@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from benchmarks.picture import FORWARDS, PICTURE, RESULTS, SPEED_UPS, draw, read_table
+from benchmarks.picture import FORWARDS, PICTURE, RESULTS, SPEED_UPS, draw
 
 SMALL = f"""
 {FORWARDS}
@@ -31,12 +31,6 @@ Words.
 def test_it_is_drawn_from_the_results():
     """`python -m benchmarks.picture` draws it anew."""
     assert PICTURE.read_text("utf-8") == draw(RESULTS.read_text("utf-8"))
-
-
-def test_the_first_table_below_a_heading():
-    assert read_table(SMALL, SPEED_UPS) == [{"acceptance": "0", "auto": "1.00"}, {"acceptance": "0.9", "auto": "4.00"}]
-    with pytest.raises(SystemExit, match="no table below '## Nothing'"):
-        read_table(SMALL, "## Nothing")
 
 
 def test_lines_bars_and_labels():

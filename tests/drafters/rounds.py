@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ondevice.drafters.protocol import Draft, Drafter, DraftRequest
 from ondevice.engines.protocol import Outputs, Session
+from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest
 from tests.toy_engine import ToyEngine
 
 NO_OUTPUTS = Outputs(np.zeros((99, 2), np.float32), np.zeros((99, 2), np.float32))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ondevice.drafters.acceptance import Calibration, PositionAcceptance
+from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance
 
 
 def test_calibration_starts_by_trusting_the_raw_value() -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from ondevice import Model, Reply, UsageError
+from ondevice.arrays import Float32Array
 from ondevice.bundle import MANIFEST
-from ondevice.decoding.costs import Costs
-from ondevice.decoding.costs_file import KnownCosts
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.drafters.draft_model import NEAR, DraftModel, DraftModelDrafter
-from ondevice.drafters.protocol import DraftRequest
-from ondevice.engines.protocol import Floats, Outputs, Rows
+from ondevice.engines.protocol import Outputs, Rows
+from ondevice.generate.costs import Costs, KnownCosts
+from ondevice.generate.drafters.draft_model import NEAR, DraftModel, DraftModelDrafter
+from ondevice.generate.drafters.protocol import DraftRequest
+from ondevice.generate.request import SamplingOptions
+from ondevice.generate.sampling import Sampler
 from ondevice.manifest import FileEntry, Manifest
 from tests.drafters.rounds import NO_SESSION, observe
 from tests.model_made import model_over, write_bundle
@@ -36,7 +36,9 @@ CONSTANT: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_sch
 class Murky(ToyEngine):
     """Sees what the toy sees, not quite clearly: about half of its drafts are right."""
 
-    def __init__(self, blur: Callable[[Floats], Floats], chunk: int = 64, context_length: int = 10_000) -> None:
+    def __init__(
+        self, blur: Callable[[Float32Array], Float32Array], chunk: int = 64, context_length: int = 10_000
+    ) -> None:
         super().__init__(context_length, chunk, self._check)
         self.blur = blur
         self.closed = False
@@ -56,15 +58,15 @@ class Murky(ToyEngine):
             assert session.held() == session.tokens
 
 
-def clear(logits: Floats) -> Floats:
+def clear(logits: Float32Array) -> Float32Array:
     return logits
 
 
-def blurred(logits: Floats) -> Floats:
+def blurred(logits: Float32Array) -> Float32Array:
     return logits + np.float32(1.5) * np.sin(np.float32(1e4) * logits)
 
 
-def murky(blur: Callable[[Floats], Floats] = blurred, **options: Any) -> Murky:
+def murky(blur: Callable[[Float32Array], Float32Array] = blurred, **options: Any) -> Murky:
     return Murky(blur, **options)
 
 
@@ -317,7 +319,7 @@ def with_other_vocabulary(path: str, size: int | None = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"), [(12, "it has 12 tokens, and this model 11"), (None, "the tokens of its tokenizer.json")]
+    ("size", "message"), [(12, "it has 12 tokens, and this model 11"), (None, "its tokenizer.json has other tokens")]
 )
 def test_another_vocabulary_is_refused(bundle: Path, path: str, size: int | None, message: str) -> None:
     with_other_vocabulary(path, size)

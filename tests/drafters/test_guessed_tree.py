@@ -2,9 +2,8 @@
 
 import pytest
 
-from ondevice.decoding.sampling import Guess
-from ondevice.drafters.guessed_tree import GuessedTree
-from ondevice.drafters.protocol import ROOT
+from ondevice.generate.drafters.protocol import ROOT, GuessedTree
+from ondevice.generate.sampling import Guess
 
 
 def grown() -> GuessedTree:

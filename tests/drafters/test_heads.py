@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.drafters.blockwise import BlockwiseDrafter
-from ondevice.drafters.heads import HeadsDrafter
-from ondevice.drafters.medusa import MedusaDrafter
-from ondevice.drafters.protocol import ROOT, Draft, DraftRequest
-from ondevice.drafters.registry import entry
 from ondevice.engines.protocol import Outputs, Proposals
 from ondevice.errors import UsageError
-from ondevice.manifest import HeadsEntry
+from ondevice.generate.drafters.heads import BlockwiseDrafter, HeadsDrafter, MedusaDrafter
+from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
+from ondevice.generate.drafters.registry import entry
+from ondevice.generate.request import SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.model_config import HeadsEntry
 from tests.toy_engine import ToyEngine
 
 VOCAB = 6

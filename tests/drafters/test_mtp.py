@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.engines.protocol import DraftStep, Outputs
+from ondevice.generate.drafters.mtp import MtpDrafter
+from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
+from ondevice.generate.request import SamplingOptions
+from ondevice.generate.sampling import Sampler
 
 VOCAB = 6
 

@@ -4,13 +4,13 @@ import sys
 import numpy as np
 import pytest
 
-from ondevice.decoding.sampling import Sampler
-from ondevice.decoding.sampling_options import SamplingOptions
-from ondevice.decoding.verify import accept
-from ondevice.drafters.ngram import NgramDrafter
-from ondevice.drafters.protocol import ROOT
-from tests.decoding.markov import MarkovTarget, plain
+from ondevice.generate.drafters.ngram import NgramDrafter
+from ondevice.generate.drafters.protocol import ROOT
+from ondevice.generate.request import SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.generate.verify import accept
 from tests.drafters.rounds import NO_SESSION, draft, observe
+from tests.generate.markov import MarkovTarget, plain
 
 
 def begun(prompt: list[int], drafter: NgramDrafter | None = None) -> NgramDrafter:
@@ -126,6 +126,6 @@ def test_output_is_that_of_plain_decoding(temperature: float, seed: int) -> None
 
 
 def test_the_decoding_layer_does_not_import_numba() -> None:
-    modules = "ondevice, ondevice.drafters.portfolio, ondevice.decoding.schedule, ondevice.decoding.verify"
+    modules = "ondevice, ondevice.generate.drafters.portfolio, ondevice.generate.controller, ondevice.generate.verify"
     check = f"import sys, {modules}; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -4,11 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.decoding.costs import Costs
-from ondevice.decoding.costs_file import KnownCosts
-from ondevice.drafters.portfolio import STEADY_ROUNDS, Portfolio
-from ondevice.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.engines.protocol import Outputs, Session
+from ondevice.generate.costs import Costs, KnownCosts
+from ondevice.generate.drafters.portfolio import STEADY_ROUNDS, Portfolio
+from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from tests.drafters.rounds import NO_SESSION, draft, observe
 
 

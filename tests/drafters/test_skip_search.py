@@ -7,9 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from ondevice.drafters.skip_sample import costs_of
-from ondevice.drafters.skip_search import SkipCosts, SkipSearch, survival_of
-from ondevice.engines.path_memory import Skips, SubLayer, Survival
+from ondevice.engines.layer_path import Skips, SubLayer, Survival
+from ondevice.generate.drafters.skip_search import SkipCosts, SkipSearch, costs_of, survival_of
 
 FREE: list[SubLayer] = [sub for layer in range(5) for sub in (("attention", layer), ("mlp", layer))]
 COSTS = SkipCosts([1.0 + 0.02 * extra for extra in range(9)], attention=0.05, mlp=0.13)

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ondevice.drafters.suffix_automaton import NOVELTY, SuffixAutomaton
+from ondevice.generate.drafters.ngram import NOVELTY, SuffixAutomaton
 
 Texts = list[list[int]]
 

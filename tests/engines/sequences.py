@@ -1,4 +1,4 @@
-"""What the tests of an engine's sessions do with one."""
+"""Helpers for tests of an engine's sessions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from ondevice.engines.protocol import Outputs, Rows, TokenTree
 
 if TYPE_CHECKING:
-    from ondevice.engines.ort.session import OrtSession
+    from ondevice.engines.ort import OrtSession
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    """Of the reference pair's vocabulary."""
+    """Random token ids of the reference pair's vocabulary."""
     return [int(token) for token in np.random.default_rng(seed).integers(6, 4096, size=count)]
 
 
 def forward(session: OrtSession, rows: TokenTree | list[int], wanted: Sequence[int]) -> Outputs:
-    """Run rows of one session, a list as a chain."""
+    """Run a forward of one session; a list of tokens is run as a chain."""
     tree = rows if isinstance(rows, TokenTree) else TokenTree.chain(rows)
     return session.engine.forward([Rows(session, tree, wanted)])[0]
 
 
 def extend(session: OrtSession, ids: list[int], chunk: int = 64) -> None:
-    """Commit tokens, as a prefill does."""
+    """Run and commit tokens in chunks, as a prefill does."""
     for start in range(0, len(ids), chunk):
         part = ids[start : start + chunk]
         forward(session, part, [len(part) - 1])
@@ -33,7 +33,7 @@ def extend(session: OrtSession, ids: list[int], chunk: int = 64) -> None:
 
 
 def prefill(session: OrtSession, ids: list[int], chunk: int = 64) -> None:
-    """Begin anew with these tokens."""
+    """Rewind the session to 0 and prefill these tokens."""
     session.rewind(0)
     extend(session, ids, chunk)
 
@@ -43,7 +43,7 @@ def copied(outputs: Outputs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def drafts(session: OrtSession, hidden: np.ndarray, steps: int = 3) -> list[np.ndarray]:
-    """Candidates, logits and hidden states of a few steps."""
+    """The candidates, logits and hidden states of `steps` draft steps."""
     token = 9
     found: list[np.ndarray] = []
     for _ in range(steps):

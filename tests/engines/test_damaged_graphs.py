@@ -1,4 +1,4 @@
-"""Graphs that ONNX Runtime accepts, and then fails to run or divides by zero over: found by `make fuzz`."""
+"""Graphs, found by `make fuzz`, that ONNX Runtime accepts but then fails to run or crashes on by a division by zero."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 
 import ondevice
 from ondevice.bundle import MANIFEST
-from ondevice.drafters.mtp import MtpDrafter
-from ondevice.drafters.protocol import DraftRequest
 from ondevice.engines.protocol import DraftStep, Outputs
 from ondevice.errors import BundleCorruptError
+from ondevice.generate.drafters.mtp import MtpDrafter
+from ondevice.generate.drafters.protocol import DraftRequest
 
 IDS = [2, 300, 301, 17]
 
 
 def altered(bundle: Path, out: Path, graph: str, change: Callable[[onnx.GraphProto], None]) -> Path:
-    """A copy of a bundle with another graph, its size and hash mended."""
+    """Copy a bundle to `out` with one graph changed and its size and hash in bundle.json corrected."""
     shutil.copytree(bundle, out)
     model = onnx.load_model(out / graph, load_external_data=False)
     change(model.graph)
@@ -53,7 +53,7 @@ def test_a_count_of_heads_that_is_zero_does_not_end_the_process(
 
 @pytest.mark.needs("onnxruntime")
 def test_keys_that_are_told_no_row_are_refused(reference_bundle: Path, tmp_path: Path) -> None:
-    """Nothing would end in an error: drafts would change the text."""
+    """Without this check there would be no error, but drafts would change the text."""
 
     def change(found: onnx.GraphProto) -> None:
         node = [node for node in found.node if node.op_type == "TensorScatter"][3]

@@ -1,4 +1,4 @@
-"""A row's result is the same, bit for bit, whatever runs beside it. The promise that lossless drafting rests on."""
+"""A row's result is the same, bit for bit, whatever other rows the forward has. Lossless drafting depends on this."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.ort.engine import OrtEngine
-from ondevice.engines.ort.session import OrtSession
+from ondevice.engines.ort import OrtEngine, OrtSession
 from ondevice.engines.protocol import ROOT, TokenTree
 from ondevice_export import export
 from tests.conftest import REFERENCE
 from tests.engines.sequences import copied, drafts, forward, prefill, tokens
 
 PROMPT = 330
-"""Tokens before the rows under test: past the reference pair's window of 256."""
+"""Number of tokens before the rows under test, beyond the reference pair's window of 256."""
 
 ROUNDING = 1e-4
-"""Logits of a branch may differ so much, in float32: a key more or less between two others regroups the engine's sums.
-Quantised, an activation near the middle of two int8 steps then falls to the other side, and logits differ by 0.05."""
+"""Tolerance for logits of a branch in float32: an additional key between two others regroups the engine's sums.
+With quantised weights, an activation near the middle of two int8 steps may then round to the other one, and logits
+differ by 0.05."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,10 @@ def float_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrtSessi
 
 
 def one_by_one(session: OrtSession, length: int, path: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs of the last token of `path`, decoded plainly after `length` committed tokens; leaves no trace."""
+    """Outputs of the last token of `path`, decoded one token at a time after `length` committed tokens.
+
+    The session is rewound to `length` afterwards.
+    """
     for token in path:
         outputs = copied(forward(session, [token], [0]))
         session.commit([0])
@@ -118,7 +121,7 @@ def test_unwanted_rows_do_not_show(session: OrtSession, wanted: list[int]) -> No
 
 @pytest.mark.parametrize("length", [100, PROMPT, 900])
 def test_a_draft_after_a_rejection_equals_one_after_a_fresh_prefill(session: OrtSession, length: int) -> None:
-    """Rejected rows must be gone before the next round drafts, below the window and past it."""
+    """Rejected rows must be removed before the next round drafts, both below the window's length and beyond it."""
     ids = tokens(length)
     prefill(session, ids)
     forward(session, tokens(6, seed=2), range(6))

@@ -1,4 +1,4 @@
-"""KVCache against a plain list of rows, as both engines lay it out."""
+"""KVCache, in the layouts of both engines, compared with a plain list of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIEWS = [Views(), Views(align=256, step=64, least=128)]
 
 
 def write(cache: KVCache, length: int, values: np.ndarray) -> tuple[int, int]:
-    """Append rows as an engine would."""
+    """Append rows in the way an engine does."""
     start, stop = cache.reserve(length, len(values))
     first = length - cache.base
     for layer in cache.layers:
@@ -26,7 +26,7 @@ def write(cache: KVCache, length: int, values: np.ndarray) -> tuple[int, int]:
 
 
 def check(cache: KVCache, first: int, expected: list[float]) -> None:
-    """The rows of positions from `first` on."""
+    """Assert that the cache has the expected rows from position `first` on."""
     for layer in cache.layers:
         for sign, part in zip((1, -1), cache.view(layer, first, len(expected)), strict=True):
             np.testing.assert_array_equal(

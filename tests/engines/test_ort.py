@@ -1,4 +1,4 @@
-"""ONNX Runtime as a guest in somebody's process."""
+"""ONNX Runtime inside an application's process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 
 
 def test_it_keeps_no_telemetry(tmp_path: Path) -> None:
-    """Its packages give the computer an id, in the home, before they send anything; none when CI is set."""
+    """ONNX Runtime's packages store an id of the computer in the home directory before they send telemetry.
+
+    They store none where the variable CI is set.
+    """
     unset = ("ORT_DISABLE_TELEMETRY", "CI", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    code = "import ondevice.engines.ort.engine"
+    code = "import ondevice.engines.ort"
     subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": str(tmp_path)}, check=True)
     assert not list(tmp_path.rglob("*onnxruntime*"))

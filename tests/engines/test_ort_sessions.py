@@ -1,4 +1,4 @@
-"""Sessions of the `ort` engine: several of them, in turn, together or from two threads, answer as each would alone."""
+"""Several sessions of the `ort` engine, in turn, in one forward or in two threads, give the same outputs as alone."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.kv_cache import MARGIN
 from ondevice.engines.layer_path import LayerPath
-from ondevice.engines.ort.binding import Binding
-from ondevice.engines.ort.engine import OrtEngine
-from ondevice.engines.ort.session import PREFILL_ROWS, OrtSession
+from ondevice.engines.ort import PREFILL_ROWS, Binding, OrtEngine, OrtSession
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, Rows, Session, TokenTree
 from ondevice.errors import SessionFileError, UsageError
 from tests.engines.sequences import copied, drafts, extend, forward, tokens
 from tests.toy_engine import ToyEngine
 
 WINDOW = 256
-"""The reference pair's."""
+"""Sliding window of the reference pair, in tokens."""
 
 LONG = 1700
-"""Tokens behind which sliding caches have lost the first ones; the context has 2,048."""
+"""Length at which sliding caches have dropped the first tokens; the context has 2,048 tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +40,14 @@ def engine(bundle: Bundle) -> Iterator[OrtEngine]:
 
 
 def opened(engine: OrtEngine, ids: list[int]) -> OrtSession:
-    """A new session with these tokens."""
+    """Open a session and commit these tokens."""
     session = engine.open_session()
     extend(session, ids, PREFILL_ROWS)
     return session
 
 
 def answers(session: OrtSession) -> list[np.ndarray]:
-    """What a session says of a few rows, and drafts after them; they are committed."""
+    """Run and commit a few rows, then draft; returns all outputs."""
     logits, hidden = copied(forward(session, tokens(5, seed=99), range(5)))
     session.commit(range(3))
     return [logits, hidden, *drafts(session, hidden[2])]
@@ -61,14 +59,14 @@ def assert_equal(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 
 
 def assert_holds(session: OrtSession, ids: list[int]) -> None:
-    """It goes on, bit for bit, as a session does that never held anything else."""
+    """Assert that the session continues, bit for bit, like a new session with the tokens `ids`."""
     assert list(session.tokens) == ids
     assert_equal(answers(session), answers(opened(session.engine, ids)))
 
 
 @dataclass
 class Step:
-    """Rows of one session in one forward, what came of them and what was kept."""
+    """The rows of one session in one forward, their outputs, and the committed rows."""
 
     tree: TokenTree
     wanted: list[int]
@@ -78,7 +76,7 @@ class Step:
 
 
 def random_rows(session: OrtSession, rng: np.random.Generator) -> Rows:
-    """A prefill chunk, a decode row or a tree of drafts."""
+    """Random rows for a forward: a prefill chunk, a decode row or a tree of drafts."""
     count = int(rng.choice([1, 6, 12, 60]))
     parents = np.arange(-1, count - 1)
     if count in (6, 12):
@@ -98,7 +96,7 @@ def random_path(tree: TokenTree, rng: np.random.Generator) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_batches_change_no_bit(engine: OrtEngine, seed: int) -> None:
-    """Prefill chunks, decode rows and trees beside each other, below the window and past it; then each alone."""
+    """Prefill chunks, decode rows and trees in one forward, below and beyond the window, compared with each alone."""
     rng = np.random.default_rng(seed)
     prompts = [tokens(length, seed) for length in (0, 30, WINDOW - 10, LONG)]
     sessions = [opened(engine, prompt) for prompt in prompts]
@@ -175,7 +173,7 @@ def test_sessions_that_take_turns_bind_nothing_anew(engine: OrtEngine, monkeypat
 
 
 def test_two_threads_with_a_session_each(engine: OrtEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get what they would get alone, and one graph runs at a time."""
+    """Threads get the same outputs as alone, and one graph runs at a time."""
     prompts = [tokens(600, seed) for seed in range(2)]
     alone = [generated(opened(engine, prompt)) for prompt in prompts]
     found: dict[int, list[np.ndarray]] = {}
@@ -206,7 +204,7 @@ def test_two_threads_with_a_session_each(engine: OrtEngine, monkeypatch: pytest.
 
 
 def generated(session: OrtSession) -> list[np.ndarray]:
-    """Rounds of three drafts and their verification; one row of each is kept."""
+    """The outputs of rounds with three drafts and their verification, of which one row is committed."""
     found, token = [], 9
     hidden = np.zeros(session.engine.target.hidden_size, np.float32)
     for _ in range(40):
@@ -379,7 +377,7 @@ def test_a_bad_batch_is_refused_before_anything_runs(
     for batch in (bad, [rows(good), *bad] if 0 < len(bad) < MOST_SESSIONS else bad):
         with pytest.raises(ValueError, match=words):
             engine.forward(batch)
-    session.commit([0, 1])  # what was pending still is
+    session.commit([0, 1])  # the pending rows are still pending
     good.commit([0, 1])
     assert_holds(session, [*tokens(10), 11, 12])
 
@@ -437,7 +435,9 @@ def test_a_draft_needs_a_drafter_and_something_before_it(engine: OrtEngine, bund
     hidden = np.zeros(engine.target.hidden_size, np.float32)
     with pytest.raises(ValueError, match="nothing is committed"):
         engine.open_session().draft_step(7, hidden)
-    without = OrtEngine(Bundle(bundle.path, dataclasses.replace(bundle.manifest, drafter=None)), threads=1)
+    manifest = bundle.manifest
+    tensors = {graph: table for graph, table in manifest.tensors.items() if graph != "drafter.onnx"}
+    without = OrtEngine(Bundle(bundle.path, dataclasses.replace(manifest, drafter=None, tensors=tensors)), threads=1)
     assert not without.has_drafter
     with pytest.raises(UsageError, match="no drafter"):
         opened(without, tokens(10)).draft_step(7, hidden)

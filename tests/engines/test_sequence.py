@@ -1,4 +1,4 @@
-"""What both engines' sessions do with their rows: commit, rewind, snapshots, forks, files."""
+"""The sequence logic that both engines' sessions share: commit, rewind, snapshots, forks and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ids(count: int, seed: int = 0) -> list[int]:
 
 
 def extend(session: ToySession, tokens: list[int]) -> None:
-    """Commit tokens in chunks, as a prefill does."""
+    """Run and commit tokens in chunks, as a prefill does."""
     while tokens:
         part, tokens = tokens[: session.max_rows()], tokens[session.max_rows() :]
         session.engine.forward([Rows(session, TokenTree.chain(part), [len(part) - 1])])
@@ -33,7 +33,7 @@ def extend(session: ToySession, tokens: list[int]) -> None:
 
 
 def check(session: ToySession, tokens: list[int]) -> None:
-    """The session holds these tokens, and its next logits are what they should be."""
+    """Assert that the session has these tokens and gives the right next logits."""
     assert list(session.tokens) == tokens == session.held()
     assert session.length == len(tokens)
     outputs = session.engine.forward([Rows(session, TokenTree.chain([7]), [0])])[0]
@@ -95,7 +95,7 @@ def test_a_rewind_to_where_no_snapshot_is_goes_to_the_one_before(session: ToySes
     for boundary in (LONG, 2 * LONG, 3 * LONG):
         extend(session, tokens[session.length : boundary])
         session.snapshot()
-        session.snapshot()  # the same: no other
+        session.snapshot()  # the same position again: no second snapshot is stored
     assert session.rewind(2 * LONG - MARGIN - 1) == LONG
     check(session, tokens[:LONG])
     assert session.rewind(LONG - MARGIN - 1) == 0
@@ -150,7 +150,7 @@ def damaged(data: bytes, index: int) -> bytes:
 
 
 def with_header(data: bytes, **changes: Any) -> bytes:
-    """The file with another header, whose size is right."""
+    """The file with changed header fields and a corrected header size."""
     start = len(MAGIC) + 12
     size = int.from_bytes(data[len(MAGIC) + 4 : start], "little")
     header = json.dumps({**json.loads(data[start : start + size]), **changes}).encode()
@@ -240,6 +240,22 @@ def test_a_failed_save_leaves_the_old_file(
         session.save(path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_depths_and_ancestors_of_a_tree() -> None:
+    """The tree has rows 0 -> 1 -> 2 and 1 -> 3, and row 4 directly after the cache; chains have their own code path."""
+    tree = TokenTree(np.arange(5), np.array([ROOT, 0, 1, 1, ROOT]))
+    assert tree.depths().tolist() == [0, 1, 2, 2, 0]
+    assert [np.flatnonzero(row).tolist() for row in tree.ancestors()] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [4]]
+    chain = TokenTree.chain([7, 7, 7])
+    assert chain.depths().tolist() == [0, 1, 2]
+    assert chain.ancestors().sum(axis=1).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("parents", [[ROOT, 1], [ROOT, 2], [ROOT, -2], [0], []])
+def test_parents_must_be_earlier_rows(parents: list[int]) -> None:
+    with pytest.raises(ValueError, match="parent"):
+        TokenTree(np.zeros(len(parents), np.int64), np.array(parents, np.int64))
 
 
 def test_a_closed_session_says_so(session: ToySession, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from ondevice import contract
-from ondevice.contract import AttentionKind
+from ondevice import graph_io
+from ondevice.graph_io import AttentionKind
 from ondevice.manifest import Manifest
 
 KINDS: tuple[AttentionKind, AttentionKind] = ("full", "sliding")
@@ -36,7 +36,7 @@ class TargetRunner:
         self.manifest = Manifest.from_json((bundle / "bundle.json").read_text())
         self.session = session(bundle / "target.onnx")
         self.caches = {
-            contract.past(index, part): np.zeros(
+            graph_io.past(index, part): np.zeros(
                 (1, CACHE_ROWS, self.manifest.target.layers[index].kv_width), np.float32
             )
             for index in self.manifest.target.kv_layers()
@@ -51,19 +51,19 @@ class TargetRunner:
         outputs = self.session.run(
             None,
             {
-                contract.TOKEN_IDS: np.array(ids, np.int64),
-                contract.POSITIONS: positions,
-                contract.WANTED: np.array(range(len(ids)) if wanted is None else wanted, np.int64),
-                contract.mask("full"): full,
-                contract.mask("sliding"): sliding,
-                **{contract.write_index(kind): np.array([self.length], np.int64) for kind in KINDS},
+                graph_io.TOKEN_IDS: np.array(ids, np.int64),
+                graph_io.POSITIONS: positions,
+                graph_io.WANTED: np.array(range(len(ids)) if wanted is None else wanted, np.int64),
+                graph_io.mask("full"): full,
+                graph_io.mask("sliding"): sliding,
+                **{graph_io.write_index(kind): np.array([self.length], np.int64) for kind in KINDS},
                 **self.caches,
             },
         )
         named = dict(zip([output.name for output in self.session.get_outputs()], outputs, strict=True))
         self.caches = {name: named[name.replace("past", "present")] for name in self.caches}
         self.length += len(ids)
-        return Step(named[contract.LOGITS], named[contract.HIDDEN])
+        return Step(named[graph_io.LOGITS], named[graph_io.HIDDEN])
 
     def _masks(self, parents: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         positions = np.zeros(len(parents), np.int64)
@@ -102,14 +102,14 @@ class DrafterRunner:
         # The reference's window is inclusive here: create_bidirectional_sliding_window_mask over the flipped cache.
         window = seen & (rows >= self.target.length - 1 - self.target.manifest.target.sliding_window)
         feeds = {
-            contract.TOKEN_ID: np.array([token], np.int64),
-            contract.HIDDEN: hidden,
-            contract.POSITION: np.array([position], np.int64),
-            contract.mask("full"): seen,
-            contract.mask("sliding"): window,
+            graph_io.TOKEN_ID: np.array([token], np.int64),
+            graph_io.HIDDEN: hidden,
+            graph_io.POSITION: np.array([position], np.int64),
+            graph_io.mask("full"): seen,
+            graph_io.mask("sliding"): window,
         }
         layers: dict[AttentionKind, int] = {"full": drafter.full_layer, "sliding": drafter.sliding_layer}
         for kind, layer in layers.items():
-            feeds[contract.shared(kind, "key")] = self.target.caches[contract.past(layer, "key")]
-            feeds[contract.shared(kind, "value")] = self.target.caches[contract.past(layer, "value")]
-        return Draft(*self.session.run([contract.CANDIDATES, contract.LOGITS, contract.NEXT_HIDDEN], feeds))
+            feeds[graph_io.shared(kind, "key")] = self.target.caches[graph_io.past(layer, "key")]
+            feeds[graph_io.shared(kind, "value")] = self.target.caches[graph_io.past(layer, "value")]
+        return Draft(*self.session.run([graph_io.CANDIDATES, graph_io.LOGITS, graph_io.NEXT_HIDDEN], feeds))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from transformers import Gemma4TextConfig, Gemma4UnifiedTextConfig
 
-from ondevice_export.config import TextConfig, read_target
+from ondevice.model_config import Target
+from ondevice_export.config import read_target
 
 FLAT: dict[str, dict[str, Any]] = {
     "E2B": {
@@ -34,7 +35,7 @@ FLAT: dict[str, dict[str, Any]] = {
 }
 
 
-def parse(path: Path, fields: dict[str, Any], architecture: str = "Gemma4ForCausalLM") -> TextConfig:
+def parse(path: Path, fields: dict[str, Any], architecture: str = "Gemma4ForCausalLM") -> Target:
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps({"architectures": [architecture], **fields}))
     return read_target(path)[1]

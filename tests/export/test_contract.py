@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from ondevice import contract
+from ondevice import graph_io
 from ondevice.bundle import Bundle
 from ondevice_export import export
 from tests.export.conftest import Pair
@@ -42,7 +42,7 @@ def test_target_signature(pair: Pair) -> None:
         layer = target.layers[index]
         rows = {"full": "Sf", "sliding": "Ss"}[layer.kind]
         for part in ("key", "value"):
-            caches[contract.past(index, part)] = (FLOAT, [1, rows, layer.kv_width])
+            caches[graph_io.past(index, part)] = (FLOAT, [1, rows, layer.kv_width])
     assert signature(graph.input) == {
         "token_ids": (INT64, ["T"]),
         "positions": (INT64, ["T"]),

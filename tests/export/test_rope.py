@@ -7,14 +7,13 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from ondevice_export.config import Rope
-from ondevice_export.graph.rope import inverse_frequencies
+from ondevice.model_config import Rope
 
 
 @pytest.mark.parametrize(("theta", "rotated", "factor"), [(10_000.0, 1.0, 1.0), (1_000_000.0, 0.25, 8.0)])
 def test_each_frequency_is_the_nearest_float32(theta: float, rotated: float, factor: float) -> None:
     head_dim = 512
-    found = inverse_frequencies(Rope(theta=theta, rotated=rotated, factor=factor), head_dim)
+    found = Rope(theta=theta, rotated=rotated, factor=factor).frequencies(head_dim)
     pairs = int(rotated * head_dim) // 2
     with localcontext(prec=40):
         exact = [1 / Decimal(theta) ** (Decimal(2 * i) / head_dim) / Decimal(factor) for i in range(pairs)]

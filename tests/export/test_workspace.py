@@ -101,12 +101,11 @@ def test_a_signal_in_the_middle(tmp_path: Path, number: signal.Signals) -> None:
     code = f"""
 import sys, time
 from ondevice_export import exporter
-from ondevice.terminal.main import main
-real = exporter.write_drafter
+from ondevice.cli.main import main
 def wait(*words):
     print("writing", flush=True)
     time.sleep(60)
-exporter.write_drafter = wait
+exporter.GraphFiles.write_drafter = wait
 sys.exit(main(["export", {str(REFERENCE / "target")!r}, "--out", {str(out)!r}]))
 """
     command = [sys.executable, "-c", code]

@@ -1,6 +1,7 @@
-"""`python -m tests.fuzz`: mutants for so many seconds. What is not a clean error or explained output ends it with 1.
+"""`python -m tests.fuzz`: run mutants for a number of seconds and exit with 1 after a fault.
 
-A mutant depends on its seed alone: `--seed N --count 1` makes it again.
+Each mutant must end in one of our errors, or in output that its change explains; anything else is a fault. A mutant
+depends on its seed alone: `--seed N --count 1` reproduces it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PAIR = Path(__file__).parents[2] / "models" / "reference"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="default: 60")
-    parser.add_argument("--seed", type=int, help="of the first mutant; the next ones follow (default: at random)")
+    parser.add_argument("--seed", type=int, help="seed of the first mutant; later ones count up (default: random)")
     parser.add_argument("--count", type=int, default=sys.maxsize, help="most mutants")
     parser.add_argument("--only", choices=["bundles", "exports", "options"], help="one kind (default: all)")
     args = parser.parse_args()
@@ -37,7 +38,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         room = Path(directory)
         bundle = export(PAIR / "target", room / "bundle")
-        # children inherit what is compiled; one thread, because a fork has no others
+        # compile before forking, so that children inherit the kernels; one thread, because a fork copies only one
         with ondevice.load(bundle, engine="simd", threads=1) as model:
             each: tuple[GenerationKeywords, ...] = (
                 {"max_new_tokens": 8},

@@ -1,4 +1,4 @@
-"""Work in a forked process with limits of time and memory: whatever happens to it, the fuzzer goes on."""
+"""Runs work in a forked process with limits on time and memory, so that no crash or hang stops the fuzzer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any, Literal
 from ondevice.errors import OndeviceError
 
 ADDRESSES = 6 << 30
-"""Bytes of address space of a child. Libraries reserve more than they use."""
+"""Limit of a child's address space in bytes, above `MEMORY` because libraries reserve more than they use."""
 
 MEMORY = 2 << 30
-"""Bytes that a child may ever have held."""
+"""Limit of a child's peak resident memory in bytes."""
 
 SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended.
+    """The result of a child process.
 
-    kind : `ok` with a value; `refused` by an error of ours; else a fault
+    kind : `ok` with a value; `refused` if one of our errors was raised; any other kind is a fault
     """
 
     kind: Literal["ok", "refused", "traceback", "crash", "hang", "memory"]
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def run(work: Callable[[], Any], seconds: float = SECONDS) -> Outcome:
-    """What `work` returned or raised. Its value must be one that can be pickled."""
+    """Run `work` in a child process and return its value, which must be picklable, or its error."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -81,7 +81,7 @@ def _work(work: Callable[[], Any], writing: int) -> None:
 
 
 def _read(reading: int, deadline: float) -> tuple[bytes, bool]:
-    """What a child writes until it ends, and whether that was before the deadline."""
+    """Read a child's output until it ends or the deadline passes; returns the bytes and whether it ended in time."""
     pieces: list[bytes] = []
     while (left := deadline - time.monotonic()) > 0:
         if select.select([reading], [], [], left)[0]:

@@ -1,4 +1,4 @@
-"""Exports of checkpoints with other headers and configurations."""
+"""Exports of checkpoints with changed safetensors headers and configurations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Exports:
     def __init__(self, pair: Path, room: Path) -> None:
         """
         Args:
-            pair: a target and a drafter.
-            room: a directory for mutants and what is made of them.
+            pair: a directory with a target and a drafter.
+            room: a directory for mutants and their exports.
         """
         self._pair = pair
         self._room = room

@@ -1,4 +1,4 @@
-"""Changes to files: JSON trees, ONNX graphs, Jinja text, bytes. Each says what it changed."""
+"""Random changes to JSON trees, tensor tables, ONNX graphs, Jinja templates and bytes; each returns a description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def paths(node: Any, at: Path = ()) -> Iterator[Path]:
-    """Every place of a JSON tree; of long lists and large objects only the first ones."""
+    """The paths of all nodes of a JSON tree; in long lists and large objects, only those of the first elements."""
     items = list(node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ())
     for key, value in items[:40]:
         yield (*at, key)
@@ -27,7 +27,7 @@ def paths(node: Any, at: Path = ()) -> Iterator[Path]:
 
 
 def change_json(text: str, rng: random.Random) -> tuple[str, str]:
-    """A JSON text with one to three changes, and what they are."""
+    """Make one to three changes to a JSON text; returns the new text and a description."""
     tree, said = json.loads(text), []
     places = list(paths(tree))
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -38,11 +38,54 @@ def change_json(text: str, rng: random.Random) -> tuple[str, str]:
                 parent = parent[key]
             said.append(f"{place}: {_change(parent, place[-1], tree, rng)}")
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier change has taken the place away
+            continue  # an earlier change has removed this node
     changed = json.dumps(tree)
     if rng.random() < 0.05:
         changed, said = "[" * 50_000 + changed, [*said, "nested"]
     return changed, "; ".join(said)
+
+
+def change_configuration(text: str, rng: random.Random) -> tuple[str, str]:
+    """Make one or two changes to the model configurations in a `bundle.json`."""
+    tree, said = json.loads(text), []
+    for _ in range(rng.choice((1, 1, 2))):
+        model = rng.choice([tree["target"], tree["target"], tree["drafter"], *tree["heads"]])
+        *above, key = rng.choice(list(paths(model)))
+        parent = model
+        for each in above:
+            parent = parent[each]
+        said.append(f"{(*above, key)}: {_change(parent, key, tree, rng)}")
+    return json.dumps(tree), "; ".join(said)
+
+
+def change_table(text: str, rng: random.Random) -> tuple[str, str]:
+    """Make one or two changes to the tensor tables in a `bundle.json`: change a tensor or its scales, or swap two."""
+    tree, said = json.loads(text), []
+    for _ in range(rng.choice((1, 1, 2))):
+        table = rng.choice(list(tree["tensors"].values()))["tensors"]
+        name, other = rng.choice(list(table)), rng.choice(list(table))
+        tensor, kind = table[name], rng.randrange(6)
+        part = tensor.get("scales", tensor) if kind < 2 else tensor
+        if kind == 5:
+            alike = [each for each in table if table[each]["shape"] == tensor["shape"]]
+            other = rng.choice((other, rng.choice(alike)))
+            table[name], table[other] = table[other], tensor
+            said.append(f"{name} exchanged with {other}")
+            continue
+        key = rng.choice([*part, "shape", "format", "block", "input_step", "scales"])
+        part.setdefault(key, 0)
+        if kind == 4 and "offset" in table[other]:
+            part["offset"] = table[other]["offset"]
+            said.append(f"{name} where {other} lies")
+        elif key == "shape" and isinstance(part[key], list) and rng.random() < 0.5:
+            part[key] = rng.choice((part[key][::-1], [*part[key], 1], [size * 2 for size in part[key]], [-1], [0, 0]))
+            said.append(f"{name}.shape: {part[key]}")
+        elif key == "format" and rng.random() < 0.5:
+            part[key] = rng.choice(("int2", "int4", "int8", "bfloat16", "float32", "int64"))
+            said.append(f"{name}.format: {part[key]}")
+        else:
+            said.append(f"{name}.{key}: {_change(part, key, tree, rng)}")
+    return json.dumps(tree), "; ".join(said)
 
 
 def _change(parent: Any, key: Any, tree: Any, rng: random.Random) -> str:
@@ -64,7 +107,7 @@ def _change(parent: Any, key: Any, tree: Any, rng: random.Random) -> str:
 
 
 def change_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """Bytes flipped, cut out, doubled, or replaced by a number that is often a limit."""
+    """Flip, remove or repeat bytes, or replace them by a number that is often a limit."""
     data = bytearray(content)
     said = []
     for _ in range(rng.choice((1, 1, 2, 8))):
@@ -82,7 +125,7 @@ def change_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 
 def change_values(content: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """The same number of bytes, with some of them others: weights."""
+    """Change some bytes of a weights file, keeping its size."""
     data = bytearray(content)
     at, count = rng.randrange(len(data)), rng.choice((1, 4, 64, 4096))
     value = rng.choice((b"\0", b"\xff", b"\x7f\xc0\x00\x00", rng.randbytes(64)))
@@ -100,7 +143,7 @@ TEMPLATE_PARTS = (
 
 
 def change_text(content: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """A template with pieces put in or cut out."""
+    """Insert pieces into a chat template or remove some."""
     text = content.decode("utf-8", "replace")
     said = []
     for _ in range(rng.choice((1, 2, 4))):
@@ -116,7 +159,7 @@ def change_text(content: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 
 def change_graph(content: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """An ONNX graph with one or two changes to nodes, attributes, shapes or where its weights lie."""
+    """Make one or two changes to an ONNX graph: nodes, attributes, shapes or the locations of its weights."""
     model = onnx.load_model_from_string(content)
     said = [_change_model(model, rng) for _ in range(rng.choice((1, 1, 2)))]
     return model.SerializeToString(), "; ".join(said)

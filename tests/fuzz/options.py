@@ -1,4 +1,4 @@
-"""Options of `ondevice.load` and of a generation, of every type and size."""
+"""Random options of `ondevice.load` and of generation, with values of every type and size."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Calls:
             with ondevice.load(self._bundle, **loading) as model:
                 try:
                     return list(model.generate(prompt, **generating).token_ids)
-                except ZeroDivisionError:  # of the caller's own function
+                except ZeroDivisionError:  # raised by the caller's own function
                     return []
                 finally:
                     assert model.generate(IDS, max_new_tokens=2).token_ids, "the model is of no use afterwards"

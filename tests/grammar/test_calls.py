@@ -12,13 +12,11 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from ondevice.errors import GrammarError, UsageError
-from ondevice.grammar.compiler import Compiler
-from ondevice.grammar.matcher import Matcher
-from ondevice.grammar.tool_choice import ToolChoice
+from ondevice.grammar.matcher import Compiler, Matcher
+from ondevice.grammar.response_format import ToolChoice
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.reply_parser import ReplyParser
-from ondevice.text.response_template import ResponseTemplate
-from ondevice.text.stream import ReplyStream
+from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
+from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_template import GEMMA_4 as RESPONSES
 from tests.grammar.schemas import random_schema

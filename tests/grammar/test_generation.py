@@ -15,7 +15,7 @@ import pytest
 
 import ondevice
 from ondevice import GrammarError, Model, Reply, UsageError
-from ondevice.drafters.ngram import NgramDrafter
+from ondevice.generate.drafters.ngram import NgramDrafter
 from tests.chat_bundle import write_chat_bundle
 from tests.grammar.walks import schema_format
 from tests.model_made import model_over, write_bundle

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ondevice.errors import GrammarError
-from ondevice.grammar.compiler import Compiler
-from ondevice.grammar.matcher import Matcher
+from ondevice.grammar.matcher import Compiler, Matcher
 from tests.grammar.walks import compiler, end_ids, ids_in, matcher, schema_format, walk
 from tests.text.tokenizers_made import gemma_chat
 

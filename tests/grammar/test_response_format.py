@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from ondevice.errors import GrammarError, MissingDependencyError, UsageError
-from ondevice.grammar.compiler import Compiler
+from ondevice.grammar.matcher import Compiler
 from ondevice.grammar.response_format import ResponseFormat
 from tests.grammar.schemas import random_schema
 from tests.grammar.walks import compiler, end_ids, matcher, schema_format, walk

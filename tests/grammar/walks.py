@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.grammar.compiler import Compiler
-from ondevice.grammar.matcher import Matcher
-from ondevice.grammar.response_format import ResponseFormat
-from ondevice.grammar.tool_choice import ToolChoice
+from ondevice.grammar.matcher import Compiler, Matcher
+from ondevice.grammar.response_format import ResponseFormat, ToolChoice
 from ondevice.text.tokenizer import Tokenizer
 
 ENDS = ("<eos>", "<turn|>", "<|tool_response>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -114,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # a client that has seen enough
+            self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass

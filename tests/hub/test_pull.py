@@ -13,11 +13,20 @@ import sys
 import time
 
 import pytest
+from huggingface_hub import constants
 
 import ondevice
+from ondevice import hub as pulling
 from ondevice.bundle import MANIFEST, Bundle
-from ondevice.errors import BundleCorruptError, BundleError, HubError, UnsupportedBundleError, UsageError
-from ondevice.hub import download
+from ondevice.errors import (
+    BundleCorruptError,
+    BundleError,
+    HubError,
+    MissingDependencyError,
+    UnsupportedBundleError,
+    UsageError,
+)
+from ondevice.hub import Destination
 from ondevice.manifest import FileEntry
 from tests.conftest import ROOT
 from tests.hub.served import serving
@@ -52,9 +61,10 @@ def home(tmp_path, monkeypatch):
 def hub(bundle, home, tmp_path, monkeypatch):
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setattr(download, "PAUSE_S", 0.001)
-    monkeypatch.setattr(download, "PIECE", 1 << 16)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))  # for other processes; this one has read it already
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+    monkeypatch.setattr(pulling, "PAUSE_S", 0.001)
+    monkeypatch.setattr(pulling, "PIECE", 1 << 16)
     with serving() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.url)
         made.offer(REPOSITORY, bundle)
@@ -103,8 +113,8 @@ def test_a_server_without_ranges_begins_again(hub):
 
 
 def test_it_gives_up_and_the_next_one_goes_on(hub, home):
-    hub.faults[WEIGHTS] = ["broken", *["503"] * download.MOST_FAILURES]
-    with pytest.raises(HubError, match="goes on from here"):
+    hub.faults[WEIGHTS] = ["broken", *["503"] * pulling.MOST_FAILURES]
+    with pytest.raises(HubError, match="continues from here"):
         ondevice.pull(REPOSITORY)
     assert not (home / "toy").exists()
     hub.seen.clear()
@@ -214,21 +224,35 @@ def test_nobody_there(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubError, match="out of reach"):
         ondevice.pull(REPOSITORY)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
+        ondevice.pull(REPOSITORY)
+
+
+def test_without_huggingface_hub(hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingDependencyError, match="pip install huggingface_hub"):
+        ondevice.pull(REPOSITORY)
+    assert hub.seen == []
+
+
+@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://x", "https://", "https://[bad"])
+def test_an_endpoint_that_is_none(hub, monkeypatch, endpoint):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(HubError, match="HF_ENDPOINT must begin with https://"):
         ondevice.pull(REPOSITORY)
 
 
 def test_a_full_disk_is_seen_before(hub, monkeypatch):
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
-    with pytest.raises(HubError, match=r"0\.0 GB are left to fetch, and 0\.0 GB are free"):
+    with pytest.raises(HubError, match=r"0\.0 GB are left to download, and 0\.0 GB are free"):
         ondevice.pull(REPOSITORY)
     assert hub.asked(WEIGHTS) == []
 
 
 def test_what_does_not_fit_into_memory_is_said(hub, monkeypatch, caplog):
-    monkeypatch.setattr("ondevice.machine.memory.total_bytes", lambda root: 2_000_000)
+    monkeypatch.setattr("ondevice.machine.total_bytes", lambda root: 2_000_000)
     with caplog.at_level(logging.WARNING, "ondevice"):
         ondevice.pull(REPOSITORY)
     assert "weights have 0.0 GB and this machine has 0.0 GB of memory" in caplog.text
@@ -260,9 +284,7 @@ def test_what_is_no_name(hub, name):
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such lock")
 def test_one_process_fetches_at_a_time(hub, home):
-    from ondevice.hub.place import Place
-
-    with Place("toy").making(), pytest.raises(UsageError, match="another process"):
+    with Destination("toy").lock(), pytest.raises(UsageError, match="another process"):
         ondevice.pull(REPOSITORY)
 
 

@@ -8,8 +8,7 @@ import pytest
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.errors import BundleNotFoundError, UsageError
-from ondevice.machine import cores, memory, processor
-from ondevice.machine.quota import processor_quota
+from ondevice.machine import processor_quota
 
 
 def write(path, text):
@@ -34,21 +33,21 @@ def test_this_machine():
 def test_hyper_threads_share_a_core(tmp_path, allowed, one_each):
     for number, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
         write(tmp_path / f"cpu{number}/topology/core_cpus_list", siblings + "\n")
-    assert cores._linux(tmp_path, allowed) == one_each
+    assert machine._one_processor_per_core(tmp_path, allowed) == one_each
 
 
 def test_old_kernels_use_another_name(tmp_path):
     for number in range(2):
         write(tmp_path / f"cpu{number}/topology/thread_siblings_list", "0-1\n")
-    assert cores._linux(tmp_path, {0, 1}) == [0]
+    assert machine._one_processor_per_core(tmp_path, {0, 1}) == [0]
 
 
 def test_slow_cores_are_left_out(tmp_path):
     for number, capacity in enumerate([530] * 4 + [1024, 1024, 960, 960]):
         write(tmp_path / f"cpu{number}/topology/core_cpus_list", str(number))
         write(tmp_path / f"cpu{number}/cpu_capacity", f"{capacity}\n")
-    assert cores._linux(tmp_path, set(range(8))) == [4, 5, 6, 7]
-    assert cores._linux(tmp_path, set(range(4))) == [0, 1, 2, 3]
+    assert machine._one_processor_per_core(tmp_path, set(range(8))) == [4, 5, 6, 7]
+    assert machine._one_processor_per_core(tmp_path, set(range(4))) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -95,22 +94,22 @@ def test_quota(tmp_path, files, quota):
 @pytest.mark.skipif(sys.platform != "linux", reason="quotas are read on Linux only")
 @pytest.mark.parametrize(("quota", "threads"), [(None, 8), (2.5, 2), (0.1, 1), (64.0, 8)])
 def test_threads_keep_within_the_quota(monkeypatch, quota, threads):
-    monkeypatch.setattr(cores, "physical_cores", lambda: 8)
-    monkeypatch.setattr(cores, "processor_quota", lambda: quota)
-    assert cores.default_threads.__wrapped__() == threads
+    monkeypatch.setattr(machine, "physical_cores", lambda: 8)
+    monkeypatch.setattr(machine, "processor_quota", lambda: quota)
+    assert machine.default_threads.__wrapped__() == threads
 
 
 def test_windows_records_are_counted():
     record = struct.pack("<II", 0, 48) + bytes(40)
-    assert cores.count_records(record * 6) == 6
-    assert cores.count_records(b"") == 0
-    assert cores.count_records(bytes(64)) == 0
+    assert machine.count_records(record * 6) == 6
+    assert machine.count_records(b"") == 0
+    assert machine.count_records(bytes(64)) == 0
 
 
 def test_peak_memory_is_read_from_the_status(tmp_path):
     write(tmp_path / "status", "VmPeak:\t   99 kB\nVmHWM:\t    2048 kB\n")
-    assert memory._linux(tmp_path / "status", "VmHWM") == 2048 * 1024
-    assert memory._linux(tmp_path / "none", "VmHWM") == 0
+    assert machine._memory_field(tmp_path / "status", "VmHWM") == 2048 * 1024
+    assert machine._memory_field(tmp_path / "none", "VmHWM") == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="free memory is read from files on Linux only")
@@ -144,7 +143,7 @@ def test_available_memory_is_within_the_quota(tmp_path, files, available):
     write(tmp_path / "proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable:    8388608 kB\n")
     for name, text in files.items():
         write(tmp_path / name, text)
-    assert memory.available_bytes(tmp_path) == available
+    assert machine.available_bytes(tmp_path) == available
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where memory has files")
@@ -162,13 +161,13 @@ def test_all_memory_is_what_a_group_may_have(tmp_path, files, total):
     write(tmp_path / "proc/self/cgroup", "0::/\n4:memory:/\n")
     for name, text in files.items():
         write(tmp_path / name, text)
-    assert memory.total_bytes(tmp_path) == total
-    assert memory.memory_warning(total, tmp_path) is None
-    assert "weights have 9.0 GB and this machine has" in (memory.memory_warning(9_000_000_000, tmp_path) or "")
+    assert machine.total_bytes(tmp_path) == total
+    assert machine.memory_warning(total, tmp_path) is None
+    assert "weights have 9.0 GB and this machine has" in (machine.memory_warning(9_000_000_000, tmp_path) or "")
 
 
 def test_nothing_is_said_of_a_machine_that_does_not_say(monkeypatch):
-    monkeypatch.setattr(memory, "total_bytes", lambda root: 0)
+    monkeypatch.setattr(machine, "total_bytes", lambda root: 0)
     assert machine.memory_warning(1 << 50) is None
 
 
@@ -205,7 +204,7 @@ def test_processor_name(tmp_path, cpuinfo, board, name):
     for file, text in (("cpuinfo", cpuinfo), ("model", board)):
         if text is not None:
             write(tmp_path / file, text)
-    assert processor._linux(tmp_path / "cpuinfo", tmp_path / "model") == name
+    assert machine._linux_processor_name(tmp_path / "cpuinfo", tmp_path / "model") == name
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):

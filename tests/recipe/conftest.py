@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.tiny_models import VOCAB, save_drafter, save_target
+
+torch.set_num_threads(1)  # the models are too small to share
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "recipe"))
 

@@ -36,12 +36,6 @@ def test_an_aim_is_the_distribution_and_some_of_its_likeliest_token(logits: Tens
     assert torch.equal(some.clusters, aimed.clusters[600:650])
 
 
-def test_without_an_ordered_head_there_are_no_clusters(logits: Tensor, ordering: Tensor) -> None:
-    aimed = Aim(*aim(logits, None, 0))
-    assert aimed.clusters.shape == (ROWS, 0)
-    assert torch.equal(aimed.tokens, aim(logits, ordering, CLUSTERS)[0])
-
-
 @pytest.mark.parametrize(
     ("gradients", "cap"),
     [(soft_gradients, None), (partial(frozen_gradients, cap=None), None), (partial(frozen_gradients, cap=8.0), 8.0)],

@@ -7,11 +7,10 @@ from typing import Any
 
 import chats
 import corpus
-import numpy as np
 import packages
 import pytest
 import tokenizer as recipe_tokenizer
-from dataset import Blocks, chat_ids, prompt_ids, source_ids
+from dataset import chat_ids, prompt_ids, source_ids
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -64,30 +63,11 @@ def test_a_wheel_gives_its_usable_sources(wheel: packages.Package, tmp_path: Pat
     assert {module.package for module in modules} == {"some_package"}
 
 
-def test_a_wheel_that_is_there_is_not_downloaded(wheel: packages.Package, tmp_path: Path) -> None:
-    packages.download((wheel,), tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"other 2\.0"):
-        corpus.read_packages([packages.Package("other", "2.0", "MIT")], tmp_path)
-
-
-def test_a_package_fills_its_room_and_no_more(
-    wheel: packages.Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus, "PACKAGE_BYTES", len(SOURCE) + 1)
-    assert len(corpus.read_packages([wheel], tmp_path)) == 1
-
-
 def test_copies_of_held_out_modules_are_left_out() -> None:
     own = corpus.Module("own.py", "".join(f"a_line_of_its_own = {number}\n" for number in range(20)))
     secret = corpus.Module("secret.py", SOURCE)
     backport = corpus.Module("backport.py", "# a backport\n" + SOURCE)
     assert corpus.without_copies([own, backport, own], [secret]) == [own]
-
-
-def test_the_held_out_modules_are_those_of_the_first_pair() -> None:
-    held_out = {"asyncio/events.py", "functools.py", "multiprocessing/connection.py", "unittest/suite.py"}
-    trained_on = {"asyncio/locks.py", "bisect.py", "json/decoder.py", "unittest/case.py"}
-    assert {path for path in held_out | trained_on if corpus.Module(path, "").held_out} == held_out
 
 
 def test_a_module_gives_every_kind_of_conversation() -> None:
@@ -119,10 +99,6 @@ def test_a_line_break_is_a_token_of_its_own(tokenizer: Tokenizer) -> None:
         cut = text.index("\n") + 1  # so a prompt may end in one
         parts = [tokenizer.encode(part, add_special_tokens=False).ids for part in (text[:cut], text[cut:])]
         assert parts[0] + parts[1] == ids
-
-
-def test_digits_are_single(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("2048", add_special_tokens=False).tokens == list("2048")
 
 
 @pytest.mark.parametrize("text", [SOURCE, "caf\u00e9 \U0001f600\r\n\tx = '\x00'", "  \n   trailing   "])
@@ -222,11 +198,3 @@ def test_the_template_writes_gemmas_turns(
     messages: list[dict[str, Any]], variables: dict[str, object], wanted: str
 ) -> None:
     assert render(messages, **variables) == f"<bos>{wanted}"
-
-
-def test_blocks_are_told_by_their_index() -> None:
-    blocks = Blocks(np.arange(1000, dtype=np.uint16), 10)
-    ids, labels = blocks.batch(3, 4)
-    assert ids.shape == labels.shape == (4, 10)
-    assert (labels == ids + 1).all()
-    assert (Blocks(blocks.tokens, 10).batch(3, 4)[0] == ids).all()

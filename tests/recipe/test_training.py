@@ -1,7 +1,6 @@
 """Forward, optimiser and schedule against transformers and torch; a run that is resumed, and one begun from a pair."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import numpy as np
 import pytest
 import target
 import torch
-from attention import BAND, causal_masks
+from attention import causal_masks
 from checkpoint import earlier, keep_start, save_drafter, save_target
-from dataset import Blocks
 from drafter import first_drafter, new_drafter
 from forward import head_gradients, hidden_states, places
 from muon import Muon
@@ -59,38 +57,6 @@ def test_the_heads_gradients_are_autograds(model: Gemma4ForCausalLM) -> None:
     for found, gradient in ((to_hidden, rows.grad), (to_head, head.grad)):
         assert gradient is not None
         assert (found - gradient).norm() < 0.02 * gradient.norm()
-
-
-def test_a_band_is_as_wide_as_the_window() -> None:
-    window = 2 * BAND
-    mask = places(target.new_target(), 2 * BAND).mask
-    assert mask.shape == (2, BAND, 256 + BAND)
-    assert (mask[0] == 0).sum(dim=-1).tolist() == list(range(1, BAND + 1))
-    assert (mask[1] == 0).sum(dim=-1).tolist() == list(range(BAND + 1, window + 1))
-
-
-class ReachedError(Exception):
-    """The forward has been asked for."""
-
-
-def test_a_draft_model_learns_from_both_streams_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_model, "SHORT", LENGTH)
-    monkeypatch.setattr(target, "ROWS", LENGTH)
-    monkeypatch.setattr(target.NextTokenRun, "step_tokens", LENGTH)
-    np.save(tmp_path / "text.npy", np.full(3 * LENGTH, 20, np.uint32))
-    np.save(tmp_path / "own.npy", np.full((3, LENGTH), 30, np.uint32))
-    run = draft_model.draft_model_run(target.target_config(), tmp_path, torch.device("cpu"), Budget(1_000_000))
-    seen: list[int] = []
-
-    def forward(model: Gemma4ForCausalLM, ids: torch.Tensor, where: object) -> None:
-        seen.append(int(ids[0, 0]))
-        raise ReachedError
-
-    monkeypatch.setattr(run, "forward", forward)
-    for run.step in range(4):
-        with pytest.raises(ReachedError):
-            run.accumulate()
-    assert seen == [20, 30, 20, 30]
 
 
 def test_muon_is_torchs() -> None:
@@ -160,28 +126,6 @@ def test_a_resumed_run_is_the_run_in_one_go(tmp_path: Path, monkeypatch: pytest.
     for weight, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(weight, other)
     assert spent_budget(tmp_path / "broken.pt", 400).progress == 1
-
-
-def test_a_finish_file_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("run.SAVE_SECONDS", -1)
-    (tmp_path / "run.finish").touch()
-    run = TinyRun(tmp_path / "run.pt", Budget(1_000_000, spent_tokens=300))
-    run.train()
-    assert run.budget.spent_tokens == pytest.approx(310 / (1 - DECAY), abs=10)
-    assert spent_budget(tmp_path / "run.pt", 1_000_000).progress == 1  # though more would be allowed
-
-
-def test_time_is_that_of_the_processor(tmp_path: Path) -> None:
-    run = TinyRun(tmp_path / "run.pt", Budget(200))
-    before = sum(os.times()[:2])
-    run.train()
-    assert 0 < run.budget.core_seconds <= sum(os.times()[:2]) - before + 0.02
-
-
-def test_batches_of_one_epoch_share_no_block() -> None:
-    blocks = Blocks(np.arange(6000, dtype=np.uint16), 50)
-    starts = [blocks.block(index)[0] for index in range(100)]
-    assert len(set(starts)) == 100
 
 
 def test_training_goes_on_from_a_pair(tmp_path: Path) -> None:

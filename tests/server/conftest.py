@@ -17,7 +17,7 @@ from tests.toy_engine import ToyEngine
 
 @pytest.fixture(scope="session")
 def served_model(reference_bundle: Path) -> Iterator[Model]:
-    """The model behind `served`, to ask it directly."""
+    """The model behind `served`, for direct calls."""
     with ondevice.load(reference_bundle, engine="simd", threads=1) as model:
         yield model
 
@@ -27,11 +27,11 @@ def served(reference_bundle: Path, served_model: Model) -> Iterator[Served]:
     """The reference bundle, served."""
     with serving(reference_bundle, lambda: served_model) as server:
         yield server
-        server.wait_until_idle()  # no request left anything behind, whatever became of it
+        server.wait_until_idle()  # fails if a request leaked its slot or its place in the queue
 
 
 class Scripted(NamedTuple):
-    """A server whose model says what a test wants, in Gemma 4's chat format."""
+    """A server whose model generates the text that a test sets, in Gemma 4's chat format."""
 
     served: Served
     model: Model
@@ -40,7 +40,7 @@ class Scripted(NamedTuple):
 
 @pytest.fixture(scope="session")
 def chatting_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Model]]:
-    """A bundle that speaks Gemma 4's chat format, and its model."""
+    """A bundle with Gemma 4's chat format, and its model."""
     bundle = write_chat_bundle(reference_bundle, tmp_path_factory.mktemp("chat") / "chat", do_sample=True)
     with ondevice.load(bundle, engine="simd", threads=1) as model:
         yield bundle, model
@@ -48,7 +48,7 @@ def chatting_model(reference_bundle: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def chatting(chatting_model: tuple[Path, Model]) -> Iterator[Served]:
-    """That bundle, served; what it says is noise."""
+    """That bundle, served. Its texts are noise."""
     bundle, model = chatting_model
     with serving(bundle, lambda: model) as served:
         yield served
@@ -71,36 +71,37 @@ def scripted(chatting: Served, chatting_model: tuple[Path, Model], monkeypatch: 
 
 
 class Gate:
-    """Lets forwards of the toy engine pass, or holds them up."""
+    """Lets forwards of the toy engine pass, or blocks them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._places: int | None = None
-        """How many may pass; None for all."""
+        self._passes: int | None = None
+        """Number of forwards that may pass; None for all."""
         self.arrived = 0
 
     def close(self, *, behind: int = 0) -> None:
-        """After some more have passed."""
+        """Block forwards after `behind` more have passed."""
         with self._changed:
-            self._places = behind
+            self._passes = behind
 
     def open(self) -> None:
+        """Let all forwards pass."""
         with self._changed:
-            self._places = None
+            self._passes = None
             self._changed.notify_all()
 
     def step(self) -> None:
-        """One more may pass."""
+        """Let one more pass."""
         with self._changed:
-            self._places = 1 if self._places is None else self._places + 1
+            self._passes = 1 if self._passes is None else self._passes + 1
             self._changed.notify_all()
 
     def __call__(self, batch: Sequence[Rows]) -> None:
         with self._changed:
             self.arrived += 1
-            assert self._changed.wait_for(lambda: self._places is None or self._places > 0, PATIENCE_S)
-            if self._places is not None:
-                self._places -= 1
+            assert self._changed.wait_for(lambda: self._passes is None or self._passes > 0, PATIENCE_S)
+            if self._passes is not None:
+                self._passes -= 1
 
 
 @pytest.fixture
@@ -115,14 +116,14 @@ def toy_bundle(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve_toy(toy_bundle: Path, gate: Gate) -> Callable[..., AbstractContextManager[Served]]:
-    """Serves the toy engine, whose forwards pass the gate; its texts have no end."""
+    """Serves the toy engine, whose forwards pass the gate. Its texts do not end by themselves."""
 
     @contextmanager
-    def start(*, context_length: int = 400, places: int = 2, **setup: Any) -> Iterator[Served]:
+    def start(*, context_length: int = 400, max_sequences: int = 2, **setup: Any) -> Iterator[Served]:
         def load() -> Model:
-            return model_over(ToyEngine(context_length, chunk=16, before=gate), toy_bundle, max_sequences=places)
+            return model_over(ToyEngine(context_length, chunk=16, before=gate), toy_bundle, max_sequences=max_sequences)
 
-        with serving(toy_bundle, load, places=places, **setup) as served:
+        with serving(toy_bundle, load, max_sequences=max_sequences, **setup) as served:
             try:
                 yield served
             finally:

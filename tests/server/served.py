@@ -1,4 +1,4 @@
-"""A server in this process, and a client of Python's own library."""
+"""A server in this process, and an HTTP client for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ondevice.model import Model
 from ondevice.server.running import Server, Setup
 
 PATIENCE_S = 300.0
-"""After which something that should happen will not."""
+"""Seconds after which a test that waits for something fails."""
 
 
 class Answer(NamedTuple):
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 
 class Served:
-    """A running server."""
+    """A running server, and requests to it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -36,16 +36,16 @@ class Served:
         return HTTPConnection(self.server.host, self.server.port, timeout=PATIENCE_S)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """A request; a body that is no bytes is sent as JSON."""
+        """Send a request. A body that is not bytes is sent as JSON."""
         with closing(self.connect()) as connection:
             connection.request(
                 method, path, _encoded(body), {name.replace("_", "-"): each for name, each in headers.items()}
             )
             response = connection.getresponse()
             raw = response.read()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            parsed = json.loads(raw) if "json" in told.get("content-type", "") else raw.decode()
-            return Answer(response.status, told, parsed)
+            received = {name.lower(): value for name, value in response.getheaders()}
+            parsed = json.loads(raw) if "json" in received.get("content-type", "") else raw.decode()
+            return Answer(response.status, received, parsed)
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, **headers)
@@ -55,7 +55,7 @@ class Served:
 
     @contextmanager
     def stream(self, path: str, **fields: Any) -> Iterator[Iterator[str]]:
-        """The lines of a stream that are not empty; leaving the block disconnects."""
+        """The lines of a stream without empty ones. Leaving the block disconnects."""
         with closing(self.connect()) as connection:
             connection.request("POST", path, _encoded({**fields, "stream": True}))
             response = connection.getresponse()
@@ -67,20 +67,20 @@ class Served:
             response.close()
 
     def messages(self, path: str, **fields: Any) -> list[Any]:
-        """All JSON objects of a stream."""
+        """The JSON objects of a complete stream."""
         with self.stream(path, **fields) as lines:
             found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         return [json.loads(each) for each in found if each != "[DONE]"]
 
     def gauge(self, name: str) -> float:
-        """A figure of `/metrics`."""
+        """The value of a metric."""
         for line in self.get("/metrics").body.splitlines():
             if line.startswith(f"ondevice:{name} "):
                 return float(line.split()[1])
         raise AssertionError(f"no {name}")
 
     def let_it_notice(self) -> None:
-        """That other connections ended: the server looks at them in the order in which things happened."""
+        """Wait until the server has noticed that connections were closed: it handles events in order."""
         for _ in range(5):
             self.get("/health")
 
@@ -90,8 +90,8 @@ class Served:
 
 @contextmanager
 def serving(bundle: Path, load: Callable[[], Model], *, wait: bool = True, **setup: Any) -> Iterator[Served]:
-    """A server at a port of its own, until the block is left."""
-    server = Server(Bundle.open(bundle), lambda tell: load(), Setup(**setup))
+    """Run a server at a free port within the block."""
+    server = Server(Bundle.open(bundle), lambda report: load(), Setup(**setup))
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -123,7 +123,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def text_of(chunks: list[Any], index: int = 0) -> str:
-    """What the chunks of a chat completion add up to."""
+    """The text of a streamed chat completion's choice."""
     choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 

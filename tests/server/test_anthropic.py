@@ -1,4 +1,4 @@
-"""Anthropic's own Python client, against `/v1/messages`."""
+"""`/v1/messages` through Anthropic's Python client."""
 
 import anthropic
 import pytest
@@ -24,19 +24,19 @@ def client(scripted):
     return client_of(scripted.served)
 
 
-def test_a_message(client, scripted):
+def test_message_and_token_count(client, scripted):
     scripted.says("Yes, it will.<turn|>")
     message = client.messages.create(model="any", max_tokens=100, system="Be brief.", messages=ASKED)
     assert [block.text for block in message.content] == ["Yes, it will."]
     assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", "reference")
-    told = [{"role": "system", "content": "Be brief."}, *ASKED]
+    prompt = [{"role": "system", "content": "Be brief."}, *ASKED]
     usage = message.usage
-    assert usage.input_tokens + usage.cache_read_input_tokens == len(scripted.model.encode(told))
+    assert usage.input_tokens + usage.cache_read_input_tokens == len(scripted.model.encode(prompt))
     counted = client.messages.count_tokens(model="any", system="Be brief.", messages=ASKED)
-    assert counted.input_tokens == len(scripted.model.encode(told))
+    assert counted.input_tokens == len(scripted.model.encode(prompt))
 
 
-def test_a_call_a_thought_and_a_result(client, scripted):
+def test_tool_call_thinking_and_tool_result(client, scripted):
     scripted.says(f"{THOUGHT}One moment. {CALL}<|tool_response>")
     options = {
         "model": "any",
@@ -58,7 +58,7 @@ def test_a_call_a_thought_and_a_result(client, scripted):
     assert answer.content[-1].text == "Yes."
 
 
-def test_a_stream(client, scripted):
+def test_streamed_message(client, scripted):
     scripted.says(f"{THOUGHT}One moment. {CALL}{CALL}<|tool_response>")
     with client.messages.stream(model="any", max_tokens=200, messages=ASKED, tools=[WEATHER]) as stream:
         kinds = [event.type for event in stream]
@@ -74,15 +74,15 @@ def test_a_stream(client, scripted):
     assert message.usage.output_tokens > 10
 
 
-@pytest.mark.parametrize(("stops", "told"), [(["rain"], "rain"), (["rain", "snow"], None)])
-def test_a_stop_sequence(client, scripted, stops, told):
+@pytest.mark.parametrize(("stops", "reported"), [(["rain"], "rain"), (["rain", "snow"], None)])
+def test_stop_sequence(client, scripted, stops, reported):
     scripted.says("There will be rain.<turn|>")
     message = client.messages.create(model="any", max_tokens=100, messages=ASKED, stop_sequences=stops)
     assert message.content[0].text == "There will be"
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", told)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", reported)
 
 
-def test_the_number_of_tokens(client, scripted):
+def test_max_tokens(client, scripted):
     scripted.says("There will be rain.<turn|>")
     assert client.messages.create(model="any", max_tokens=2, messages=ASKED).stop_reason == "max_tokens"
 
@@ -98,13 +98,13 @@ def test_the_number_of_tokens(client, scripted):
         ({"thinking": {"type": "much"}}, "thinking.type"),
     ],
 )
-def test_mistakes(client, change, complaint):
+def test_bad_requests_name_the_field(client, change, complaint):
     with pytest.raises(anthropic.BadRequestError, match="invalid_request_error") as raised:
         client.messages.create(**{"model": "any", "max_tokens": 5, "messages": ASKED, **change})
     assert complaint in raised.value.message
 
 
-def test_other_errors(client, serve_toy):
+def test_not_found_and_authentication_errors(client, serve_toy):
     with pytest.raises(anthropic.NotFoundError):
         client.post("/v1/messages/batches", cast_to=object)
     with serve_toy(rules=Rules(api_key="secret")) as served:

@@ -1,4 +1,4 @@
-"""Who may talk to the server."""
+"""Access control: Host and Origin headers, API key."""
 
 import pytest
 
@@ -10,18 +10,18 @@ MODELS = "/v1/models"
 @pytest.mark.parametrize(
     "host", ["localhost", "127.0.0.1:8642", "[::1]:80", "LOCALHOST:1", "192.168.0.7", "localhost."]
 )
-def test_names_of_this_machine(served, host):
+def test_hosts_of_this_machine_are_allowed(served, host):
     assert served.get(MODELS, Host=host).status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b", "[x]"])
-def test_other_names_may_be_a_stranger_s(served, host):
+def test_other_hosts_are_refused(served, host):
     answer = served.get(MODELS, Host=host)
     assert answer.status == 403
     assert answer.body["error"]["type"] == "permission_error"
 
 
-def test_pages_of_other_origins_are_kept_out(served):
+def test_other_origins_are_refused(served):
     assert served.ask("POST", "/tokenize", {"content": "a"}, Origin="https://evil.example").status == 403
     assert served.ask("POST", "/tokenize", {"content": "a"}, Origin="null").status == 403
     answer = served.ask("POST", "/tokenize", {"content": "a"}, Origin=served.url)
@@ -29,7 +29,7 @@ def test_pages_of_other_origins_are_kept_out(served):
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_origins_that_may(serve_toy):
+def test_allowed_host_and_origin(serve_toy):
     origin = "https://app.example"
     with serve_toy(rules=Rules(hosts=["pi.lan"], origins=[origin], api_key="secret")) as served:
         asked = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization"}
@@ -56,7 +56,7 @@ def test_origins_that_may(serve_toy):
         ({"x_api_key": "s\xe9cret"}, 401),
     ],
 )
-def test_the_key(serve_toy, headers, status):
+def test_api_key(serve_toy, headers, status):
     with serve_toy(rules=Rules(api_key="secret")) as served:
         answer = served.get(MODELS, **headers)
         assert answer.status == status
@@ -66,7 +66,7 @@ def test_the_key(serve_toy, headers, status):
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_all_origins_can_be_let_in(serve_toy):
+def test_all_origins_can_be_allowed(serve_toy):
     with serve_toy(rules=Rules(origins=["*"])) as served:
         assert served.get(MODELS, Origin="https://any.example").headers["access-control-allow-origin"] == (
             "https://any.example"

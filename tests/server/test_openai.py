@@ -1,156 +1,371 @@
-"""OpenAI's own Python client, against the server."""
+"""`/v1/chat/completions` and `/v1/completions` by plain HTTP: replies, tools, log probabilities, and errors."""
 
-import asyncio
 import json
-import re
+import math
 
-import openai
 import pytest
 
-from ondevice.server.guard import Rules
-from tests.conftest import ROOT
-from tests.server.served import wait_until
+from tests.server.served import text_of
 from tests.text.conversations import WEATHER
 
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "def fibonacci(n):"}]
+ASKED = [{"role": "user", "content": "Will it rain in Bern?"}]
+CALL = '<|tool_call>call:get_weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>'
+THOUGHT = "<|channel>thought\nI need the weather.\n<channel|>"
 
 
-def client_of(served, key="none", **options):
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, **options)
+def test_chat_completion_equals_the_reply_of_generate(served, served_model):
+    answer = served.post(CHAT, messages=MESSAGES, max_tokens=24, temperature=0)
+    reply = served_model.generate(MESSAGES, max_new_tokens=24, temperature=0.0)
+    assert answer.status == 200
+    body = answer.body
+    assert (body["object"], body["model"]) == ("chat.completion", "reference")
+    [choice] = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": reply.text}
+    assert (choice["index"], choice["finish_reason"]) == (0, "length")
+    prompt = len(served_model.encode(MESSAGES))
+    assert body["usage"]["prompt_tokens"] == prompt
+    assert body["usage"]["completion_tokens"] == 24
+    assert body["usage"]["total_tokens"] == prompt + 24
 
 
-@pytest.fixture
-def client(served):
-    with client_of(served) as opened:
-        yield opened
+def test_streamed_chat_equals_the_reply_of_generate(served, served_model):
+    chunks = served.messages(CHAT, messages=MESSAGES, max_tokens=24, temperature=0.8, seed=5)
+    reply = served_model.generate(MESSAGES, max_new_tokens=24, temperature=0.8, seed=5)
+    assert text_of(chunks) == reply.text
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
+    assert chunks[-1]["timings"]["predicted_n"] == 24
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
 
 
-def test_a_chat(client, served_model):
-    reply = client.chat.completions.create(model="any", messages=MESSAGES, max_tokens=24, temperature=0)
-    same = served_model.generate(MESSAGES, max_new_tokens=24, temperature=0.0)
-    assert reply.choices[0].message.content == same.text
-    assert reply.choices[0].finish_reason == "length"
-    assert reply.usage.completion_tokens == 24
-    assert reply.usage.prompt_tokens_details.cached_tokens >= 0
-    assert reply.model_extra["timings"]["predicted_n"] == 24
+def test_a_stream_ends_with_usage_if_asked_for(served):
+    options = {"messages": MESSAGES, "max_tokens": 4}
+    plain = served.messages(CHAT, **options)
+    assert not any("usage" in chunk for chunk in plain)
+    with_usage = served.messages(CHAT, **options, stream_options={"include_usage": True})
+    assert with_usage[-1]["choices"] == []
+    assert with_usage[-1]["usage"]["completion_tokens"] == 4
 
 
-def test_a_stream(client, served_model):
-    chunks = list(
-        client.chat.completions.create(
-            model="any",
-            messages=MESSAGES,
-            max_tokens=24,
-            temperature=0.7,
-            seed=4,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
+def test_a_stream_ends_with_done(served):
+    with served.stream(CHAT, messages=MESSAGES, max_tokens=4) as lines:
+        assert list(lines)[-1] == "data: [DONE]"
+
+
+def test_a_second_turn_computes_only_its_new_tokens(served):
+    messages = [{"role": "user", "content": "class Stack: what is a stack and what is it used for in a program?"}]
+    first = served.post(CHAT, messages=messages, max_tokens=8, temperature=0).body
+    said = first["choices"][0]["message"]
+    again = [*messages, said, {"role": "user", "content": "and a queue?"}]
+    second = served.post(CHAT, messages=again, max_tokens=4, temperature=0).body
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["prompt_tokens"] - 4
+    assert second["timings"]["cache_n"] == cached
+    assert second["timings"]["prompt_n"] == second["usage"]["prompt_tokens"] - cached
+
+
+def test_several_choices_compute_the_prompt_once(served, served_model):
+    messages = [{"role": "user", "content": "import os and import sys, then three more"}]
+    body = served.post(CHAT, messages=messages, n=3, max_tokens=12, temperature=1, seed=7).body
+    for number, choice in enumerate(body["choices"]):
+        alone = served_model.generate(messages, max_new_tokens=12, temperature=1.0, seed=7 + number)
+        assert (choice["index"], choice["message"]["content"]) == (number, alone.text)
+    assert len({choice["message"]["content"] for choice in body["choices"]}) == 3
+    assert body["usage"]["completion_tokens"] == 36
+    assert body["usage"]["prompt_tokens"] == len(served_model.encode(messages))
+
+
+def test_copies_of_a_prompt_have_one_token_to_compute(served_model):
+    prompt = "def quicksort(values, key, reverse):"
+    first = served_model.stream(prompt, max_new_tokens=8, copies=2)
+    others = [served_model.stream(prompt, max_new_tokens=8) for _ in range(2)]
+    next(first)
+    for other in others:
+        next(other)
+        assert other.stats.cached_tokens == other.stats.prompt_tokens - 1
+    for each in (first, *others):
+        each.close()
+
+
+def test_streamed_choices_have_their_index(served, served_model):
+    chunks = served.messages(CHAT, messages=MESSAGES, n=2, max_tokens=10, temperature=1, seed=3)
+    for number in range(2):
+        alone = served_model.generate(MESSAGES, max_new_tokens=10, temperature=1.0, seed=3 + number)
+        assert text_of(chunks, number) == alone.text
+
+
+def test_prompt_progress(served, served_model):
+    prompt = "x = 1\n" * 100
+    chunks = served.messages(TEXT, prompt=prompt, max_tokens=1, return_progress=True)
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    total = len(served_model.encode(prompt))
+    assert progress[-1]["processed"] == progress[-1]["total"] == total
+    assert progress[-1]["cache"] <= progress[0]["processed"]
+    assert [each["time_ms"] for each in progress] == sorted(each["time_ms"] for each in progress)
+
+
+def test_completion_equals_the_reply_of_generate(served, served_model):
+    body = served.post(TEXT, prompt="def f(", max_tokens=8, temperature=0).body
+    assert body["object"] == "text_completion"
+    assert body["choices"][0]["text"] == served_model.generate("def f(", max_new_tokens=8, temperature=0.0).text
+    assert body["timings"]["predicted_n"] == 8
+
+
+def test_a_list_of_one_prompt_is_answered_like_the_prompt(served):
+    options = {"max_tokens": 4, "temperature": 0}
+    listed = served.post(TEXT, prompt=["def f("], **options).body["choices"]
+    assert listed == served.post(TEXT, prompt="def f(", **options).body["choices"]
+
+
+def test_completions_of_several_prompts_and_choices(served, served_model):
+    ids = served_model.encode("class A:")
+    body = served.post(TEXT, prompt=[ids, ids[:-1]], n=2, max_tokens=6, temperature=0).body
+    texts = [served_model.generate(each, max_new_tokens=6, temperature=0.0).text for each in (ids, ids[:-1])]
+    assert [choice["text"] for choice in body["choices"]] == [texts[0], texts[0], texts[1], texts[1]]
+    assert body["usage"]["prompt_tokens"] == 2 * len(ids) - 1
+
+
+def test_streamed_completion_equals_the_reply_of_generate(served, served_model):
+    chunks = served.messages(TEXT, prompt="def f(", max_tokens=8, temperature=0)
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == (
+        served_model.generate("def f(", max_new_tokens=8, temperature=0.0).text
     )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == served_model.generate(MESSAGES, max_new_tokens=24, temperature=0.7, seed=4).text
-    assert chunks[-1].usage.completion_tokens == 24
-    assert chunks[-2].choices[0].finish_reason == "length"
 
 
-def test_the_helper_for_streams_puts_them_together(client):
-    with client.chat.completions.stream(model="any", messages=MESSAGES, stop="\n    ", temperature=0) as stream:
-        texts = [event.delta for event in stream if event.type == "content.delta"]
-        whole = stream.get_final_completion()
-    assert "".join(texts) == whole.choices[0].message.content
+def test_stop_strings_end_a_reply(served):
+    whole = served.post(TEXT, prompt="def f(", max_tokens=30, temperature=0).body["choices"][0]
+    stop = whole["text"][10:12]
+    ended = served.post(TEXT, prompt="def f(", max_tokens=30, temperature=0, stop=[stop]).body["choices"][0]
+    assert ended["finish_reason"] == "stop"
+    assert ended["text"] == whole["text"][: whole["text"].index(stop)]
 
 
-def test_text_and_models(client):
-    reply = client.completions.create(model="any", prompt="def f(", max_tokens=4, n=2, seed=1, temperature=1)
-    assert [choice.index for choice in reply.choices] == [0, 1]
-    assert [model.id for model in client.models.list()] == ["reference"]
-    assert client.models.retrieve("reference").owned_by == "ondevice"
+def test_drafts_do_not_change_a_completion(served):
+    options = {"prompt": "import re\nimport sys\n", "max_tokens": 32, "temperature": 0.9, "seed": 11}
+    plain = served.post(TEXT, **options, drafter="none").body
+    drafted = served.post(TEXT, **options).body
+    assert drafted["choices"] == plain["choices"]
+    assert plain["timings"]["draft_n"] == 0
 
 
-def test_several_clients_at_once(served, served_model):
-    prompts = [f"def {name}(x):" for name in ("one", "two", "three", "four", "five", "six")]
-
-    async def ask(client, prompt):
-        parts = []
-        stream = await client.completions.create(model="any", prompt=prompt, max_tokens=20, temperature=0, stream=True)
-        async for chunk in stream:
-            parts.append(chunk.choices[0].text)
-        return "".join(parts)
-
-    async def all_of_them():
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
-
-    alone = [served_model.generate(prompt, max_new_tokens=20, temperature=0.0).text for prompt in prompts]
-    assert asyncio.run(all_of_them()) == alone
+def test_without_a_token_limit_a_reply_fills_the_context(serve_toy):
+    with serve_toy(context_length=300) as served:
+        body = served.post(TEXT, prompt="abc").body
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert body["usage"]["total_tokens"] >= 300
 
 
-def test_a_stream_that_is_closed_is_cancelled(client, served):
-    before = served.gauge("tokens_predicted_total")
-    stream = client.completions.create(model="any", prompt="import os\n" * 20, stream=True, temperature=0)
-    for _ in zip(range(3), stream, strict=False):
-        pass
-    stream.close()
-    served.wait_until_idle()
-    assert served.gauge("tokens_predicted_total") - before < 1500
+def test_null_and_minus_one_count_as_missing(served):
+    body = served.post(TEXT, prompt="a", max_tokens=2, n_predict=-1, stop=None, n=None, seed=-1, top_k=-1).body
+    assert body["usage"]["completion_tokens"] == 2
+
+
+def test_unknown_fields_are_ignored(served):
+    assert served.post(TEXT, prompt="a", max_tokens=1, user="me", store=True, cache_prompt=True).status == 200
+
+
+def test_a_tool_call_with_reasoning(scripted):
+    scripted.says(f"{THOUGHT}{CALL}<|tool_response>")
+    [choice] = scripted.served.post(CHAT, messages=ASKED, tools=[WEATHER], reasoning_effort="high").body["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["content"] is None
+    assert message["reasoning_content"] == "I need the weather."
+    [call] = message["tool_calls"]
+    assert (call["type"], call["function"]["name"]) == ("function", "get_weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Bern", "days": 2}
+
+    scripted.says("It says rain.\n<channel|>Yes, it will.<turn|>")
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
+    answer = scripted.served.post(CHAT, messages=[*ASKED, message, result], tools=[WEATHER], reasoning_effort="low")
+    [choice] = answer.body["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "Yes, it will.",
+        "reasoning_content": "It says rain.",
+    }
+    assert choice["finish_reason"] == "stop"
+
+
+def test_streamed_tool_calls_have_their_index(scripted):
+    scripted.says(f"{THOUGHT}One moment.{CALL}{CALL}<|tool_response>")
+    chunks = scripted.served.messages(CHAT, messages=ASKED, tools=[WEATHER])
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I need the weather."
+    assert text_of(chunks) == "One moment."
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert len({call["id"] for call in calls}) == 2
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize(
-    ("change", "param"), [({"temperature": -1}, "temperature"), ({"messages": []}, "messages"), ({"stop": 1}, "stop")]
+    ("fields", "thinks"),
+    [
+        ({}, False),
+        ({"reasoning_effort": "medium"}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, False),
+    ],
 )
-def test_mistakes(client, change, param):
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(**{"model": "any", "messages": MESSAGES, **change})
-    assert raised.value.param == param
-    assert raised.value.type == "invalid_request_error"
-
-
-def test_other_errors(client, serve_toy):
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other")
-    with serve_toy(rules=Rules(api_key="secret")) as served:
-        with pytest.raises(openai.AuthenticationError):
-            client_of(served, "wrong").models.list()
-        assert [model.id for model in client_of(served, "secret").models.list()] == ["toy-model"]
-
-
-def test_a_full_queue_is_tried_again(serve_toy, gate):
-    with serve_toy(places=1, most_waiting=0) as served:
-        gate.close()
-        with served.stream("/v1/completions", prompt="abc"):
-            wait_until(lambda: served.gauge("requests_processing") == 1)
-            with pytest.raises(openai.InternalServerError) as raised:
-                client_of(served).completions.create(model="any", prompt="abc", max_tokens=2)
-            assert raised.value.status_code == 503
-        gate.open()
-        again = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=3)
-        assert len(again.completions.create(model="any", prompt="abc", max_tokens=2).choices) == 1
-
-
-def test_tools_and_thoughts(scripted):
-    scripted.says(
-        '<|channel>thought\nHm.\n<channel|><|tool_call>call:get_weather{city:<|"|>Bern<|"|>}<tool_call|><|tool_response>'
-    )
-    client = client_of(scripted.served)
-    asked = [{"role": "user", "content": "Will it rain in Bern?"}]
-    whole = client.chat.completions.create(model="any", messages=asked, tools=[WEATHER]).choices[0]
-    assert whole.finish_reason == "tool_calls"
-    assert whole.message.model_extra["reasoning_content"] == "Hm."
-    assert json.loads(whole.message.tool_calls[0].function.arguments) == {"city": "Bern"}
-    with client.chat.completions.stream(model="any", messages=asked, tools=[WEATHER]) as stream:
-        final = stream.get_final_completion().choices[0]
-    assert final.message.tool_calls[0].function.name == "get_weather"
-    result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "rain"}
+def test_fields_that_switch_thinking_on(scripted, fields, thinks):
     scripted.says("Yes.<turn|>")
-    answer = client.chat.completions.create(model="any", messages=[*asked, whole.message, result], tools=[WEATHER])
-    assert answer.choices[0].message.content == "Yes."
+    usage = scripted.served.post(CHAT, messages=ASKED, **fields).body["usage"]
+    assert usage["prompt_tokens"] == len(scripted.model.encode(ASKED, thinking=thinks))
 
 
-def test_what_the_page_shows(served, capsys):
-    page = (ROOT / "docs" / "server.md").read_text("utf-8")
-    [program] = re.findall(r"```python\n(from openai import OpenAI\n.*?)```", page, re.DOTALL)
-    exec(program.replace("http://127.0.0.1:8642", served.url).replace("stream=True", "stream=True, max_tokens=8"), {})
-    assert capsys.readouterr().out
-    [body] = re.findall(r"curl http://127\.0\.0\.1:8642(/v1/\S+) -d '(.*)'", page)
-    answer = served.ask("POST", body[0], {**json.loads(body[1]), "max_tokens": 8})
-    assert answer.body["choices"][0]["message"]["content"]
+def test_tool_choice_none_keeps_the_tools_in_the_prompt(scripted):
+    """The prompt stays the same, so that its cached prefix can be used."""
+    scripted.says("Yes.<turn|>")
+    usage = scripted.served.post(CHAT, messages=ASKED, tools=[WEATHER], tool_choice="none").body["usage"]
+    assert usage["prompt_tokens"] == len(scripted.model.encode(ASKED, tools=[WEATHER]))
+
+
+def test_content_as_a_list_of_parts(scripted):
+    scripted.says("Yes.<turn|>")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Will it rain in Bern?"}]}]
+    assert scripted.served.post(CHAT, messages=parts).body["usage"]["prompt_tokens"] == len(
+        scripted.model.encode(ASKED)
+    )
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+    answer = scripted.served.post(CHAT, messages=image)
+    assert answer.status == 400
+    assert "image_url" in answer.body["error"]["message"]
+
+
+def test_biases_and_penalties(served, served_model):
+    token = served_model.encode("(")[-1]
+    for biases in ({str(token): 100}, [[token, 100]]):
+        body = served.post(TEXT, prompt="def f", max_tokens=3, temperature=0, logit_bias=biases).body
+        assert body["choices"][0]["text"] == "((("
+    penalised = served.post(
+        TEXT,
+        prompt="def f",
+        max_tokens=3,
+        temperature=0,
+        logit_bias={str(token): 40},
+        presence_penalty=100,
+    )
+    assert penalised.body["choices"][0]["text"].count("(") == 1
+
+
+def test_logprobs_of_a_chat_completion(served, served_model):
+    options = {"messages": ASKED, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    [choice] = served.post(CHAT, **options).body["choices"]
+    tokens = choice["logprobs"]["content"]
+    assert len(tokens) == 6
+    assert "".join(token["token"] for token in tokens) == choice["message"]["content"]
+    for token in tokens:
+        assert token["bytes"] == list(token["token"].encode())
+        assert len(token["top_logprobs"]) == 3
+        assert token["top_logprobs"][0]["token"] == token["token"]  # greedy
+        assert math.isclose(token["logprob"], token["top_logprobs"][0]["logprob"])
+    chunks = served.messages(CHAT, **options)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [token for each in streamed if each for token in each["content"]] == tokens
+
+
+def test_logprobs_of_a_completion(served):
+    options = {"prompt": "def f(", "max_tokens": 5, "temperature": 0, "logprobs": 2}
+    [choice] = served.post(TEXT, **options).body["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert [len(each) for each in logprobs["top_logprobs"]] == [2] * 5
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in served.messages(TEXT, **options)]
+    for name, values in logprobs.items():
+        assert [value for chunk in chunks if chunk for value in chunk[name]] == values
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": "hello"}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": ["hello"]}, "messages"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "max_tokens"),
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": "many"}, "max_completion_tokens"),
+        (CHAT, {"messages": MESSAGES, "temperature": "hot"}, "temperature"),
+        (CHAT, {"messages": MESSAGES, "temperature": -1}, "temperature"),
+        (CHAT, {"messages": MESSAGES, "temperature": True}, "temperature"),
+        (CHAT, {"messages": MESSAGES, "top_p": 3}, "top_p"),
+        (CHAT, {"messages": MESSAGES, "top_k": 1.5}, "top_k"),
+        (CHAT, {"messages": MESSAGES, "n": 0}, "n"),
+        (CHAT, {"messages": MESSAGES, "n": 99}, "n"),
+        (CHAT, {"messages": MESSAGES, "seed": "one"}, "seed"),
+        (CHAT, {"messages": MESSAGES, "stop": [1]}, "stop"),
+        (CHAT, {"messages": MESSAGES, "stream": "yes"}, "stream"),
+        (CHAT, {"messages": MESSAGES, "stream_options": 1}, "stream_options"),
+        (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        (CHAT, {"messages": MESSAGES, "drafter": "/etc/passwd"}, "drafter"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": {"a": 1}}, "logit_bias"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": [1]}, "logit_bias"),
+        (CHAT, {"messages": MESSAGES, "presence_penalty": "much"}, "presence_penalty"),
+        (CHAT, {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
+        (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "poem"}}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_schema"}}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "response_format": "json"}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "grammar": "root ::= [0-9]"}, "grammar"),
+        (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "perhaps"}, "tool_choice"),
+        (CHAT, {"messages": MESSAGES, "tools": "weather"}, "tools"),
+        (CHAT, {"messages": MESSAGES, "reasoning_effort": "huge"}, "reasoning_effort"),
+        (CHAT, {"messages": MESSAGES, "chat_template_kwargs": []}, "chat_template_kwargs"),
+        (TEXT, {"prompt": "a", "logprobs": True}, "logprobs"),
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": 1}, "prompt"),
+        (TEXT, {"prompt": [[1], "a"]}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": "a", "echo": True}, "echo"),
+    ],
+)
+def test_an_error_names_the_wrong_field(served, path, fields, param):
+    answer = served.post(path, **fields)
+    assert answer.status == 400
+    error = answer.body["error"]
+    assert (error["code"], error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert param in error["message"]
+
+
+def test_an_error_names_an_unknown_role(served):
+    answer = served.post(CHAT, messages=[{"role": "wizard", "content": "x"}])
+    assert answer.status == 400
+    assert "wizard" in answer.body["error"]["message"]
+
+
+def test_a_prompt_longer_than_the_context(served, served_model):
+    context = served_model.context_length
+    answer = served.post(TEXT, prompt=[5] * (context + 1))
+    error = answer.body["error"]
+    assert (answer.status, error["type"]) == (400, "exceed_context_size_error")
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (context + 1, context)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b"nonsense", b'"text"', b"[" * 100_000, '{"a":"\ud800"}'.encode("utf-8", "surrogatepass")],
+)
+def test_a_body_that_is_not_a_json_object(served, body):
+    answer = served.ask("POST", CHAT, body)
+    assert answer.status == 400
+    assert answer.body["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_too_large(served):
+    answer = served.ask("POST", CHAT, b" " * (1 << 24) + b"{}")
+    assert answer.status == 413
+
+
+def test_half_a_surrogate_is_refused(served):
+    answer = served.ask("POST", TEXT, json.dumps({"prompt": "\ud800"}).encode())
+    assert answer.status == 400
+    assert "surrogate" in answer.body["error"]["message"]

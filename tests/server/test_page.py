@@ -71,13 +71,42 @@ def test_send_and_stream(open_page, scripted):
     send(page, "Why is the sky <i>blue</i>?")
     wait_for_end(page)
     expect(page.locator(".user")).to_have_text("Why is the sky <i>blue</i>?")
-    expect(page.locator("pre.code")).to_have_text("print('<b>blue</b>')\n")
-    expect(page.locator(".body .text").last).to_contain_text("That is all.")
+    expect(page.locator(".body pre code")).to_have_text("print('<b>blue</b>')\n")
+    expect(page.locator(".body p").last).to_have_text("That is all.")
     thoughts = page.locator("details .text")
     expect(thoughts).not_to_be_visible()
     page.click("summary")
     expect(thoughts).to_have_text("Light is scattered.")
     expect(page.locator(".figures")).to_have_text(re.compile(r"\d+ tokens · \d+\.\d tokens/s"))
+
+
+def test_markdown_and_nothing_else(open_page, scripted):
+    """Formatting reaches the page; HTML is text, and no script, picture, form or style comes from a reply."""
+    page = open_page(scripted.served)
+    scripted.says(
+        "**bold** and `code`\nnext line\n\n1. one\n2. two\n\n| a | b |\n|---|---|\n| c | d |\n\n"
+        "<img src=x onerror=hit()> <script>hit()</script> <form action=/x><input name=key></form>\n\n"
+        "[bad](javascript:hit()) [good](https://example.org) ![picture](https://example.org/x.png) "
+        "<b onclick=hit()>b</b>\n\n<style>body { display: none }</style>\n\n"
+        "<svg><a xlink:href='javascript:hit()'>s</a></svg><turn|>"
+    )
+    send(page, "Format")
+    wait_for_end(page)
+    body = page.locator(".body")
+    for found in ("strong", "p > code", "br", "ol > li:nth-child(2)", "td"):
+        expect(body.locator(found).first).to_be_visible() if found != "br" else expect(
+            body.locator(found)
+        ).to_have_count(1)
+    expect(body).to_contain_text("<img src=x onerror=hit()> <script>hit()</script>")
+    expect(body).to_contain_text("picture <b onclick=hit()>b</b>")
+    for tag in ("img", "script", "form", "input", "style", "svg", "b", "iframe"):
+        expect(body.locator(tag)).to_have_count(0)
+    assert body.locator("a").evaluate_all(
+        "all => all.map((a) => [a.textContent, a.getAttribute('href'), a.target])"
+    ) == [
+        ["bad", None, "_blank"],
+        ["good", "https://example.org", "_blank"],
+    ]
 
 
 def test_a_second_message_has_the_first_before_it(open_page, scripted):
@@ -112,7 +141,7 @@ def test_stop(open_page, serve_toy, gate):
         page = open_page(served)
         gate.close(behind=40)
         send(page, "abc")
-        expect(page.locator(".body .text")).to_have_text(re.compile(r"\w"), timeout=PATIENCE_MS)
+        expect(page.locator(".body")).to_have_text(re.compile(r"\w"), timeout=PATIENCE_MS)
         page.click("#stop")
         wait_for_end(page)
         expect(page.locator(".figures")).to_contain_text("stopped")
@@ -178,6 +207,9 @@ def test_nothing_comes_from_elsewhere(served):
         assert "unsafe" not in answer.headers["content-security-policy"]
         text = (PAGE / name).read_text("utf-8")
         assert answer.body == text
-        assert not re.search(r"https?://", text)
-        assert "innerHTML" not in text
-    assert {path.name for path in PAGE.iterdir()} == set(FILES.values())
+        if not name.startswith("vendor/"):
+            assert not re.search(r"https?://", text)
+            assert "innerHTML" not in text
+    there = {path.relative_to(PAGE).as_posix() for path in PAGE.rglob("*") if path.is_file()}
+    assert {name for name in there if not name.endswith(".LICENSE")} == set(FILES.values())
+    assert {f"{name.removesuffix('.js')}.LICENSE" for name in FILES.values() if "vendor" in name} <= there

@@ -1,4 +1,4 @@
-"""`/v1/responses`, with OpenAI's own client."""
+"""`/v1/responses` through OpenAI's Python client."""
 
 import json
 
@@ -21,13 +21,13 @@ def client(scripted):
         yield opened
 
 
-def test_a_response(client, scripted):
+def test_response(client, scripted):
     scripted.says("Yes, it will.<turn|>")
     response = client.responses.create(model="any", input="Will it rain?", instructions="Be brief.", temperature=0.5)
     assert response.output_text == "Yes, it will."
     assert (response.status, response.model, response.temperature) == ("completed", "reference", 0.5)
-    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Will it rain?"}]
-    assert response.usage.input_tokens == len(scripted.model.encode(told))
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Will it rain?"}]
+    assert response.usage.input_tokens == len(scripted.model.encode(prompt))
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
@@ -53,7 +53,7 @@ def test_a_conversation_with_a_tool(client, scripted):
     assert again.status == "completed"
 
 
-def test_a_stream(client, scripted):
+def test_streamed_response(client, scripted):
     scripted.says(f"{THOUGHT}One moment.{CALL}{CALL}<|tool_response>")
     with client.responses.stream(model="any", input="Will it rain?", tools=[WEATHER]) as stream:
         events = list(stream)
@@ -72,7 +72,7 @@ def test_a_stream(client, scripted):
     assert json.loads(final.output[3].arguments) == {"city": "Bern", "days": 2}
 
 
-def test_one_that_is_cut(client, scripted):
+def test_response_cut_at_the_token_limit(client, scripted):
     scripted.says("There will be rain.<turn|>")
     response = client.responses.create(model="any", input="Rain?", max_output_tokens=2)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -94,6 +94,6 @@ def test_one_that_is_cut(client, scripted):
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
-def test_a_wrong_field_is_named(scripted, fields, param):
+def test_an_error_names_the_wrong_field(scripted, fields, param):
     answer = scripted.served.post("/v1/responses", **fields)
     assert (answer.status, answer.body["error"]["param"]) == (400, param)

@@ -1,4 +1,4 @@
-"""Health, models, properties, figures, tokens."""
+"""Health, models, properties, metrics and tokens; loading and unloading the model."""
 
 import threading
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ def test_health(served):
     assert served.get("/health").body == served.get("/v1/health").body == {"status": "ok"}
 
 
-def test_the_model_by_its_name(served, served_model):
+def test_models(served, served_model):
     [card] = served.get("/v1/models").body["data"]
     assert (card["id"], card["object"]) == ("reference", "model")
     tokenizer = served_model.tokenizer
@@ -34,7 +34,7 @@ def test_properties(served, served_model, reference_bundle):
     assert props["build_info"] == f"ondevice {ondevice.__version__}"
 
 
-def test_tokens(served, served_model):
+def test_tokenize_and_detokenize(served, served_model):
     tokenizer = served_model.tokenizer
     text = "def f(x):\n    return 'é'<turn|>"
     ids = served.post("/tokenize", content=text).body["tokens"]
@@ -47,17 +47,17 @@ def test_tokens(served, served_model):
 
 
 @pytest.mark.parametrize("tokens", ["a", [-1], [6144], [True], [1.5]])
-def test_tokens_that_are_none(served, tokens):
+def test_detokenize_refuses_bad_ids(served, tokens):
     assert served.post("/detokenize", tokens=tokens).body["error"]["param"] == "tokens"
 
 
-def test_what_is_not_there(served):
+def test_unknown_path_and_wrong_method(served):
     answer = served.get("/v2/models")
     assert (answer.status, answer.body["error"]["type"]) == (404, "not_found_error")
     assert served.get("/v1/completions").status == 405
 
 
-def test_figures(served):
+def test_metrics(served):
     before = served.gauge("tokens_predicted_total")
     served.post("/v1/completions", prompt="import os\n", max_tokens=24, temperature=0)
     assert served.gauge("tokens_predicted_total") == before + 24
@@ -67,7 +67,7 @@ def test_figures(served):
     assert served.gauge("spec_decode_num_accepted_tokens_total") > 0
 
 
-def test_a_label_is_quoted():
+def test_metrics_format():
     metrics = Metrics()
     metrics.count(ondevice.Stats(new_tokens=1, prompt_tokens=5, cached_tokens=2, fallbacks={"no_room": 2}))
     text = metrics.text(0, 0)
@@ -75,15 +75,15 @@ def test_a_label_is_quoted():
     assert "ondevice:prompt_tokens_total 3\n" in text
 
 
-def test_while_the_model_is_loaded(toy_bundle):
-    may = threading.Event()
+def test_requests_during_the_first_load_get_503(toy_bundle):
+    may_load = threading.Event()
 
     def load():
-        assert may.wait(60)
+        assert may_load.wait(60)
         return load_toy(toy_bundle)
 
     with serving(toy_bundle, load, wait=False) as served, ExitStack() as last:
-        last.callback(may.set)
+        last.callback(may_load.set)
         answer = served.get("/health")
         assert answer.status == 503
         assert answer.body["error"]["message"] == "Loading model"
@@ -92,11 +92,11 @@ def test_while_the_model_is_loaded(toy_bundle):
         assert served.post("/v1/completions", prompt="abc").status == 503
         assert served.get("/v1/models").status == 200
         assert served.get("/props").status == 503
-        may.set()
+        may_load.set()
         wait_until(lambda: served.get("/health").status == 200)
 
 
-def test_a_bundle_that_cannot_be_loaded_ends_the_server(toy_bundle):
+def test_a_failing_load_ends_the_server(toy_bundle):
     def load():
         raise BundleCorruptError("torn")
 
@@ -104,7 +104,7 @@ def test_a_bundle_that_cannot_be_loaded_ends_the_server(toy_bundle):
         pass
 
 
-def test_an_idle_model_is_unloaded_and_comes_back(toy_bundle):
+def test_an_idle_model_is_unloaded_and_loaded_again(toy_bundle):
     loaded = []
 
     def load():
@@ -122,7 +122,7 @@ def test_an_idle_model_is_unloaded_and_comes_back(toy_bundle):
         assert len(loaded) == 2
 
 
-def test_a_model_at_work_is_not_idle(serve_toy, gate):
+def test_a_model_in_use_is_not_unloaded(serve_toy, gate):
     with serve_toy(idle_s=0.01) as served:
         gate.close()
         answers = []

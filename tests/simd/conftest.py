@@ -12,12 +12,12 @@ import pytest
 from benchmarks.busy import AllThreads
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType
-from ondevice.engines.simd import thread_pool
-from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.lookup_settings import LookupSettings
-from ondevice.engines.simd.session import SimdSession
+from ondevice.engines.simd import threads as thread_pool
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice_export import export
-from tests.conftest import MakePair
+from tests.conftest import MakePair, Once
+from tests.pairwise import pairwise_cases
 from tests.tiny_models import QUANTISED
 from tests.trained_models import TRAINED
 
@@ -26,20 +26,22 @@ FAMILIES = (*QUANTISED, *TRAINED)
 
 @pytest.fixture(scope="session", autouse=True)
 def every_thread_runs() -> Iterator[None]:
-    """Models as small as these are soon left to one thread, and comparisons would be between one thread and one."""
+    """Keep all threads in use: tiny models soon run on one thread, and thread counts could not be compared."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thread_pool, "ThreadChoice", AllThreads)
         yield
 
 
 @pytest.fixture(scope="session")
-def bundles(make_pair: MakePair) -> dict[str, Bundle]:
-    """int4 weights and an int8 head, as users get them; and those of checkpoints that were trained quantised."""
-    made = {}
-    for family in FAMILIES:
-        directory = make_pair(family)
-        made[family] = Bundle.open(export(directory / "target", directory / "bundle"))
-    return made
+def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
+    """Bundles by family with the default formats (int4 weights, int8 head), and those that were trained quantised."""
+
+    def export_all(directory: Path) -> None:
+        for family in FAMILIES:
+            export(make_pair(family) / "target", directory / family)
+
+    directory = once("tiny", export_all)
+    return {family: Bundle.open(directory / family) for family in FAMILIES}
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
@@ -49,30 +51,39 @@ def bundle(request: pytest.FixtureRequest, bundles: dict[str, Bundle]) -> Bundle
 
 @pytest.fixture(scope="session")
 def tiny(bundles: dict[str, Bundle]) -> Path:
-    """The directory of the E2B-like pair."""
+    """The directory of the E2B-like pair's bundle."""
     return bundles["e2b"].path
 
 
 @pytest.fixture(scope="session")
 def trained(bundles: dict[str, Bundle]) -> Path:
-    """The directory of a pair whose target was trained quantised: every width, and float32 activations, are in it."""
+    """The directory of a bundle that was trained quantised, with every number of bits and float32 activations."""
     return bundles["half"].path
 
 
 LOOKUP = LookupSettings(keys=32, window=64, learn=64)
-"""Of 256 tokens, those from 129 on choose one of up to five units."""
+"""With 256 tokens and these settings, rows from position 129 on choose one of up to five units of keys."""
 NOMAD = replace(LOOKUP, mode="nomad")
-ATTENTIONS = [(kind, lookup) for lookup in (None, LOOKUP, NOMAD) for kind in get_args(KVCacheType)]
+LOOKUPS = (None, LOOKUP, NOMAD)
+SETTINGS = [
+    (FAMILIES[family], get_args(KVCacheType)[kind], LOOKUPS[lookup])
+    for family, kind, lookup in pairwise_cases(
+        {"family": FAMILIES, "kind": get_args(KVCacheType), "lookup": LOOKUPS},
+    )
+]
+"""Combinations in which every pair of family, cache type and attention occurs."""
 
 
 @pytest.fixture(
-    scope="module", params=ATTENTIONS, ids=[f"{kind}-{lookup and lookup.mode}" for kind, lookup in ATTENTIONS]
+    scope="module",
+    params=SETTINGS,
+    ids=[f"{family}-{kind}-{lookup.mode if lookup else 'exact'}" for family, kind, lookup in SETTINGS],
 )
-def pair(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[tuple[SimdEngine, SimdEngine]]:
-    """One engine with a thread, one with two."""
-    kind, lookup = request.param
-    engines = SimdEngine(bundle, 1, kv_cache=kind, lookup=lookup), SimdEngine(bundle, 2, kv_cache=kind, lookup=lookup)
-    yield engines
+def pair(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Iterator[tuple[SimdEngine, SimdEngine]]:
+    """Two engines of one bundle: one with one thread, one with two."""
+    family, kind, lookup = request.param
+    engines = tuple(SimdEngine(bundles[family], threads, kv_cache=kind, lookup=lookup) for threads in (1, 2))
+    yield engines[0], engines[1]
     for engine in engines:
         engine.close()
 

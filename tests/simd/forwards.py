@@ -1,4 +1,4 @@
-"""Forwards of one session, and random work for several."""
+"""Helpers that run forwards of one session, and random trees for forwards of several."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from ondevice.engines.protocol import ROOT, Outputs, Rows, TokenTree
-from ondevice.engines.simd.session import SimdSession
+from ondevice.engines.simd.engine import SimdSession
 from tests.tiny_models import VOCAB
 
 
 def run(session: SimdSession, tokens: TokenTree | Sequence[int], wanted: Sequence[int]) -> Outputs:
-    """A forward of this session alone; tokens are a chain."""
+    """Run a forward of this session alone; a sequence of tokens is run as a chain."""
     tree = tokens if isinstance(tokens, TokenTree) else TokenTree.chain(tokens)
     return session.engine.forward([Rows(session, tree, wanted)])[0]
 
 
 def extend(session: SimdSession, ids: Sequence[int], rng: np.random.Generator | None = None) -> None:
-    """Commit `ids`, in random chunks where there is a generator."""
+    """Commit `ids` in one chunk, or in random chunks if `rng` is given."""
     start = 0
     while start < len(ids):
         part = ids[start : start + (session.max_rows() if rng is None else int(rng.integers(1, 60)))]
@@ -28,7 +28,7 @@ def extend(session: SimdSession, ids: Sequence[int], rng: np.random.Generator | 
 
 
 def random_tree(rng: np.random.Generator, count: int) -> TokenTree:
-    """Mostly chains with branches, now and then a bush."""
+    """A random tree of `count` tokens: mostly chains with branches, sometimes with many branches."""
     branch = rng.choice([0.0, 0.3, 1.0])
     parents = [int(rng.integers(ROOT, row)) if rng.random() < branch else row - 1 for row in range(count)]
     return TokenTree(rng.integers(0, VOCAB, count), np.array(parents, np.int64))
@@ -43,7 +43,7 @@ def path_to(tree: TokenTree, row: int) -> list[int]:
 
 
 def assert_row_alone(session: SimdSession, tree: TokenTree, row: int, outputs: Outputs, index: int) -> None:
-    """The index-th outputs are those of `row`, bit for bit, after its ancestors one by one in `session`."""
+    """Assert that row `index` of `outputs` equals, bit for bit, decoding `row` after its ancestors one at a time."""
     length = session.length
     for ancestor in path_to(tree, row):
         plain = run(session, [int(tree.tokens[ancestor])], [0])
@@ -54,7 +54,7 @@ def assert_row_alone(session: SimdSession, tree: TokenTree, row: int, outputs: O
 
 
 def drafted(session: SimdSession, steps: int = 3) -> list[bytes]:
-    """All bits of a draft after what is committed."""
+    """The bytes of all outputs of `steps` draft steps after the committed tokens."""
     found = []
     token, hidden = 9, np.linspace(-1, 1, session.engine.target.hidden_size, dtype=np.float32)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Token ids of a bundle's replies with every drafter, for a comparison between processes.
+"""Prints the token ids of a bundle's replies with every drafter, to compare processes.
 
 python -m tests.simd.generations BUNDLE
 """
@@ -15,14 +15,14 @@ from ondevice.engines.protocol import KVCacheType
 
 DRAFTERS = ("none", "mtp", "ngram", "medusa", "blockwise", "early-exit", "auto")
 PROMPT = [5, 9, 12, 7, 5, 9, 12, 8, 5, 9]
-"""Repetitive, so that n-grams have something to find."""
+"""A repetitive prompt, so that the n-gram drafter finds matches."""
 
 DRAFTS = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
-"""In every round: of a tiny model, and of one under emulation, the default schedule finds that drafts do not pay."""
+"""A constant draft length: the default schedule would stop drafting for tiny and for emulated models."""
 
 
 def replies(bundle: Path) -> dict[str, list[int]]:
-    """By cache, temperature and drafter."""
+    """The token ids of replies, by cache type, temperature and drafter."""
     found = {}
     for kind in get_args(KVCacheType):
         with ondevice.load(bundle, engine="simd", threads=2, kv_cache=kind) as model:

@@ -1,4 +1,4 @@
-"""The kernels of lookup attention once more in plain numpy."""
+"""The kernels of lookup attention, reimplemented in plain numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def learn(keys: Floats, width: int, steps: int) -> Floats:
-    """k-means of every few numbers of keys [n, codes * width]: centroids [codes, 16, width]."""
+    """k-means of every `width` numbers of keys [n, codes * width]; returns centroids [codes, 16, width]."""
     count = len(keys)
     parts = keys.reshape(count, -1, width).swapaxes(0, 1)
     centroids = parts[:, np.arange(16) * count // 16].copy()
@@ -29,7 +29,10 @@ def learn(keys: Floats, width: int, steps: int) -> Floats:
 
 
 def nearest(keys: Floats, centroids: Floats) -> Numbers:
-    """The nearest centroid of every few numbers of keys [n, codes * width]: [n, codes], the lowest of equal ones."""
+    """The index of the nearest centroid, [n, codes], of every `width` numbers of keys [n, codes * width].
+
+    The lowest index wins ties.
+    """
     parts = keys.reshape(len(keys), len(centroids), 1, -1).astype(np.float64)
     return ((parts - centroids.astype(np.float64)) ** 2).sum(axis=-1).argmin(axis=-1)
 
@@ -37,20 +40,20 @@ def nearest(keys: Floats, centroids: Floats) -> Numbers:
 @dataclass(frozen=True)
 class Tables:
     entries: Numbers
-    """[heads, codes, 16], 0..255."""
+    """Quantised products, [heads, codes, 16], 0..255."""
     scales: Wide
-    """[heads]"""
+    """One scale per head, [heads]."""
     constants: Wide
-    """[heads], the sums of the least product of every code."""
+    """Constant part of each head's scores, [heads]: the sum of the smallest product of every code."""
 
     def scores(self, codes: Numbers) -> Wide:
-        """Of keys with codes [n, codes], less the constants: [heads, n]."""
+        """Scores [heads, n] of keys with codes [n, codes], without the constants."""
         sums = sum(self.entries[:, code][:, codes[:, code]] for code in range(codes.shape[1]))
         return np.asarray(sums * self.scales[:, None], np.float64)
 
 
 def tables(query: Floats, centroids: Floats) -> Tables:
-    """The products of query [heads, codes * width] with all centroids, one scale for each head."""
+    """Quantise the products of query [heads, codes * width] with all centroids, with one scale per head."""
     parts = query.reshape(len(query), len(centroids), 1, -1).astype(np.float64)
     products = (parts * centroids.astype(np.float64)).sum(axis=-1)
     least = products.min(axis=-1, keepdims=True)
@@ -60,14 +63,17 @@ def tables(query: Floats, centroids: Floats) -> Tables:
 
 
 def shares(scores: Wide, block: int) -> Wide:
-    """Every block's share of the softmaxes of scores [heads, blocks * block], summed over heads: [blocks]."""
+    """Each block's share of the softmax of scores [heads, blocks * block], summed over heads: [blocks]."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     return np.asarray(weights.reshape(len(scores), -1, block).sum(axis=(0, 2)), np.float64)
 
 
 def choose(shares: npt.NDArray[Any], least: int, most: int, wanted: float) -> list[int]:
-    """The best blocks that have `wanted` of the shares, `least` to `most` of them; the lower of equal ones wins."""
+    """The indices of the best blocks, `least` to `most` of them, until their shares reach `wanted`.
+
+    The lower index wins ties.
+    """
     order = np.argsort(-shares, kind="stable")
     enough = np.cumsum(shares[order].astype(np.float64)) >= wanted
     count = int(enough.argmax()) + 1 if enough.any() else len(shares)

@@ -1,4 +1,4 @@
-"""Aligned arrays for kernels that take addresses."""
+"""Conversions between numpy arrays and the memory layouts of the kernels, which take addresses of aligned arrays."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.engines.protocol import KVCacheType
-from ondevice.engines.simd.cache_rows import BITS, UNITS, unit_type
-from ondevice.engines.simd.kernels.heads import to_key, to_value
-from ondevice.engines.simd.kernels.inputs import row_bytes
-from ondevice.engines.simd.kernels.norm import quantize_row
-from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES, SHIFT
+from ondevice.engines.simd.caches import BITS, UNITS, unit_type
+from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
+from ondevice.engines.simd.kernels.matmul.activations import quantize_row, row_bytes
+from ondevice.engines.simd.kernels.matmul.tiles import ACTIVATION_BYTES, SHIFT
 from tests.simd.twins import Floats, Quantized
 
 
 def cache_of(x: Floats, kind: KVCacheType) -> npt.NDArray[Any]:
-    """Keys and values [2, rows, head_dim] of one head, as a cache has them: [2, units]."""
+    """Convert the keys and values [2, rows, head_dim] of one head to a cache [2, units]."""
     positions = UNITS[kind].positions
     cache = np.zeros((2, -(-x.shape[1] // positions)), unit_type(kind, 1, x.shape[2]))
     for part, write in zip(range(2), (to_key, to_value), strict=True):
@@ -28,7 +27,7 @@ def cache_of(x: Floats, kind: KVCacheType) -> npt.NDArray[Any]:
 
 
 def numbers_of(cache: npt.NDArray[Any], rows: int) -> Floats:
-    """The numbers that a cache of one head holds, [2, rows, head_dim]."""
+    """The keys and values in a cache of one head, [2, rows, head_dim]."""
     if cache.dtype == np.float16:
         return cache[:, :rows, 0].astype(np.float32)
     codes, scales = codes_of(cache)
@@ -52,7 +51,7 @@ def codes_of(cache: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Float
 
 
 def records_of(x: Floats, form: int) -> npt.NDArray[np.uint8]:
-    """Rows as the kernel writes them in a form."""
+    """The activation records that the kernel writes for rows `x` in a form."""
     rows, width = x.shape
     records = np.zeros(rows * row_bytes(form, width // 32), np.uint8)
     for row in range(rows):
@@ -61,7 +60,7 @@ def records_of(x: Floats, form: int) -> npt.NDArray[np.uint8]:
 
 
 def read_records(records: npt.NDArray[np.uint8], rows: int) -> Quantized:
-    """What the records of `rows` rows hold."""
+    """Decode the activation records of `rows` rows."""
     blocks = len(records) // ACTIVATION_BYTES // rows
     codes = np.zeros((rows, blocks, 32), np.int64)
     exponents = np.zeros((rows, blocks), np.int64)

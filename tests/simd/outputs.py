@@ -1,4 +1,4 @@
-"""What bundles answer on this instruction set, as hashes: `python -m tests.simd.outputs BUNDLE...`."""
+"""Prints hashes of bundles' outputs on this instruction set: `python -m tests.simd.outputs BUNDLE...`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 from ondevice.bundle import Bundle
 from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
-from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.lookup_settings import LookupSettings
-from ondevice.engines.simd.session import SimdSession
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.engine import SimdEngine, SimdSession
+from ondevice.engines.simd.kernels.isa import instruction_set
 
 LOOKUPS = (
     LookupSettings(keys=32, window=64, learn=64),
@@ -25,9 +24,7 @@ LOOKUPS = (
 
 
 def digest(bundle: Bundle) -> str:
-    """A hash of all bits that a prefill, drafts in a tree, a draft step and heads answer, with every kind of cache and
-    attention.
-    """
+    """A hash of all outputs of a prefill, a tree, a draft step and heads, with every kind of cache and attention."""
     answers = [_answers(bundle, kind, lookup) for kind in get_args(KVCacheType) for lookup in (None, *LOOKUPS)]
     return hashlib.sha256(b"".join(answers)).hexdigest()
 
@@ -56,7 +53,10 @@ def _answers(bundle: Bundle, cache: KVCacheType, lookup: LookupSettings | None) 
 
 
 def _in_pieces(engine: SimdEngine, session: SimdSession) -> bytes:
-    """What a draft without the last layer's blocks answers. The whole forward after it has the bits of one without."""
+    """Outputs of a draft that skips the last layer's blocks.
+
+    A complete forward after the draft must have the same bits as one without it.
+    """
     last, tree = len(engine.target.layers) - 1, TokenTree.chain([3, 7, 5])
     (whole,) = engine.forward([Rows(session, tree, range(3))])
     expected = whole.logits.tobytes(), whole.hidden.tobytes()

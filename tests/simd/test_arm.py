@@ -1,6 +1,6 @@
-"""What ARM boards are taken for, and the code that they get: cross-compiled, so that no ARM machine is needed.
+"""Detection of ARM boards and the code compiled for them; it is cross-compiled, so no ARM machine is needed.
 
-Nothing chooses an instruction set here: the boards' capabilities and features take the place of this machine's.
+The tests do not force an instruction set: they replace this machine's capabilities and features by a board's.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from llvmlite import ir
 from numba.core import config
 
 from benchmarks.arm_code import TRIPLE, tile_code
-from ondevice import code_generator
-from ondevice.engines.simd.kernels.instruction_set import of_features, usable
-from ondevice.engines.simd.kernels.memory import ticks
-from ondevice.machine import processor
+from ondevice import jit
+from ondevice import machine as processor
+from ondevice.engines.simd.kernels.isa.instruction_set import of_features, usable
+from ondevice.engines.simd.kernels.isa.memory import ticks
 
 
 @dataclass(frozen=True)
 class Board:
     cpu: str
-    """LLVM's name of its core."""
+    """LLVM's name of the board's core."""
     hwcap: int
-    """Linux's bits: in /proc/cpuinfo they have names."""
+    """Linux's capability bits (hwcap); /proc/cpuinfo shows their names."""
     features: str
-    """What LLVM finds in /proc/cpuinfo: dot products, asimddp, are not among them."""
+    """The features that LLVM reads from /proc/cpuinfo; dot products (asimddp) are not among them."""
 
 
 # fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
@@ -40,7 +40,7 @@ PI4 = Board("cortex-a72", 0x887, "-aes,+crc,+fp-armv8,-lse,+neon,-sha2,-sve,-ran
 
 @pytest.fixture(params=[PI5, PI4], ids=["pi5", "pi4"])
 def board(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Board:
-    """A board, and this machine in its place."""
+    """A board, whose capabilities replace this machine's."""
     found: Board = request.param
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -48,13 +48,13 @@ def board(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bo
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(processor, "hardware_capabilities", lambda: found.hwcap)
     monkeypatch.setattr(llvm, "get_process_triple", lambda: TRIPLE)
-    monkeypatch.setattr(code_generator, "get_host_cpu_features", lambda: found.features)
+    monkeypatch.setattr(jit, "get_host_cpu_features", lambda: found.features)
     return found
 
 
 def test_numba_is_told_of_the_dot_products_that_linux_knows_of(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", None)
-    code_generator.tell_numba()
+    jit.enable_dot_products()
     told: str = config.CPU_FEATURES  # type: ignore[attr-defined]
     assert told == board.features + (",+dotprod" if board is PI5 else "")
     expected = "neon-dotprod" if board is PI5 else "neon"
@@ -65,19 +65,19 @@ def test_numba_is_told_of_the_dot_products_that_linux_knows_of(board: Board, mon
 
 def test_features_that_a_user_sets_stay(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", "+neon")
-    code_generator.tell_numba()
+    jit.enable_dot_products()
     assert config.CPU_FEATURES == "+neon"  # type: ignore[attr-defined]
 
 
 def test_a_code_generator_that_was_not_told_is_looked_at(board: Board) -> None:
-    """An application used numba first. A core that LLVM knows by name has dot products all the same."""
+    """The application used numba before ondevice; a core that LLVM knows by name still has dot products."""
     by_name = of_features(TRIPLE, usable(TRIPLE, board.cpu, board.features))
     assert by_name.name == ("neon-dotprod" if board is PI5 else "neon")
     assert of_features(TRIPLE, usable(TRIPLE, "generic", board.features)).name == "neon"
 
 
 def test_the_name_of_a_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A virtual machine may hide what its core has."""
+    """A virtual machine may hide features that its core has."""
     monkeypatch.setattr(processor, "hardware_capabilities", lambda: PI4.hwcap)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert of_features(TRIPLE, usable(TRIPLE, "cortex-a76", PI4.features)).name == "neon"
@@ -90,7 +90,7 @@ def test_the_name_of_a_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> No
 def test_other_systems(system: str, machine: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(processor, "hardware_capabilities", lambda: PI5.hwcap)  # x86 means other things by these bits
+    monkeypatch.setattr(processor, "hardware_capabilities", lambda: PI5.hwcap)  # on x86, these bits mean other things
     assert processor.arm_dot_products() == expected
 
 
@@ -100,7 +100,7 @@ MOST = {
     ("cortex-a72", 4): {1: 159, 2: 292, 4: 647, 5: 785, 8: 1218},
     ("cortex-a72", 8): {1: 224, 2: 391, 4: 874, 5: 1088, 8: 1777},
 }
-"""Instructions per block of 32 weights of 16 output rows, by CPU, bits and rows: 5 % above what LLVM 22 takes."""
+"""Limits of instructions per block of 32 weights of 16 output rows, by CPU, bits and rows: LLVM 22's plus 5 %."""
 
 
 @pytest.mark.parametrize(("cpu", "bits"), MOST)
@@ -116,7 +116,7 @@ def test_the_tile_takes_no_more_instructions(cpu: str, bits: int) -> None:
 
 @pytest.mark.parametrize("triple", [TRIPLE, "arm64-apple-darwin"])
 def test_the_clock_is_read_without_an_assembler(triple: str) -> None:
-    """numba's code generator has no parser for inline assembly: on ARM it would end the process."""
+    """numba's code generator cannot parse inline assembly, which would end the process on ARM."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module("clock")

@@ -1,8 +1,8 @@
 """ARM under qemu: the same bits, and the same token ids with every drafter, as on this machine.
 
-It runs where `tests/simd/arm64.sh` has set it up and $ONDEVICE_ARM64 names its directory, for ten minutes: they go
-into compiling kernels. Nothing is forced: qemu has the capabilities of the CPU that it is told to be, and LLVM takes it
-for a `generic` one.
+The tests run if `tests/simd/arm64.sh` has set up an environment and $ONDEVICE_ARM64 names its directory. They take ten
+minutes, mostly to compile kernels. The instruction set is not forced: qemu reports the capabilities of the CPU that it
+emulates, and LLVM treats the CPU as `generic`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def emulated(cpu: str, module: str, *bundles: Path) -> Any:
-    """What a module of the tests prints on an ARM CPU: a Raspberry Pi 5 is a Cortex-A76, a Pi 4 a Cortex-A72."""
+    """The parsed output of a test module on an emulated ARM CPU: Cortex-A76 (Raspberry Pi 5) or Cortex-A72 (Pi 4)."""
     system = Path(os.environ["ONDEVICE_ARM64"])
     environment = {
         "NUMBA_CACHE_DIR": str(system / "cache"),

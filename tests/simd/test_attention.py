@@ -1,4 +1,4 @@
-"""Attention against its numpy twin, and its indifference to how keys lie in the cache and to the rows beside it."""
+"""Attention against its numpy twin; its bits do not depend on the layout of the cache or on other rows."""
 
 from __future__ import annotations
 
@@ -9,37 +9,34 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
-from ondevice.engines.simd.attention_scratch import AttentionScratch
-from ondevice.engines.simd.forward_state import ForwardState
-from ondevice.engines.simd.kernels import instruction_set, slots
-from ondevice.engines.simd.kernels.attention import PART, SPLIT_ROWS
-from ondevice.engines.simd.kernels.attention_layouts import Attend
-from ondevice.engines.simd.kernels.attention_rows import scratch_at
-from ondevice.engines.simd.kernels.attention_steps import attend_share
-from ondevice.engines.simd.kernels.attention_tile import HEADS
-from ondevice.engines.simd.kernels.float_attention import mix, score
-from ondevice.engines.simd.kernels.integer_attention import mix_values, score_keys
-from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, to_row
-from ondevice.engines.simd.sequence_record import SequenceRecord
+from ondevice.engines.simd.buffers import AttentionScratch
+from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.kernels.attention.exact import PART, SPLIT_ROWS, attend_share
+from ondevice.engines.simd.kernels.attention.float_cache import mix, score
+from ondevice.engines.simd.kernels.attention.float_tile import HEADS
+from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
+from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.attention.scratch import scratch_at
+from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels.steps.layouts import WIDTH, Attend, to_row
+from tests.pairwise import pairwise
 from tests.simd import twins
 from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
 
 HEAD_DIM = 64
 SLIDING = 1
 
-kinds = pytest.mark.parametrize("kind", get_args(KVCacheType))
-
 
 def run(
     query: twins.Floats, cache: npt.NDArray[Any], tree: TokenTree, wanted: list[int], length: int, window: int
 ) -> twins.Quantized:
-    """What attention makes of some rows of a tree.
+    """Run attention for the wanted rows of a tree.
 
     Args:
         query: [wanted rows, heads, head_dim]
         cache: keys and values of one head, [2, units]
-        window: positions that a row sees.
+        window: number of positions that a row attends to.
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
@@ -69,14 +66,12 @@ def run(
 
 
 def assert_same(found: twins.Quantized, row: int, expected: twins.Quantized, other: int) -> None:
-    """The same bits in two rows."""
+    """Assert that two rows have the same bits."""
     np.testing.assert_array_equal(found.codes[row], expected.codes[other])
     np.testing.assert_array_equal(found.exponents[row], expected.exponents[other])
 
 
-@kinds
-@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 11])
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 200, 2500])
+@pairwise(kind=get_args(KVCacheType), heads=[1, 2, 3, 4, 6, 8, 11], length=[0, 1, 15, 16, 200, 2500])
 def test_attention_equals_its_twin(kind: KVCacheType, heads: int, length: int) -> None:
     rng = np.random.default_rng(heads * 1000 + length)
     query = rng.standard_normal((1, heads, HEAD_DIM)).astype(np.float32) * np.float32(0.3)
@@ -89,14 +84,12 @@ def test_attention_equals_its_twin(kind: KVCacheType, heads: int, length: int) -
         query = (codes * scales[:, None])[None]
     expected = twins.attend(query[0], keys, values).reshape(1, -1)
     step = np.exp2(found.exponents).repeat(32, axis=1)
-    # weights are rounded to a 127th of the largest of 32: more than this is no rounding
+    # weights are rounded to 1/127 of the largest of 32, so larger errors do not come from rounding
     rounding = 1e-5 if kind == "fp16" else 2 / 127 * np.abs(values).max()
     assert (np.abs(found.values() - expected) <= 0.5001 * step + rounding).all()
 
 
-@kinds
-@pytest.mark.parametrize("length", [37, 250, 1020])
-@pytest.mark.parametrize("window", [21, 5000])
+@pairwise(kind=get_args(KVCacheType), length=[37, 250, 1020], window=[21, 5000])
 def test_a_row_of_a_tree_sums_what_it_would_after_its_ancestors(kind: KVCacheType, length: int, window: int) -> None:
     rng = np.random.default_rng(length)
     parents = np.array([-1, 0, 0, 2, 1, 3, 5, 4, *range(7, 40)])
@@ -114,16 +107,18 @@ def test_a_row_of_a_tree_sums_what_it_would_after_its_ancestors(kind: KVCacheTyp
         assert_same(in_tree, 0, alone, 0)
 
 
-@kinds
-@pytest.mark.parametrize("head_dim", [32, 96])
-@pytest.mark.parametrize("window", [3, 20, 5000])
-@pytest.mark.parametrize("branches", [0.0, 0.4])
-@pytest.mark.parametrize("length", [0, 5, 90, 2 * PART - 7])
-@pytest.mark.parametrize("count", [SPLIT_ROWS, 30])
+@pairwise(
+    kind=get_args(KVCacheType),
+    head_dim=[32, 96],
+    window=[3, 20, 5000],
+    branches=[0.0, 0.4],
+    length=[0, 5, 90, 2 * PART - 7],
+    count=[SPLIT_ROWS, 30],
+)
 def test_rows_together_are_rows_alone(
     kind: KVCacheType, head_dim: int, window: int, branches: float, length: int, count: int
 ) -> None:
-    """Whether parts are shared by threads, or there are too many rows for that."""
+    """The cases cover both few rows, whose parts are shared by threads, and too many rows for that."""
     rng = np.random.default_rng(length)
     parents = [int(rng.integers(ROOT, row)) if rng.random() < branches else row - 1 for row in range(count)]
     tree = TokenTree(np.arange(count), np.array(parents))
@@ -164,9 +159,7 @@ def test_tiles_equal_their_twins(head_dim: int) -> None:
     np.testing.assert_array_equal(mixed, twins.mix(query, scores, values))
 
 
-@pytest.mark.parametrize("members", [1, 2, 4, 8])
-@pytest.mark.parametrize("head_dim", [32, 64, 512])
-@pytest.mark.parametrize("extreme", [False, True])
+@pairwise(members=[1, 2, 4, 8], head_dim=[32, 64, 512], extreme=[False, True])
 def test_integer_tiles_equal_their_twins(members: int, head_dim: int, extreme: bool) -> None:
     rng = np.random.default_rng(head_dim)
     units = 3

@@ -1,4 +1,4 @@
-"""Units of keys and values in memory."""
+"""The memory layout of KV cache units."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from ondevice.engines.kv_cache import KVCache
 from ondevice.engines.protocol import KVCacheType
-from ondevice.engines.simd.cache_rows import BITS, UNITS, VIEWS, unit_type
-from ondevice.engines.simd.kernels.heads import part_bytes, to_key, to_value
+from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, unit_type
+from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes, to_key, to_value
 from tests.simd.memory import numbers_of
 
 
@@ -23,7 +23,7 @@ def test_a_unit_holds_every_head_of_its_positions(kind: KVCacheType, size: int) 
 @pytest.mark.parametrize("kind", get_args(KVCacheType))
 @pytest.mark.parametrize("history", [None, 40])
 def test_rows_survive_what_happens_to_a_cache(kind: KVCacheType, history: int | None) -> None:
-    """Growth, slides, branches that are committed, copies: two KV heads against a plain list."""
+    """Growth, slides, committed branches and copies, with two KV heads, compared with a plain list."""
     rng = np.random.default_rng(0)
     heads, head_dim, most = 2, 32, 48
 

@@ -1,4 +1,4 @@
-"""Experts: who is chosen, in which order, and that nothing of the others is read."""
+"""Expert routing: the chosen experts and their order, and that only their weights are read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.graph.model import Experts, Matrix
-from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.expert_layouts import Choose
-from ondevice.engines.simd.kernels.experts import choose
-from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, to_row
-from ondevice.engines.simd.pack.layout import PackLayout
+from ondevice.engines.simd.kernels.matmul.project import SCRATCH_BYTES
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels.steps.experts import choose
+from ondevice.engines.simd.kernels.steps.layouts import WIDTH, Choose, to_row
+from ondevice.engines.simd.model import Experts
+from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.experts import add_experts, pack_experts, room_for_choice
-from ondevice.engines.simd.program import read_models
-from ondevice.engines.simd.thread_pool import ThreadPool
-from ondevice.engines.simd.weight_classes import weight_classes
+from ondevice.engines.simd.program import read_models, weight_classes
+from ondevice.engines.simd.tensor_files import Matrix
+from ondevice.engines.simd.threads import ThreadPool
 from ondevice.weight_format import INT4, INT8, WeightFormat
 from tests.simd import generations, twins
 from tests.simd.forwards import run
@@ -53,14 +52,18 @@ def random_experts(rng: np.random.Generator, form: WeightFormat = INT4) -> Exper
 def mixed(
     experts: Experts, hidden: twins.Floats, dense: twins.Floats, threads: int = 1
 ) -> tuple[npt.NDArray[np.float32], int]:
-    """What the steps make of the residual stream and the dense block's output, and how many experts were read."""
+    """Run the experts' steps on the residual stream and the dense block's output.
+
+    Returns:
+        The new residual stream, and the number of experts whose weights were read.
+    """
     layout = PackLayout()
-    packed = pack_experts(layout, experts)
+    pack_experts(layout, experts)
     buffers = Buffers()
-    builder = PlanBuilder(pack_of(layout), buffers, len(hidden), EPS)
+    builder = PlanBuilder(layout.places, pack_of(layout), buffers, len(hidden), EPS)
     stream, out = hidden.copy(), dense.copy()
     choice = room_for_choice(builder, [experts])
-    add_experts(builder, experts, packed, choice, slots.ALL, buffers.hold(stream), buffers.hold(out))
+    add_experts(builder, experts, choice, slots.ALL, buffers.hold(stream), buffers.hold(out))
     state = np.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = len(hidden)
     pool = ThreadPool(threads, SCRATCH_BYTES)
@@ -71,7 +74,7 @@ def mixed(
 
 
 def choices(experts: Experts, hidden: twins.Floats) -> tuple[npt.NDArray[np.int64], twins.Wide]:
-    """The experts of each row, the best first, and their weights."""
+    """The indices of each row's experts, best first, and their weights."""
     scores = twins.rms_norm(hidden, np.ones(WIDTH_OF_ROWS, np.float32), EPS) @ experts.router.T.astype(np.float64)
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, :TOP]
     shares = np.exp(np.take_along_axis(scores, chosen, 1))
@@ -105,7 +108,7 @@ def test_experts_are_those_of_the_twin(rows: int, form: WeightFormat) -> None:
     experts = random_experts(rng, form)
     hidden, dense = rng.standard_normal((2, rows, WIDTH_OF_ROWS), np.float32)
     found, read = mixed(experts, hidden, dense)
-    # activations that are off by a unit in the last place may round to another code
+    # activations that differ in the last bit may round to another code
     np.testing.assert_allclose(found, expected(experts, hidden, dense), atol=0.02)
     assert read == len(np.unique(choices(experts, hidden)[0]))
 
@@ -137,7 +140,7 @@ def test_what_nobody_chose_is_not_read() -> None:
 
 
 def chosen_by(scores: npt.NDArray[np.float32], top: int) -> dict[str, npt.NDArray[Any]]:
-    """What `choose` writes."""
+    """The arrays that the kernel `choose` writes, by name."""
     rows, count = scores.shape
     out = {
         "weights": np.zeros(rows * top + 16, np.float32),

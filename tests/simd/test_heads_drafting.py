@@ -1,4 +1,4 @@
-"""Medusa and blockwise on random pairs of every family: the text is plain decoding's, whatever runs beside them."""
+"""Medusa and blockwise on random pairs of every family: the text equals plain decoding's, also in shared forwards."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ NEW = 40
 DRAFTERS = ("medusa", "blockwise")
 
 
-@pytest.fixture(params=QUANTISED)
-def bundle(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Bundle:
-    """Those that may have heads: a checkpoint that was trained quantised may not."""
-    return bundles[request.param]
+SETTINGS = [(family, get_args(KVCacheType)[number % 2]) for number, family in enumerate(QUANTISED)]
+"""Families that can have heads, which checkpoints that were trained quantised cannot."""
 
 
-@pytest.fixture(params=get_args(KVCacheType))
-def model(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[Model]:
-    with ondevice.load(bundle.path, engine="simd", threads=2, kv_cache=request.param) as loaded:
-        yield loaded
+@pytest.fixture(scope="module", params=SETTINGS, ids="-".join)
+def loaded(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Iterator[Model]:
+    family, kind = request.param
+    with ondevice.load(bundles[family].path, engine="simd", threads=2, kv_cache=kind) as model:
+        yield model
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
+@pytest.fixture
+def model(loaded: Model) -> Model:
+    """The model, without the cached keys and values of earlier tests."""
+    loaded.forget()
+    return loaded
+
+
+@pytest.mark.parametrize(("drafter", "temperature"), [("medusa", 0.9), ("blockwise", 0.0), ("medusa", 0.0)])
 def test_two_at_once_say_what_each_says_alone(model: Model, drafter: str, temperature: float) -> None:
     options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": temperature, "seed": 4}
     plain = [model.generate(prompt, drafter="none", **options).token_ids for prompt in PROMPTS]
@@ -61,13 +66,13 @@ def test_a_kept_prefix_and_a_reply_that_was_cut_off(model: Model, drafter: str) 
     assert again.stats.cached_tokens
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_end_of_the_context(bundle: Bundle, drafter: str) -> None:
-    with ondevice.load(bundle.path, engine="simd", threads=1, context_length=40) as model:
+def test_the_end_of_the_context(bundles: dict[str, Bundle]) -> None:
+    with ondevice.load(bundles["e2b"].path, engine="simd", threads=1, context_length=40) as model:
         plain = model.generate(PROMPTS[0], drafter="none", temperature=0.0)
-        drafted = model.generate(PROMPTS[0], drafter=drafter, temperature=0.0, **DRAFTS)
-    assert drafted.token_ids == plain.token_ids
-    assert drafted.finish_reason == plain.finish_reason == "context"
+        for drafter in DRAFTERS:
+            drafted = model.generate(PROMPTS[0], drafter=drafter, temperature=0.0, **DRAFTS)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.finish_reason == plain.finish_reason == "context"
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

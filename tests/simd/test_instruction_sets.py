@@ -1,6 +1,7 @@
 """The same bits on every instruction set that this machine can run: integer sums are exact, float sums have one order.
 
-`test_arm_emulated.py` does so for ARM.
+All kernels are compiled for each instruction set, which takes minutes, so only `make slow` runs these tests.
+`test_arm_emulated.py` does the same for ARM.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.instruction_set import of_features
+from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.isa.instruction_set import of_features
 from tests.simd.outputs import digest
 
 ROOT = Path(__file__).parents[2]
@@ -26,18 +27,18 @@ TARGETS = {
     "avx2": ("x86-64-v3", "+avx2,+fma,+f16c"),
     "generic": ("x86-64", "+sse2"),
 }
-"""By instruction set: LLVM's name of a CPU, and features. `avxvnni` has the 256-bit instruction in its AVX-512 form."""
+"""LLVM's CPU name and features, by instruction set; `avxvnni` uses the AVX-512 form of the 256-bit instruction."""
 
 
 @pytest.fixture(scope="module")
 def compared(bundles: dict[str, Bundle], trained: Path) -> list[Path]:
-    """A bundle without experts, one with, and one that was trained quantised."""
+    """Three bundles: without experts, with experts, and from a checkpoint that was trained quantised."""
     return [*(bundles[family].path for family in ("e2b", "26b")), trained]
 
 
 @pytest.fixture(scope="module")
 def answers(compared: list[Path]) -> dict[str, list[str]]:
-    """Digests by instruction set, one process each, all at once."""
+    """Digests of the bundles' outputs by instruction set, computed in one process each, in parallel."""
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("these are x86-64's")
     native = instruction_set.current().name
@@ -57,6 +58,7 @@ def answers(compared: list[Path]) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_bits_are_this_machine_s_own(answers: dict[str, list[str]], compared: list[Path], name: str) -> None:
     if name not in answers:

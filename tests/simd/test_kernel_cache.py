@@ -1,6 +1,6 @@
-"""Compiled kernels are kept on disk, and are never older than any source that went into them.
+"""Compiled kernels are cached on disk, and recompiled when any source file that they are compiled from has changed.
 
-Numba asks only whether the file of the kernel itself has changed; a kernel has the code of those that it calls in it.
+Numba by itself compares only the file of the kernel, although the compiled code includes the functions it calls.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import ondevice
 
 CALL = """
 import numpy as np
-from ondevice.engines.simd.kernels.project import softcap
+from ondevice.engines.simd.kernels.matmul.project import softcap
 row = np.full(16, 1.0, np.float32)
 softcap(row.ctypes.data, 64, 1, np.float32(30.0))
 print(float(row[0]), sum(softcap.stats.cache_hits.values()))
 """
-"""`project.softcap` calls `functions.tanh`, which lies in another file."""
+"""`project.softcap` calls `vector.tanh`, which is in another file."""
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy of the package that a test may edit."""
+    """A copy of the package for tests to edit."""
     source = Path(ondevice.__file__).parent
     return Path(shutil.copytree(source, tmp_path / "copy" / "ondevice", ignore=shutil.ignore_patterns("__pycache__")))
 
 
 def called(package: Path) -> tuple[float, int]:
-    """What a new process computes with that copy, and how many kernels of one it took from the disk."""
+    """Call `softcap` of the copy in a new process; returns its result and the number of hits in the kernel cache."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(package.parent),
@@ -52,7 +52,7 @@ def test_an_edited_callee_is_compiled_anew(package: Path) -> None:
     assert before == pytest.approx(30 * 0.0333210, rel=1e-3)
     assert hits == 0
     assert called(package) == (before, 1)
-    callee = package / "engines/simd/kernels/functions.py"
+    callee = package / "engines/simd/kernels/isa/vector.py"
     text = callee.read_text("utf-8")
     old = "return full(_ONE) - full(_TWO)"
     assert text.count(old) == 1

@@ -1,4 +1,4 @@
-"""A sequence's codes follow its keys, and lookup attention is a function of nothing but its tokens."""
+"""The key index stays in step with a sequence's keys, and lookup attention depends on the tokens only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import KVCacheType, TokenTree
-from ondevice.engines.simd.cache_rows import read_keys
-from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.lookup_settings import LookupSettings
-from ondevice.engines.simd.session import SimdSession
+from ondevice.engines.simd.caches import LookupSettings, read_keys
+from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from tests.simd.forwards import drafted, extend, run
 from tests.simd.memory import cache_of, numbers_of
 from tests.tiny_models import CONTEXT, VOCAB
@@ -24,12 +22,18 @@ IDS = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 20).tolist()
 pytestmark = pytest.mark.parametrize("kind", get_args(KVCacheType))
 
 
+@pytest.fixture(params=["e2b", "26b"])
+def bundle(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Bundle:
+    """Bundles with one and with two KV heads in full attention layers, the only property that affects the codes."""
+    return bundles[request.param]
+
+
 def session_of(bundle: Bundle, kind: KVCacheType, settings: LookupSettings | None = SETTINGS) -> SimdSession:
     return SimdEngine(bundle, 1, kv_cache=kind, lookup=settings).open_session()
 
 
 def continued(session: SimdSession) -> list[bytes]:
-    """Bits of what follows: a forward, and drafts."""
+    """The bytes of the outputs of the next forward and of drafts."""
     outputs = run(session, [3, 1, 4], range(3))
     found = [outputs.logits.tobytes(), outputs.hidden.tobytes()]
     session.commit(range(3))
@@ -37,7 +41,7 @@ def continued(session: SimdSession) -> list[bytes]:
 
 
 def codes_of(session: SimdSession) -> list[bytes]:
-    """Of all whole units, and the codebooks behind them."""
+    """The bytes of the codes of all complete units, and of their codebooks."""
     session.prepare(TokenTree.chain([0]))
     index = session._index
     assert index is not None

@@ -1,4 +1,4 @@
-"""The sums of the lanes of several vectors at once against those of each by itself, bit for bit."""
+"""Sums of the lanes of several vectors at once have the bits of each vector's own sum."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.attention_tile import sums_of_lanes
-from ondevice.engines.simd.kernels.jit import LITERAL, emits
-from ondevice.engines.simd.kernels.vector import I64, VF32, load, pointer_to, sum_lanes
+from ondevice.engines.simd.kernels.attention.float_tile import sums_of_lanes
+from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
+from ondevice.engines.simd.kernels.isa.vector import I64, VF32, load, pointer_to, sum_lanes
 
 
 @emits(types.void, LITERAL, types.int64, types.int64)

@@ -1,10 +1,11 @@
-"""Forwards along a path: what is left out has no effect, what was run before is not run again, and no bit tells."""
+"""Forwards along a layer path: skipped layers have no effect, finished rows are not run again, no bit changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,26 +15,35 @@ from ondevice.engines import kv_cache
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd import engine as engine_module
-from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.session import SimdSession
-from ondevice.engines.simd.thread_pool import Plan, State, ThreadPool
-from tests.simd.conftest import LOOKUP
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.engine import SimdEngine, SimdSession
+from ondevice.engines.simd.threads import Plan, State, ThreadPool
+from tests.simd.conftest import FAMILIES, LOOKUP
 from tests.simd.forwards import extend, random_tree, run
 from tests.tiny_models import CONTEXT, VOCAB
 
-CASES = [(kind, None) for kind in get_args(KVCacheType)] + [("fp16", LOOKUP)]
+CASES: list[tuple[KVCacheType, LookupSettings | None]] = [("fp16", None), ("int8", None), ("fp16", LOOKUP)]
+SETTINGS = [
+    *(("e2b", *case) for case in CASES),
+    *((family, *CASES[number % 3]) for number, family in enumerate(FAMILIES[1:], 1)),
+]
+"""Every family and every case occur, but not every combination: layer paths and kinds of attention are independent."""
 
 
-@pytest.fixture(scope="module", params=CASES, ids=["fp16", "int8", "lookup"])
-def engine(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[SimdEngine]:
-    kind, lookup = request.param
-    made = SimdEngine(bundle, threads=2, kv_cache=kind, lookup=lookup)
+@pytest.fixture(
+    scope="module",
+    params=SETTINGS,
+    ids=[f"{family}-{'lookup' if lookup else kind}" for family, kind, lookup in SETTINGS],
+)
+def engine(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Iterator[SimdEngine]:
+    family, kind, lookup = request.param
+    made = SimdEngine(bundles[family], threads=2, kv_cache=kind, lookup=lookup)
     yield made
     made.close()
 
 
 def paths_of(engine: SimdEngine) -> list[LayerPath]:
-    """Some that this target has: sub-layers left out, near the end and anywhere, and early ends."""
+    """Some valid paths of this target: sub-layers left out, near the end and elsewhere, and early ends."""
     layers = engine.target.layers
     read = {layer.kv_source for index, layer in enumerate(layers) if layer.kv_source != index}
     free, last = frozenset(range(len(layers))) - read, len(layers) - 1
@@ -62,7 +72,10 @@ def assert_same(found: Outputs, wanted: Outputs) -> None:
 
 
 def test_drafted_rows_teach_whole_ones_no_threads(engine: SimdEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the kept rows of an early exit a draft has next to nothing left, and a verification all upper layers."""
+    """A draft and the verification that continues it are different kinds of work when the thread count is learnt.
+
+    After the kept rows of an early exit, a draft has almost nothing left to do and a verification all upper layers.
+    """
     kinds: list[int] = []
     pool = engine._pool
 
@@ -85,21 +98,20 @@ def test_drafted_rows_teach_whole_ones_no_threads(engine: SimdEngine, monkeypatc
 
 @pytest.mark.parametrize("length", [3, 180])
 def test_a_whole_forward_is_the_same_in_two_pieces(engine: SimdEngine, length: int) -> None:
-    """Whatever was drafted before, and with however many of the drafted rows."""
+    """A forward in two pieces equals a complete one, after any draft and with any number of the drafted rows."""
     rng = np.random.default_rng(length)
     session, plain = engine.open_session(), engine.open_session()
     for each in (session, plain):
         extend(each, np.random.default_rng(0).integers(0, VOCAB, length).tolist())
     tokens = rng.integers(0, VOCAB, 6).tolist()
     expected = copied(run(plain, tokens, range(6)))
-    for path in paths_of(engine):
-        for drafted, verified in ((3, 4), (5, 6), (6, 3)):
-            for count in range(1, drafted + 1):
-                along(session, tokens[:count], [count - 1], path)
-            wanted = range(verified)
-            found = run(session, tokens[:verified], wanted)
-            np.testing.assert_array_equal(found.logits, expected.logits[:verified])
-            np.testing.assert_array_equal(found.hidden, expected.hidden[:verified])
+    for path, (drafted, verified) in zip(paths_of(engine), cycle(((3, 4), (5, 6), (6, 3))), strict=False):
+        for count in range(1, drafted + 1):
+            along(session, tokens[:count], [count - 1], path)
+        wanted = range(verified)
+        found = run(session, tokens[:verified], wanted)
+        np.testing.assert_array_equal(found.logits, expected.logits[:verified])
+        np.testing.assert_array_equal(found.hidden, expected.hidden[:verified])
     session.commit(range(3))
     plain.commit(range(3))
     assert_same(run(session, [7, 8], [0, 1]), run(plain, [7, 8], [0, 1]))
@@ -132,7 +144,7 @@ def test_what_is_left_out_shows(engine: SimdEngine) -> None:
 
 
 def test_an_early_end_answers_the_residual_stream(engine: SimdEngine) -> None:
-    """The last one's, normed, is the hidden state of a whole forward."""
+    """The output of an early end after the last layer, normed, is the hidden state of a complete forward."""
     session, count = engine.open_session(), len(engine.target.layers)
     extend(session, [3, 1, 4])
     expected = copied(run(session, [5, 9], [0, 1]))
@@ -154,7 +166,7 @@ def test_drafts_are_never_committed(engine: SimdEngine) -> None:
 
 
 def test_other_sequences_beside_pieces(engine: SimdEngine) -> None:
-    """Some drafted, with another number of rows each; one is a tree, one prefills, and all share a forward."""
+    """Several sequences share a forward: some drafted different numbers of rows, one is a tree, one prefills."""
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, VOCAB, size).tolist() for size in (9, 60, 140, 33)]
     trees = [

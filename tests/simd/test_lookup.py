@@ -8,20 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ondevice.engines.simd.kernels import key_codes, lookup
-from ondevice.engines.simd.kernels.instruction_set import byte_shuffle
-from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.key_codes import SPAN
-from ondevice.engines.simd.kernels.lookup_tile import SUMS
+from ondevice.engines.simd.kernels.attention import key_codes, lookup
+from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.attention.key_codes import SPAN, SUMS
+from ondevice.engines.simd.kernels.isa.instruction_set import byte_shuffle
 from tests.simd import lookup_twins as twins
 from tests.simd.twins import Floats
 
 SHAPES = [(512, 4, 8), (512, 1, 8), (128, 4, 4), (64, 1, 3), (96, 2, 6), (32, 4, 1)]
-"""Numbers of a head, numbers of a code, query heads."""
+"""Cases of head size, numbers per code, and number of query heads."""
 
 
 def codebook_of(centroids: Floats) -> Floats:
-    """[codes, 16, width] as kernels have them."""
+    """Convert centroids [codes, 16, width] to the kernels' layout."""
     lengths = -0.5 * (centroids.astype(np.float64) ** 2).sum(axis=-1)
     book = np.concatenate([centroids.swapaxes(1, 2), lengths[:, None]], axis=1)
     return np.ascontiguousarray(book, np.float32)

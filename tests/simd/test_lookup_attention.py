@@ -9,20 +9,25 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.engines.protocol import KVCacheType, TokenTree
-from ondevice.engines.simd.attention_scratch import AttentionScratch
-from ondevice.engines.simd.cache_rows import BITS
-from ondevice.engines.simd.forward_state import ForwardState
-from ondevice.engines.simd.kernels import key_codes, slots
-from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
-from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
-from ondevice.engines.simd.kernels.integer_tile import UNIT
-from ondevice.engines.simd.kernels.key_codes import SPAN
-from ondevice.engines.simd.kernels.looking_up import look_up_share
-from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
-from ondevice.engines.simd.kernels.step_layouts import WIDTH, Step, to_row
-from ondevice.engines.simd.lookup_scratch import LookupScratch
-from ondevice.engines.simd.plan.exact import exact_plan
-from ondevice.engines.simd.sequence_record import SequenceRecord
+from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
+from ondevice.engines.simd.caches import BITS
+from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.kernels.attention import key_codes
+from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
+from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.attention.key_codes import SPAN
+from ondevice.engines.simd.kernels.attention.lookup import look_up_share
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels.steps.layouts import (
+    WIDTH,
+    Attend,
+    AttendChosen,
+    AttendLookedUp,
+    LookUp,
+    Step,
+    to_row,
+)
+from ondevice.engines.simd.plan.builder import exact_plan
 from tests.simd import lookup_twins, twins
 from tests.simd.memory import cache_of, numbers_of, read_records
 from tests.simd.test_lookup import codebook_of
@@ -31,7 +36,7 @@ HEAD_DIM, CODE_WIDTH, LENGTH, WINDOW, MOST = 64, 2, 1200, 64, 4
 
 
 class Case:
-    """One row behind LENGTH - 1 tokens, in some heads that share a KV head."""
+    """One row after LENGTH - 1 tokens, with `heads` query heads that share a KV head."""
 
     def __init__(self, kind: KVCacheType, heads: int) -> None:
         rng = np.random.default_rng(heads)
@@ -69,7 +74,7 @@ class Case:
 
     @property
     def newest(self) -> int:
-        """The first position that is attended to whatever the codes say."""
+        """The first of the newest positions, which are always attended to."""
         return (LENGTH - WINDOW) // UNIT * UNIT
 
     def looked_up(self) -> twins.Wide:
@@ -79,7 +84,7 @@ class Case:
 
 
 def assert_near(found: twins.Quantized, expected: npt.NDArray[Any], values: twins.Floats) -> None:
-    """But for the rounding of the output, of int8 queries, and of weights to a 127th."""
+    """Assert equality up to the rounding of the output, of int8 queries, and of weights to 1/127."""
     step = np.exp2(found.exponents).repeat(32, axis=1)
     error = np.abs(found.values() - expected.reshape(1, -1))
     assert (error <= 0.5001 * step + 0.03 * np.abs(values).max()).all()

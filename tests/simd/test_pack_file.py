@@ -1,4 +1,4 @@
-"""Packs in the cache directory: made once, found again, never trusted blindly."""
+"""Pack files in the cache directory: written once, found again, and checked before use."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ import numpy as np
 import pytest
 
 from ondevice import preparation
-from ondevice.engines.simd.graph.model import Matrix
-from ondevice.engines.simd.graph.sources import Sources
-from ondevice.engines.simd.pack import file as pack_file
-from ondevice.engines.simd.pack import layout as pack_layout
-from ondevice.engines.simd.pack.cache import ABANDONED_S, KEPT_S, pack_sizes
-from ondevice.engines.simd.pack.file import find_pack, open_pack, was_truncated
-from ondevice.engines.simd.pack.layout import PAGE, PackLayout
+from ondevice.engines.simd import pack_file, pack_layout
+from ondevice.engines.simd.pack_cache import ABANDONED_S, KEPT_S, pack_sizes
+from ondevice.engines.simd.pack_file import find_pack, open_pack, was_truncated
+from ondevice.engines.simd.pack_layout import PAGE, PackLayout
+from ondevice.engines.simd.tensor_files import Matrix, TensorFiles
 from ondevice.errors import BundleCorruptError
 from ondevice.preparation import CHECKING, PACKING, Preparation
 from ondevice.progress import Advance
 from ondevice.weight_format import INT4, INT8
 
 ENVIRONMENT = dict(os.environ)
-"""With the cache directory that has compiled kernels in it."""
+"""The environment with the cache directory that has the compiled kernels."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +47,8 @@ def layout_of(seed: int = 0, rows: int = 64) -> PackLayout:
     return layout
 
 
-class FakeSources(Sources):
-    """Without a bundle: `SIZE` bytes that are in order."""
+class FakeFiles(TensorFiles):
+    """Source files without a bundle: `SIZE` bytes that always verify."""
 
     SIZE = 1000
 
@@ -68,12 +66,12 @@ class FakeSources(Sources):
         advance(self.size)
 
 
-class Trusted(FakeSources):
+class Trusted(FakeFiles):
     def verify(self, advance: Advance) -> None:
         raise AssertionError("a pack that exists needs no verified bundle")
 
 
-class Altered(FakeSources):
+class Altered(FakeFiles):
     def verify(self, advance: Advance) -> None:
         raise BundleCorruptError("altered")
 
@@ -93,7 +91,7 @@ def replace(path: Path, content: bytes) -> None:
 
 @pytest.fixture
 def in_time() -> Iterator[None]:
-    """Ends a test that waits for ever."""
+    """End a test that would otherwise wait for ever."""
 
     def end(*_: object) -> None:
         raise TimeoutError
@@ -106,7 +104,7 @@ def in_time() -> Iterator[None]:
 
 
 def test_a_pack_is_written_once_and_mapped_afterwards(cache: Path) -> None:
-    made = open_pack(layout_of(), FakeSources(), 2)
+    made = open_pack(layout_of(), FakeFiles(), 2)
     (path,) = cache.iterdir()
     found = open_pack(layout_of(), Trusted(), 2)
     np.testing.assert_array_equal(made, found)
@@ -115,24 +113,24 @@ def test_a_pack_is_written_once_and_mapped_afterwards(cache: Path) -> None:
 
 
 def test_another_content_or_layout_has_another_pack(cache: Path) -> None:
-    open_pack(layout_of(), FakeSources(), 1)
-    open_pack(layout_of(1), FakeSources("other content"), 1)
-    open_pack(layout_of(rows=32), FakeSources(), 1)
+    open_pack(layout_of(), FakeFiles(), 1)
+    open_pack(layout_of(1), FakeFiles("other content"), 1)
+    open_pack(layout_of(rows=32), FakeFiles(), 1)
     assert len(list(cache.iterdir())) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100])
 def test_a_damaged_pack_is_made_anew(cache: Path, damage: bytes) -> None:
-    made = np.array(open_pack(layout_of(), FakeSources(), 1))
+    made = np.array(open_pack(layout_of(), FakeFiles(), 1))
     (path,) = cache.iterdir()
     replace(path, damage)
     assert find_pack(layout_of(), "content").status == "damaged"
-    np.testing.assert_array_equal(open_pack(layout_of(), FakeSources(), 1), made)
+    np.testing.assert_array_equal(open_pack(layout_of(), FakeFiles(), 1), made)
     assert find_pack(layout_of(), "content").status == "packed"
 
 
 def with_zeros(pack: bytes) -> bytes:
-    """A page that never reached the disk."""
+    """The pack with zeros in place of a page that was never written to disk."""
     return pack[: 2 * PAGE] + bytes(PAGE) + pack[3 * PAGE :]
 
 
@@ -150,10 +148,10 @@ def without_a_header(pack: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [with_zeros, with_a_flipped_bit, without_weights, without_a_header])
 def test_a_pack_with_other_content_is_made_anew(cache: Path, damage: Callable[[bytes], bytes]) -> None:
-    made = np.array(open_pack(layout_of(), FakeSources(), 1))
+    made = np.array(open_pack(layout_of(), FakeFiles(), 1))
     (path,) = cache.iterdir()
     replace(path, damage(path.read_bytes()))
-    np.testing.assert_array_equal(open_pack(layout_of(), FakeSources(), 2), made)
+    np.testing.assert_array_equal(open_pack(layout_of(), FakeFiles(), 2), made)
     np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 2), made)
 
 
@@ -161,7 +159,7 @@ def test_of_a_large_pack_only_a_part_is_compared(cache: Path, monkeypatch: pytes
     layout = layout_of(rows=512)
     monkeypatch.setattr(pack_layout, "PIECES", 7)
     monkeypatch.setattr(pack_layout, "MOST_CHECKED", layout.size // 3)
-    open_pack(layout, FakeSources(), 1)
+    open_pack(layout, FakeFiles(), 1)
     found = np.array(open_pack(layout, Trusted(), 1))
     found[PAGE] ^= 1
     assert not layout.intact(found, 1)
@@ -171,7 +169,7 @@ def test_of_a_large_pack_only_a_part_is_compared(cache: Path, monkeypatch: pytes
 
 
 def test_a_header_is_written_when_all_else_is_on_the_disk() -> None:
-    """So that a computer that goes out meanwhile leaves nothing that looks whole."""
+    """If the computer loses power while a pack is written, the file must not look complete."""
     layout = layout_of()
     pack = np.zeros(layout.size, np.uint8)
     seen: list[tuple[bool, bool]] = []
@@ -187,7 +185,7 @@ def test_a_named_pipe_in_a_pack_s_place(cache: Path) -> None:
     path = find_pack(layout_of(), "content").path
     assert path is not None
     os.mkfifo(path)
-    open_pack(layout_of(), FakeSources(), 1)
+    open_pack(layout_of(), FakeFiles(), 1)
     assert path.is_file()
     assert find_pack(layout_of(), "content").status == "packed"
 
@@ -203,7 +201,7 @@ def test_a_directory_in_a_pack_s_place(cache: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not cut what is mapped")
 def test_a_pack_cannot_be_cut_by_mistake_and_it_is_seen(cache: Path) -> None:
-    open_pack(layout_of(), FakeSources(), 1)
+    open_pack(layout_of(), FakeFiles(), 1)
     pack = open_pack(layout_of(), Trusted(), 1)
     (path,) = cache.iterdir()
     assert path.stat().st_mode & 0o777 == 0o400
@@ -217,7 +215,7 @@ def test_a_pack_cannot_be_cut_by_mistake_and_it_is_seen(cache: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not cut what is mapped")
 @pytest.mark.parametrize("cut", ["*.pack", "target.onnx.data", "drafter.onnx.data"])
 def test_computing_over_a_file_that_was_cut_is_an_error(reference_bundle: Path, tmp_path: Path, cut: str) -> None:
-    """In a process of its own, which a look at what is gone would end."""
+    """The test runs in a separate process, because reading a missing page could end the process."""
     code = """
 import os, sys
 from pathlib import Path
@@ -225,10 +223,11 @@ import numpy as np
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.pack import file
+from ondevice.engines.simd import pack_cache, pack_file
 from ondevice.errors import BundleCorruptError
 
-file.SMALL, file.cache_directory = 0, lambda: Path(sys.argv[2])
+pack_file.SMALL = 0
+pack_file.cache_directory = pack_cache.cache_directory = lambda: Path(sys.argv[2])
 for _ in range(2):
     engine = SimdEngine(Bundle.open(sys.argv[1]), threads=1)
 session = engine.open_session()
@@ -275,7 +274,7 @@ def test_a_cache_that_cannot_be_written(
 def test_a_directory_that_denies_everything(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one that another user owns; who runs the tests may be root, whom nothing is denied."""
+    """Access is denied by a patch, as for another user's directory: tests may run as root, which can write anywhere."""
     cache.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     layout = layout_of()
@@ -295,7 +294,7 @@ def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_full_of_packs_that_nobody_opens(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unused = opened_days_ago(cache / f"{'a' * 40}.pack", 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if unused.exists() else 1 << 40))
-    made = open_pack(layout_of(), FakeSources(), 1)
+    made = open_pack(layout_of(), FakeFiles(), 1)
     np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 1), made)
     assert find_pack(layout_of(), "content").status == "packed"
 
@@ -308,7 +307,7 @@ def test_a_disk_that_fills_up_meanwhile(
 
     monkeypatch.setattr(os, "truncate", fail)
     layout = layout_of()
-    assert layout.fits(open_pack(layout, FakeSources(), 1))
+    assert layout.fits(open_pack(layout, FakeFiles(), 1))
     assert list(cache.iterdir()) == []
     assert "could not be written (No space left on device): the weights stay in memory" in caplog.text
 
@@ -322,14 +321,14 @@ def test_a_failed_write_leaves_no_descriptor_open(cache: Path, monkeypatch: pyte
     monkeypatch.setattr(os, call, fail)
     before = sorted(Path("/proc/self/fd").iterdir())
     for _ in range(3):
-        open_pack(layout_of(), FakeSources(), 1)
+        open_pack(layout_of(), FakeFiles(), 1)
     assert sorted(Path("/proc/self/fd").iterdir()) == before
     assert list(cache.iterdir()) == []
 
 
 def test_two_processes_at_once(cache: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        packs = list(pool.map(lambda _: open_pack(layout_of(), FakeSources(), 1), range(8)))
+        packs = list(pool.map(lambda _: open_pack(layout_of(), FakeFiles(), 1), range(8)))
     for each in packs[1:]:
         np.testing.assert_array_equal(each, packs[0])
     assert len(list(cache.iterdir())) == 1
@@ -340,7 +339,7 @@ def test_a_state_tells_where_a_pack_will_be_and_makes_nothing(cache: Path, monke
     before = find_pack(layout, "content")
     assert (before.status, before.size, before.obstacle) == ("missing", layout.size, None)
     assert not cache.exists()
-    open_pack(layout, FakeSources(), 1)
+    open_pack(layout, FakeFiles(), 1)
     after = find_pack(layout, "content")
     assert (after.status, after.path) == ("packed", before.path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
@@ -360,14 +359,14 @@ def test_progress_goes_from_nothing_to_all(cache: Path, monkeypatch: pytest.Monk
         heard.append((stage, share))
 
     layout = layout_of()
-    open_pack(layout, FakeSources(), 2, Preparation(hear))
+    open_pack(layout, FakeFiles(), 2, Preparation(hear))
     stages, shares = zip(*heard, strict=True)
     assert set(stages) == {PACKING}
     assert shares[0] == 0
     assert list(shares) == sorted(shares)
     assert shares[-1] == 1
     heard.clear()
-    monkeypatch.setattr(preparation, "UNSAID_S", -1.0)
+    monkeypatch.setattr(preparation, "UNREPORTED_S", -1.0)
     if writable:
         open_pack(layout, Trusted(), 2, Preparation(hear))
         assert {stage for stage, _ in heard} == {CHECKING}
@@ -376,9 +375,9 @@ def test_progress_goes_from_nothing_to_all(cache: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("when", [0.0, 0.3, 1.0])
 def test_an_interrupt_leaves_no_half_written_pack(cache: Path, when: float) -> None:
-    """While the sources are verified too, which takes for ever here."""
+    """Also while the sources are verified, which never ends in this test."""
 
-    class Endless(FakeSources):
+    class Endless(FakeFiles):
         def verify(self, advance: Advance) -> None:
             while True:
                 advance(0)
@@ -395,9 +394,9 @@ def test_an_interrupt_leaves_no_half_written_pack(cache: Path, when: float) -> N
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows keeps what is open")
 def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(cache: Path) -> None:
-    """Killed in the midst of it: nothing in its own process can tidy up."""
+    """The writer is killed while it writes, so it cannot clean up by itself."""
     write = (
-        "import os, sys, tempfile; from ondevice.engines.simd.pack.cache import hold; "
+        "import os, sys, tempfile; from ondevice.engines.simd.pack_cache import hold; "
         f"handle, name = tempfile.mkstemp(prefix='{'e' * 40}', suffix='.part', dir=sys.argv[1]); hold(handle); "
         "print(name, flush=True); sys.stdin.read()"
     )
@@ -407,10 +406,10 @@ def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(c
         assert writer.stdout is not None
         part = Path(writer.stdout.readline().strip())
         opened_days_ago(part, 0.5)
-        open_pack(layout_of(), FakeSources(), 1)
+        open_pack(layout_of(), FakeFiles(), 1)
         assert part.exists()
         writer.kill()
-    open_pack(layout_of(rows=32), FakeSources(), 1)
+    open_pack(layout_of(rows=32), FakeFiles(), 1)
     assert not part.exists()
 
 
@@ -428,18 +427,18 @@ def test_writing_a_pack_removes_those_that_nobody_opens(cache: Path) -> None:
         opened_days_ago(cache / "download.part", 1000),
         opened_days_ago(cache / "compiled-0123456789abcdef", 1000),
     }
-    open_pack(layout_of(), FakeSources(), 1)
+    open_pack(layout_of(), FakeFiles(), 1)
     assert not any(path.exists() for path in (unused, killed, code))
     assert kept <= set(cache.iterdir())
     assert len(list(cache.iterdir())) == len(kept) + 1
 
 
 def test_a_pack_in_daily_use_stays(cache: Path) -> None:
-    open_pack(layout_of(), FakeSources(), 1)
+    open_pack(layout_of(), FakeFiles(), 1)
     (path,) = cache.iterdir()
     opened_days_ago(path, 1000)
     open_pack(layout_of(), Trusted(), 1)
-    open_pack(layout_of(rows=32), FakeSources(), 1)
+    open_pack(layout_of(rows=32), FakeFiles(), 1)
     assert path.exists()
 
 
@@ -450,18 +449,18 @@ def test_a_pack_that_cannot_be_dated_or_removed_is_no_obstacle(cache: Path, monk
     unused = opened_days_ago(cache / f"{'a' * 40}.pack", 1000)
     monkeypatch.setattr(Path, "unlink", deny)
     monkeypatch.setattr(os, "utime", deny)
-    made = open_pack(layout_of(), FakeSources(), 1)
+    made = open_pack(layout_of(), FakeFiles(), 1)
     np.testing.assert_array_equal(open_pack(layout_of(), Trusted(), 1), made)
     assert unused.exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps a file that is mapped")
 def test_a_mapped_pack_outlives_its_file(cache: Path) -> None:
-    open_pack(layout_of(), FakeSources(), 1)
+    open_pack(layout_of(), FakeFiles(), 1)
     mapped = open_pack(layout_of(), Trusted(), 1)
     content = np.array(mapped)
     (path,) = cache.iterdir()
     opened_days_ago(path, 1000)
-    open_pack(layout_of(rows=32), FakeSources(), 1)
+    open_pack(layout_of(rows=32), FakeFiles(), 1)
     assert not path.exists()
     np.testing.assert_array_equal(mapped, content)

@@ -1,4 +1,4 @@
-"""What is measured can only be compared with itself: that it is measured, on the cores and memory there are."""
+"""The roofline measurement runs with any number of cores and any memory; values are compared with each other only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ondevice import machine
-from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels import roofline as kernels
+from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement, readable_bytes
 
 
@@ -44,7 +44,7 @@ def test_the_slower_of_both_decides() -> None:
 
 
 def test_the_kernels_do_what_is_counted() -> None:
-    """All of the memory is read, and every chain has so many products."""
+    """The kernels read all of the memory and compute the number of products that the measurement assumes."""
     values = np.arange(128, dtype=np.float32)
     assert kernels.read(values.ctypes.data, values.nbytes) == values.sum()
     lanes = instruction_set.current().lanes

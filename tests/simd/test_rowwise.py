@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from numba import njit
 
-from ondevice.engines.simd.kernels import functions
-from ondevice.engines.simd.kernels.heads import quantize_head, rotate, to_half
-from ondevice.engines.simd.kernels.inputs import groups_form
-from ondevice.engines.simd.kernels.norm import add_normed, inverse_rms, norm
-from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
-from ondevice.engines.simd.kernels.vector import load, load_half, store
+from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head, rotate, to_half
+from ondevice.engines.simd.kernels.isa import vector
+from ondevice.engines.simd.kernels.isa.vector import load, load_half, store
+from ondevice.engines.simd.kernels.matmul.activations import add_normed, groups_form, inverse_rms, norm
+from ondevice.engines.simd.kernels.matmul.tables import dot, dot_row, read_row
 from ondevice.weight_format import INT4, INT8, WeightFormat
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
@@ -24,19 +23,19 @@ EPS = np.float32(1e-6)
 @njit
 def map_exp(x: int, out: int, count: int) -> None:
     for i in range(0, 4 * count, 64):
-        store(out + i, functions.exp(load(x + i)))
+        store(out + i, vector.exp(load(x + i)))
 
 
 @njit
 def map_tanh(x: int, out: int, count: int) -> None:
     for i in range(0, 4 * count, 64):
-        store(out + i, functions.tanh(load(x + i)))
+        store(out + i, vector.tanh(load(x + i)))
 
 
 @njit
 def map_gelu(x: int, out: int, count: int) -> None:
     for i in range(0, 4 * count, 64):
-        store(out + i, functions.gelu(load(x + i)))
+        store(out + i, vector.gelu(load(x + i)))
 
 
 @njit

@@ -1,4 +1,4 @@
-"""Steps as rows of a plan: what the builder writes is what kernels and benchmarks read."""
+"""Steps as rows of a plan: kernels and benchmarks read the fields that the builder writes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numba
 import numpy as np
 import pytest
 
-from ondevice.engines.simd.kernels import step_layouts
-from ondevice.engines.simd.kernels.step_layouts import LAYOUTS, WIDTH, Step, from_row, read_step, to_row
+from ondevice.engines.simd.kernels.steps import layouts
+from ondevice.engines.simd.kernels.steps.layouts import LAYOUTS, WIDTH, Step, from_row, read_step, to_row
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -52,5 +52,5 @@ def test_the_number_of_a_kind_is_its_place() -> None:
         "ACTIVATE",
     ]
     for number, (name, layout) in enumerate(zip(names, LAYOUTS, strict=True)):
-        assert getattr(step_layouts, name) == number
+        assert getattr(layouts, name) == number
         assert layout.__name__.upper() == name.replace("_", "")

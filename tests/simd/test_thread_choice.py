@@ -1,4 +1,4 @@
-"""How many threads run, on machines whose times are made up."""
+"""The learnt number of threads, tested on simulated machines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from ondevice.engines.simd.thread_choice import ThreadChoice, ladder
+from ondevice.engines.simd.threads import ThreadChoice, ladder
 
 
 @dataclass
 class Machine:
-    """Milliseconds of a run by threads, and the share of them that is spent at barriers.
+    """A simulated machine: the time of a run in ms by number of threads, and the share of it spent at barriers.
 
-    stalls : most milliseconds that a run of several threads loses now and then to other processes
+    stalls : most ms that a run of several threads occasionally loses to other processes
     """
 
     milliseconds: Mapping[int, float]
@@ -50,7 +50,7 @@ EIGHT_ONE_BUSY = Machine(
 
 
 def played(machine: Callable[[float], Machine], seconds: float, most: int) -> tuple[float, Counter[int]]:
-    """Share of the time that the best counts would have taken, and how many runs had how many threads."""
+    """Simulate runs; returns the time of the best counts over the actual time, and the number of runs by threads."""
     choice, rng, ran = ThreadChoice(most), random.Random(1), Counter[int]()
     now = best = 0.0
     while now < seconds:
@@ -105,7 +105,7 @@ def test_threads_that_wait_are_fewer_after_a_few_runs() -> None:
 
 
 def test_threads_that_wait_and_are_faster_all_the_same_stay() -> None:
-    """A trial that failed is not repeated at once, however long they wait."""
+    """A failed trial is not repeated at once, however long the threads wait at barriers."""
     choice, now, alone = ThreadChoice(2), 0.0, 0
     for _ in range(200):
         alone += choice.threads == 1
@@ -132,7 +132,7 @@ def test_a_load_that_comes_after_a_trial_in_vain_is_noticed_at_once() -> None:
 
 
 def test_longer_work_need_not_try_what_shorter_work_tried_in_vain() -> None:
-    """Of the forwards of a round, each a kind of its own, one pays for all; in the end each may afford a trial."""
+    """The forwards of a round are different kinds of work: they share one trial, and later each can afford its own."""
     milliseconds: dict[str, dict[int, float]] = {
         "exit": {1: 30, 2: 15},
         "head": {1: 3.5, 2: 2},
@@ -166,7 +166,7 @@ def test_shorter_work_says_nothing_of_more_threads() -> None:
 
 
 def test_work_is_compared_by_its_units() -> None:
-    """Chunks of a prompt differ in size; what counts is the time of a row."""
+    """Times are compared per row, because the chunks of a prompt differ in size."""
     choice, rng, now = ThreadChoice(2), random.Random(3), 0.0
     for _ in range(300):
         rows = rng.randrange(65, 129)
@@ -177,7 +177,7 @@ def test_work_is_compared_by_its_units() -> None:
 
 
 def test_times_of_long_ago_are_forgotten() -> None:
-    """A trial that was under way when the model fell silent tells nothing when it speaks again."""
+    """A trial that was in progress when a long idle time began is discarded."""
     choice = ThreadChoice(2)
     for number in range(3):
         choice.observe(0.1, waited=0.5, now=0.1 * number)

@@ -1,4 +1,4 @@
-"""Threads that share a forward, interrupted and at once."""
+"""The thread pool of forwards: interrupts, several callers, and waiting times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.simd import thread_pool
+from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.shares import claim_part
-from ondevice.engines.simd.kernels.step_layouts import WIDTH
-from ondevice.engines.simd.thread_pool import ThreadPool
+from ondevice.engines.simd.kernels.steps.layouts import WIDTH
+from ondevice.engines.simd.kernels.steps.slots import claim_part
+from ondevice.engines.simd.threads import ThreadPool
 from tests.simd.forwards import run
 
 NOTHING = np.full((7, WIDTH), -1, np.int64)
@@ -36,7 +36,7 @@ def test_an_interrupt_while_work_is_handed_out(monkeypatch: pytest.MonkeyPatch) 
     post, interrupts = pool._post, [KeyboardInterrupt]
 
     def interrupted(job: object) -> None:
-        """Only one thread of two has got its work, or both have."""
+        """Interrupt after one of two threads has got its work, or after both have."""
         if interrupts:
             pool._queues[0].put(job)  # type: ignore[arg-type]
             raise interrupts.pop()
@@ -51,7 +51,7 @@ def test_an_interrupt_while_work_is_handed_out(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_threads_that_wait_are_told_of() -> None:
-    """Of ten threads on fewer cores with nothing to do, each stands at the barrier nearly all of the time."""
+    """Ten threads without work, on fewer cores, report that they wait at the barrier nearly all of the time."""
     pool = ThreadPool(10, 64)
     shares = []
     for _ in range(5):

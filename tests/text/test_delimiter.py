@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ondevice.text.delimiter import Delimiter, literals
+from ondevice.text.reply_parser import Delimiter, literals
 
 PATTERNS = [
     "abc",
@@ -51,7 +51,7 @@ def test_what_waits(pattern, text, held):
 def test_literals_are_taken_as_they_are_the_longest_first():
     place = Delimiter(literals(["<|", "<|a.b"])).find("x<|a.b", 0)
     assert place is not None
-    assert (place.start, place.end) == (1, 6)
+    assert place.span() == (1, 6)
     assert Delimiter(literals(["a.b"])).find("axb", 0) is None
 
 
@@ -65,13 +65,15 @@ def test_what_is_too_long_is_no_delimiter():
 def test_groups():
     place = Delimiter(r"call:(?P<name>\w+)").find("call:f{", 0)
     assert place is not None
-    assert place.groups == {"name": "f"}
+    assert place.groupdict() == {"name": "f"}
 
 
 @pytest.mark.parametrize(
     "pattern",
     [
         "(",
+        ")",
+        "(?=a)",
         "a*",
         "^a",
         "a$",

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from ondevice.text.detokenizer import WINDOW, Detokenizer
+from ondevice.text.reply_stream import WINDOW, Detokenizer
 from tests.text.tokenizers_made import KINDS, SENTENCES, byte_level, gemma_like, random_ids
 
 

@@ -7,7 +7,7 @@ from tokenizers import models
 
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.prompt import encode_prompt
+from ondevice.text.codec import encode_prompt
 from ondevice.text.tokenizer import Tokenizer
 from tests.text.templates import GEMMA
 from tests.text.tokenizers_made import BOS, byte_level, gemma_like

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from ondevice.errors import BundleCorruptError
-from ondevice.text.reply_parser import Parsed, ReplyParser, begun_reply
-from ondevice.text.response_template import ResponseTemplate
-from ondevice.text.stream import ReplyStream
-from ondevice.text.tool_call import ToolCall
+from ondevice.text.messages import ToolCall
+from ondevice.text.reply_parser import Parsed, ReplyParser, ResponseTemplate, begun_reply
+from ondevice.text.reply_stream import ReplyStream
 from ondevice_export.response_template import GEMMA_4
 from tests.fuzz.mutations import change_json
 from tests.text.tokenizers_made import gemma_chat

@@ -3,8 +3,7 @@ import random
 import pytest
 
 from ondevice.errors import UsageError
-from ondevice.text.stop_strings import StopStrings
-from ondevice.text.stream import ReplyStream
+from ondevice.text.reply_stream import ReplyStream, StopStrings
 from tests.text.tokenizers_made import KINDS, byte_level, random_ids
 
 

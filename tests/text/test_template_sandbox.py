@@ -9,7 +9,7 @@ import pytest
 
 from ondevice import machine
 from ondevice.errors import BundleCorruptError, PromptError
-from ondevice.text import allowance
+from ondevice.text import template_sandbox
 from ondevice.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -47,7 +47,6 @@ ENORMOUS = {
     "{% endif %}{% endmacro %}{{ f(0) }}",
     "variables": "".join(f"{{% set a{number} = 'x' * 10 ** 7 %}}" for number in range(50)),
     "a wide format": "{{ '{:1000000000}'.format(1) }}",
-    "a width from an argument": "{{ '{:{}}'.format(1, 10 ** 9) }}",
     "a wide format of a mapping": "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
     "a wide format of safe text": "{{ ('{:1000000000}'|safe).format(1) }}",
     "one value in many fields": "{{ ('{0}' * 10 ** 6).format('x' * 10 ** 6) }}",
@@ -69,6 +68,8 @@ REFUSED = {
     "a number": ("{% set n = namespace(x=3) %}{% for a in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}", "number"),
     "a power": ("{{ 10 ** (10 ** 9) }}", "number"),
     "a format with stars": ("{{ '%*d' % (10 ** 9, 1) }}", "a width that is a value"),
+    "a width from an argument": ("{{ '{:{}}'.format(1, 10 ** 9) }}", "a width that is a value"),
+    "a width behind a brace": ("{{ '{{{:{}}}}'.format(1, 10 ** 9) }}", "a width that is a value"),
     "rounding": ("{{ 1.5|round(10 ** 9, 'ceil') }}", "rounds to 1000000000 digits"),
     "indented JSON": ("{{ [1]|tojson(indent=10 ** 9) }}", "indents by 1000000000 spaces"),
     "endless recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
@@ -86,7 +87,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_time_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(template_sandbox, "MOST_SECONDS", 0.2)
     started = time.perf_counter()
     with pytest.raises(PromptError, match="it runs for more than"):
         ChatTemplate(source).render(MESSAGES)
@@ -95,7 +96,7 @@ def test_time_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("source", ENORMOUS.values(), ids=ENORMOUS)
 def test_size_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "MOST_CHARACTERS", 1 << 24)
+    monkeypatch.setattr(template_sandbox, "MOST_CHARACTERS", 1 << 24)
     measured = machine.reset_peak_rss()
     before = machine.peak_rss_bytes()
     with pytest.raises(PromptError, match="it makes more than 16 million characters"):
@@ -144,7 +145,7 @@ def test_what_cannot_be_compiled_is_the_bundles_fault(source: str) -> None:
         "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}",
         "{{ ['b', 'a']|sort|join('-') }}{{ [{'k': 1}]|join(', ', 'k') }}{{ ','.join(['x', 'y']) }}",
         "{{ 'aXbX'|replace('X', 'Y', 1) }}{{ 'aXbX'.replace('X', 'Y', 1) }}{{ 1|replace('1', 2) }}",
-        "{{ '%s-%03d' % ('a', 7) }}{{ '%s'|format('b') }}{{ '{:>5}{x}'.format(1, x=2) }}",
+        "{{ '%s-%03d' % ('a', 7) }}{{ '%s'|format('b') }}{{ '%s'|format((1, 2)) }}{{ '{:>5}{x}'.format(1, x=2) }}",
         "{{ 'a\nb'|indent }}|{{ 'a\nb'|indent(2, true) }}|{{ 'a\n\nb'|indent('..', blank=true) }}",
         "{{ [1, 2]|sum }}{{ [{'n': 2}, {'n': 3}]|sum(attribute='n', start=1) }}{{ 1.25|round(1) }}",
         "{% macro m(x, y='d') %}{{ x }}{{ y }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, 3, z=[4]) }}",

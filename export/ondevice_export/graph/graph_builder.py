@@ -1,4 +1,4 @@
-"""Builds an ONNX graph: inputs, initialisers, nodes in the order of the calls, outputs."""
+"""Builds an ONNX graph: inputs, initialisers, nodes in call order, outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ondevice import contract
+from ondevice import graph_io
 from ondevice_export.data_file import Region
 
 CONTRIB = "com.microsoft"
@@ -20,7 +20,7 @@ Dimension = int | str
 
 
 class GraphBuilder:
-    """One graph under construction; every method that adds a node returns the value that it makes."""
+    """One graph under construction; every method that adds a node returns the node's output value."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of the nodes that are added inside."""
+        """Prefix the names of the nodes that are added within the context with `name`."""
         self._scope.append(name)
         try:
             yield
@@ -51,13 +51,13 @@ class GraphBuilder:
         self._outputs.append(value)
 
     def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any) -> ir.Value:
-        """Add a node with one output, which is returned."""
+        """Add a node with one output and return that output."""
         return self.ops(op_type, *inputs, outputs=1, domain=domain, **attributes)[0]
 
     def ops(
         self, op_type: str, *inputs: ir.Value | None, outputs: int, domain: str = "", **attributes: Any
     ) -> Sequence[ir.Value]:
-        """Add a node with several outputs."""
+        """Add a node with several outputs and return them."""
         label = "/".join([*self._scope, f"{op_type}_{len(self._nodes)}"])
         node = ir.node(op_type, inputs, attributes=attributes, domain=domain, num_outputs=outputs, name=label)
         for index, value in enumerate(node.outputs):
@@ -66,30 +66,26 @@ class GraphBuilder:
         return node.outputs
 
     def constant(self, array: npt.NDArray[Any]) -> ir.Value:
-        """An initialiser of a few numbers inside the graph file; equal arrays share one."""
+        """A small initialiser, stored in the graph file itself; equal arrays share one initialiser."""
         values = "_".join(map(str, array.reshape(-1)[:4].tolist()))
         name = f"{array.dtype.name}.{'x'.join(map(str, array.shape))}.{values}.{zlib.crc32(array.tobytes()):08x}"
-        return self.inline(name, array)
-
-    def inline(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
-        """A small initialiser of that name inside the graph file."""
         return self._initializer(ir.Tensor(np.asarray(array, order="C"), name=name))
 
     def scalar(self, value: float) -> ir.Value:
         return self.constant(np.array(value, np.float32))
 
     def integers(self, *values: int) -> ir.Value:
-        """An int64 vector: shapes and axes."""
+        """A constant int64 vector, for shapes and axes."""
         return self.constant(np.array(values, np.int64))
 
     def external(self, name: str, region: Region, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
-        """An initialiser whose numbers lie in a data file."""
+        """An initialiser whose data is a region of an external data file."""
         return self._initializer(
             ir.ExternalTensor(region.location, region.offset, region.nbytes, dtype, shape=ir.Shape(shape), name=name)
         )
 
     def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
-        """Reshape to `shape`, where 0 keeps the dimension in its place and -1 is what remains."""
+        """Reshape to `shape`; 0 copies the input's dimension at that index, -1 is inferred from the others."""
         return self.op("Reshape", value, self.integers(*shape))
 
     def model(self, producer_version: str) -> ir.Model:
@@ -99,7 +95,7 @@ class GraphBuilder:
             self._outputs,
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
-            opset_imports=dict(contract.OPSETS),
+            opset_imports=dict(graph_io.OPSETS),
             name=self.name,
         )
         return ir.Model(graph, ir_version=_IR_VERSION, producer_name="ondevice", producer_version=producer_version)

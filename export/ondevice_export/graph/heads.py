@@ -1,4 +1,4 @@
-"""The graph of heads of one kind, from a hidden state to candidates and their logits; see `ondevice.contract`."""
+"""The graph of one kind of heads: hidden state in, candidates and their logits out; see `ondevice.graph_io`."""
 
 from __future__ import annotations
 
@@ -7,53 +7,48 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from ondevice import contract
+from ondevice import graph_io
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.config import TextConfig
+from ondevice.model_config import HeadsEntry, Shortlist, Target
+from ondevice.tensor_table import CENTROIDS, ORDERING
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear
-from ondevice_export.graph.module_builder import ModuleBuilder
 from ondevice_export.graph.target import softcap
-from ondevice_export.graph.weights import Weights
-from ondevice_export.heads import CENTROIDS, ORDERING, HeadsConfig, Shortlist
+from ondevice_export.graph.weights import Module, Weights
 from ondevice_export.matrices import StoredMatrix
 
 
 class HeadsGraph:
-    """Builds it around the target's token table, which is its vocabulary projection."""
+    """Builds the graph of one kind of heads, with the target's token table as vocabulary projection."""
 
     def __init__(
         self,
         builder: GraphBuilder,
-        heads: HeadsConfig,
-        target: TextConfig,
+        heads: HeadsEntry,
+        target: Target,
         weights: Weights,
-        *,
-        checkpoint: Checkpoint,
         table: StoredMatrix,
     ) -> None:
         self._builder = builder
         self._heads = heads
         self._target = target
         self._weights = weights
-        self._module = ModuleBuilder(builder, target, weights)
-        self._checkpoint = checkpoint
+        self._module = Module(builder, target, weights)
         self._table = dataclasses.replace(table, name=f"target.{table.name}")
-        self._hidden = builder.input(contract.HIDDEN, ir.DataType.FLOAT, [1, target.hidden_size])
+        self._hidden = builder.input(graph_io.HIDDEN, ir.DataType.FLOAT, [1, target.hidden_size])
 
     def build(self) -> None:
-        """The kind's own layers, then the projection of their k rows."""
+        """Add the layers of this kind of heads, then the vocabulary projection of their k rows."""
         builder, heads = self._builder, self._heads
         states = {"medusa": self._medusa, "blockwise": self._blockwise, "exit": self._exit}[heads.kind]()
-        size = [heads.offsets, heads.candidates(self._target.vocab_size)]
+        size = [heads.offsets, heads.candidates]
         with builder.scope("head"):
             shortlist = heads.shortlist
             candidates, logits = self._whole(states) if shortlist is None else self._shortlisted(states, shortlist)
             if self._target.softcap is not None:
                 logits = softcap(builder, logits, self._target.softcap)
-        builder.output(candidates, contract.CANDIDATES, ir.DataType.INT64, size)
-        builder.output(logits, contract.LOGITS, ir.DataType.FLOAT, size)
+        builder.output(candidates, graph_io.CANDIDATES, ir.DataType.INT64, size)
+        builder.output(logits, graph_io.LOGITS, ir.DataType.FLOAT, size)
 
     def _medusa(self) -> ir.Value:
         """`x + silu(W[j] x)` (Medusa's ResBlock): [1, H] -> [k, H]."""
@@ -80,31 +75,31 @@ class HeadsGraph:
         return self._builder.op("Add", x, steps)
 
     def _whole(self, states: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """All V tokens: candidates [k, V], logits [k, V]."""
+        """Score all V tokens: candidates [k, V], logits [k, V]."""
         builder, size = self._builder, self._target.vocab_size
         zero, end, one = (builder.constant(np.array(value, np.int64)) for value in (0, size, 1))
         ids = builder.op("Expand", builder.op("Range", zero, end, one), builder.integers(self._heads.offsets, size))
         return ids, linear(builder, states, self._table)
 
     def _shortlisted(self, states: ir.Value, shortlist: Shortlist) -> tuple[ir.Value, ir.Value]:
-        """The tokens of the best clusters: candidates [k, C], logits [k, C].
+        """Score the C tokens of the best clusters: candidates [k, C], logits [k, C].
 
-        Rows of the projection are gathered where the target has them, one by one: a copy in the order of the clusters
-        would be read faster, and take as much disk as the head itself.
+        Rows of the projection are gathered one by one from the target's table. A copy in cluster order would be faster
+        to read, but take as much disk space as the head itself.
         """
         builder, size = self._builder, self._target.vocab_size
-        per_cluster, count = size // shortlist.clusters, self._heads.candidates(size)
-        scores = linear(builder, states, self._weights.matrix(CENTROIDS, self._weights.formats.layers))
+        per_cluster, count = size // shortlist.clusters, self._heads.candidates
+        scores = linear(builder, states, self._module.matrix(CENTROIDS))
         best = builder.ops("TopK", scores, builder.integers(shortlist.top), axis=-1, outputs=2)[1]
-        ids = self._weights.array(ORDERING, self._ordering().reshape(shortlist.clusters, per_cluster))
+        ids = self._module.array(ORDERING, self._ordering(), (shortlist.clusters, per_cluster))
         candidates = builder.reshape(builder.op("Gather", ids, best, axis=0), self._heads.offsets, count)
         rows = gather(builder, self._table, candidates)
         column = builder.op("Unsqueeze", states, builder.integers(2))
         return candidates, builder.reshape(builder.op("MatMul", rows, column), self._heads.offsets, count)
 
     def _ordering(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Token ids in cluster order, [V]: each once, or a candidate would count twice."""
-        ordering = self._checkpoint.integers(ORDERING)
+        """Token ids in cluster order, int64[V]; CheckpointError unless each id occurs exactly once."""
+        ordering = self._weights.checkpoint.integers(ORDERING)
         if not np.array_equal(np.sort(ordering), np.arange(self._target.vocab_size)):
             raise CheckpointError(f"{ORDERING} does not name each of the {self._target.vocab_size} tokens once")
         return ordering

@@ -1,9 +1,10 @@
-"""The weights of one graph: checkpoint tensors by name, stored on first use."""
+"""The weights of one graph: tensors of a checkpoint, stored on first use, and `Module`, which adds nodes with them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ondevice.model_config import Decoder
+from ondevice.tensor_table import HEAD, Format, Tensor
 from ondevice.weight_format import BFLOAT16, FLOAT32, WeightFormat
 from ondevice_export.checkpoint import Checkpoint
 from ondevice_export.data_file import DataFile
@@ -19,19 +22,21 @@ from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
 from ondevice_export.matrices import MatrixWriter, RowReader, StoredMatrix
 from ondevice_export.quantized_modules import QuantizedModules
-from ondevice_export.tensor_names import HEAD
+
+_PLAIN: dict[str, Format] = {"float32": "float32", "int64": "int64"}
 
 
 class Weights:
-    """Stores tensors of a checkpoint in the data file and adds them to a graph as initialisers.
+    """Stores tensors of a checkpoint in the data file of a graph.
 
     Attributes:
-        formats: of the weights.
+        checkpoint: the source of the tensors.
+        formats: weight formats of the graph.
+        tensors: the graph's tensor table: every stored tensor by its name without the checkpoint's prefix.
     """
 
     def __init__(
         self,
-        builder: GraphBuilder,
         checkpoint: Checkpoint,
         file: DataFile,
         writer: MatrixWriter,
@@ -40,74 +45,109 @@ class Weights:
         modules: QuantizedModules | None = None,
         prefix: str = "",
     ) -> None:
+        """
+        Args:
+            checkpoint: the source of the tensors.
+            file: the data file that the tensors are written to.
+            writer: quantises and writes matrices.
+            formats: weight formats; ignored for a checkpoint that was trained quantised.
+            modules: the quantised modules of such a checkpoint, else None.
+            prefix: prefix of all tensor names in the checkpoint except the head's.
+        """
+        self.checkpoint = checkpoint
         self.formats = formats
+        self.tensors: dict[str, Tensor] = {}
         self._modules = modules
-        self._builder = builder
-        self._checkpoint = checkpoint
         self._file = file
         self._writer = writer
         self._prefix = prefix
 
-    def at(self, prefix: str) -> Weights:
-        """The same weights seen from below a prefix."""
-        return Weights(
-            self._builder,
-            self._checkpoint,
-            self._file,
-            self._writer,
-            formats=self.formats,
-            modules=self._modules,
-            prefix=self._prefix + prefix,
-        )
-
     def read(self, name: str) -> npt.NDArray[np.float32]:
-        """A small tensor."""
-        return self._checkpoint.read(self._prefix + name)
+        """Read a small tensor as float32."""
+        return self.checkpoint.read(self._prefix + name)
 
-    def vector(self, name: str) -> ir.Value:
-        """A small tensor, kept as float32."""
-        return self.array(name, self.read(name))
-
-    def array(self, name: str, values: npt.NDArray[Any]) -> ir.Value:
-        """A small float32 or int64 array; under 1 KB it stays inside the graph."""
-        if values.nbytes <= 1024:
-            return self._builder.inline(self._prefix + name, values)
+    def array(
+        self, builder: GraphBuilder, name: str, values: npt.NDArray[Any], shape: tuple[int, ...] | None = None
+    ) -> ir.Value:
+        """Store a small float32 or int64 array; `shape` is its shape in the graph if that differs from the array's."""
         region = self._file.reserve(values.nbytes)
         self._file.write(region, 0, values)
-        return self._builder.external(self._prefix + name, region, ir.DataType.from_numpy(values.dtype), values.shape)
-
-    def linear(self, x: ir.Value, name: str) -> ir.Value:
-        """Apply a linear layer: [T, width] -> [T, rows]."""
-        return linear(self._builder, x, self.matrix(name, self.formats.layers))
+        self._list(name, Tensor(values.shape, _PLAIN[values.dtype.name], region.offset, region.nbytes))
+        return builder.external(name, region, ir.DataType.from_numpy(values.dtype), shape or values.shape)
 
     def matrix(
         self, name: str, form: WeightFormat, *, half_scales: bool = False, rows: RowReader | None = None
     ) -> StoredMatrix:
-        """Store a matrix, or several one below the other; `rows` reads them where they come in another order.
+        """Store a matrix, or several as one, stacked by rows; `rows` reads them if they are stored in another order.
 
-        In a checkpoint that was trained quantised a matrix stays as it is, whatever the format.
+        A matrix of a checkpoint that was trained quantised keeps its codes, and `form` is ignored.
         """
-        return self._stored(self._prefix + name, form, half_scales, rows)
+        source = name if name == HEAD else self._prefix + name
+        if self._modules is None:
+            *leading, width = shape = self.checkpoint.shape(source)
+            reader = rows or partial(self.checkpoint.rows, source)
+            size = math.prod(leading), width
+            stored = self._writer.add(self._file, source, size, form, reader, half_scales=half_scales)
+        else:
+            shape = self._modules.shape(source)
+            stored = self._as_trained(source, shape, self._modules)
+        self._list(name, stored.tensor(shape))
+        return stored
 
-    def head(self) -> StoredMatrix:
-        """Store a head that is not the token embedding."""
-        return self._stored(HEAD, self.formats.head, False, None)
-
-    def _stored(self, name: str, form: WeightFormat, half_scales: bool, rows: RowReader | None) -> StoredMatrix:
-        if self._modules is not None:
-            return self._as_trained(name, self._modules)
-        *leading, width = self._checkpoint.shape(name)
-        count = math.prod(leading)
-        reader = rows or partial(self._checkpoint.rows, name)
-        return self._writer.add(self._file, name, (count, width), form, reader, half_scales=half_scales)
-
-    def _as_trained(self, name: str, modules: QuantizedModules) -> StoredMatrix:
-        """A matrix whose codes, or numbers, are those of the checkpoint."""
-        shape, module = modules.shape(name), modules.module(name)
+    def _as_trained(self, name: str, shape: tuple[int, int], modules: QuantizedModules) -> StoredMatrix:
+        """Store a matrix with the checkpoint's own codes, or its own numbers if it is not quantised."""
+        module = modules.module(name)
         if module is not None:
-            codes = partial(self._checkpoint.raw_rows, module.codes)
+            codes = partial(self.checkpoint.raw_rows, module.codes)
             return self._writer.copy(self._file, name, shape, module, codes)
         if modules.plain_format(name) == BFLOAT16:
-            return self._writer.copy_plain(self._file, name, shape, partial(self._checkpoint.raw_rows, name))
-        stored = self._writer.add(self._file, name, shape, FLOAT32, partial(self._checkpoint.rows, name))
+            return self._writer.copy_plain(self._file, name, shape, partial(self.checkpoint.raw_rows, name))
+        stored = self._writer.add(self._file, name, shape, FLOAT32, partial(self.checkpoint.rows, name))
         return dataclasses.replace(stored, as_trained=True)
+
+    def _list(self, name: str, tensor: Tensor) -> None:
+        if name in self.tensors:
+            raise ValueError(f"{name} was stored before")
+        self.tensors[name] = tensor
+
+
+@dataclass(frozen=True)
+class Module:
+    """Adds a module's nodes to a graph; its weights are named relative to a prefix such as `layers.3.self_attn.`."""
+
+    builder: GraphBuilder
+    config: Decoder
+    weights: Weights
+    prefix: str = ""
+
+    def at(self, prefix: str) -> Module:
+        """The submodule with this prefix."""
+        return dataclasses.replace(self, prefix=self.prefix + prefix)
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """Read a small tensor of the checkpoint as float32."""
+        return self.weights.read(self.prefix + name)
+
+    def vector(self, name: str) -> ir.Value:
+        """Store a small tensor as float32 and return its initialiser."""
+        return self.array(name, self.read(name))
+
+    def array(self, name: str, values: npt.NDArray[Any], shape: tuple[int, ...] | None = None) -> ir.Value:
+        """Store a small array under this name and return its initialiser; see `Weights.array`."""
+        return self.weights.array(self.builder, self.prefix + name, values, shape)
+
+    def matrix(self, name: str, *, half_scales: bool = False) -> StoredMatrix:
+        """Store a matrix in the format of the layers."""
+        return self.weights.matrix(self.prefix + name, self.weights.formats.layers, half_scales=half_scales)
+
+    def linear(self, x: ir.Value, name: str) -> ir.Value:
+        """`x @ weight.T`: [T, width] -> [T, rows]."""
+        return linear(self.builder, x, self.matrix(f"{name}.weight"))
+
+    def norm(self, x: ir.Value, name: str) -> ir.Value:
+        """`rms_norm` of `x` with the weight of this name."""
+        return self.rms_norm(x, self.vector(f"{name}.weight"))
+
+    def rms_norm(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        """`x * (mean(x**2) + eps)**-0.5 * weight` over the last axis (Gemma4RMSNorm)."""
+        return self.builder.op("RMSNormalization", x, weight, axis=-1, epsilon=self.config.norm_eps)

@@ -1,33 +1,45 @@
-"""Allocates the memory that the addresses in a plan point into."""
+"""Memory with stable addresses: for plans, for a forward's outputs, and for the working memory of attention.
+
+Kernels take addresses, so memory must not move and must live as long as an address is in use. `Buffers` allocates what
+plans point to. `OutputPool` reuses output buffers that no session needs any more. `AttentionScratch` and
+`LookupScratch` grow with the number of rows and positions.
+"""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_ALIGN = 64
+from ondevice.arrays import Float32Array
+from ondevice.engines.simd.kernels.attention.exact import PART, SPLIT_ROWS
+from ondevice.engines.simd.kernels.attention.lookup import SHARED_UNITS, shares_bytes, workspace_at
+from ondevice.engines.simd.kernels.attention.scratch import scratch_at, state_bytes
+
+LINE = 64
+"""Bytes of a cache line, to which all memory here is aligned."""
 
 
 class Buffers:
-    """Allocates memory aligned to 64 bytes, which lives as long as this object."""
+    """Allocates zeroed memory aligned to LINE bytes, which lives as long as this object."""
 
     def __init__(self) -> None:
         self._held: list[NDArray[Any]] = []
 
     def bytes(self, size: int) -> int:
         """The address of `size` zeroed bytes."""
-        room = np.zeros(size + _ALIGN, np.uint8)
+        room = np.zeros(size + LINE, np.uint8)
         self._held.append(room)
-        return int(room.ctypes.data) + -int(room.ctypes.data) % _ALIGN
+        return int(room.ctypes.data) + -int(room.ctypes.data) % LINE
 
     def floats(self, count: int) -> int:
         """The address of `count` float32, zeros."""
         return self.bytes(4 * count)
 
     def rows(self, count: int, width: int) -> tuple[NDArray[np.float32], int]:
-        """float32[count, width], zeros, and its address: for what Python reads or writes as well."""
+        """An array float32[count, width] of zeros, and its address: for memory that Python reads or writes too."""
         address = self.floats(count * width)
         room = self._held[-1]
         start = address - int(room.ctypes.data)
@@ -42,13 +54,151 @@ class Buffers:
         return address
 
     def hold(self, values: NDArray[Any]) -> int:
-        """The address of a contiguous array itself, which is kept alive."""
+        """The address of a contiguous array itself, which is kept alive.
+
+        Raises:
+            ValueError: the array is not contiguous.
+        """
         if not values.flags.c_contiguous:
-            raise ValueError("only a contiguous array has an address that means something")
+            raise ValueError("a kernel can read contiguous arrays only")
         self._held.append(values)
         return int(values.ctypes.data)
 
 
 def float_bits(value: float) -> int:
-    """The bits of a float32 as an integer, as plans hold it."""
+    """The bits of a float32 as an integer, the form in which plans hold it."""
     return int(np.float32(value).view(np.int32))
+
+
+class Lease:
+    """A token that all sessions of a forward hold while its outputs are valid. An output buffer is reused once no
+    session holds its lease any more, which a weak reference tells.
+    """
+
+
+class OutputBuffer:
+    """The outputs of a forward: logits float32[rows, logits_width] and hidden states float32[rows, hidden_width].
+
+    Attributes:
+        rows: number of rows that there is room for.
+        addresses: of the logits and of the hidden states.
+    """
+
+    def __init__(self, rows: int, logits_width: int, hidden_width: int) -> None:
+        self.rows = rows
+        self._logits = np.zeros((rows, logits_width), np.float32)
+        self._hidden = np.zeros((rows, hidden_width), np.float32)
+        self.addresses = int(self._logits.ctypes.data), int(self._hidden.ctypes.data)
+        self._lease: weakref.ref[Lease] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return self._lease is None or self._lease() is None
+
+    def lease(self) -> Lease:
+        """Lease the buffer; it is free again when the last session has dropped the lease."""
+        lease = Lease()
+        self._lease = weakref.ref(lease)
+        return lease
+
+    def part(self, first: int, count: int) -> tuple[Float32Array, Float32Array]:
+        """Logits and hidden states of `count` rows from `first` on, as views."""
+        return self._logits[first : first + count], self._hidden[first : first + count]
+
+
+class OutputPool:
+    """Output buffers, as many as were ever leased at the same time: a sequence that runs alone always gets the same
+    one.
+
+    New memory for every forward would cost page faults: 8 rows of 262,144 logits are 8 MiB.
+    """
+
+    def __init__(self, logits_width: int, hidden_width: int) -> None:
+        self._widths = logits_width, hidden_width
+        self._buffers: list[OutputBuffer] = []
+
+    def lease(self, rows: int) -> tuple[OutputBuffer, Lease]:
+        """A free buffer with room for so many rows, and a new lease of it."""
+        buffer = self._free(rows)
+        return buffer, buffer.lease()
+
+    def _free(self, rows: int) -> OutputBuffer:
+        """The smallest free buffer that is large enough, else a new one in place of the largest free one."""
+        free = sorted((buffer for buffer in self._buffers if buffer.is_free), key=lambda buffer: buffer.rows)
+        for buffer in free:
+            if buffer.rows >= rows:
+                return buffer
+        if free:
+            self._buffers.remove(free[-1])
+        self._buffers.append(OutputBuffer(rows, *self._widths))
+        return self._buffers[-1]
+
+
+class AttentionScratch:
+    """The working memory of attention, for all threads of an engine. Its forwards and draft steps use it in turn.
+
+    Attributes:
+        address, stride: memory of the first thread, and bytes to the next thread's: see `attention.scratch.scratch_at`.
+        counters: address of the counters of complete parts, zeros: see `slots.COUNTERS`.
+        partials, most_parts: address of the states of parts that threads share, and room for parts of a pair: see
+            `slots.PARTIALS`.
+    """
+
+    def __init__(self, head_dim: int, query_heads: int, threads: int) -> None:
+        """
+        Args:
+            head_dim: numbers of the widest head.
+            query_heads: most query heads of a layer.
+            threads: number of threads that attend at the same time.
+        """
+        self._own, self._shared = Buffers(), Buffers()
+        self.stride = -(-scratch_at.py_func(0, head_dim).end // LINE) * LINE
+        self.address = self._own.bytes(threads * self.stride)
+        self._counters = np.zeros(SPLIT_ROWS * query_heads, np.int64)
+        self.counters = self._own.hold(self._counters)
+        self.partials = self.most_parts = 0
+        self._row_bytes = query_heads * state_bytes.py_func(head_dim)
+        self._rows = 0
+
+    def reserve(self, rows: int, keys: int) -> None:
+        """Make room for the shared states of so many rows, which see up to `keys` positions."""
+        parts = keys // PART + 2
+        if rows > SPLIT_ROWS or (rows <= self._rows and parts <= self.most_parts):
+            return
+        rows, parts = max(rows, self._rows), max(parts, self.most_parts)
+        shared = Buffers()
+        self.partials, self._shared = shared.bytes(rows * parts * self._row_bytes), shared
+        self._rows, self.most_parts = rows, parts  # last: after an interrupt above, room is made again
+
+
+class LookupScratch:
+    """The working memory of lookup attention, for all threads of an engine. Its forwards and draft steps use it in
+    turn.
+
+    Attributes:
+        work, work_bytes: tables and sums of the first thread, and bytes to the next thread's: see
+            `attention.lookup.workspace_at`.
+        shares, shares_bytes: the scores and shares of units of keys, and bytes for each row and KV head that are looked
+            up at the same time: see `attention.lookup.shares_bytes`.
+    """
+
+    def __init__(self, heads: int, codes: int, threads: int) -> None:
+        """
+        Args:
+            heads: most query heads that share a KV head.
+            codes: most codes of a key.
+            threads: number of threads that look up at the same time.
+        """
+        self._buffers = Buffers()
+        self.work_bytes = int(workspace_at.py_func(0, heads, codes).end)
+        self.work = self._buffers.bytes(threads * self.work_bytes)
+        self.shares = self.shares_bytes = 0
+        self._heads, self._areas = heads, SHARED_UNITS * threads
+        self._keys = 0
+
+    def reserve(self, keys: int) -> None:
+        """Make room for sequences of so many positions."""
+        if keys > self._keys:
+            size, buffers = shares_bytes(self._heads, keys), Buffers()
+            self.shares, self.shares_bytes, self._shared = buffers.bytes(self._areas * size), size, buffers
+            self._keys = keys  # last: after an interrupt above, room is made again

@@ -1,23 +1,122 @@
-"""The part of a forward that its plan leaves open: how many rows there are, what they see, where results go."""
+"""What changes between forwards while the plan stays the same: rows, positions, caches and output addresses.
+
+Kernels read them from int64 arrays, whose fields `kernels.steps.slots` lists: one array of slots for a forward
+(`ForwardState`), and one record for each of its sequences (`SequenceRecord`). A session has states of its own for its
+drafter (`DraftState`) and for each kind of heads (`HeadsState`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.contract import AttentionKind
-from ondevice.engines.protocol import MOST_SESSIONS, Ids
-from ondevice.engines.simd.attention_scratch import AttentionScratch
-from ondevice.engines.simd.graph.model import DecoderLayer
-from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.attention import SPLIT_ROWS
-from ondevice.engines.simd.lookup_scratch import LookupScratch
+from ondevice.arrays import Int64Array
+from ondevice.engines.kv_cache import KVCache, first_drafted
+from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
+from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
+from ondevice.engines.simd.caches import KeyIndex
+from ondevice.engines.simd.kernels.attention.exact import SPLIT_ROWS
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.model import DecoderLayer
+from ondevice.engines.simd.plan.drafter import DrafterPlan
+from ondevice.engines.simd.plan.heads import HeadsPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
-from ondevice.engines.simd.sequence_record import SequenceRecord
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.graph_io import AttentionKind
+
+
+class SequenceRecord:
+    """The int64 record of a sequence: its rows in a forward, its tree, and the addresses of its caches.
+
+    It also keeps the arrays alive that the record points to. Fields: `kernels.steps.slots`.
+
+    Attributes:
+        address: address of the record.
+        most_keys: positions that the sequence's longest cache has room for.
+    """
+
+    def __init__(self, places: Mapping[int, int]) -> None:
+        """
+        Args:
+            places: layer -> number of its cache among the record's pairs of keys and values.
+        """
+        self.most_keys = 0
+        self._slots = np.zeros(slots.CACHES + 4 * len(places), np.int64)
+        self.address = int(self._slots.ctypes.data)
+        self._places = places
+        self._held: dict[int, NDArray[Any]] = {}
+        self._capacities: dict[AttentionKind, int] = {}
+        self._version = 0
+
+    def set_rows(self, tree: TokenTree, length: int) -> None:
+        """Write the rows of a forward that follow `length` committed tokens.
+
+        For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
+        """
+        self._slots[slots.LENGTH] = length
+        self._slots[slots.PATHS] = 0
+        if not tree.is_chain:
+            paths = paths_of(tree)
+            self._point(slots.PATHS, paths)
+            self._slots[slots.PATH_WIDTH] = paths.shape[1]
+
+    @property
+    def length(self) -> int:
+        """The number of committed tokens."""
+        return int(self._slots[slots.LENGTH])
+
+    def set_place(self, row_set: int, first: int, count: int) -> None:
+        """Write the index of the sequence's first row in a row set, slots.ALL or slots.WANTED, and their number."""
+        self._slots[slots.FIRST_ROW + row_set] = first
+        self._slots[slots.ROW_COUNT + row_set] = count
+
+    def follow(self, caches: Mapping[AttentionKind, KVCache]) -> None:
+        """Write the first position and the addresses of the caches, which may have slid or been reallocated."""
+        for kind, cache in caches.items():
+            self._slots[slots.BASE + KIND_NUMBERS[kind]] = cache.base
+            if self._capacities.get(kind) != cache.capacity:
+                for layer in cache.layers:
+                    for offset, part in enumerate(cache.parts(layer)):
+                        self._point(slots.CACHES + 2 * self._places[layer] + offset, part)
+                self.most_keys = max(self.most_keys, cache.capacity)
+                self._capacities[kind] = (
+                    cache.capacity
+                )  # last: after an interrupt above, the addresses are written again
+
+    def follow_index(self, index: KeyIndex) -> None:
+        """Write the addresses of the codes of keys and of their codebooks, or 0 for layers that have none."""
+        if self._version == index.version:
+            return
+        for layer, place in self._places.items():
+            parts = index.parts(layer)
+            for offset in range(2):
+                slot = slots.CACHES + 2 * (len(self._places) + place) + offset
+                if parts is None:
+                    self._slots[slot] = 0
+                else:
+                    self._point(slot, parts[offset])
+        self._version = index.version
+
+    def _point(self, slot: int, array: NDArray[Any]) -> None:
+        assert array.flags.c_contiguous
+        address = array.ctypes.data  # an interrupt is possible here, but not between the next two statements
+        self._held[slot] = array
+        self._slots[slot] = address
+
+
+def paths_of(tree: TokenTree) -> NDArray[np.int64]:
+    """int64[T, depths]: [row, depth] is the ancestor of `row` at `depth`, `row` itself at its own depth."""
+    depths = tree.depths()
+    paths = np.zeros((len(depths), int(depths.max()) + 1), np.int64)
+    for row, parent in enumerate(tree.parents):
+        if parent != ROOT:
+            paths[row] = paths[parent]
+        paths[row, depths[row]] = row
+    return paths
+
 
 _ALL_POSITIONS = 1 << 62
 
@@ -25,7 +124,11 @@ Frequencies = dict[AttentionKind, NDArray[np.float32]]
 
 
 def frequencies(layers: Sequence[DecoderLayer]) -> Frequencies:
-    """The rotary frequencies of each kind of attention, float32[head_dim / 2]."""
+    """The rotary frequencies of each kind of attention, float32[head_dim / 2].
+
+    Raises:
+        UnsupportedGraphError: two layers of one kind have different ones.
+    """
     found: Frequencies = {}
     for layer in layers:
         kind, own = layer.attention.kind, layer.attention.frequencies
@@ -35,18 +138,18 @@ def frequencies(layers: Sequence[DecoderLayer]) -> Frequencies:
 
 
 class ForwardState:
-    """The int64 slots of a forward, and the arrays that they point to: see `kernels.slots`.
+    """The int64 slots of a forward, and the arrays that they point to. Fields: `kernels.steps.slots`.
 
-    The arrays have room for as many rows as a forward may have, because asking numpy for an address takes longer than
-    copying a few numbers.
+    The arrays are made once, with room for the most rows of a forward: asking numpy for the address of a new array
+    takes longer than copying a few numbers.
     """
 
     def __init__(self, most_rows: int, rotary: Frequencies, cache_bits: int) -> None:
         """
         Args:
-            most_rows: of a forward.
-            rotary: frequencies.
-            cache_bits: of a number in the caches.
+            most_rows: most rows of a forward.
+            rotary: rotary frequencies by kind of attention.
+            cache_bits: bits of a number in the caches, 16 or 8.
         """
         self.slots = np.zeros(slots.SLOTS, np.int64)
         self.slots[slots.CACHE_BITS] = cache_bits
@@ -63,43 +166,46 @@ class ForwardState:
         self._point_at_rotary(rotary)
 
     def point(self, slot: int, array: NDArray[Any]) -> None:
-        """Put the address of an array into a slot."""
+        """Write the address of an array to a slot, and keep the array alive."""
         assert array.flags.c_contiguous
         self._held[slot] = array
         self.slots[slot] = array.ctypes.data
 
     def set_rows(
         self,
-        tokens: Ids,
-        positions: Ids,
-        stop: Ids,
-        wanted: Ids,
+        tokens: Int64Array,
+        positions: Int64Array,
+        stop: Int64Array,
+        wanted: Int64Array,
     ) -> None:
-        """What rows there are and what they see.
+        """Write the rows of a forward, with the cosines and sines of their positions.
 
         Args:
             tokens, positions: int64[T]
-            stop: int64[T], the position behind the last one that a row sees.
-            wanted: int64[R], the rows whose outputs are wanted.
+            stop: int64[T], one more than the last position that a row sees.
+            wanted: int64[R], the indices of the rows whose outputs are wanted.
         """
         count, chosen = len(tokens), len(wanted)
         self.slots[slots.ALL], self.slots[slots.WANTED] = count, chosen
         self._tokens[:count] = tokens
         self._stop[:count] = stop
         self._wanted[:chosen] = wanted
-        # the angle is a float32 product, as in the model's own code; its cosine is then exact to float32
+        # the angle is rounded to float32, as in the reference; cosine and sine are computed in float64 and then rounded
         angles = positions.astype(np.float32)[:, None] * self._frequencies
         np.cos(angles, out=self._cosines[:count], dtype=np.float64)
         np.sin(angles, out=self._sines[:count], dtype=np.float64)
 
     def set_window(self, positions: int) -> None:
-        """How many positions a row sees in sliding attention."""
+        """Set how many positions a row sees in sliding attention."""
         self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions
 
     def set_sequences(
         self, records: Sequence[SequenceRecord], scratch: AttentionScratch, lookup: LookupScratch | None = None
     ) -> None:
-        """Whose rows these are, and the memory for their attention."""
+        """Write the records of the sequences that the rows belong to, and the working memory of their attention.
+
+        Call it after `set_rows`: the memory depends on the number of rows.
+        """
         for index, record in enumerate(records):
             self._addresses[index] = record.address
         rows = int(self.slots[slots.ALL])
@@ -116,10 +222,74 @@ class ForwardState:
             self.slots[slots.SHARES], self.slots[slots.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
 
     def _point_at_rotary(self, rotary: Frequencies) -> None:
-        """The kinds of attention share rows of cosines and of sines: one call of numpy computes them all."""
+        """Write the addresses of cosines and sines. One row has those of all kinds of attention, made in one numpy
+        call.
+        """
         self.slots[slots.ROTARY_STRIDE] = self._cosines.strides[0]
         for slot, table in ((slots.COSINES, self._cosines), (slots.SINES, self._sines)):
             address = table.ctypes.data
             for kind, values in rotary.items():
                 self.slots[slot + KIND_NUMBERS[kind]] = address
                 address += values.nbytes
+
+
+_ONE_ROW = TokenTree.chain([0])
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+class DraftState:
+    """A session's slots for the drafter's plan, and the arrays that its steps write.
+
+    Attributes:
+        slots: the slots to run the plan with.
+        answer: the result of the last step, in the same arrays every time.
+    """
+
+    def __init__(self, plan: DrafterPlan, rotary: Frequencies, cache_bits: int) -> None:
+        self._state = state = ForwardState(1, rotary, cache_bits)
+        self.slots = state.slots
+        logits = np.zeros(plan.logits_width, np.float32)
+        candidates, hidden = plan.candidates.copy(), np.zeros(len(plan.target_hidden), np.float32)
+        state.point(slots.TOKENS, plan.token)
+        state.point(slots.HIDDEN, plan.normed)
+        state.point(slots.LOGITS, logits)
+        state.point(slots.CANDIDATES, candidates)
+        state.point(slots.NEXT_HIDDEN, hidden)
+        self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
+
+    def begin(self, record: SequenceRecord, caches: Mapping[AttentionKind, KVCache], length: int, window: int) -> None:
+        """Set up the steps of a round: all attend from the newest token's position, to committed rows only."""
+        for cache in caches.values():
+            cache.reserve(length, 0)
+        record.set_rows(_ONE_ROW, length)
+        record.set_place(slots.ALL, 0, 1)
+        record.follow(caches)
+        position = np.array([length])
+        self._state.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
+        self._state.set_window(length - first_drafted("sliding", length, window))
+
+    def use(self, record: SequenceRecord, scratch: AttentionScratch, lookup: LookupScratch | None) -> None:
+        """Write the addresses of attention's working memory, which forwards of other sessions may have reallocated."""
+        self._state.set_sequences((record,), scratch, lookup)
+
+
+class HeadsState:
+    """A session's slots for the plan of one kind of heads, and the arrays that a run writes.
+
+    Attributes:
+        slots: the slots to run the plan with.
+        answer: the result of the last run, in the same arrays every time.
+    """
+
+    def __init__(self, plan: HeadsPlan) -> None:
+        self.slots = np.zeros(slots.SLOTS, np.int64)
+        self._logits = np.zeros((plan.offsets, plan.logits_width), np.float32)
+        shape = plan.offsets, plan.candidates
+        candidates = np.zeros(shape, np.int64)
+        if not plan.shortlisted:
+            candidates = np.broadcast_to(np.arange(plan.candidates), shape)
+        self.slots[slots.ALL], self.slots[slots.WANTED] = 1, plan.offsets
+        self.slots[slots.HIDDEN] = plan.normed.ctypes.data
+        self.slots[slots.LOGITS] = self._logits.ctypes.data
+        self.slots[slots.CANDIDATES] = candidates.ctypes.data if plan.shortlisted else 0
+        self.answer = Proposals(candidates, self._logits[:, : plan.candidates])

@@ -1,4 +1,7 @@
-"""Measures the limits of this machine: memory bandwidth and 8-bit dot products per second, of all threads together."""
+"""Measures the limits of this machine: memory bandwidth and 8-bit dot products per second, with all threads together.
+
+The kernels that it times are in `kernels.roofline`.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import machine
-from ondevice.engines.simd.kernels import instruction_set
 from ondevice.engines.simd.kernels import roofline as kernels
+from ondevice.engines.simd.kernels.isa import instruction_set
 
 COUNT = 1 << 20
-"""Dot products in each chain of a reading: 25 ms, so that waking the threads does not count."""
+"""Dot products in each chain of a measurement. They take 25 ms, so that the time to wake threads does not matter."""
 
 PASSES = 4
-"""Times that the memory is read in a reading, for the same reason."""
+"""Passes over the memory in a measurement, for the same reason."""
 
 BYTES, THREAD_BYTES = 1 << 28, 1 << 25
 """Buffer sizes in bytes for the bandwidth measurement, in total and per thread at least: larger than any cache."""
 
 LEAST_BYTES = 1 << 26
-"""Smallest such buffer: larger than the caches of a board that has no memory to spare."""
+"""Smallest buffer in bytes, for a board with little memory: still larger than its caches."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,14 @@ class Roofline:
     """8-bit multiplications and additions per second."""
 
     def seconds(self, bytes_read: float, operations: float) -> float:
-        """The least time, in seconds, for so many bytes and operations."""
+        """The least time, in seconds, to read so many bytes and compute so many operations."""
         return max(bytes_read / self.bandwidth, operations / self.peak)
 
 
 class RooflineMeasurement:
-    """Threads and a buffer for several readings: a virtual machine's bandwidth drifts with its neighbours.
+    """Threads and a buffer for several measurements: a virtual machine's bandwidth drifts with its neighbours' load.
 
-    Every thread is bound to a core of its own: two that share one would measure half a machine.
+    Every thread is bound to a core of its own: two threads on one core would measure half the machine.
     """
 
     def __init__(self, threads: int) -> None:
@@ -60,7 +63,7 @@ class RooflineMeasurement:
         for pool, processor in zip(self._pools, machine.core_processors(), strict=False):
             pool.submit(os.sched_setaffinity, 0, {processor}).result()
         self._time(self._fill)
-        self._reading()  # compiles
+        self._reading()  # the first one compiles the kernels
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,13 +71,13 @@ class RooflineMeasurement:
             pool.shutdown()
 
     def read(self) -> None:
-        """Take three readings and keep the best."""
+        """Measure three times and keep the best values."""
         found = [self._reading() for _ in range(3)]
         best = Roofline(max(one.bandwidth for one in found), max(one.peak for one in found))
         self._readings.append(best)
 
     def median(self) -> Roofline:
-        """The median of what was kept."""
+        """The median of the values kept by `read`."""
         bandwidth = statistics.median(one.bandwidth for one in self._readings)
         return Roofline(bandwidth, statistics.median(one.peak for one in self._readings))
 
@@ -85,7 +88,7 @@ class RooflineMeasurement:
         return Roofline(threads * PASSES * self._share / reading, threads * COUNT * kernels.CHAINS * lanes * 8 / dots)
 
     def _fill(self, thread: int) -> None:
-        """Write a thread's part of the buffer: the first thread to touch memory decides at which socket it lies."""
+        """Write a thread's part of the buffer: memory is placed at the socket of the thread that touches it first."""
         self._data[thread * self._share : (thread + 1) * self._share] = 1
 
     def _read(self, thread: int) -> None:
@@ -100,12 +103,12 @@ class RooflineMeasurement:
 
 
 def readable_bytes(threads: int, available: int) -> int:
-    """Size of the buffer for so many threads, at most a quarter of the `available` bytes of memory."""
+    """Bytes of the buffer for so many threads: at most a quarter of the `available` memory, at least LEAST_BYTES."""
     return max(LEAST_BYTES, min(max(BYTES, threads * THREAD_BYTES), available // 4))
 
 
 def _large_pages(size: int) -> NDArray[np.uint8]:
-    """Memory on large pages where the system has them: with 4 KiB pages, address translation costs a tenth."""
+    """Memory on large pages if the system has them. With 4 KiB pages, address translation costs a tenth."""
     room = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         room.madvise(mmap.MADV_HUGEPAGE)

@@ -1,44 +1,114 @@
-"""Runs the rows of a forward through the target, in one piece, or in two where draft forwards have begun them."""
+"""Runs the rows of a forward through the target: in one pass, or in two if draft forwards began them.
+
+A draft along a partial path (`LayerPath`) leaves its rows' keys, values and residual stream where its path and the
+whole one part (`KeptRows`). The forward that verifies the same tokens, or continues the draft, then runs the lower
+layers only for the rows that are new, and the upper layers for all. That saves the lower layers' time and changes no
+bit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ondevice.engines.protocol import Floats, Ids, TokenTree
-from ondevice.engines.simd.attention_scratch import AttentionScratch
-from ondevice.engines.simd.batch import Batch
-from ondevice.engines.simd.forward_state import ForwardState
-from ondevice.engines.simd.kept_rows import KeptRows
-from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.lookup_scratch import LookupScratch
-from ondevice.engines.simd.program import Program
-from ondevice.engines.simd.sequence_record import SequenceRecord
-from ondevice.engines.simd.target_plans import Piece
-from ondevice.engines.simd.thread_pool import NEIGHBOURS, ThreadPool
+from ondevice.arrays import Float32Array, Int64Array
+from ondevice.engines.layer_path import LayerPath
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
+from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.program import Piece, Program
+from ondevice.engines.simd.threads import NEIGHBOURS, ThreadPool
 
 EACH_ROW_COUNT = 8
-"""Beyond, the row counts up to a power of two are one kind of work: the time of a row is nearly the same."""
+"""Up to this many rows, each row count is a kind of work of its own. Beyond, all row counts up to the next power of two
+are one kind, because a row takes nearly the same time in all of them."""
 
 WHOLE, DRAFT, LOWER, UPPER, DRAFT_UPPER = range(0, 5 * NEIGHBOURS, NEIGHBOURS)
-"""Kinds of work, told apart by rows from there on: whole rows and drafted ones in one piece, the lower layers of
-either, the upper ones of whole rows, and of drafted rows, which may have none: as one kind with whole rows' 42 ms at
-E2B's shape, their microseconds had taught these to run on one thread, in 98.
+"""Kinds of work for the thread pool; the row count is added to them.
+
+Whole rows in one pass, drafted rows in one pass, the lower layers of either, the upper layers of whole rows, the upper
+layers of drafted rows. The last two are apart because a path may have no upper layers: when they were one kind, these
+microseconds taught the pool to run the upper layers of whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
 """
 
-_NOTHING = np.zeros(0, np.int64)
+_NO_ROWS = np.zeros(0, np.int64)
 
 
-def kind_of_work(rows: int, base: int = WHOLE) -> tuple[int, int]:
-    """What a forward of so many rows is to the thread pool: the kind of work, and how much of it."""
-    if rows <= EACH_ROW_COUNT:
-        return base + rows, 1
-    return base + EACH_ROW_COUNT + (rows - 1).bit_length(), rows
+class Batch:
+    """The rows of one forward, those of each session after those of the session before it.
+
+    Attributes:
+        trees: the new rows of each session.
+        lengths: committed tokens of each session.
+        counts: number of wanted rows of each session.
+        tokens: int64[T], the tokens of all rows.
+        positions: int64[T]
+        wanted: int64[R], the indices of the wanted rows among all rows.
+        path: the layers that all rows pass.
+    """
+
+    def __init__(self, batch: Sequence[Rows]) -> None:
+        """
+        Args:
+            batch: rows that were checked.
+        """
+        self.path = batch[0].path
+        self.trees = [rows.tree for rows in batch]
+        self.lengths = [rows.session.length for rows in batch]
+        self.counts = [len(rows.wanted) for rows in batch]
+        wanted, positions, first = [], [], 0
+        for length, tree, rows in zip(self.lengths, self.trees, batch, strict=True):
+            wanted += [first + row for row in rows.wanted]
+            positions.append(length + tree.depths())
+            first += len(tree)
+        self.tokens = _joined([tree.tokens for tree in self.trees])
+        self.positions, self.wanted = _joined(positions), np.array(wanted, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """What a draft forward leaves of its rows: a chain after a sequence's committed tokens, through the lower layers.
+
+    Its keys and values are pending rows in the sequence's own cache. They are never committed; the next forward
+    overwrites them, with the same bits if it verifies the same tokens. A fork for the draft would copy the whole cache.
+
+    passed : the layers that the rows have passed; `passed.stop` is the first one that they have not
+    tokens : int64[n]
+    streams : float32[n, H], the residual stream before that layer; and float32[n, layers * size], the rows' per-layer
+        embeddings, if the model has any
+    length : the sequence's committed tokens before the rows
+    bases : first position in each cache at that time; a cache that has slid since has lost its pending rows
+    """
+
+    passed: LayerPath
+    tokens: Int64Array
+    streams: list[Float32Array]
+    length: int
+    bases: tuple[int, ...]
+
+    @property
+    def cut(self) -> int:
+        """The first layer that the rows have not passed."""
+        assert self.passed.stop is not None
+        return self.passed.stop
+
+    def shared(self, tree: TokenTree, path: LayerPath) -> int:
+        """How many first rows of a tree, all on this path, are the kept rows."""
+        if not tree.is_chain or self.passed != path.below(self.cut):
+            return 0
+        count = 0
+        for own, other in zip(self.tokens.tolist(), tree.tokens.tolist(), strict=False):
+            if own != other:
+                break
+            count += 1
+        return count
 
 
 class TargetForward:
-    """One engine's; the caller holds its lock."""
+    """Runs forwards of one engine. The caller holds the engine's lock."""
 
     def __init__(
         self,
@@ -51,73 +121,84 @@ class TargetForward:
     ) -> None:
         """
         Args:
-            program, pool, state: what runs, who runs it, and what it is told.
-            scratch, lookup: memory for attention.
-            lookup_begin: positions from which on rows may look keys up; None where none do.
+            program: the plans of forwards.
+            pool: the threads that run them.
+            state: the slots that plans read.
+            scratch: working memory of attention.
+            lookup: working memory of lookup attention; None if attention is exact.
+            lookup_begin: the number of positions that a row must see to use lookups; None if attention is exact.
         """
         self._program, self._pool, self._state = program, pool, state
         self._scratch, self._lookup, self._lookup_begin = scratch, lookup, lookup_begin
 
-    def run(self, rows: Batch, records: Sequence[SequenceRecord], begun: Sequence[KeptRows | None]) -> int:
-        """Run all rows; the slots say where outputs go.
+    def run(self, batch: Batch, records: Sequence[SequenceRecord], kept: Sequence[KeptRows | None]) -> int:
+        """Run all rows. The outputs go to the addresses in the state's slots LOGITS and HIDDEN.
 
         Args:
-            rows: of the sessions.
-            records: of the sessions, which have made room for the rows.
-            begun: for each session, what draft forwards have left behind its committed tokens.
+            batch: the rows.
+            records: the sessions' records; their caches have room for the rows.
+            kept: for each session, what draft forwards have left after its committed tokens.
 
         Returns:
-            threads that took part.
+            The number of threads that took part.
         """
-        begun, counts = _shared(rows, begun)
+        counts = _reusable(batch, kept)
         if not any(counts):
-            self._tell(rows, records)
-            base = WHOLE if rows.path.is_whole else DRAFT
-            return self._run(Piece(rows.path), rows.positions, kind_of_work(len(rows.tokens), base))
-        cut = next(kept.cut for kept, count in zip(begun, counts, strict=True) if kept is not None and count)
-        rest = [_rest(tree, count) for tree, count in zip(rows.trees, counts, strict=True)]
-        if any(rest):
-            lengths = [length + count for length, count in zip(rows.lengths, counts, strict=True)]
-            positions = self._tell_rest(rest, lengths, records)
-            self._run(Piece(rows.path.below(cut), "lower", cut), positions, kind_of_work(len(positions), LOWER))
-        self._join(begun, counts, rest)
-        self._tell(rows, records)
-        base = UPPER if rows.path.is_whole else DRAFT_UPPER
-        return self._run(Piece(rows.path, "upper", cut), rows.positions, kind_of_work(len(rows.tokens), base))
+            self._write_all(batch, records)
+            base = WHOLE if batch.path.is_whole else DRAFT
+            return self._run(Piece(batch.path), batch.positions, kind_of_work(len(batch.tokens), base))
+        cut = next(each.cut for each, count in zip(kept, counts, strict=True) if each is not None and count)
+        new = [_without_first(tree, count) for tree, count in zip(batch.trees, counts, strict=True)]
+        if any(new):
+            lengths = [length + count for length, count in zip(batch.lengths, counts, strict=True)]
+            positions = self._write_new(new, lengths, records)
+            self._run(Piece(batch.path.below(cut), "lower", cut), positions, kind_of_work(len(positions), LOWER))
+        self._join_streams(kept, counts, new)
+        self._write_all(batch, records)
+        base = UPPER if batch.path.is_whole else DRAFT_UPPER
+        return self._run(Piece(batch.path, "upper", cut), batch.positions, kind_of_work(len(batch.tokens), base))
 
-    def keep(self, rows: Batch) -> None:
-        """Leave a draft's rows to their sessions, as far as the lower layers go."""
+    def lower_streams(self, batch: Batch) -> tuple[LayerPath, list[list[Float32Array]]]:
+        """After a draft forward: the layers that are common with whole rows, and copies of each session's streams
+        there.
+
+        They are the `passed` and the `streams` of `KeptRows`.
+        """
         planner = self._program.target.planner
-        passed = rows.path.below(planner.stops_at(rows.path))
-        first = 0
-        for session, tree in zip(rows.sessions, rows.trees, strict=True):
-            session.keep(passed, tree, [stream[first : first + len(tree)].copy() for stream in planner.streams])
+        passed = batch.path.below(planner.stops_at(batch.path))
+        copies, first = [], 0
+        for tree in batch.trees:
+            copies.append([stream[first : first + len(tree)].copy() for stream in planner.streams])
             first += len(tree)
+        return passed, copies
 
-    def ends(self, count: int) -> Floats:
-        """The residual stream of the wanted rows where their path ended, float32[count, H]; until the next forward."""
+    def ends(self, count: int) -> Float32Array:
+        """float32[count, H], valid until the next forward: residual stream of the wanted rows where their path ends."""
         return self._program.target.planner.ends[:count]
 
-    def _run(self, piece: Piece, positions: Ids, kind: tuple[int, int]) -> int:
+    def _run(self, piece: Piece, positions: Int64Array, kind: tuple[int, int]) -> int:
         looks_up = self._lookup_begin is not None and int(positions.max()) + 1 >= self._lookup_begin
         steps = self._program.target.steps(piece, looks_up=looks_up)
         return self._pool.run(steps, self._state.slots, *kind)
 
-    def _tell(self, rows: Batch, records: Sequence[SequenceRecord]) -> None:
-        """What rows there are, and whose."""
+    def _write_all(self, batch: Batch, records: Sequence[SequenceRecord]) -> None:
+        """Write all rows to the slots and to the sessions' records."""
         first = first_wanted = 0
-        for record, tree, length, wanted in zip(records, rows.trees, rows.lengths, rows.counts, strict=True):
+        for record, tree, length, wanted in zip(records, batch.trees, batch.lengths, batch.counts, strict=True):
             record.set_rows(tree, length)
             record.set_place(slots.ALL, first, len(tree))
             record.set_place(slots.WANTED, first_wanted, wanted)
             first, first_wanted = first + len(tree), first_wanted + wanted
-        self._state.set_rows(rows.tokens, rows.positions, rows.positions + 1, rows.wanted)
+        self._state.set_rows(batch.tokens, batch.positions, batch.positions + 1, batch.wanted)
         self._state.set_sequences(records, self._scratch, self._lookup)
 
-    def _tell_rest(
+    def _write_new(
         self, trees: Sequence[TokenTree | None], lengths: Sequence[int], records: Sequence[SequenceRecord]
-    ) -> Ids:
-        """The same of rows that nobody wants yet, of some sessions; their positions."""
+    ) -> Int64Array:
+        """Write the rows that were not kept, none of them wanted, to the slots and records; returns their positions.
+
+        A session without such rows has None for its tree.
+        """
         tokens, positions, first = [], [], 0
         for record, tree, length in zip(records, trees, lengths, strict=True):
             count = 0 if tree is None else len(tree)
@@ -128,18 +209,23 @@ class TargetForward:
                 record.set_rows(tree, length)
                 tokens.append(tree.tokens)
                 positions.append(length + tree.depths())
-        places = np.concatenate(positions)
-        self._state.set_rows(np.concatenate(tokens), places, places + 1, _NOTHING)
+        all_positions = np.concatenate(positions)
+        self._state.set_rows(np.concatenate(tokens), all_positions, all_positions + 1, _NO_ROWS)
         self._state.set_sequences(records, self._scratch, self._lookup)
-        return places
+        return all_positions
 
-    def _join(self, begun: Sequence[KeptRows | None], counts: Sequence[int], rest: Sequence[TokenTree | None]) -> None:
-        """Lay the streams of kept rows and of the rest, which the lower layers have just left, side by side."""
+    def _join_streams(
+        self, kept: Sequence[KeptRows | None], counts: Sequence[int], new: Sequence[TokenTree | None]
+    ) -> None:
+        """Write the streams of all rows, kept and new ones of each session in turn, where the upper layers read them.
+
+        The lower layers have just left the new rows' streams in the same buffers.
+        """
         for index, stream in enumerate(self._program.target.planner.streams):
             parts, first = [], 0
-            for kept, count, tree in zip(begun, counts, rest, strict=True):
-                if kept is not None and count:
-                    parts.append(kept.streams[index][:count])
+            for each, count, tree in zip(kept, counts, new, strict=True):
+                if each is not None and count:
+                    parts.append(each.streams[index][:count])
                 rows = 0 if tree is None else len(tree)
                 parts.append(stream[first : first + rows].copy())
                 first += rows
@@ -147,16 +233,33 @@ class TargetForward:
             stream[: len(joined)] = joined
 
 
-def _shared(rows: Batch, begun: Sequence[KeptRows | None]) -> tuple[list[KeptRows | None], list[int]]:
-    """Of each session, how many of its rows need not pass the lower layers again: all of them meet at one layer."""
-    counts = [0 if kept is None else kept.shared(tree, rows.path) for kept, tree in zip(begun, rows.trees, strict=True)]
-    cuts = [kept.cut for kept, count in zip(begun, counts, strict=True) if kept is not None and count]
-    fits = [kept is not None and kept.cut == cuts[0] for kept in begun] if cuts else [False] * len(counts)
-    return list(begun), [count if fit else 0 for count, fit in zip(counts, fits, strict=True)]
+def kind_of_work(rows: int, base: int = WHOLE) -> tuple[int, int]:
+    """The kind of work that a forward of so many rows is to the thread pool, and its amount in units of that kind."""
+    if rows <= EACH_ROW_COUNT:
+        return base + rows, 1
+    return base + EACH_ROW_COUNT + (rows - 1).bit_length(), rows
 
 
-def _rest(tree: TokenTree, count: int) -> TokenTree | None:
-    """The rows after the first `count` ones of a chain; None where there are none."""
+def _reusable(batch: Batch, kept: Sequence[KeptRows | None]) -> list[int]:
+    """For each session, how many of its first rows can skip the lower layers.
+
+    All rows must enter the upper layers at one layer: the first session with kept rows decides which.
+    """
+    counts = [
+        0 if each is None else each.shared(tree, batch.path) for each, tree in zip(kept, batch.trees, strict=True)
+    ]
+    cuts = [each.cut for each, count in zip(kept, counts, strict=True) if each is not None and count]
+    if not cuts:
+        return counts
+    return [count if each is not None and each.cut == cuts[0] else 0 for each, count in zip(kept, counts, strict=True)]
+
+
+def _without_first(tree: TokenTree, count: int) -> TokenTree | None:
+    """The rows of a chain after its first `count` ones; None if there are none."""
     if not count:
         return tree
     return TokenTree.chain(tree.tokens[count:].tolist()) if count < len(tree) else None
+
+
+def _joined(parts: list[Int64Array]) -> Int64Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

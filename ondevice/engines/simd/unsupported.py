@@ -1,4 +1,4 @@
-"""The error for a bundle that this engine leaves to another."""
+"""The error for a bundle that the simd engine has no kernels for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ondevice.errors import UnsupportedBundleError
 
 
 class UnsupportedGraphError(UnsupportedBundleError):
-    """A graph that the simd engine has no kernels for; `auto` runs it with onnxruntime."""
+    """The simd engine has no kernel for the format or size of some weights. `auto` then runs the bundle with `ort`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the simd engine cannot run this bundle ({reason}): use --engine ort")

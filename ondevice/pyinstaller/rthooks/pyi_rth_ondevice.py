@@ -1,4 +1,4 @@
-"""Runs before a frozen application's own code."""
+"""Runtime hook: PyInstaller runs it before the application's own code."""
 
 import ondevice
 

@@ -1,13 +1,13 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const messages = []; // of the conversation, as the API takes them
-let running = null; // an AbortController while a reply comes in
+const messages = []; // messages of the conversation, in the form of the API
+let running = null; // AbortController of the running request; null if none is running
 let key = sessionStorage.getItem("key") ?? "";
 
 const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
 
-/* Ask the server; a key that it needs is asked for, and the request made again. */
+/* Send a request. If the server answers 401, ask the user for an API key and send it again. */
 async function ask(path, options = {}) {
   const answer = await fetch(path, { ...options, headers: headers() });
   if (answer.status !== 401) return answer;
@@ -27,7 +27,7 @@ function askForKey() {
   });
 }
 
-/* What the server is, when it is ready. */
+/* Wait until the server is ready, showing its progress; then show the name of the model. */
 async function introduce() {
   for (;;) {
     const answer = await fetch("health").catch(() => null);
@@ -43,7 +43,7 @@ async function introduce() {
   $("status").textContent = "";
 }
 
-/* The JSON objects of a stream of server-sent events. */
+/* Yield the JSON objects of a stream of server-sent events. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -58,7 +58,7 @@ async function* events(body) {
   }
 }
 
-/* An element with a text, at the end of another. */
+/* Append an element with a class name and a text to `parent`, and return it. */
 function add(parent, kind, name, text = "") {
   const made = document.createElement(kind);
   made.className = name;
@@ -67,7 +67,23 @@ function add(parent, kind, name, text = "") {
   return made;
 }
 
-/* A reply on the page: its thoughts, its text, its figures. */
+/* Convert Markdown to elements. HTML in the text is shown as text; only the tags in ALLOWED_TAGS reach the page. */
+function formatted(text) {
+  return DOMPurify.sanitize(marked.parse(text), { ALLOWED_TAGS, ALLOWED_ATTR: ["href", "start"], RETURN_DOM_FRAGMENT: true });
+}
+
+const ALLOWED_TAGS = [
+  "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "strong",
+  "table", "tbody", "td", "th", "thead", "tr", "ul", "#text",
+];
+const escaped = ({ text }) => text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
+
+marked.use({ gfm: true, breaks: true, renderer: { html: escaped, image: escaped } });
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName === "A") Object.assign(node, { target: "_blank", rel: "noopener noreferrer" });
+});
+
+/* The elements of a reply: thoughts, text, tool calls, and a line of figures. */
 class Reply {
   constructor() {
     this.text = "";
@@ -96,28 +112,24 @@ class Reply {
     }
   }
 
-  /* Text outside of ``` as it is, inside as code. Nothing is read as HTML. */
   show() {
-    this.body.replaceChildren();
-    this.text.split(/^```.*$\n?/m).forEach((part, number) => {
-      if (part) add(this.body, number % 2 ? "pre" : "div", number % 2 ? "code" : "text", part);
-    });
+    this.body.replaceChildren(formatted(this.text));
   }
 
   end(timings, reason) {
     this.summary.textContent = "Thoughts";
-    const told = [];
+    const figures = [];
     if (timings) {
-      told.push(`${timings.predicted_n} tokens`);
-      if (timings.predicted_per_second) told.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
+      figures.push(`${timings.predicted_n} tokens`);
+      if (timings.predicted_per_second) figures.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
       if (timings.draft_n) {
-        told.push(`${Math.round((100 * timings.draft_n_accepted) / timings.draft_n)} % of ${timings.draft_n} drafted tokens accepted`);
+        figures.push(`${Math.round((100 * timings.draft_n_accepted) / timings.draft_n)} % of ${timings.draft_n} drafted tokens accepted`);
       }
-      if (timings.cache_n) told.push(`${timings.cache_n} prompt tokens known`);
+      if (timings.cache_n) figures.push(`${timings.cache_n} prompt tokens known`);
     }
-    if (reason === "length") told.push("cut where the context ends");
-    if (reason === "stopped") told.push("stopped");
-    if (told.length) add(this.turn, "div", "figures", told.join(" · "));
+    if (reason === "length") figures.push("cut where the context ends");
+    if (reason === "stopped") figures.push("stopped");
+    if (figures.length) add(this.turn, "div", "figures", figures.join(" · "));
   }
 
   fail(message) {
@@ -159,7 +171,7 @@ async function send(text) {
   reply.end(timings, reason);
   scroll(atEnd);
   if (reply.text) messages.push({ role: "assistant", content: reply.text });
-  else messages.pop(); // what has no answer is not part of the conversation
+  else messages.pop(); // a message without a reply is not part of the conversation
   running = null;
   busy(false);
 }

@@ -1,21 +1,21 @@
-"""A whole forward in one call per thread."""
+"""Runs a plan: one call per thread executes its share of every step, with a barrier after each step.
+
+The steps are in `steps` and `attention`. Within a step threads either take fixed shares of the units of work, or claim
+them from a counter. Two counters are used in turn, so that one can be reset while the other is in use.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention_steps import attend_share
-from ondevice.engines.simd.kernels.barrier import wait_for_all
-from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
-from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
-from ondevice.engines.simd.kernels.jit import kernel
-from ondevice.engines.simd.kernels.looking_up import look_up_share
-from ondevice.engines.simd.kernels.memory import read_i64, ticks, write_i64
-from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
-from ondevice.engines.simd.kernels.projection_steps import activate, gated_share, head, project_share
-from ondevice.engines.simd.kernels.row_steps import embed, per_layer, residual, select
-from ondevice.engines.simd.kernels.shortlist_steps import candidate_logits, centroid_scores, shortlist
-from ondevice.engines.simd.kernels.step_layouts import (
+from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
+from ondevice.engines.simd.kernels.attention.exact import attend_share
+from ondevice.engines.simd.kernels.attention.lookup import look_up_share
+from ondevice.engines.simd.kernels.attention.query_key_value import head
+from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.memory import read_i64, ticks, wait_for_all, write_i64
+from ondevice.engines.simd.kernels.steps.experts import choose, mix, score, spread
+from ondevice.engines.simd.kernels.steps.layouts import (
     ACTIVATE,
     ATTEND,
     ATTEND_CHOSEN,
@@ -36,13 +36,23 @@ from ondevice.engines.simd.kernels.step_layouts import (
     SHORTLIST,
     SPREAD,
 )
+from ondevice.engines.simd.kernels.steps.projections import activate, gated_share, project_share
+from ondevice.engines.simd.kernels.steps.rows import (
+    candidate_logits,
+    centroid_scores,
+    embed,
+    per_layer,
+    residual,
+    select,
+    shortlist,
+)
 
 LINE = 64
-"""Bytes from one counter to the next, each on a cache line of its own."""
+"""Bytes from one counter to the next: each has a cache line of its own."""
 
 ARRIVALS, CLAIMS, TICKS = 0, 1, 3
-"""Lines of the counters: arrivals at the barrier; two to claim work with; and one for each thread with the ticks for
-which it ran and those for which it waited, which add up from run to run."""
+"""Lines of the counters: 0, arrivals at the barrier; 1 and 2, claims of work; from 3 on, one line for each thread with
+the ticks that it ran and the ticks that it waited, summed over all runs."""
 
 
 @kernel
@@ -52,10 +62,11 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
     """One thread's share of every step.
 
     Args:
-        plan: int64[steps, WIDTH], see `step_layouts`.
-        state: int64, see `slots`.
-        counters: address of TICKS + threads lines, at first zeros.
-        before: arrivals when no thread had begun.
+        plan: int64[steps, WIDTH], see `steps.layouts`.
+        state: the forward's slots, int64, see `steps.slots`.
+        thread, threads: number of this thread, and how many take part.
+        counters: address of TICKS + threads lines, zeros before the first run.
+        before: number of arrivals at the barrier before any thread began.
         scratch: address of this thread's working memory.
     """
     began, waited = ticks(), 0
@@ -64,7 +75,7 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
     for i in range(len(plan)):
         words = plan[i]
         kind = words[0]
-        if thread == 0:  # nobody claims from it until the barrier below
+        if thread == 0:  # this counter is unused until the barrier below
             write_i64(next_claims, np.int64(0))
         if kind == PROJECT:
             project_share(words, state, threads, claims)
@@ -107,7 +118,7 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
             activate(words, state, thread, threads)
         waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
         claims, next_claims = next_claims, claims
-    if thread == 0:  # the next run begins with both at zero, however many steps this one had
+    if thread == 0:  # both counters are zero for the next run, whether the number of steps is odd or even
         write_i64(next_claims, np.int64(0))
     write_i64(own, read_i64(own) + ticks() - began)
     write_i64(own + 8, read_i64(own + 8) + waited)

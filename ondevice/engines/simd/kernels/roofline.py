@@ -1,4 +1,4 @@
-"""Kernels that measure the limits of a machine: one reads memory, one does nothing but dot products."""
+"""Kernels for `simd.roofline`, which measures a machine's limits: one reads memory, one computes dot products only."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels import instruction_set
-from ondevice.engines.simd.kernels.dot import add_dots
-from ondevice.engines.simd.kernels.jit import emits, kernel
-from ondevice.engines.simd.kernels.loop import Vectors, accumulate
-from ondevice.engines.simd.kernels.vector import I8, I32, constant, full, load, pointer_to, sum_lanes
+from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots
+from ondevice.engines.simd.kernels.isa.jit import emits, kernel
+from ondevice.engines.simd.kernels.isa.vector import I8, I32, constant, full, load, pointer_to, sum_lanes
 
 CHAINS = 12
-"""Independent sums: more than any CPU has dot products in flight."""
+"""Number of independent sums: more than any CPU has dot products in flight."""
 
 
 @kernel
 def read(data: int, size: int) -> Any:
-    """The sum of float32[size / 4] at an address, for the time that reading takes; `size` is a multiple of 256."""
+    """The sum of float32[size / 4] at an address. What matters is the time that it takes to read them.
+
+    size : bytes, a multiple of 256
+    """
     a = full(np.float32(0.0))
     b, c, d = a, a, a
     for at in range(data, data + size, 256):
@@ -30,9 +32,10 @@ def read(data: int, size: int) -> Any:
 
 @kernel
 def dots(count: int, out: int) -> None:
-    """`count` dot products in each of CHAINS sums.
+    """Compute `count` dot products in each of CHAINS sums.
 
-    out : address of a vector of this CPU, in bytes what is multiplied with itself, afterwards the int32 sums
+    out : address of a vector as wide as this CPU's: int8 that are multiplied with themselves; the int32 sums are
+        written there
     """
     _dot_chains(count, out)
 

@@ -1,6 +1,7 @@
-"""All kernels that an engine calls, in groups that can be compiled side by side: see `ondevice.preparation`.
+"""All kernels that an engine calls, with arguments of the right types, in groups that can be compiled in parallel.
 
-A forward has the code of its steps in it. It takes theirs from the cache directory, so they may be compiled elsewhere.
+`ondevice.preparation` compiles them. `forward.run` contains the code of its steps, which it takes from the cache
+directory; so the steps can be compiled by other processes first.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels import experts, projection_steps, row_steps, shortlist_steps
-from ondevice.engines.simd.kernels.attention_steps import attend_share
-from ondevice.engines.simd.kernels.barrier import spin_for_next
-from ondevice.engines.simd.kernels.cache_moves import move_keys, move_values
-from ondevice.engines.simd.kernels.chosen_attention import attend_chosen_share
+from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
+from ondevice.engines.simd.kernels.attention.exact import attend_share
+from ondevice.engines.simd.kernels.attention.integer_tile import move_keys, move_values
+from ondevice.engines.simd.kernels.attention.key_codes import encode, learn
+from ondevice.engines.simd.kernels.attention.lookup import look_up_share
+from ondevice.engines.simd.kernels.attention.query_key_value import head
 from ondevice.engines.simd.kernels.forward import run
-from ondevice.engines.simd.kernels.key_codes import encode, learn
-from ondevice.engines.simd.kernels.looking_up import look_up_share
-from ondevice.engines.simd.kernels.nomad_attention import attend_looked_up_share
+from ondevice.engines.simd.kernels.isa.memory import spin_for_next
+from ondevice.engines.simd.kernels.steps import experts, projections, rows
 
 _WORDS = np.zeros(1, np.int64)
-"""Stands for a step's row of the plan, and for the slots."""
+"""An argument of the type of a step's row in a plan, and of the slots."""
 
 Calls = list[tuple[Any, tuple[Any, ...]]]
 
@@ -42,27 +43,27 @@ def lookup() -> Calls:
 
 def projection() -> Calls:
     return [
-        (projection_steps.gated_share, (_WORDS, _WORDS, 1, 0, 0)),
-        (projection_steps.project_share, (_WORDS, _WORDS, 1, 0)),
-        (projection_steps.head, (_WORDS, _WORDS, 0, 1, 0)),
+        (projections.gated_share, (_WORDS, _WORDS, 1, 0, 0)),
+        (projections.project_share, (_WORDS, _WORDS, 1, 0)),
+        (head, (_WORDS, _WORDS, 0, 1, 0)),
     ]
 
 
 def others() -> Calls:
     shared = (
-        row_steps.residual,
-        row_steps.embed,
-        row_steps.per_layer,
-        row_steps.select,
-        shortlist_steps.centroid_scores,
-        shortlist_steps.candidate_logits,
+        rows.residual,
+        rows.embed,
+        rows.per_layer,
+        rows.select,
+        rows.centroid_scores,
+        rows.candidate_logits,
         experts.score,
         experts.mix,
-        projection_steps.activate,
+        projections.activate,
     )
     return [
         *((step, (_WORDS, _WORDS, 0, 1)) for step in shared),
-        (shortlist_steps.shortlist, (_WORDS, 0, 1)),
+        (rows.shortlist, (_WORDS, 0, 1)),
         (experts.choose, (_WORDS, _WORDS)),
         (experts.spread, (_WORDS, 0, 1)),
         *((move, (0, _WORDS, 0, 1, 1)) for move in (move_keys, move_values)),

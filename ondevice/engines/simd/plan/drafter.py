@@ -1,4 +1,4 @@
-"""One MTP step as a plan."""
+"""The plan of one step of the MTP drafter: from a token and a hidden state to candidates and the next hidden state."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.graph.model import Centroids, DrafterModel, Matrix
-from ondevice.engines.simd.kernels import slots
-from ondevice.engines.simd.kernels.shortlist_layouts import CandidateLogits, CentroidScores, Shortlist
-from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.lookup_settings import LookupSettings
-from ondevice.engines.simd.pack.layout import Packed, PackLayout
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels.steps.layouts import CandidateLogits, CentroidScores, Shortlist
+from ondevice.engines.simd.model import Centroids, DrafterModel
+from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
 from ondevice.engines.simd.plan.layer import (
     LayerPlace,
-    PackedLayer,
     Workspace,
     build_layer,
     entry_readers,
@@ -28,60 +27,59 @@ from ondevice.engines.simd.plan.layer import (
     pack_layer,
     widest,
 )
+from ondevice.engines.simd.tensor_files import Matrix
 
 
-@dataclass(frozen=True)
-class PackedDrafter:
-    """Where the drafter's matrices lie in the pack."""
-
-    pre_projection: Packed
-    layers: list[PackedLayer]
-    head: Packed | None
-    """None for a centroid head, whose rows are read where the file is mapped."""
-    post_projection: Packed
-
-
-def pack_drafter(layout: PackLayout, model: DrafterModel) -> PackedDrafter:
-    head = None if isinstance(model.head, Centroids) else layout.add(model.head)
-    layers = [pack_layer(layout, layer) for layer in model.layers]
-    return PackedDrafter(layout.add(model.pre_projection), layers, head, layout.add(model.post_projection))
+def pack_drafter(layout: PackLayout, model: DrafterModel) -> None:
+    """Add the drafter's matrices to the pack. A centroid head is left out: its rows are read from the mapped file."""
+    if isinstance(model.head, Matrix):
+        layout.add(model.head)
+    for layer in model.layers:
+        pack_layer(layout, layer)
+    layout.add(model.pre_projection)
+    layout.add(model.post_projection)
 
 
 @dataclass(frozen=True)
 class DrafterPlan:
-    """Steps, where a step's input lies, and what its output looks like: the slots LOGITS and NEXT_HIDDEN say where."""
+    """The plan of a draft step, the arrays of its input, and the sizes of its output.
+
+    The caller sets the slots: TOKENS and HIDDEN to the arrays here, LOGITS, NEXT_HIDDEN and CANDIDATES to arrays of its
+    own for the output.
+    """
 
     steps: NDArray[np.int64]
+    """int64[steps, WIDTH]"""
     token: NDArray[np.int64]
-    """[1], written before a step: where the slot TOKENS must point."""
+    """[1], the input token. The slot TOKENS must point to it."""
     target_hidden: NDArray[np.float32]
-    """[H], written before a step."""
+    """[H], the input hidden state, of the target's width."""
     normed: NDArray[np.float32]
-    """The drafter's own hidden state: where the slot HIDDEN must point."""
+    """Working memory for the drafter's own hidden state after the norm. The slot HIDDEN must point to it."""
     candidates: NDArray[np.int64]
-    """[C]: how the array at the slot CANDIDATES must begin: a head over the whole vocabulary writes no ids."""
+    """[C], initial content of the array at the slot CANDIDATES: a head over the whole vocabulary writes no ids."""
     logits_width: int
     """Floats at the slot LOGITS: C, padded to whole tiles."""
 
 
 def drafter_plan(
     model: DrafterModel,
-    packed: PackedDrafter,
+    places: Mapping[Matrix, Packed],
     caches: Mapping[int, int],
     pack: NDArray[np.uint8],
     buffers: Buffers,
     lookup: LookupSettings | None = None,
 ) -> DrafterPlan:
-    """The steps from a token and a hidden state to candidates, their logits, and the next hidden state.
+    """Plan a step from a token and a hidden state to candidates, their logits, and the next hidden state.
 
     Args:
-        model: what to compute.
-        packed, pack: its matrices.
-        caches: target layer -> the place of its cache in a sequence's record.
-        buffers: what keeps all memory of the plan.
-        lookup: as in `target_plan`.
+        model: the drafter.
+        places, pack: places of its matrices in the pack, and the pack.
+        caches: target layer -> index of its cache in a sequence's record.
+        buffers: allocates and keeps the memory of the plan.
+        lookup: how layers with full attention choose keys; None for exact attention.
     """
-    builder = PlanBuilder(pack, buffers, 1, model.eps)
+    builder = PlanBuilder(places, pack, buffers, 1, model.eps)
     chooses = None if lookup is None else lookup_plan(builder, lookup, model.layers, len(caches))
     backbone, width = model.table.width, len(model.norm)
     joined = np.zeros(2 * backbone, np.float32)
@@ -92,34 +90,30 @@ def drafter_plan(
     hidden, scratch = builder.rows(width), builder.rows(outer)
     entry = builder.activations(width, [*entry_readers(model.layers), model.post_projection])
     work = Workspace(hidden, scratch, entry, builder.activations(inner, inner_readers(model.layers)))
-    builder.project(slots.ALL, packed.pre_projection, wide, work.hidden)
+    builder.project(slots.ALL, model.pre_projection, wide, work.hidden)
     first = model.layers[0]
     builder.norm_quantize(slots.ALL, work.hidden, first.input_norm, work.entry, first.attention.query)
     for index, layer in enumerate(model.layers):
         after = model.layers[index + 1] if index + 1 < len(model.layers) else None
         following = None if after is None else first_input(after)
         place = LayerPlace(slots.ALL, work, caches[layer.attention.source], lookup=chooses, following=following)
-        build_layer(builder, layer, packed.layers[index], place)
+        build_layer(builder, layer, place)
     normed = np.zeros(width, np.float32)
-    post = packed.post_projection
     builder.norm_quantize(slots.ALL, work.hidden, model.norm, work.entry, model.post_projection, slots.HIDDEN)
-    builder.project(slots.ALL, post, work.entry, out_slot=slots.NEXT_HIDDEN)
-    candidates, logits_width = _head(builder, model.head, packed.head, buffers.hold(normed), width)
+    builder.project(slots.ALL, model.post_projection, work.entry, out_slot=slots.NEXT_HIDDEN)
+    candidates, logits_width = _head(builder, model.head, buffers.hold(normed), width)
     token = np.zeros(1, np.int64)
     return DrafterPlan(builder.plan(), token, joined[backbone:], normed, candidates, logits_width)
 
 
-def _head(
-    builder: PlanBuilder, head: Centroids | Matrix, packed: Packed | None, normed: int, width: int
-) -> tuple[NDArray[np.int64], int]:
-    """Score the candidates; their ids as far as they are known, and the floats that their logits need."""
+def _head(builder: PlanBuilder, head: Centroids | Matrix, normed: int, width: int) -> tuple[NDArray[np.int64], int]:
+    """Add the head. Returns the initial content of the candidates, int64[C], and the floats that their logits take."""
     if isinstance(head, Centroids):
         return _centroid_head(builder, head, normed, width)
-    assert packed is not None
     activations = builder.activations(width, [head])
     builder.quantize(slots.ALL, normed, width, activations, head)
-    builder.project(slots.ALL, packed, activations, out_slot=slots.LOGITS)
-    return np.arange(head.rows), packed.tiles * TILE
+    builder.project(slots.ALL, head, activations, out_slot=slots.LOGITS)
+    return np.arange(head.rows), builder.places[head].tiles * TILE
 
 
 def _centroid_head(builder: PlanBuilder, head: Centroids, normed: int, width: int) -> tuple[NDArray[np.int64], int]:

@@ -1,44 +1,31 @@
-"""The experts of a layer as steps: rows choose, are sorted by expert, multiplied, and put together again."""
+"""The steps of a layer's experts: score and choose per row, sort rows by expert, multiply, add up the results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ondevice.engines.simd.graph.model import Experts
-from ondevice.engines.simd.kernels.expert_layouts import Choose, Mix, Score, Spread
-from ondevice.engines.simd.kernels.sizes import BLOCK
-from ondevice.engines.simd.kernels.tile import ACTIVATION_BYTES
-from ondevice.engines.simd.kernels.vector import LANES
-from ondevice.engines.simd.pack.layout import Packed, PackLayout
-from ondevice.engines.simd.plan.builder import PlanBuilder
-from ondevice.engines.simd.plan.reading import input_form
-
-
-@dataclass(frozen=True)
-class PackedExperts:
-    """Where the matrices of a layer's first expert lie in the pack; those of the others follow."""
-
-    gated: Packed
-    down: Packed
-
-    @property
-    def nbytes(self) -> int:
-        """Of one expert."""
-        return self.gated.nbytes + self.down.nbytes
+from ondevice.engines.simd.kernels.isa.vector import LANES
+from ondevice.engines.simd.kernels.matmul.formats import BLOCK
+from ondevice.engines.simd.kernels.matmul.tiles import ACTIVATION_BYTES
+from ondevice.engines.simd.kernels.steps.layouts import Choose, Mix, Score, Spread
+from ondevice.engines.simd.model import Experts
+from ondevice.engines.simd.pack_layout import PackLayout
+from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
 
 
-def pack_experts(layout: PackLayout, experts: Experts) -> PackedExperts:
-    packed = layout.add_gated_experts(experts.gate_up), layout.add_experts(experts.down)
-    count = len(experts.scale)
-    return PackedExperts(*(replace(every, tiles=every.tiles // count) for every in packed))
+def pack_experts(layout: PackLayout, experts: Experts) -> None:
+    """Add the matrices of a layer's experts to the pack: all `gate_up` one after the other, then all `down`."""
+    layout.add_gated_experts(experts.gate_up)
+    layout.add_experts(experts.down)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Addresses of what rows have chosen, and of the buffers that experts work in; layers take turns.
+    """Addresses of the rows' chosen experts and of the experts' buffers, which all layers share one after the other.
 
-    A pair is a row and one of its experts; `expert_layouts.Choose` has the shapes of the first six.
+    A pair is a row and one of its experts. The first six fields are operands of the step `Choose`, which has their
+    shapes (`kernels.steps.layouts`).
     """
 
     scores: int
@@ -48,17 +35,17 @@ class Choice:
     pairs: int
     counts: int
     alone: int
-    """Activations of all rows, each as if it were alone."""
+    """Activations of all rows, each row laid out as a group of its own."""
     entry: int
-    """Activations of all pairs: the input of their experts."""
+    """Activations of all pairs: the input of the experts' gate and up."""
     inner: int
-    """The same of the experts' last projection."""
+    """Activations of all pairs: the input of the experts' down projection."""
     outputs: int
-    """float32[pairs, width]"""
+    """float32[pairs, width], the output of the down projection."""
 
 
 def room_for_choice(builder: PlanBuilder, layers: Sequence[Experts]) -> Choice:
-    """Room for any of these layers' experts."""
+    """Allocate buffers that are large enough for the experts of each of these layers."""
     buffers, rows = builder.buffers, builder.most_rows
     count, top = max(len(each.scale) for each in layers), max(each.top for each in layers)
     width, inner = layers[0].down[0].rows, max(each.down[0].width for each in layers)
@@ -77,19 +64,16 @@ def room_for_choice(builder: PlanBuilder, layers: Sequence[Experts]) -> Choice:
     )
 
 
-def add_experts(
-    builder: PlanBuilder, experts: Experts, packed: PackedExperts, choice: Choice, row_set: int, hidden: int, out: int
-) -> None:
-    """Add the steps that put the sum of dense block and experts, both normed, in the place of the dense block's output.
+def add_experts(builder: PlanBuilder, experts: Experts, choice: Choice, row_set: int, hidden: int, out: int) -> None:
+    """Add the steps that replace the dense block's output by the sum of it and the experts' output, both normed.
 
     Args:
         builder: collects the steps.
-        experts: their sizes and norms.
-        packed: their matrices.
+        experts: sizes, norms and matrices.
         choice: buffers.
         row_set: rows to run on.
-        hidden: address of float32[rows, width], the residual stream.
-        out: address of float32[rows, width], the dense block's output.
+        hidden: address of float32[rows, width], the residual stream, which the experts read.
+        out: address of float32[rows, width], the dense block's output, which is replaced.
     """
     constant, groups, width = builder.constant, choice.groups, experts.router.shape[1]
     builder.add(
@@ -120,9 +104,10 @@ def add_experts(
             counts=choice.counts,
         )
     )
-    builder.add(Spread(groups, choice.pairs, choice.alone, choice.entry, packed.gated.blocks))
-    builder.gated(row_set, packed.gated, choice.entry, choice.inner, experts.down[0], groups=groups)
-    builder.project(row_set, packed.down, choice.inner, choice.outputs, groups=groups)
+    builder.add(Spread(groups, choice.pairs, choice.alone, choice.entry, width // BLOCK))
+    gate_up, down, count = experts.gate_up[0], experts.down[0], len(experts.scale)
+    builder.gated(row_set, gate_up, choice.entry, choice.inner, down, experts=count, groups=groups)
+    builder.project(row_set, down, choice.inner, choice.outputs, experts=count, groups=groups)
     builder.add(
         Mix(
             row_set,

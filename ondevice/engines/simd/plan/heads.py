@@ -1,70 +1,68 @@
-"""The proposals of heads as a plan."""
+"""The plan of heads: from a hidden state of the target to candidates and logits for k tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.graph.model import HeadsModel, Shortlist, TargetModel
-from ondevice.engines.simd.kernels import shortlist_layouts, slots
-from ondevice.engines.simd.kernels.projection_layouts import RELU, SAME, SILU, Activate
-from ondevice.engines.simd.kernels.shortlist_layouts import CandidateLogits
-from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.pack.layout import Packed, PackLayout
+from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.steps import layouts, slots
+from ondevice.engines.simd.kernels.steps.layouts import RELU, SAME, SILU, Activate, CandidateLogits
+from ondevice.engines.simd.model import HeadsModel, Shortlist, TargetModel
+from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
+from ondevice.engines.simd.tensor_files import Matrix
 
 
-@dataclass(frozen=True)
-class PackedHeads:
-    """Where the matrices of heads lie in the pack."""
-
-    inner: Packed | None
-    outer: Packed
-    projection: Packed
-    """The centroids, or where all tokens are scored the target's head."""
-
-
-def pack_heads(layout: PackLayout, model: HeadsModel, target_head: Packed) -> PackedHeads:
-    inner = None if model.inner is None else layout.add(model.inner)
-    outer = layout.add(model.outer)
-    return PackedHeads(inner, outer, target_head if model.shortlist is None else layout.add(model.shortlist.centroids))
+def pack_heads(layout: PackLayout, model: HeadsModel) -> None:
+    """Add the matrices of heads to the pack. The target's head, which scores whole vocabularies, is already in it."""
+    if model.inner is not None:
+        layout.add(model.inner)
+    layout.add(model.outer)
+    if model.shortlist is not None:
+        layout.add(model.shortlist.centroids)
 
 
 @dataclass(frozen=True)
 class HeadsPlan:
-    """Steps, where their input lies, and how large their answer is: the slots LOGITS and CANDIDATES say where."""
+    """The plan of heads, the array of its input, and the sizes of its output.
+
+    The caller sets the slots: HIDDEN to the array here, LOGITS and CANDIDATES to arrays of its own for the output.
+    """
 
     steps: NDArray[np.int64]
+    """int64[steps, WIDTH]"""
     hidden: NDArray[np.float32]
-    """[H], written before a run."""
+    """[H], the input."""
     normed: NDArray[np.float32]
-    """[k, H]: where the slot HIDDEN must point."""
+    """[k, H], working memory for normed rows. The slot HIDDEN must point to it."""
     offsets: int
-    """k: the count of the row set WANTED."""
+    """Number of tokens proposed, k, which is also the number of rows in the row set WANTED."""
     candidates: int
-    """C."""
+    """Number of candidates per token, C."""
     shortlisted: bool
-    """Else the candidates are the whole vocabulary, in order, and no ids are written."""
+    """Whether candidates are written. If not, they are the whole vocabulary in order."""
     logits_width: int
-    """Floats from a row of logits to the next: C, or the vocabulary padded to whole tiles."""
+    """Floats from a row of logits to the next: C, or the size of the vocabulary padded to whole tiles."""
 
 
 def heads_plan(
-    model: HeadsModel, target: TargetModel, packed: PackedHeads, pack: NDArray[np.uint8], buffers: Buffers
+    model: HeadsModel, target: TargetModel, places: Mapping[Matrix, Packed], pack: NDArray[np.uint8], buffers: Buffers
 ) -> HeadsPlan:
-    """The steps from a hidden state to candidates and their logits.
+    """Plan the steps from a hidden state to candidates and their logits.
 
     Args:
-        model: what to compute.
-        target: whose projection it shares.
-        packed, pack: its matrices.
-        buffers: what keeps all memory of the plan.
+        model: the heads.
+        target: the target, whose head and token embedding the heads share.
+        places, pack: places of the matrices of both in the pack, and the pack.
+        buffers: allocates and keeps the memory of the plan.
     """
-    width, offsets = target.width, model.offsets
-    builder = PlanBuilder(pack, buffers, offsets, model.eps)
+    width, offsets = target.config.hidden_size, model.offsets
+    builder = PlanBuilder(places, pack, buffers, offsets, target.config.norm_eps)
     hidden, normed = np.zeros(width, np.float32), np.zeros((offsets, width), np.float32)
     first = model.outer if model.inner is None else model.inner
     source, entry = buffers.hold(hidden), builder.activations(width, [first])
@@ -73,14 +71,14 @@ def heads_plan(
     else:
         builder.norm_quantize(slots.ALL, source, model.entry_norm, entry, first, slots.HIDDEN)
         source = buffers.hold(normed)
-    if model.inner is not None and packed.inner is not None:
-        middle = buffers.floats(packed.inner.tiles * TILE)
-        builder.project(slots.ALL, packed.inner, entry, middle)
+    if model.inner is not None:
+        middle = buffers.floats(places[model.inner].tiles * TILE)
+        builder.project(slots.ALL, model.inner, entry, middle)
         builder.add(Activate(slots.ALL, middle, middle, model.inner.rows, RELU))
         entry = builder.activations(model.inner.rows, [model.outer])
         builder.quantize(slots.ALL, middle, model.inner.rows, entry, model.outer)
-    states = buffers.floats(max(packed.outer.tiles * TILE, offsets * width))
-    builder.project(slots.ALL, packed.outer, entry, states)
+    states = buffers.floats(max(places[model.outer].tiles * TILE, offsets * width))
+    builder.project(slots.ALL, model.outer, entry, states)
     builder.add(Activate(slots.WANTED, states, states, width, SILU if model.gated else SAME, source))
     reader = target.head if model.shortlist is None else model.shortlist.centroids
     scored = builder.activations(width, [reader])
@@ -90,24 +88,22 @@ def heads_plan(
         builder.norm_quantize(slots.WANTED, states, model.norm, scored, reader, slots.HIDDEN)
         states = buffers.hold(normed)
     if model.shortlist is None:
-        builder.project(slots.WANTED, packed.projection, scored, out_slot=slots.LOGITS, cap=target.cap)
-        rows, stride = packed.projection.tiles * TILE, target.head.rows
+        builder.project(slots.WANTED, target.head, scored, out_slot=slots.LOGITS, cap=target.config.softcap)
+        rows, stride = places[target.head].tiles * TILE, target.head.rows
         return HeadsPlan(builder.plan(), hidden, normed, offsets, stride, False, rows)
-    count = _shortlist(builder, model.shortlist, target, packed.projection, scored, states)
+    count = _shortlist(builder, model.shortlist, target, scored, states)
     return HeadsPlan(builder.plan(), hidden, normed, offsets, count, True, count)
 
 
-def _shortlist(
-    builder: PlanBuilder, shortlist: Shortlist, target: TargetModel, centroids: Packed, scored: int, states: int
-) -> int:
-    """Choose clusters for every row and score their tokens; returns how many."""
+def _shortlist(builder: PlanBuilder, shortlist: Shortlist, target: TargetModel, scored: int, states: int) -> int:
+    """Choose clusters for every row and score their tokens; returns the number of tokens per row."""
     buffers, rows = builder.buffers, builder.most_rows
-    stride = centroids.tiles * TILE
+    stride = builder.places[shortlist.centroids].tiles * TILE
     scores, chosen = buffers.floats(rows * stride), buffers.bytes(8 * rows * shortlist.top)
-    builder.project(slots.WANTED, centroids, scored, scores)
-    builder.add(shortlist_layouts.Shortlist(scores, len(shortlist.ids), chosen, shortlist.top, rows, stride))
-    ids, cap = buffers.hold(shortlist.ids), float_bits(target.cap or 0.0)
+    builder.project(slots.WANTED, shortlist.centroids, scored, scores)
+    builder.add(layouts.Shortlist(scores, len(shortlist.ids), chosen, shortlist.top, rows, stride))
+    ids, cap = buffers.hold(shortlist.ids), float_bits(target.config.softcap or 0.0)
     table = builder.table(target.table)
     sizes = shortlist.top, shortlist.per_cluster
-    builder.add(CandidateLogits(*table, target.width, states, chosen, *sizes, ids, rows, 0, cap))
+    builder.add(CandidateLogits(*table, target.config.hidden_size, states, chosen, *sizes, ids, rows, 0, cap))
     return shortlist.top * shortlist.per_cluster

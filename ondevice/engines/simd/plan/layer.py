@@ -1,4 +1,9 @@
-"""A decoder layer as steps: what the target's layers and the drafter's have in common."""
+"""The steps of a decoder layer, of the target or the drafter.
+
+A layer is a list of blocks (attention, feed-forward, per-layer embedding). Each block reads quantised rows of the
+residual stream and adds its output to the stream; the same step then quantises the input of the next block. Start with
+`build_layer`.
+"""
 
 from __future__ import annotations
 
@@ -7,73 +12,60 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from ondevice.arrays import Float32Array
 from ondevice.engines.simd.buffers import float_bits
-from ondevice.engines.simd.graph.model import DecoderLayer, Floats, Matrix, PerLayer
-from ondevice.engines.simd.kernels.attention_layouts import Attend, AttendChosen, AttendLookedUp, LookUp
-from ondevice.engines.simd.kernels.project import SCRATCH_BYTES
-from ondevice.engines.simd.kernels.projection_layouts import Head
-from ondevice.engines.simd.kernels.sizes import TILE
-from ondevice.engines.simd.lookup_settings import LookupSettings
-from ondevice.engines.simd.pack.layout import Packed, PackLayout
-from ondevice.engines.simd.plan.builder import PlanBuilder
-from ondevice.engines.simd.plan.experts import Choice, PackedExperts, add_experts, pack_experts
-from ondevice.engines.simd.plan.reading import input_form
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.matmul.project import SCRATCH_BYTES
+from ondevice.engines.simd.kernels.steps.layouts import Attend, AttendChosen, AttendLookedUp, Head, LookUp
+from ondevice.engines.simd.model import Attention, DecoderLayer, PerLayer
+from ondevice.engines.simd.pack_layout import PackLayout
+from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
+from ondevice.engines.simd.plan.experts import Choice, add_experts, pack_experts
+from ondevice.engines.simd.tensor_files import Matrix
 
 KIND_NUMBERS = {"full": 0, "sliding": 1}
+"""Kind of attention -> its number in steps and slots."""
 
 
-@dataclass(frozen=True)
-class PackedLayer:
-    """Where a layer's matrices lie in the pack."""
-
-    heads: list[Packed]
-    """Query, key and value, as far as the layer has them; those side by side that can be one matrix are."""
-    output: Packed
-    gated: Packed
-    """Gate and up, or gate alone."""
-    up: Packed | None
-    """Where it cannot be one matrix with the gate."""
-    down: Packed
-    per_layer_gate: Packed | None
-    per_layer_projection: Packed | None
-    experts: PackedExperts | None
-
-    def dense(self) -> list[Packed]:
-        """What every row is multiplied with."""
-        some = (self.up, self.per_layer_gate, self.per_layer_projection)
-        return [*self.heads, self.output, self.gated, self.down, *(matrix for matrix in some if matrix is not None)]
+def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
+    """Add the matrices of a layer to the pack. Matrices that read the same input are joined where possible."""
+    for matrices in joined_heads(layer.attention):
+        layout.add(*matrices)
+    layout.add(layer.attention.output)
+    if layer.gate.joins(layer.up):
+        layout.add_gated(layer.gate, layer.up)
+    else:
+        layout.add(layer.gate)
+        layout.add(layer.up)
+    layout.add(layer.down)
+    if layer.per_layer is not None:
+        layout.add(layer.per_layer.gate)
+        layout.add(layer.per_layer.projection)
+    if layer.experts is not None:
+        pack_experts(layout, layer.experts)
 
 
-def pack_layer(layout: PackLayout, layer: DecoderLayer) -> PackedLayer:
-    attention, new, own = layer.attention, layer.attention.new, layer.per_layer
-    heads = [[attention.query]]
+def joined_heads(attention: Attention) -> list[list[Matrix]]:
+    """The query, key and value projections that a layer has; each inner list is packed as one matrix."""
+    heads, new = [[attention.query]], attention.new
     for matrix in [] if new is None else [new.key] if new.value is None else [new.key, new.value]:
         if matrix.joins(heads[-1][0]):
             heads[-1].append(matrix)
         else:
             heads.append([matrix])
-    joined = layer.gate.joins(layer.up)
-    return PackedLayer(
-        [layout.add(*matrices) for matrices in heads],
-        layout.add(attention.output),
-        layout.add_gated(layer.gate, layer.up) if joined else layout.add(layer.gate),
-        None if joined else layout.add(layer.up),
-        layout.add(layer.down),
-        None if own is None else layout.add(own.gate),
-        None if own is None else layout.add(own.projection),
-        None if layer.experts is None else pack_experts(layout, layer.experts),
-    )
+    return heads
 
 
 @dataclass(frozen=True)
 class PerLayerInputs:
-    """Per-layer embeddings of the rows of a set, with their projection added."""
+    """Where the per-layer embeddings of a row set lie, their projection included."""
 
     address: int
-    """Of float32[rows, layers, size]."""
+    """Address of float32[rows, layers, size]."""
     layers: int
     size: int
-    """Of a layer's part."""
+    """Width of one layer's slice."""
 
 
 @dataclass(frozen=True)
@@ -85,65 +77,69 @@ class Workspace:
     scratch: int
     """float32[rows, widest projection]."""
     entry: int
-    """Activations: the input of attention and of the feed-forward block."""
+    """Activations: the input of a block."""
     inner: int
-    """Activations: the input of their last projections."""
+    """Activations: the input of a block's last projection."""
 
 
 class Input(NamedTuple):
-    """What a block of a layer reads of the residual stream."""
+    """The input of a block: the residual stream, normed and quantised."""
 
-    norm: Floats | None
-    """float32[width]; None where it reads the stream as it is."""
+    norm: Float32Array | None
+    """float32[width]; None if the stream is not normed."""
     reader: Matrix
-    """What the rows are quantised for."""
+    """The matrix that reads the rows, which determines how they are quantised."""
 
 
 @dataclass(frozen=True)
 class LookupPlan:
-    """How layers of full attention choose what they attend to."""
+    """How layers with full attention choose the positions that they attend to."""
 
     settings: LookupSettings
     places: int
-    """Caches in a sequence's record, behind which codes and codebooks are."""
+    """Number of caches in a sequence's record; the addresses of key codes and codebooks come after them."""
     chosen: int
-    """Address of int64[rows, kv_heads, 1 + most_units]: for the layer that is at work."""
+    """Address of int64[rows, kv_heads, 1 + most_units], the choice of one layer; all layers share it."""
 
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """What a layer runs on: its rows, buffers and cache."""
+    """The operands of a layer: its rows, buffers and cache."""
 
     row_set: int
     """`slots.ALL` or `slots.WANTED`."""
     work: Workspace
     cache: int
-    """The place of its cache in a sequence's record."""
+    """Index of the layer's cache in a sequence's record."""
     per_layer: PerLayerInputs | None = None
     lookup: LookupPlan | None = None
-    """None where rows attend to all that they see."""
+    """None for exact attention."""
     following: Input | None = None
-    """Of what runs on the same rows after the layer; None where nothing does."""
+    """Input of the block that runs on the same rows after this layer; None if there is none."""
     without_attention: bool = False
+    """Leave out the attention block."""
     without_mlp: bool = False
+    """Leave out the feed-forward block, experts included."""
     choice: Choice | None = None
-    """Where experts are chosen; None where there are none."""
+    """Buffers of the experts; None if the model has no experts."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a layer: h += norm(what `add` makes of `input`).
+    """A block of a layer: h += norm(f(input)).
 
-    add : adds the steps from the quantised input to `Workspace.scratch`
+    input : the input, which is quantised before the block
+    norm : norm of the block's output
+    add : adds the steps of f, which read `Workspace.entry` and write `Workspace.scratch`
     """
 
     input: Input
-    norm: Floats
+    norm: Float32Array
     add: Callable[[], None]
 
 
 def first_input(layer: DecoderLayer, *, without_attention: bool = False, without_mlp: bool = False) -> Input | None:
-    """What the first of a layer's blocks reads; None where all are left out."""
+    """The input of the first block that a layer runs; None if all its blocks are left out."""
     if not without_attention:
         return Input(layer.input_norm, layer.attention.query)
     if not without_mlp:
@@ -151,17 +147,16 @@ def first_input(layer: DecoderLayer, *, without_attention: bool = False, without
     return None if layer.per_layer is None else Input(None, layer.per_layer.gate)
 
 
-def build_layer(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> None:
-    """Add the steps of a layer, whose first block's input is in `place.work.entry`.
+def build_layer(builder: PlanBuilder, layer: DecoderLayer, place: LayerPlace) -> None:
+    """Add the steps of a layer. The input of its first block must already be in `place.work.entry`.
 
     Args:
         builder: collects the steps.
-        layer: its sizes and norms.
-        packed: its matrices.
-        place: its rows, buffers and cache.
+        layer: sizes, norms and matrices of the layer.
+        place: rows, buffers and cache of the layer.
     """
-    blocks = list(_blocks(builder, layer, packed, place))
-    if not blocks:  # the scalar counts nevertheless: nothing is added, and the sum is multiplied by it
+    blocks = list(_blocks(builder, layer, place))
+    if not blocks:  # the layer's scalar still applies: add a block of zeros, then multiply the stream by the scalar
         nothing = builder.nothing(len(layer.post_norm))
         _add_block(builder, place, nothing, layer.post_norm, place.following, layer.scalar)
         return
@@ -173,14 +168,14 @@ def build_layer(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, 
 
 
 def _first_of_mlp(layer: DecoderLayer) -> Matrix:
-    """What reads the block's input first: gate and up as one matrix, or up alone."""
+    """The matrix that reads the feed-forward block's input first: gate and up joined, else up."""
     return layer.gate if layer.gate.joins(layer.up) else layer.up
 
 
 def _add_block(
-    builder: PlanBuilder, place: LayerPlace, x: int, norm: Floats, after: Input | None, scalar: float | None
+    builder: PlanBuilder, place: LayerPlace, x: int, norm: Float32Array, after: Input | None, scalar: float | None
 ) -> None:
-    """h = (h + norm(x)) * scalar; then h is quantised for what follows, where anything does."""
+    """h = (h + norm(x)) * scalar; then write the input `after` of the next block, unless it is None."""
     activations, reader = (0, None) if after is None else (place.work.entry, after.reader)
     builder.residual(
         place.row_set, place.work.hidden, x, norm,
@@ -188,53 +183,52 @@ def _add_block(
     )  # fmt: skip
 
 
-def _blocks(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> Iterator[Block]:
+def _blocks(builder: PlanBuilder, layer: DecoderLayer, place: LayerPlace) -> Iterator[Block]:
     row_set, work, own = place.row_set, place.work, layer.per_layer
 
     def mlp() -> None:
-        if packed.up is None:
-            builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down)
+        if layer.gate.joins(layer.up):
+            builder.gated(row_set, layer.gate, work.entry, work.inner, layer.down)
         else:
-            builder.project(row_set, packed.up, work.entry, work.scratch)
+            builder.project(row_set, layer.up, work.entry, work.scratch)
             builder.norm_quantize(row_set, work.hidden, layer.pre_norm, work.entry, layer.gate)
-            stride = 4 * TILE * packed.up.tiles
-            builder.gated(row_set, packed.gated, work.entry, work.inner, layer.down, work.scratch, stride)
-        builder.project(row_set, packed.down, work.inner, work.scratch)
+            stride = 4 * TILE * builder.places[layer.up].tiles
+            builder.gated(row_set, layer.gate, work.entry, work.inner, layer.down, work.scratch, stride)
+        builder.project(row_set, layer.down, work.inner, work.scratch)
         if layer.experts is not None:
-            assert packed.experts is not None
             assert place.choice is not None
-            add_experts(builder, layer.experts, packed.experts, place.choice, row_set, work.hidden, work.scratch)
+            add_experts(builder, layer.experts, place.choice, row_set, work.hidden, work.scratch)
 
     if not place.without_attention:
         entry = Input(layer.input_norm, layer.attention.query)
-        yield Block(entry, layer.post_attention_norm, partial(_attention, builder, layer, packed, place))
+        yield Block(entry, layer.post_attention_norm, partial(_attention, builder, layer, place))
     if not place.without_mlp:
         yield Block(Input(layer.pre_norm, _first_of_mlp(layer)), layer.post_norm, mlp)
     if own is not None:
-        add = partial(_per_layer, builder, own, packed, place)
+        add = partial(_per_layer, builder, own, place)
         yield Block(Input(None, own.gate), own.norm, add)
 
 
-def _per_layer(builder: PlanBuilder, own: PerLayer, packed: PackedLayer, place: LayerPlace) -> None:
+def _per_layer(builder: PlanBuilder, own: PerLayer, place: LayerPlace) -> None:
     row_set, work, inputs = place.row_set, place.work, place.per_layer
     assert inputs is not None
-    assert packed.per_layer_gate is not None
-    assert packed.per_layer_projection is not None
     factor, stride = inputs.address + 4 * own.index * inputs.size, 4 * inputs.layers * inputs.size
-    builder.gated(row_set, packed.per_layer_gate, work.entry, work.inner, own.projection, factor, stride)
-    builder.project(row_set, packed.per_layer_projection, work.inner, work.scratch)
+    builder.gated(row_set, own.gate, work.entry, work.inner, own.projection, factor, stride)
+    builder.project(row_set, own.projection, work.inner, work.scratch)
 
 
-def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, place: LayerPlace) -> None:
+def _attention(builder: PlanBuilder, layer: DecoderLayer, place: LayerPlace) -> None:
     attention, new = layer.attention, layer.attention.new
     row_set, work = place.row_set, place.work
     kind, cache = KIND_NUMBERS[attention.kind], 2 * place.cache
-    stride, column = 4 * TILE * sum(part.tiles for part in packed.heads), 0
-    for part in packed.heads:
+    heads_parts = [matrices[0] for matrices in joined_heads(attention)]
+    widths = [4 * TILE * builder.places[part].tiles for part in heads_parts]
+    stride, column = sum(widths), 0
+    for part, width in zip(heads_parts, widths, strict=True):
         if column:
-            builder.norm_quantize(row_set, work.hidden, layer.input_norm, work.entry, part.matrix)
+            builder.norm_quantize(row_set, work.hidden, layer.input_norm, work.entry, part)
         builder.project(row_set, part, work.entry, work.scratch + column, stride=stride)
-        column += 4 * TILE * part.tiles
+        column += width
     heads = (attention.query_heads, attention.kv_heads, attention.head_dim)
     constant = builder.constant
     key_norm = value_norm = value = 0
@@ -263,20 +257,30 @@ def _attention(builder: PlanBuilder, layer: DecoderLayer, packed: PackedLayer, p
         builder.add(attend)
     else:
         _attend_to_chosen(builder, attend, place.lookup)
-    builder.project(row_set, packed.output, work.inner, work.scratch)
+    builder.project(row_set, attention.output, work.inner, work.scratch)
 
 
 def lookup_plan(
     builder: PlanBuilder, settings: LookupSettings, layers: Sequence[DecoderLayer], places: int
 ) -> LookupPlan:
-    """With room for the choice of the layer that is at work."""
+    """Allocate the buffer for the chosen positions, large enough for each of these layers.
+
+    Args:
+        builder: allocates the buffer.
+        settings: how positions are chosen.
+        layers: the layers that will use the plan.
+        places: number of caches in a sequence's record.
+    """
     heads = max((layer.attention.kv_heads for layer in layers if layer.attention.kind == "full"), default=0)
     chosen = builder.buffers.bytes(8 * (1 + settings.most_units) * heads * builder.most_rows)
     return LookupPlan(settings, places, chosen)
 
 
 def _attend_to_chosen(builder: PlanBuilder, attend: Attend, lookup: LookupPlan) -> None:
-    """Add a step that chooses keys, and the one that attends to them; or one that takes the scores that it looks up."""
+    """Add lookup attention: a step that chooses positions and one that attends to them.
+
+    In the mode "nomad" it is a single step, which uses the looked-up scores themselves.
+    """
     settings, most = lookup.settings, lookup.settings.most_units
     codes = 2 * lookup.places + attend.cache
     if settings.mode == "nomad":
@@ -295,7 +299,12 @@ def _attend_to_chosen(builder: PlanBuilder, attend: Attend, lookup: LookupPlan) 
 
 
 def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:
-    """The widest projection and the widest inner row of some layers."""
+    """Widths of the widest rows in `Workspace.scratch` and `Workspace.inner`.
+
+    Args:
+        layers: layers that will share a workspace.
+        width: width of the residual stream.
+    """
     outer, inner = width, width
     for layer in layers:
         attention = layer.attention
@@ -308,7 +317,7 @@ def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:
 
 
 def entry_readers(layers: Sequence[DecoderLayer]) -> list[Matrix]:
-    """The matrices of some layers that read the residual stream."""
+    """The matrices that read `Workspace.entry`, the input of a block."""
     found = []
     for layer in layers:
         new, own = layer.attention.new, layer.per_layer
@@ -319,17 +328,17 @@ def entry_readers(layers: Sequence[DecoderLayer]) -> list[Matrix]:
 
 
 def inner_readers(layers: Sequence[DecoderLayer]) -> list[Matrix]:
-    """The other ones."""
+    """The matrices that read `Workspace.inner`, the input of a block's last projection."""
     found = [matrix for layer in layers for matrix in (layer.attention.output, layer.down)]
     return found + [layer.per_layer.projection for layer in layers if layer.per_layer is not None]
 
 
 def scratch_bytes(layers: Sequence[DecoderLayer]) -> int:
-    """Working memory of a thread: `kernels.project.gated`'s tiles, or a head."""
+    """Working memory per thread in bytes: tiles of `kernels.matmul.project.gated`, or one attention head."""
     return max(SCRATCH_BYTES, *(4 * layer.attention.head_dim for layer in layers))
 
 
 def widest_attention(layers: Sequence[DecoderLayer]) -> tuple[int, int]:
-    """The widest head of some layers, and the most query heads."""
+    """The largest head dimension of some layers, and the most query heads."""
     attentions = [layer.attention for layer in layers]
     return max(each.head_dim for each in attentions), max(each.query_heads for each in attentions)

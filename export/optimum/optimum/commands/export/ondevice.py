@@ -14,7 +14,7 @@ from ondevice_export.command import add_options, run
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The model and the place of the bundle as optimum's other exporters take them, and the options of this one."""
+    """Add `--model` and the output directory, named as in optimum's other exporters, and ondevice's own options."""
     parser.add_argument(
         "-m", "--model", required=True, dest="source", metavar="MODEL", help="a checkpoint: a hub id or a directory"
     )
@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def export(args: Namespace) -> NoReturn:
-    """Export, and end the process: a mistake is one line and exit code 2."""
+    """Export and end the process; a user error prints one line and gives exit code 2."""
     try:
         code = run(args)
     except (OndeviceError, OSError) as error:

@@ -1,4 +1,7 @@
-"""Tells `optimum-cli` of the command. It looks for files here, in its namespace package (PEP 420, no `__init__.py`)."""
+"""Registers the command with `optimum-cli`, which loads every file of this namespace package (PEP 420).
+
+The directory must not have an `__init__.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export to ondevice bundles: what runs Gemma 4 on CPUs with multi-token drafts."""
+"""Exports to bundles of ondevice, an inference runtime for Gemma 4 on CPUs with multi-token drafts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def main_export(
     head_bits: int = 8,
     revision: str | None = None,
 ) -> Path:
-    """Export a Gemma 4 checkpoint, and its MTP drafter, to a bundle directory. Torch is not needed.
+    """Export a Gemma 4 checkpoint and its MTP drafter to a bundle directory. Torch is not needed.
 
     Args:
-        model_name_or_path: a hub id or a directory.
-        output: where the bundle goes. An older bundle there is replaced at the very end.
-        drafter: `auto` finds `<id>-assistant` on the hub, or `drafter/` beside a directory; `none`; or a source.
-        heads: `auto` finds `heads/` beside a directory; `none`; or a directory of heads trained for the model.
-        quantize: width of the weights: `int4`, `int8` or `none`.
-        head_bits: width of the token table that the head and the embedding share: 4 or 8.
+        model_name_or_path: the checkpoint's hub id or directory.
+        output: the bundle's directory. An older bundle there is replaced after the new one is complete.
+        drafter: `auto` (`<id>-assistant` on the hub, or `drafter/` next to a directory), `none`, a hub id or directory.
+        heads: `auto` (`heads/` next to a directory), `none`, or a directory of heads trained for the model.
+        quantize: weight format: `int4`, `int8` or `none`.
+        head_bits: bits per weight of the token table that head and embedding share: 4 or 8.
         revision: branch, tag or commit of the model on the hub.
 
     Returns:
         The bundle's directory, for `ondevice.load`.
 
     Raises:
-        ondevice.OndeviceError: what a user can mend, in one line.
+        ondevice.OndeviceError: a problem that the user can fix; the message is one line.
     """
     from ondevice_export import export
 

@@ -1,0 +1,174 @@
+"""Results of `ondevice bench` as a Markdown table and a bar chart, and the conditions of a measurement as text."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ondevice import __version__, machine
+from ondevice.cli.bench.measure import Row
+from ondevice.cli.info import version_of
+from ondevice.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from ondevice.manifest import Manifest
+    from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
+
+PACKAGES = ("onnxruntime", "numba", "numpy")
+"""Packages whose versions are printed under a table."""
+
+POSITIONS = 6
+"""Number of draft positions whose acceptance is shown; few drafts are longer."""
+
+COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("drafter", lambda row: "plain" if row.is_plain else row.name),
+    ("draft", lambda row: "" if row.is_plain else row.length),
+    ("prefill tok/s", lambda row: f"{row.prefill_tokens_per_s:.0f}"),
+    ("decode tok/s", lambda row: f"{row.decode_tokens_per_s:.1f}"),
+    ("first ms", lambda row: f"{row.first_token_ms:.0f}"),
+    ("tokens/round", lambda row: f"{row.tokens_per_round:.2f}"),
+    ("acceptance by position", lambda row: acceptance_text(row.acceptance)),
+    ("k=0", lambda row: "" if row.is_plain else f"{row.idle_rounds:.0%}"),
+    ("RSS MB", lambda row: f"{row.peak_rss_bytes / 1e6:.0f}"),
+    ("speed-up", lambda row: f"{row.speed_up:.2f}x"),
+    ("equal", lambda row: f"{row.equal}/{row.prompts}"),
+)
+"""Titles and cells of the table of `markdown`."""
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table that `ondevice bench` prints."""
+    cells = [[show(row) for _, show in COLUMNS] for row in rows]
+    return table([title for title, _ in COLUMNS], cells, left={"drafter", "draft", "acceptance by position"})
+
+
+def table(titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collection[str]) -> str:
+    """A Markdown table, padded to aligned columns.
+
+    Args:
+        left: titles of the columns that are text, aligned left; the others are numbers, aligned right.
+    """
+    widths = [max(2, *(len(line[column]) for line in [titles, *cells])) for column in range(len(titles))]
+    rule = [
+        "-" * width if title in left else "-" * (width - 1) + ":" for title, width in zip(titles, widths, strict=True)
+    ]
+    return "\n".join(
+        "| "
+        + " | ".join(
+            cell.ljust(width) if title in left else cell.rjust(width)
+            for cell, title, width in zip(line, titles, widths, strict=True)
+        )
+        + " |"
+        for line in [titles, rule, *cells]
+    )
+
+
+def acceptance_text(shares: Sequence[float], most: int = POSITIONS) -> str:
+    """Shares as text, such as `.81 .64 .47`; `...` follows if there are more than `most`."""
+    shown = [f"{share:.2f}".removeprefix("0") for share in shares[:most]]
+    return " ".join(shown + ["..."] * (len(shares) > most))
+
+
+def setup(manifest: Manifest, engine: str, threads: int) -> dict[str, Any]:
+    """Facts of a measurement: bundle, engine, threads, machine, versions."""
+    return {
+        "bundle": manifest.name,
+        "weights": manifest.quantization.weights,
+        "engine": engine,
+        "threads": threads,
+        "processor": machine.processor_name(),
+        "system": machine.os_name(),
+        "versions": versions(PACKAGES),
+    }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of ondevice, of Python and of `packages`."""
+    own = {"ondevice": __version__, "python": platform.python_version()}
+    return {**own, **{package: version_of(package) for package in packages}}
+
+
+def conditions(model: Model, plain: Row, prompt_tokens: int, options: GenerationKeywords) -> dict[str, Any]:
+    """Everything that is needed to repeat the measurement.
+
+    Args:
+        plain: the row of plain decoding.
+        prompt_tokens: number of tokens of all prompts.
+        options: keywords of `Model.stream` that all configurations share.
+    """
+    return {
+        **setup(model.manifest, model.engine.name, model.threads),
+        "kv_cache": model.engine.kv_cache,
+        "prompts": plain.prompts,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": plain.new_tokens,
+        "temperature": options["temperature"],
+        "seed": options["seed"],
+        "load_s": model.load_s,
+    }
+
+
+def footer(facts: dict[str, Any]) -> str:
+    """`conditions` in three lines of text."""
+    mean_prompt = facts["prompt_tokens"] / facts["prompts"]
+    mean_reply = facts["new_tokens"] / facts["prompts"]
+    return "\n".join(
+        [
+            setup_line(facts),
+            f"{facts['prompts']} prompts of {mean_prompt:.0f} tokens, {mean_reply:.0f} new tokens each on average; "
+            f"temperature {facts['temperature']:g}, seed {facts['seed']}; {facts['kv_cache']} KV cache; "
+            f"loaded in {facts['load_s']:.1f} s",
+            versions_line(facts),
+        ]
+    )
+
+
+def setup_line(facts: dict[str, Any]) -> str:
+    """Bundle, engine, threads and machine of `setup`, in one line."""
+    return (
+        f"{facts['bundle']} ({facts['weights']}), engine {facts['engine']}, {facts['threads']} threads, "
+        f"{facts['processor']}, {facts['system']}"
+    )
+
+
+def versions_line(facts: dict[str, Any]) -> str:
+    """Versions of `setup`, in one line."""
+    return ", ".join(f"{package} {number}" for package, number in facts["versions"].items())
+
+
+def check_plot(path: Path) -> None:
+    """Check that `--plot` can be written, before anything is measured.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+        UsageError: the format is not supported, or the directory does not exist.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise MissingDependencyError("matplotlib", "bench") from error
+    formats = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise UsageError(f"--plot writes {', '.join(sorted(formats))}, not {path.name!r}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot cannot write {path}: there is no directory {path.parent}")
+
+
+def draw(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Write a bar chart of tokens per second: plain decoding first, its speed as a dotted line across all bars."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 1 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    speeds = [row.decode_tokens_per_s for row in rows]
+    bars = axes.barh([row.label for row in rows], speeds, color=["0.6", *["C0"] * (len(rows) - 1)])
+    axes.bar_label(bars, [f"{row.decode_tokens_per_s:.1f} ({row.speed_up:.2f}x)" for row in rows], padding=3)
+    axes.axvline(speeds[0], color="0.6", linestyle=":")
+    axes.set_xlim(0, 1.3 * max(speeds))
+    axes.set_xlabel("decoded tokens per second")
+    axes.set_title(title, fontsize="medium")
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=150)

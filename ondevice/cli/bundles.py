@@ -1,0 +1,125 @@
+"""Commands on bundles of this machine: `ondevice list`, `ondevice remove` and `ondevice prepare`.
+
+`list` and `remove` see the bundles in the model home, `$ONDEVICE_HOME` or `~/.ondevice`, by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ondevice.bundle import MANIFEST, model_home
+from ondevice.cli.main import FAILED
+from ondevice.cli.options import preparing
+from ondevice.errors import BundleNotFoundError, UsageError, one_line
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print a table, or JSON lines, of the bundles in the model home; incomplete downloads are named on stderr."""
+    from ondevice.bundle import installed
+    from ondevice.hub import unfinished_names
+
+    rows: list[dict[str, Any]] = []
+    for each in installed():
+        row: dict[str, Any] = {"name": each.name, "size": each.size, "fault": each.fault}
+        if (manifest := each.manifest) is not None:
+            row["family"], row["quantization"] = manifest.family, manifest.quantization.weights
+            row["drafter"] = manifest.drafter is not None
+        rows.append(row)
+    if args.json:
+        sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
+    elif rows:
+        _print_table(rows)
+    else:
+        print(f"no bundles in {model_home()}: get one with `ondevice pull` or `ondevice export`", file=sys.stderr)
+    for name in unfinished_names():
+        print(f"{one_line(name)} is incomplete: run the same `ondevice pull` again to resume it", file=sys.stderr)
+    return 0
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    """Aligned columns; the row of a bundle that cannot be opened ends with the reason."""
+    table: list[tuple[str, ...]] = [("name", "size", "family", "weights", "drafter")]
+    for row in rows:
+        about: tuple[str, ...] = (row["fault"],)
+        if row["fault"] is None:
+            about = (row["family"], row["quantization"], "mtp" if row["drafter"] else "none")
+        table.append((one_line(row["name"]), f"{row['size'] / 1e9:.2f} GB", *map(one_line, about)))
+    columns = len(table[0])
+    widths = [max(len(line[column]) for line in table if len(line) == columns) for column in range(columns)]
+    for line in table:
+        print("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=False)).rstrip())
+
+
+def add_remove_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "names", metavar="NAME", nargs="+", help="name under $ONDEVICE_HOME, as `ondevice list` shows it"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    """Delete bundles and incomplete downloads by name, after a confirmation; nothing where one name is unknown."""
+    from ondevice.bundle import delete
+
+    found = [path for name in args.names for path in _directories(name)]
+    size = sum(each.stat().st_size for path in found for each in path.rglob("*") if each.is_file())
+    if not args.yes and not _confirmed(f"remove {', '.join(map(str, found))} ({size / 1e9:.2f} GB)?"):
+        print("nothing was removed", file=sys.stderr)
+        return FAILED
+    for path in found:
+        delete(path)
+    return 0
+
+
+def _directories(name: str) -> list[Path]:
+    """The directories of a bundle and of its incomplete download. A name, never a path: only the model home is touched.
+
+    Raises:
+        BundleNotFoundError: neither exists.
+    """
+    from ondevice.hub import Destination
+
+    destination = Destination(name)
+    complete = (destination.path / MANIFEST).is_file() or destination.path.is_symlink()
+    found = [destination.path] if complete else []
+    found += [destination.unfinished] if destination.unfinished.is_dir() else []
+    if not found:
+        raise BundleNotFoundError(name, f"no such name under {model_home()}")
+    return found
+
+
+def _confirmed(question: str) -> bool:
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("cannot ask for confirmation without a terminal: add --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
+    parser.add_argument(
+        "--engine", choices=["auto", "simd", "ort"], default="auto", help="engine to prepare for (default: auto)"
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="number of threads to use (default: the physical cores)"
+    )
+
+
+def run_prepare(args: argparse.Namespace) -> int:
+    """Compile kernels and pack weights now, so that the first reply does not have to wait for it."""
+    import ondevice
+
+    started = perf_counter()
+    with preparing() as on_prepare:
+        ondevice.prepare(args.bundle, engine=args.engine, threads=args.threads, on_prepare=on_prepare)
+    print(f"{args.bundle}: ready on this machine, in {perf_counter() - started:.1f} s", file=sys.stderr)
+    return 0

@@ -1,0 +1,432 @@
+"""`ondevice chat`: a conversation, typed or piped, one message per line.
+
+In order: the command, the conversation, the lines that begin with a slash, reading lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ondevice.bundle import model_home
+from ondevice.cli.main import Parser
+from ondevice.cli.options import (
+    add_chat_arguments,
+    add_generation_arguments,
+    add_model_arguments,
+    generation_options,
+    load_model,
+)
+from ondevice.cli.progress import unseen_keys
+from ondevice.cli.prompts import read_json, standard_input
+from ondevice.cli.reply_view import TextView, dim, stream_reply, summary
+from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
+from ondevice.machine import expanded
+from ondevice.text.prompt_file import decode
+
+if TYPE_CHECKING:
+    from ondevice.generate.stats import Stats
+    from ondevice.generation import Reply
+    from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
+
+REPLY_TOKENS = 4096
+"""Default of `--max-new-tokens`: a reply with thoughts can have thousands, and Ctrl-C ends an endless one."""
+
+CONTEXT_FULL = "/drop forgets the oldest question and its reply, /clear all"
+
+NOTICES = {
+    "cancelled": "(stopped)",
+    "length": "(cut at --max-new-tokens)",
+    "context": f"(the context is full: {CONTEXT_FULL})",
+}
+"""Lines on stderr after a reply, by finish reason."""
+
+NO_THINKING = ", but this bundle's template does not support it"
+
+HELLO = {"role": "user", "content": "Hello"}
+"""A message to try the template with."""
+
+SYSTEM_ROLES = ("system", "developer")
+
+EXIT_WORDS = ("/exit", "/quit", "/bye")
+
+DEFAULT = "default"
+"""The value of `/set NAME default`, which unsets the option."""
+
+QUOTES = '"""'
+"""Begins and ends a message of several lines."""
+
+HISTORY_LINES = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    add_chat_arguments(parser.add_argument_group("conversation"))
+    add_generation_arguments(parser, max_new_tokens=REPLY_TOKENS)
+
+
+def run(args: argparse.Namespace) -> int:
+    standard_input()  # fails before the model is loaded
+    with load_model(args) as model:
+        conversation = Conversation(model, generation_options(args), args.system)
+        if args.thinking and not conversation.can_think:
+            print(f"ondevice: --thinking is on{NO_THINKING}", file=sys.stderr)
+        if sys.stdin.isatty():
+            print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
+        for message in messages(typed_lines() if sys.stdin.isatty() else piped_lines()):
+            if message in EXIT_WORDS:
+                break
+            if message.startswith("/"):
+                try:
+                    run_command(message, conversation)
+                except (OndeviceError, OSError) as error:  # ends the command, not the conversation
+                    print(f"ondevice: {error}", file=sys.stderr)
+            elif message:
+                conversation.say(message)
+    return 0
+
+
+class Conversation:
+    """The messages of one session in OpenAI's form. A reply that was stopped stays as far as it came."""
+
+    def __init__(self, model: Model, options: GenerationKeywords, system: str | None = None) -> None:
+        """
+        Args:
+            options: keywords of `Model.stream`.
+            system: the system message.
+
+        Raises:
+            PromptError: the bundle has no chat template, or one that refuses a system message.
+        """
+        self._model = model
+        self.options = options
+        self.messages: list[dict[str, Any]] = []
+        self.thoughts = ""
+        """The thoughts of the last reply."""
+        self._stats: Stats | None = None
+        self.instruct(system)
+        model.encode([*self.messages, HELLO])  # a bundle that cannot chat fails now, not after the first message
+
+    @property
+    def system(self) -> str | None:
+        """The text of the system message."""
+        return self.messages[0]["content"] if self._system_messages else None
+
+    @property
+    def _system_messages(self) -> list[dict[str, Any]]:
+        return self.messages[:1] if self.messages and self.messages[0]["role"] in SYSTEM_ROLES else []
+
+    @property
+    def can_think(self) -> bool:
+        """Whether `thinking` changes what the template writes."""
+        return self._model.encode([HELLO], thinking=True) != self._model.encode([HELLO], thinking=False)
+
+    def instruct(self, system: str | None) -> None:
+        """Replace the system message from now on; None removes it."""
+        turns = self.messages[len(self._system_messages) :]
+        self.messages = [*([{"role": "system", "content": system}] if system else []), *turns]
+
+    def use(self, options: GenerationKeywords) -> None:
+        """Generate with other options from now on.
+
+        Raises:
+            OndeviceError: an option that is invalid, or not supported by this bundle.
+        """
+        self._model.stream([*self._system_messages, HELLO], **options).close()  # validates, computes nothing
+        self.options = options
+
+    def say(self, text: str) -> None:
+        """Send a message and show the reply. A message that does not fit leaves the conversation unchanged."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        try:
+            with unseen_keys():
+                reply = stream_reply(self._model, asked, self.options, TextView())
+        except PromptError as error:
+            hint = f" ({CONTEXT_FULL})" if isinstance(error, ContextOverflowError) else ""
+            print(f"ondevice: {error}{hint}", file=sys.stderr)
+            return
+        self.messages = [*asked, self._as_message(reply)]
+        self.thoughts = reply.reasoning
+        self._stats = reply.stats
+        if reply.finish_reason in NOTICES:
+            print(NOTICES[reply.finish_reason], file=sys.stderr)
+
+    def regenerate(self) -> None:
+        """Answer the last message again, replacing its reply.
+
+        Raises:
+            UsageError: there is no message.
+        """
+        before = self.messages
+        if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
+            raise UsageError("there is no message to answer again")
+        self.messages = before[:-2]
+        self.say(before[-2]["content"])
+        if len(self.messages) < len(before):  # no reply came
+            self.messages = before
+
+    def drop(self) -> None:
+        """Forget the oldest question and its reply.
+
+        Raises:
+            UsageError: there is no message.
+        """
+        system = self._system_messages
+        turns = self.messages[len(system) :]
+        if not turns:
+            raise UsageError("there is no message to drop")
+        later = [index for index, message in enumerate(turns) if index and message["role"] == "user"]
+        self.messages = [*system, *(turns[later[0] :] if later else [])]
+
+    def clear(self) -> None:
+        """Forget all messages but the system message, and what the model's cache and drafters keep of them."""
+        self.messages = self._system_messages
+        self.thoughts = ""
+        self._model.forget()
+
+    def save(self, path: Path) -> None:
+        """Write the messages to a file, as JSON in OpenAI's form.
+
+        Raises:
+            UsageError: the file exists and is not a saved conversation.
+            OSError: it cannot be written.
+        """
+        if path.exists():
+            try:
+                _read_messages(path)
+            except PromptError as error:
+                raise UsageError(f"{path} is not a conversation and is not overwritten") from error
+        path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    def load(self, path: Path) -> None:
+        """Continue with the messages of a file.
+
+        Raises:
+            PromptError: it has no messages that this bundle's template accepts.
+        """
+        messages = _read_messages(path)
+        self._model.encode([*messages, HELLO])
+        self.messages, self.thoughts = messages, ""
+
+    def stats(self) -> str:
+        """The summary line of the last reply."""
+        return summary(self._stats) if self._stats else "no reply yet"
+
+    def _as_message(self, reply: Reply) -> dict[str, Any]:
+        """The reply as a message for the template.
+
+        Where the bundle does not say how to separate thoughts, its text keeps the control tokens, because the template
+        can remove thoughts from earlier turns only by these.
+        """
+        if reply.reasoning or reply.tool_calls:
+            return reply.message
+        return {"role": "assistant", "content": self._text_with_control_tokens(reply)}
+
+    def _text_with_control_tokens(self, reply: Reply) -> str:
+        """The reply's text with its control tokens, except those at its end, which the template writes itself."""
+        tokenizer = self._model.tokenizer
+        inner = list(reply.token_ids)
+        while tokenizer and inner and inner[-1] in tokenizer.special_ids:
+            inner.pop()
+        if tokenizer is None or tokenizer.special_ids.isdisjoint(inner):
+            return reply.text
+        return tokenizer.decode(inner, keep_special=True)
+
+
+def _read_messages(path: Path) -> list[dict[str, Any]]:
+    messages = read_json(path)
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise PromptError(f"{path} is not a list of messages")
+    return messages
+
+
+class ChatCommand(NamedTuple):
+    """A line that begins with a slash.
+
+    run : called with the conversation and the text after the command's word
+    argument : how `/help` shows that text; empty for a command that takes none
+    """
+
+    run: Callable[[Conversation, str], None]
+    summary: str
+    argument: str = ""
+
+
+def run_command(line: str, conversation: Conversation) -> None:
+    """Run a line that begins with a slash.
+
+    Raises:
+        UsageError: an unknown command, or a wrong argument.
+    """
+    word, _, rest = line.partition(" ")
+    command = CHAT_COMMANDS.get(word)
+    if command is None:
+        raise UsageError(f"unknown command {word}: /help lists the commands")
+    rest = rest.strip()
+    if rest and not command.argument:
+        raise UsageError(f"{word} takes no argument")
+    command.run(conversation, rest)
+
+
+def _system(conversation: Conversation, rest: str) -> None:
+    if rest:
+        conversation.instruct(None if rest == "none" else rest)
+    else:
+        _print(conversation.system or "no system message: /system TEXT sets one")
+
+
+def _think(conversation: Conversation, rest: str) -> None:
+    thinks = not conversation.options.get("thinking")
+    conversation.options["thinking"] = thinks
+    _print(f"(thinking is {'on' if thinks else 'off'}{'' if conversation.can_think else NO_THINKING})")
+
+
+def _thoughts(conversation: Conversation, rest: str) -> None:
+    _print(dim(conversation.thoughts, sys.stderr) or "no thoughts in the last reply")
+
+
+def _set(conversation: Conversation, rest: str) -> None:
+    if not rest:
+        chosen = {name: value for name, value in conversation.options.items() if name != "thinking"}
+        _print("\n".join(f"{name} {value}" for name, value in chosen.items()) or "nothing is set")
+        return
+    name, _, value = rest.partition(" ")
+    name = name.removeprefix("--").replace("-", "_")
+    changed = cast("dict[str, Any]", dict(conversation.options))
+    changed.pop(name, None)
+    if value.strip() != DEFAULT:
+        changed |= _parse_setting(name, value.strip())
+    conversation.use(cast("GenerationKeywords", changed))
+
+
+def _parse_setting(name: str, value: str) -> dict[str, Any]:
+    """A keyword of `Model.stream` from an option's name and value, parsed as on the command line."""
+    parser = Parser("/set")
+    add_generation_arguments(parser)
+    known = sorted(action.dest for action in parser._actions if action.dest != "help")
+    if name not in known:
+        raise UsageError(f"unknown option {name}: /set takes {', '.join(known)}")
+    try:
+        arguments = parser.parse_args([f"--{name.replace('_', '-')}={value}"])
+    except UsageError as error:
+        raise UsageError(str(error).partition(". Try")[0]) from error
+    return {key: given for key, given in generation_options(arguments).items() if key == name}
+
+
+def _save(conversation: Conversation, rest: str) -> None:
+    path = _path(rest)
+    conversation.save(path)
+    _print(f"(saved: {path})")
+
+
+def _load(conversation: Conversation, rest: str) -> None:
+    conversation.load(_path(rest))
+    _print(f"({len(conversation.messages)} messages)")
+
+
+def _path(rest: str) -> Path:
+    if not rest:
+        raise UsageError("give the name of a file")
+    return expanded(rest)
+
+
+def _help(conversation: Conversation, rest: str) -> None:
+    lines = [(f"{word} {command.argument}".rstrip(), command.summary) for word, command in CHAT_COMMANDS.items()]
+    lines += [
+        ("/exit", "end the chat, as /quit, /bye and Ctrl-D do"),
+        (QUOTES, "begins and ends a message of several lines"),
+        ("Ctrl-C", "stops a reply"),
+    ]
+    _print("\n".join(f"{word:20} {summary}" for word, summary in lines))
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+CHAT_COMMANDS = {
+    "/clear": ChatCommand(lambda conversation, rest: conversation.clear(), "forget the conversation"),
+    "/drop": ChatCommand(
+        lambda conversation, rest: conversation.drop(),
+        "forget the oldest question and its reply, for example when the context is full",
+    ),
+    "/regenerate": ChatCommand(
+        lambda conversation, rest: conversation.regenerate(),
+        "answer the last message again (the reply is the same with a seed or temperature 0)",
+    ),
+    "/system": ChatCommand(_system, "show or replace the system message; none removes it", "[TEXT]"),
+    "/think": ChatCommand(_think, "switch thinking before the answer on or off"),
+    "/thoughts": ChatCommand(_thoughts, "show the thoughts of the last reply"),
+    "/set": ChatCommand(
+        _set, "set an option of the command line, as temperature 0.5; without arguments, show them", "[NAME VALUE]"
+    ),
+    "/save": ChatCommand(_save, "write the conversation to a file, as JSON", "FILE"),
+    "/load": ChatCommand(_load, "continue a conversation from a file", "FILE"),
+    "/stats": ChatCommand(
+        lambda conversation, rest: _print(conversation.stats()), "show speed and drafts of the last reply"
+    ),
+    "/help": ChatCommand(_help, "show this list"),
+}
+
+
+def messages(lines: Iterator[str]) -> Iterator[str]:
+    """Messages from lines: one per line, or several lines between two `QUOTES`."""
+    for line in lines:
+        message = line.strip()
+        if message.startswith(QUOTES):
+            message = message.removeprefix(QUOTES)
+            while not message.endswith(QUOTES) and (more := next(lines, None)) is not None:
+                message += f"\n{more.rstrip()}"
+            message = message.removesuffix(QUOTES).strip("\n")
+        yield message
+
+
+def typed_lines() -> Iterator[str]:
+    """Lines typed at a terminal until Ctrl-D, with the history of earlier chats on the arrow keys."""
+    with _line_editing(model_home() / "chat_history"):
+        while True:
+            try:
+                yield input("> ")
+            except KeyboardInterrupt:
+                print("\n(Ctrl-D leaves)", file=sys.stderr)
+            except EOFError:
+                print()
+                return
+            except UnicodeDecodeError as error:
+                raise UsageError("this terminal does not send UTF-8: set its encoding to UTF-8") from error
+
+
+def piped_lines() -> Iterator[str]:
+    """Lines of standard input that is not a terminal."""
+    for line in standard_input():
+        yield decode(line, "standard input")
+
+
+@contextlib.contextmanager
+def _line_editing(path: Path) -> Iterator[None]:
+    """Within the block, `input` has readline's editing keys, and a history that is kept in a file.
+
+    Python on Windows has no readline; its console has editing keys of its own, and no history is kept.
+    """
+    try:
+        import readline  # the import alone gives `input` its keys
+    except ImportError:
+        yield
+        return
+    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines become one message
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        readline.set_history_length(HISTORY_LINES)
+        with contextlib.suppress(OSError):  # a model home that is not writable: no history is kept
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)

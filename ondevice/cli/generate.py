@@ -1,0 +1,136 @@
+"""`ondevice generate`: complete one prompt, as text or JSON.
+
+`--json-schema` and its siblings constrain the reply; `--compare` generates again without drafts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ondevice.cli.main import FAILED, INTERRUPTED
+from ondevice.cli.options import add_generation_arguments, add_model_arguments, generation_options, load_model
+from ondevice.cli.prompts import add_prompt_arguments, read_json, read_prompt, read_tools
+from ondevice.cli.reply_view import Comparison, JsonLinesView, TextView, as_json, plain_options, stream_reply, summary
+from ondevice.errors import UsageError
+from ondevice.text.prompt_file import read_text
+
+if TYPE_CHECKING:
+    from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
+    from ondevice.text.codec import Prompt
+
+WARM_UP_TOKENS = 8
+
+TOOL_CHOICES = ("auto", "required", "none")
+"""Values of `--tool-choice` that are not the name of a function."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    add_prompt_arguments(parser)
+    add_generation_arguments(parser)
+    _add_form_arguments(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
+    group.add_argument(
+        "--json-lines", action="store_true", help="print one JSON object per step as it comes, then that of --json"
+    )
+    group.add_argument(
+        "--top-logprobs", type=int, metavar="N", help="log-probabilities of each token and of the N most likely ones"
+    )
+    group.add_argument(
+        "--compare", action="store_true", help="generate again without drafts: print the speed-up, compare the tokens"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    prompt = read_prompt(args)
+    options = generation_options(args)
+    if args.tools is not None:
+        options["tools"] = read_tools(args.tools)
+    options["response_format"] = _response_format(args)
+    options["tool_choice"] = _tool_choice(args)
+    as_objects = args.json or args.json_lines
+    if args.compare and args.draft_sampling == "ratio":
+        raise UsageError("--compare needs equal tokens, and --draft-sampling ratio changes them: leave one of them out")
+    if args.compare:
+        options.setdefault("seed", 0)  # two sampled runs can only be compared with the same seed
+    comparison = None
+    with load_model(args) as model:
+        if args.compare:
+            _warm_up(model, prompt, options)
+        view = None if args.json else TextView(as_ids=model.tokenizer is None)
+        reply = stream_reply(model, prompt, options, JsonLinesView() if args.json_lines else view)
+        interrupted = reply.finish_reason == "cancelled"
+        if not as_objects:
+            print(summary(reply.stats), file=sys.stderr)
+        if args.compare and not interrupted:
+            plain = stream_reply(model, prompt, plain_options(options))
+            interrupted = plain.finish_reason == "cancelled"
+            comparison = None if interrupted else Comparison(reply, plain)
+    if as_objects:
+        extra = {"comparison": comparison.as_json()} if comparison else {}
+        print(json.dumps({**as_json(reply), **extra}))
+    elif comparison:
+        print(comparison.line(), file=sys.stderr)
+    if interrupted:
+        return INTERRUPTED
+    return FAILED if comparison and not comparison.equal else 0
+
+
+def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:
+    """Generate a few tokens with and without drafts, so that one-time costs do not count against the first run."""
+    for variant in (options, plain_options(options)):
+        shortened: GenerationKeywords = {**variant, "max_new_tokens": WARM_UP_TOKENS}
+        model.generate(prompt, **shortened)
+    model.forget()
+
+
+def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that constrain the reply by a grammar."""
+    group = parser.add_argument_group(
+        "form of the answer",
+        "Constrains every token; tokens that the form determines are drafted. Needs the extra [grammar].",
+    )
+    forms = group.add_mutually_exclusive_group()
+    forms.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that matches the schema in this file")
+    forms.add_argument("--json-object", action="store_true", help="any JSON object")
+    forms.add_argument("--regex", metavar="PATTERN", help="text that as a whole matches this regular expression")
+    forms.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; repeat it for each")
+    forms.add_argument("--lark", type=Path, metavar="FILE", help="a grammar in Lark's syntax, as llguidance reads it")
+    group.add_argument(
+        "--tool-choice",
+        metavar="MODE",
+        help="with --tools: auto allows calls and keeps them to their declarations, required forces a call, none "
+        "forbids calls, a function's name forces a call of that function",
+    )
+
+
+def _response_format(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The keyword `response_format` of `Model.stream`; None where no form was given.
+
+    Raises:
+        PromptError: a file cannot be read, or the schema is not JSON.
+    """
+    if args.json_schema is not None:
+        return {"type": "json_schema", "json_schema": {"schema": read_json(args.json_schema)}}
+    if args.json_object:
+        return {"type": "json_object"}
+    if args.lark is not None:
+        return {"type": "lark", "lark": read_text(args.lark)}
+    if args.regex is not None:
+        return {"type": "regex", "regex": args.regex}
+    return None if args.choice is None else {"type": "choice", "choice": args.choice}
+
+
+def _tool_choice(args: argparse.Namespace) -> str | Mapping[str, Any] | None:
+    """The keyword `tool_choice` of `Model.stream`."""
+    chosen: str | None = args.tool_choice
+    if chosen is None or chosen in TOOL_CHOICES:
+        return chosen
+    return {"type": "function", "function": {"name": chosen}}

@@ -1,0 +1,324 @@
+"""`ondevice info`: facts about this machine or a bundle, as aligned text or JSON.
+
+In order: the command, the facts of a machine, the facts of a bundle, facts as text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ondevice import __version__, machine
+from ondevice.bundle import Bundle
+from ondevice.cli.progress import byte_bar
+from ondevice.engines.layer_path import PathMemory
+from ondevice.errors import OndeviceError, UsageError
+
+PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
+ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
+"""Modules whose import fails where an engine's packages are missing."""
+
+MEASURED = ("instruction_set", "memory_bytes_per_s", "dot_product_ops_per_s")
+"""Facts that need the `simd` engine; None where it cannot run."""
+
+LEAST_COLUMNS = 20
+"""Width of the values' column at least, however narrow the terminal is."""
+
+KEPT_SPACE = "\0"
+"""Stands for a space at which lines are not broken."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", nargs="?", help="a bundle's directory, or its name under $ONDEVICE_HOME"
+    )
+    parser.add_argument("--verify-hashes", action="store_true", help="compare the sha256 of every file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, sizes in bytes")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.bundle is None:
+        if args.verify_hashes:
+            raise UsageError("--verify-hashes needs a bundle: give its name or directory")
+        facts = machine_facts()
+    else:
+        with byte_bar("verifying") as bar:
+            bundle = Bundle.open(args.bundle, verify_hashes=args.verify_hashes, on_hash=bar.show)
+        facts = bundle_facts(bundle)
+        if args.verify_hashes:
+            facts["hashes"] = "every file is as exported"
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        columns = shutil.get_terminal_size((sys.maxsize, 0)).columns  # without a terminal, no line is wrapped
+        print("\n".join(lines(facts, columns)))
+    return 0
+
+
+def machine_facts() -> dict[str, Any]:
+    """Versions, processor, available engines, and measured bandwidth and arithmetic.
+
+    Measuring takes some tenths of a second.
+    """
+    from ondevice.engines.simd.pack_cache import pack_sizes
+
+    threads = machine.default_threads()
+    obstacles = {name: reason for name, module in ENGINES.items() if (reason := _import_obstacle(module))}
+    measured: dict[str, Any] = dict.fromkeys(MEASURED)
+    if "simd" not in obstacles:
+        try:
+            measured = _measured(threads)
+        except Exception as error:  # any failure of compiler or CPU: the other facts are still printed
+            obstacles["simd"] = _failure(error)
+    sizes = pack_sizes()
+    return {
+        "ondevice": __version__,
+        "python": platform.python_version(),
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "processor": machine.processor_name(),
+        "system": machine.os_name(),
+        "physical_cores": machine.physical_cores(),
+        "threads": threads,
+        "engines": [name for name in ENGINES if name not in obstacles],
+        "unavailable": obstacles,
+        **measured,
+        "cache": {"directory": str(machine.cache_directory()), "packs": len(sizes), "bytes": sum(sizes)},
+    }
+
+
+def version_of(package: str) -> str:
+    """The installed version, or `missing`: onnxruntime has no wheels for Intel Macs and the newest Python."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _measured(threads: int) -> dict[str, Any]:
+    """The facts of `MEASURED`. Compiles and runs two small kernels, so it fails where that does not work."""
+    from ondevice.engines.simd.kernels.isa import instruction_set
+    from ondevice.engines.simd.roofline import RooflineMeasurement
+
+    with RooflineMeasurement(threads) as measurement:
+        measurement.read()
+    roofline = measurement.median()
+    return dict(zip(MEASURED, (instruction_set.current().name, roofline.bandwidth, roofline.peak), strict=True))
+
+
+def _failure(error: Exception) -> str:
+    """One line about an exception of another library."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{error.name} is missing: pip install {error.name}"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _import_obstacle(module: str) -> str | None:
+    """Why an engine's module cannot be imported; None where it can."""
+    try:
+        for each in ("ondevice.model", "ondevice.jit", module):  # drafters and sampling need numba too
+            import_module(each)
+    except Exception as error:  # a package built for another processor, an unwritable cache, ...
+        return _failure(error)
+    return None
+
+
+def bundle_facts(bundle: Bundle) -> dict[str, Any]:
+    """The manifest's facts, and how this machine would run the bundle, in the order in which they are printed."""
+    manifest = bundle.manifest
+    target, drafter, quantization = manifest.target, manifest.drafter, manifest.quantization
+    kinds = [layer.kind for layer in target.layers]
+    return {
+        "name": manifest.name,
+        "family": manifest.family,
+        "context": target.context_length,
+        "layers": {
+            "all": len(kinds),
+            "sliding": kinds.count("sliding"),
+            "full": kinds.count("full"),
+            "with_cache": len(target.kv_layers()),
+        },
+        "sliding_window": target.sliding_window,
+        "vocabulary": target.vocab_size,
+        "quantization": {
+            "weights": quantization.weights,
+            "block_size": quantization.block_size,
+            "head_bits": quantization.head_bits,
+        },
+        "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
+        "heads": [dataclasses.asdict(heads) for heads in manifest.heads] or None,
+        "drafts_without": _tuned_blocks(bundle),
+        **_engine_facts(bundle),
+        "sources": {
+            role: source.id if source.revision is None else f"{source.id}@{source.revision}"
+            for role, source in manifest.sources.items()
+        },
+        "tools": manifest.tools,
+        "files": {name: entry.size for name, entry in manifest.files.items()},
+        "bytes": sum(entry.size for entry in manifest.files.values()),
+    }
+
+
+def _tuned_blocks(bundle: Bundle) -> dict[str, Any]:
+    """The blocks that `ondevice tune` chose to skip in drafts; `blocks` is None where it was not run."""
+    memory = PathMemory(bundle)
+    record = memory.read(memory.tuned_files)
+    if record is None:
+        return {"blocks": None}
+    blocks = {f"{kind} {layer}" for kind, layer in record.skips} if record.pays else set()
+    return {
+        "blocks": sorted(blocks, key=lambda word: int(word.split()[1])),
+        "predicted_speed_up": round(record.speed_up, 3),
+        "processor": record.processor,
+    }
+
+
+def _engine_facts(bundle: Bundle) -> dict[str, Any]:
+    """The engine that `--engine auto` would take on this machine, and the state of its pack."""
+    try:
+        from ondevice.engines.choice import preview
+        from ondevice.preparation import compiled_for
+
+        found = preview(bundle)
+    except OndeviceError as error:
+        return {"weights": None, "engine": {"name": None, "reason": str(error)}, "pack": None, "prepared": False}
+    except Exception as error:  # numba is missing or broken
+        reason = _failure(error)
+        return {"weights": None, "engine": {"name": None, "reason": reason}, "pack": None, "prepared": False}
+    pack = found.pack
+    pack_facts = pack and {
+        "status": pack.status,
+        "bytes": pack.size,
+        "path": None if pack.path is None else str(pack.path),
+        "obstacle": pack.obstacle,
+    }
+    return {
+        "weights": found.weights,
+        "engine": {"name": found.engine, "reason": found.reason},
+        "pack": pack_facts,
+        "prepared": compiled_for(found.engine) and (pack is None or pack.status in ("packed", "small")),
+    }
+
+
+def lines(facts: Mapping[str, Any], columns: int) -> list[str]:
+    """Facts as text: labels on the left, values aligned and wrapped to `columns` on the right.
+
+    A fact of `LISTS` has a line per entry, so an empty one, such as `unavailable`, has none.
+    """
+    rows = {_label(name): _paragraphs(name, value) for name, value in facts.items()}
+    width = max(map(len, rows)) + 2
+    return [
+        f"{'' if index else label:{width}}{line}"
+        for label, paragraphs in rows.items()
+        for index, line in enumerate(_wrapped(paragraphs, columns - width))
+    ]
+
+
+def size(count: int) -> str:
+    """A number of bytes in B, kB, MB or GB, 1000-based as in file managers and on hubs."""
+    shown = float(count)
+    for unit in ("B", "kB", "MB"):
+        if shown < 1000:
+            return f"{shown:.0f} {unit}" if unit == "B" else f"{shown:.1f} {unit}"
+        shown /= 1000
+    return f"{shown:.2f} GB"
+
+
+def _wrapped(paragraphs: list[str], columns: int) -> list[str]:
+    """Wrap paragraphs, keeping each path (to be copied) and each item of a list on one line."""
+    width = max(columns, LEAST_COLUMNS)
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False).wrap
+    return [line.replace(KEPT_SPACE, " ") for paragraph in paragraphs for line in wrap(paragraph)]
+
+
+def _label(name: str) -> str:
+    return LABELS.get(name, name.replace("_", " "))
+
+
+def _paragraphs(name: str, value: Any) -> list[str]:
+    if name in LISTS and value is not None:
+        return [f"{_label(key) if name == 'weights' else key} {LISTS[name](item)}" for key, item in value.items()]
+    return ["none" if value is None else TEXTS[name](value) if name in TEXTS else _text(value)]
+
+
+def _kept(value: Any) -> str:
+    return str(value).replace(" ", KEPT_SPACE)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key.replace('_', ' ')} {item}" for key, item in value.items()]
+    if isinstance(value, list):
+        return ", ".join(_kept(item) for item in value) or "none"
+    return str(value)
+
+
+def _cache(cache: Mapping[str, Any]) -> str:
+    count = cache["packs"]
+    packs = "no packs" if not count else f"{count} pack{'s' if count > 1 else ''}, {size(cache['bytes'])}"
+    return f"{packs} in {_kept(cache['directory'])}"
+
+
+def _engine(engine: Mapping[str, Any]) -> str:
+    name, reason = engine["name"] or "none", engine["reason"]
+    return name if reason is None else f"{name}: {reason}"
+
+
+def _formats(counts: Mapping[str, int]) -> str:
+    """Millions of weights of each format."""
+    return ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items())
+
+
+def _pack(pack: Mapping[str, Any]) -> str:
+    bytes_, path = size(pack["bytes"]), _kept(pack["path"])
+    return {
+        "packed": f"packed: {bytes_} at {path}",
+        "missing": f"not packed yet: {bytes_} will be written to {path} at the first load",
+        "damaged": f"damaged: {bytes_} will be written again to {path} at the next load",
+        "small": f"in memory: {bytes_}, packed at every start",
+        "unwritable": f"in memory: {bytes_}, packed at every start, because {pack['obstacle']}",
+    }[pack["status"]]
+
+
+def _blocks_text(found: Mapping[str, Any]) -> str:
+    if found["blocks"] is None:
+        return "not measured: run `ondevice tune`"
+    if not found["blocks"]:
+        return f"no block: at best {found['predicted_speed_up']:.2f} times plain decoding on {found['processor']}"
+    return f"{', '.join(map(_kept, found['blocks']))}: predicted {found['predicted_speed_up']:.2f} times plain decoding"
+
+
+def _heads(heads: list[Mapping[str, Any]]) -> str:
+    kinds = []
+    for each in heads:
+        where = f"behind layer {each['layer']}" if each["layer"] is not None else f"for {each['offsets']} tokens"
+        kinds.append(_kept(f"{each['kind']} {where}"))
+    return ", ".join(kinds)
+
+
+LABELS = {"memory_bytes_per_s": "memory bandwidth", "dot_product_ops_per_s": "dot products"}
+
+LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str, "weights": _formats}
+"""Facts with a line for each entry, and how an entry's value is shown."""
+
+TEXTS: dict[str, Callable[[Any], str]] = {
+    "memory_bytes_per_s": lambda rate: f"{rate / 1e9:.1f} GB/s",
+    "dot_product_ops_per_s": lambda rate: f"{rate / 1e9:.0f} GOPS",
+    "bytes": size,
+    "cache": _cache,
+    "drafts_without": _blocks_text,
+    "engine": _engine,
+    "heads": _heads,
+    "pack": _pack,
+    "threads": "at most {}".format,
+    "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",
+}
+"""How the value of a fact is shown; the others as `_text` does."""

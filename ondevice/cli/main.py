@@ -1,0 +1,313 @@
+"""`ondevice COMMAND`: the table of commands, parsing, exit codes, and one line on stderr for every mistake.
+
+Only the module of the command that is named gets imported, so `ondevice --help` needs neither numpy nor numba. Command
+modules import this one, for exit codes and `Parser`; this one imports no command module statically.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from ondevice import __version__
+from ondevice.errors import MissingDependencyError, OndeviceError, UsageError, one_line
+
+FAILED = 1
+"""Exit code: the command ran, but tokens differ in a check, a batch has errors, or a removal was declined."""
+
+MISTAKE = 2
+"""Exit code: a wrong command line, bundle or file; one line on stderr says what to do."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells report a program that SIGINT ended."""
+
+BROKEN_PIPE = 141
+"""Exit code after the reader of standard output has exited (`| head`), as shells report SIGPIPE."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """An entry of `COMMANDS`.
+
+    module : imported when the command is used
+    summary : for the overview of `ondevice --help`
+    examples : shown first by `ondevice COMMAND --help`
+    add_arguments, run : names of functions of the module: `add_arguments(parser)` declares the options, and
+        `run(args)` returns the exit code
+    extra : the extra of ondevice-runtime that installs the module, None where it is part of this package
+    """
+
+    module: str
+    summary: str
+    examples: str
+    add_arguments: str = "add_arguments"
+    run: str = "run"
+    extra: str | None = None
+
+
+COMMANDS = {
+    "export": Command(
+        "ondevice_export.command",
+        "convert a checkpoint to a bundle",
+        """
+  ondevice export google/gemma-4-E2B-it --out gemma-4-E2B-it
+  ondevice export ./checkpoint --drafter ./drafter --quantize int8 --out ./bundle
+""",
+        extra="export",
+    ),
+    "generate": Command(
+        "ondevice.cli.generate",
+        "continue a prompt",
+        """
+  ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
+  cat notes.txt | ondevice generate gemma-4-E2B-it "Summarise this." --chat
+  ondevice generate gemma-4-E2B-it - < prompt.txt
+  ondevice generate gemma-4-E2B-it "Who wrote Faust? As JSON." --chat --json-schema person.json
+  ondevice generate gemma-4-E2B-it --ids 2,5,7 --temperature 0 --json
+""",
+    ),
+    "chat": Command(
+        "ondevice.cli.chat",
+        "chat with a model in the terminal",
+        """
+  ondevice chat gemma-4-E2B-it
+  ondevice chat gemma-4-E2B-it --thinking --system "Answer in one sentence."
+""",
+    ),
+    "serve": Command(
+        "ondevice.cli.serve",
+        "serve OpenAI's and Anthropic's HTTP APIs",
+        """
+  ondevice serve gemma-4-E2B-it
+  ondevice serve gemma-4-E2B-it --host 0.0.0.0 --api-key-file key.txt --idle-unload 600
+  ondevice serve gemma-4-E2B-it --port 0 --exit-with-parent
+""",
+    ),
+    "batch": Command(
+        "ondevice.cli.batch.command",
+        "answer a file of prompts, several at once",
+        """
+  ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl
+  ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl --chat --temperature 0 --max-sequences 16
+  ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl --ray auto
+""",
+    ),
+    "prepare": Command(
+        "ondevice.cli.bundles",
+        "compile kernels and pack weights for this machine, once",
+        """
+  ondevice prepare gemma-4-E2B-it
+""",
+        add_arguments="add_prepare_arguments",
+        run="run_prepare",
+    ),
+    "pull": Command(
+        "ondevice.cli.pull",
+        "download a bundle from the Hugging Face hub",
+        """
+  ondevice pull someone/gemma-4-E2B-it-ondevice
+  ondevice pull someone/gemma-4-E2B-it-ondevice --revision v2 --name e2b
+""",
+    ),
+    "list": Command(
+        "ondevice.cli.bundles",
+        "list the bundles in the model home",
+        """
+  ondevice list
+""",
+        add_arguments="add_list_arguments",
+        run="run_list",
+    ),
+    "remove": Command(
+        "ondevice.cli.bundles",
+        "delete bundles from the model home",
+        """
+  ondevice remove gemma-4-E2B-it
+""",
+        add_arguments="add_remove_arguments",
+        run="run_remove",
+    ),
+    "bench": Command(
+        "ondevice.cli.bench.command",
+        "measure every drafter and draft length",
+        """
+  ondevice bench gemma-4-E2B-it
+  ondevice bench gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --lengths 2,4,auto --plot speed.png
+  ondevice bench gemma-4-E2B-it --scenarios --quick
+  ondevice bench gemma-4-E2B-it --scenarios --engines simd,ort --threads 1,2,4 --csv
+""",
+    ),
+    "check": Command(
+        "ondevice.cli.check",
+        "check that drafts change no token of a bundle's replies",
+        """
+  ondevice check gemma-4-E2B-it
+  ondevice check gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --engine ort
+""",
+    ),
+    "tune": Command(
+        "ondevice.cli.tune",
+        "find the layers that self-speculative drafts can skip",
+        """
+  ondevice tune gemma-4-E2B-it
+  ondevice tune gemma-4-E2B-it --seconds 3600 --prompts humaneval.jsonl --limit 8
+""",
+    ),
+    "info": Command(
+        "ondevice.cli.info",
+        "describe this machine or a bundle",
+        """
+  ondevice info
+  ondevice info gemma-4-E2B-it --verify-hashes
+""",
+    ),
+    "completion": Command(
+        "ondevice.cli.completion",
+        "let the shell complete words",
+        """
+  ondevice completion bash >> ~/.bash_completion
+  ondevice completion zsh > "${fpath[1]}/_ondevice"
+  ondevice completion fish > ~/.config/fish/completions/ondevice.fish
+""",
+    ),
+}
+
+EXAMPLES = """
+  ondevice export google/gemma-4-E2B-it --out gemma-4-E2B-it
+  ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
+  ondevice chat gemma-4-E2B-it
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        argv: the words after `ondevice`; default: those of the process.
+
+    Returns:
+        The exit code: 0, `FAILED`, `MISTAKE`, `INTERRUPTED` or `BROKEN_PIPE`.
+    """
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        _complete()
+    words = sys.argv[1:] if argv is None else list(argv)
+    _open_closed_streams()
+    if not words:
+        print(_overview().format_help(), end="", file=sys.stderr)
+        return MISTAKE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a character that the console lacks must not end the reply
+    try:
+        args = parse_args(words)
+        return int(args.run(args) or 0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE
+    except (OndeviceError, OSError, MemoryError) as error:
+        if "--debug" in words:
+            raise
+        remedy = ": close other programs, or try a smaller --context-length" if isinstance(error, MemoryError) else ""
+        print(f"ondevice: {one_line(str(error) or 'not enough memory')}{remedy}", file=sys.stderr)
+        return MISTAKE
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line, importing only the module of the command that it names.
+
+    Raises:
+        UsageError: unknown command or option, or a wrong value.
+        MissingDependencyError: the command belongs to an extra that is not installed.
+    """
+    if not argv or argv[0] not in COMMANDS:
+        return _overview().parse_args(argv)
+    # Intermixed: the prompt may follow an option, which argparse otherwise refuses for optional positionals.
+    return command_parser(argv[0]).parse_intermixed_args(argv[1:])
+
+
+def command_parser(name: str) -> Parser:
+    """The argument parser of a command of `COMMANDS`; imports the command's module.
+
+    Raises:
+        MissingDependencyError: the command belongs to an extra that is not installed.
+    """
+    command = COMMANDS[name]
+    try:
+        module = import_module(command.module)
+    except ModuleNotFoundError as error:
+        if command.extra is None:
+            raise
+        raise MissingDependencyError(error.name or command.module, command.extra) from error
+    parser = Parser(prog=f"ondevice {name}", examples=command.examples, description=command.summary.capitalize() + ".")
+    getattr(module, command.add_arguments)(parser)
+    parser.add_argument("--debug", action="store_true", help="show a traceback where an error occurs")
+    parser.set_defaults(run=getattr(module, command.run))
+    return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose help begins with examples, and that raises `UsageError` instead of exiting."""
+
+    def __init__(self, prog: str, *, description: str | None = None, examples: str = "") -> None:
+        super().__init__(prog, description=description, allow_abbrev=False)
+        self.examples = examples.strip("\n")
+
+    def format_help(self) -> str:
+        return f"examples:\n{self.examples}\n\n{super().format_help()}"
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. Try `{self.prog} --help`")
+
+
+def _overview() -> Parser:
+    """The parser of `ondevice --help`, `ondevice --version` and unknown commands."""
+    parser = Parser(
+        prog="ondevice",
+        examples=EXAMPLES,
+        description="Runs Gemma 4 on CPUs, offline, with speculative decoding that does not change the output.",
+    )
+    parser.add_argument("--version", action="version", version=f"ondevice {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+    for name, command in COMMANDS.items():
+        subparsers.add_parser(name, help=command.summary)
+    return parser
+
+
+def _complete() -> None:
+    """Print the completions that a shell's `ondevice completion` script asks for, and end the process."""
+    from ondevice.cli.completion import complete, typed_command
+
+    name = typed_command()
+    if name and name not in COMMANDS:
+        sys.exit(MISTAKE)
+    complete(command_parser(name) if name else _overview())
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that the caller closed (`<&-`, `>&-`, `2>&-`).
+
+    Otherwise Python would print errors on standard output, and a file opened later would get the number of the closed
+    stream, to which libraries write their messages.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Point standard output at the null device, so that the interpreter's last flush does not fail on a broken pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""Options that several commands share, and their translation to arguments of `ondevice.load` and `Model.stream`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from ondevice.bundle import is_bundle
+from ondevice.cli.progress import PreparationBar, ending_by_exception
+from ondevice.generate.drafters import registry
+from ondevice.progress import OnPrepare
+
+if TYPE_CHECKING:
+    from ondevice.model import Model
+    from ondevice.options import GenerationKeywords
+
+MODEL_OPTIONS = (
+    "engine",
+    "threads",
+    "context_length",
+    "kv_cache",
+    "attention",
+    "attention_keys",
+    "attention_width",
+    "drafter",
+    "max_sequences",
+)
+"""Options that are keywords of `ondevice.load`, where a command has them."""
+
+GENERATION_OPTIONS = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "thinking",
+    "seed",
+    "drafter",
+    "draft_sampling",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+)
+"""Options that are keywords of `Model.stream`, where a command has them."""
+
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str], object] = int) -> None:
+    """Declare the bundle, and the options of loading it.
+
+    Args:
+        threads: parses the value of `--threads`.
+    """
+    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--engine",
+        choices=["auto", "simd", "ort"],
+        default="auto",
+        help="inference engine (default: auto, simd if it supports the bundle, otherwise ort)",
+    )
+    group.add_argument(
+        "-t",
+        "--threads",
+        type=threads,
+        metavar="N",
+        help="maximum number of compute threads; fewer run where that is faster (default: the physical cores)",
+    )
+    group.add_argument(
+        "-c",
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="maximum number of tokens of prompt and reply together (default: the model's limit)",
+    )
+    group.add_argument(
+        "--kv-cache", choices=["fp16", "int8"], default="fp16", help="data type of the KV cache (default: fp16)"
+    )
+    group.add_argument(
+        "--attention",
+        choices=["exact", "lookup", "lookup-drafts", "nomad"],
+        default="exact",
+        help="attention in long contexts: lookup reads only the keys that table lookups select; lookup-drafts does so "
+        "only while drafting, which does not change the text; nomad scores all keys by table lookups (default: exact)",
+    )
+    group.add_argument(
+        "--attention-keys",
+        type=attention_keys,
+        metavar="N",
+        help="number of keys that lookup selects, a multiple of 32 (default: auto, 256 to 2048, enough to leave out "
+        "about 2 %% of the attention weights)",
+    )
+    group.add_argument(
+        "--attention-width",
+        type=int,
+        choices=[1, 2, 4],
+        default=4,
+        help="elements of a key per 4-bit code of the lookup tables (default: 4)",
+    )
+
+
+def attention_keys(word: str) -> int | None:
+    """Parse `--attention-keys`: a number, or `auto` as None."""
+    return None if word == "auto" else int(word)
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int = 256) -> None:
+    """Declare the options of sampling, of the reply's end, and of drafting.
+
+    Args:
+        max_new_tokens: default of that option.
+    """
+    group = parser.add_argument_group("sampling", "Defaults come from the bundle's generation_config.json.")
+    group.add_argument("--temperature", "--temp", type=float, metavar="T", help="0 always takes the most likely token")
+    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the most likely tokens with a total probability of P"
+    )
+    group.add_argument(
+        "--min-p", type=float, metavar="P", help="drop tokens with less than P times the probability of the likeliest"
+    )
+    group.add_argument(
+        "--repetition-penalty", type=float, metavar="F", help="over 1: tokens that occurred become less likely"
+    )
+    group.add_argument(
+        "--presence-penalty", type=float, metavar="P", help="subtracted from the logits of generated tokens"
+    )
+    group.add_argument(
+        "--frequency-penalty", type=float, metavar="P", help="the same, times the occurrences of the token"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    group = parser.add_argument_group("end of the reply")
+    group.add_argument(
+        "-n",
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        default=max_new_tokens,
+        help=f"maximum number of tokens to generate (default: {max_new_tokens})",
+    )
+    group.add_argument(
+        "--stop",
+        type=unescape,
+        action="append",
+        metavar="TEXT",
+        help=r"stop before this text; may be repeated; \n and \t are recognised",
+    )
+    group = parser.add_argument_group(
+        "drafting", "Drafts change the speed, never the text, except with --draft-sampling ratio."
+    )
+    add_drafter_argument(group)
+    group.add_argument(
+        "--draft-sampling",
+        choices=["coupled", "ratio"],
+        help="how a draft bundle samples: coupled, with the target's noise (default), or ratio, from its own "
+        "distribution, verified by rejection sampling: the text of a seed then depends on drafter and draft lengths",
+    )
+    group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="number of tokens per draft")
+    group.add_argument(
+        "--num-assistant-tokens-schedule",
+        choices=["auto", "heuristic", "constant"],
+        help="how the length of drafts changes (default: auto, the length that is fastest on this machine)",
+    )
+
+
+def add_drafter_argument(
+    group: argparse._ArgumentGroup, text: str = "drafter (default: auto, all that the bundle offers)"
+) -> None:
+    """Declare `--drafter`.
+
+    Args:
+        text: the beginning of its help.
+    """
+    group.add_argument(
+        "--drafter",
+        type=drafter,
+        metavar="NAME",
+        help=f"{text}: {', '.join(registry.names())}; or PATH, a bundle with the same vocabulary, as the only drafter; "
+        "or auto+PATH, that bundle together with all that the bundle offers",
+    )
+
+
+def drafter(word: str) -> str:
+    """Parse `--drafter`: a name of the registry, or the path of a draft bundle, which must exist."""
+    location = registry.draft_bundle(word)
+    if location is not None and not is_bundle(location):
+        known = ", ".join(registry.names())
+        raise argparse.ArgumentTypeError(f"{word!r} is none of {known}, and there is no such bundle")
+    return word
+
+
+def add_chat_arguments(group: argparse._ActionsContainer) -> None:
+    """Declare the options of a conversation's beginning."""
+    group.add_argument("--system", metavar="TEXT", help="system message: instructions for the model")
+    group.add_argument(
+        "--thinking",
+        action="store_const",
+        const=True,
+        help="let the model think before it answers, if its chat template supports it",
+    )
+
+
+def unescape(text: str) -> str:
+    r"""Replace `\n`, `\t` and `\\` by the characters that they stand for, which not every shell can pass."""
+    return re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text)
+
+
+def generation_options(args: argparse.Namespace) -> GenerationKeywords:
+    """Keywords of `Model.stream`: the options that were given, and no others."""
+    given: dict[str, Any] = {
+        name: value for name in GENERATION_OPTIONS if (value := getattr(args, name, None)) is not None
+    }
+    if getattr(args, "stop", None):
+        given["stop"] = tuple(args.stop)
+    return cast("GenerationKeywords", given)
+
+
+def load_model(args: argparse.Namespace, on_prepare: OnPrepare | None = None) -> Model:
+    """Call `ondevice.load` with the options that the command has, showing a bar while the bundle is prepared.
+
+    Args:
+        on_prepare: also called with the progress of the preparation.
+    """
+    import ondevice
+
+    options = {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
+    with preparing() as show:
+
+        def report(stage: str, share: float) -> None:
+            if on_prepare is not None:
+                on_prepare(stage, share)
+            show(stage, share)
+
+        return ondevice.load(args.bundle, on_prepare=report, **options)
+
+
+@contextmanager
+def preparing() -> Iterator[OnPrepare]:
+    """Show a bar while a bundle is prepared, and a line if Ctrl-C interrupts that; yields the bar's callback."""
+    with ending_by_exception(), PreparationBar() as bar:
+        try:
+            yield bar.prepare
+        except KeyboardInterrupt:
+            bar.say("ondevice: interrupted while preparing the bundle: kernels compiled so far are kept")
+            raise

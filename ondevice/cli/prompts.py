@@ -1,0 +1,172 @@
+"""Prompts from the command line: one (an argument, standard input, a file, token ids), or a file of many."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ondevice.bundle import CHAT_TEMPLATE
+from ondevice.cli.options import add_chat_arguments
+from ondevice.errors import ContextOverflowError, PromptError, UsageError
+from ondevice.text.prompt_file import decode, load_prompts, read_text
+
+if TYPE_CHECKING:
+    from ondevice.model import Model
+    from ondevice.text.codec import Prompt
+
+PATIENCE_S = 2.0
+"""Seconds without data on a pipe after which a line explains what the command waits for."""
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of one prompt."""
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        help="the text to continue, appended to piped input; - reads all of it from standard input",
+    )
+    group = parser.add_argument_group("prompt")
+    group.add_argument("--file", type=Path, metavar="FILE", help="read the prompt from this file, unchanged")
+    group.add_argument("--ids", metavar="2,5,7", help="token ids instead of text")
+    group = parser.add_argument_group("chat", "Each of these options makes the prompt a user's message.")
+    group.add_argument("--chat", action="store_true", help="apply the chat template, with no other option")
+    add_chat_arguments(group)
+    group.add_argument("--tools", type=Path, metavar="FILE", help="function declarations: a JSON list, as OpenAI's")
+
+
+def read_prompt(args: argparse.Namespace) -> Prompt:
+    """Read the prompt that the options of `add_prompt_arguments` describe.
+
+    Raises:
+        UsageError: no prompt, or more than one.
+        PromptError: not UTF-8, or not token ids.
+    """
+    given = sum(source is not None for source in (args.prompt, args.file, args.ids))
+    if given != 1:
+        found = "no prompt" if not given else "more than one prompt"
+        raise UsageError(f"{found}: give a text, - for standard input, --file FILE or --ids 2,5,7")
+    chats = [name for name in ("chat", "system", "thinking", "tools") if getattr(args, name)]
+    if args.ids is not None:
+        if chats:
+            raise UsageError(f"--{chats[0]} is for text: leave it out, or give a text instead of --ids")
+        return _parse_ids(args.ids)
+    text = _read_prompt_text(args)
+    if not chats:
+        return text
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def read_tools(path: Path) -> list[Any]:
+    """Read the function declarations of `--tools`.
+
+    Raises:
+        PromptError: unreadable, or not a JSON list.
+    """
+    tools = read_json(path)
+    if not isinstance(tools, list):
+        raise PromptError(f"{path} is not a JSON list of functions")
+    return tools
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        PromptError: unreadable, not UTF-8, or not JSON.
+    """
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{path} is not valid JSON: {error}") from error
+
+
+def standard_input() -> BinaryIO:
+    """Standard input as bytes.
+
+    Raises:
+        PromptError: it is closed (`<&-`).
+    """
+    if sys.stdin is None:
+        raise PromptError("standard input is closed: give the text another way")
+    return sys.stdin.buffer
+
+
+def _parse_ids(words: str) -> list[int]:
+    """Parse token ids, separated by commas or spaces."""
+    try:
+        return [int(word) for word in words.replace(",", " ").split()]
+    except ValueError as error:
+        raise PromptError(f"--ids takes token ids such as 2,5,7, not {words!r}") from error
+
+
+def _read_prompt_text(args: argparse.Namespace) -> str:
+    if args.file is not None:
+        return read_text(args.file)
+    if args.prompt == "-":
+        return decode(standard_input().read(), "standard input")
+    piped = decode(standard_input().read(), "standard input").rstrip("\n") if _has_piped_input() else ""
+    return f"{piped}\n\n{args.prompt}" if piped else str(args.prompt)
+
+
+def _has_piped_input() -> bool:
+    """Whether standard input is a pipe or a file. It is neither where a service or a shell's loop has closed it."""
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(kind) and os.name != "nt" and not select.select([sys.stdin], [], [], PATIENCE_S)[0]:
+        print("ondevice: waiting for the end of standard input (use < /dev/null if it is empty)", file=sys.stderr)
+    return stat.S_ISFIFO(kind) or stat.S_ISREG(kind)
+
+
+def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
+    """Declare the options of a set of prompts, for commands that run all of them."""
+    group.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="HumanEval or Spec-Bench JSON lines, or one prompt per line (default: some built-in prompts)",
+    )
+    group.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
+
+
+def check_limit(args: argparse.Namespace) -> None:
+    """Check `--limit` before a model is loaded.
+
+    Raises:
+        UsageError: it leaves no prompt.
+    """
+    if args.limit is not None and args.limit < 1:
+        raise UsageError(f"--limit must be a whole number from 1 on, not {args.limit}")
+
+
+def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list[int]]:
+    """The prompts that leave room for a reply in the context, and their lengths in tokens.
+
+    How many do not fit is printed on stderr.
+
+    Raises:
+        PromptError: none fits, or the file cannot be read.
+    """
+    prompts, lengths = [], []
+    wanted = load_prompts(args.prompts, args.limit, as_chat=CHAT_TEMPLATE in model.manifest.files)
+    for prompt in wanted:
+        try:
+            lengths.append(len(model.encode(prompt)))
+        except ContextOverflowError:
+            continue
+        prompts.append(prompt)
+    if not prompts:
+        raise PromptError(f"no prompt fits into the context of {model.context_length} tokens")
+    if len(prompts) < len(wanted):
+        print(f"skipped {len(wanted) - len(prompts)} of {len(wanted)} prompts: too long", file=sys.stderr)
+    return prompts, lengths

@@ -1,0 +1,153 @@
+"""`ondevice serve`: a bundle behind OpenAI's and Anthropic's HTTP APIs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ondevice.bundle import Bundle
+from ondevice.cli.main import INTERRUPTED
+from ondevice.cli.options import add_drafter_argument, add_model_arguments, load_model
+from ondevice.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from ondevice.server.running import Server, Setup
+
+PORT = 8642
+SEQUENCES = 4
+WAITING = 32
+"""Defaults of `--port`, `--max-sequences` and `--max-waiting`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
+    add_drafter_argument(group)
+    group = parser.add_argument_group("requests")
+    group.add_argument(
+        "--max-sequences",
+        type=int,
+        metavar="N",
+        default=SEQUENCES,
+        help=f"requests that run at the same time and share forwards, 1 to 16 (default: {SEQUENCES})",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=int,
+        metavar="N",
+        default=WAITING,
+        help=f"maximum length of the queue; requests beyond it get status 503 (default: {WAITING})",
+    )
+    group.add_argument(
+        "--idle-unload",
+        type=float,
+        metavar="SECONDS",
+        help="unload the model after this time without a request; the next request loads it again",
+    )
+    group = parser.add_argument_group("address and access")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    group.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        help=f"port to listen on (default: {PORT}); 0 takes a free one and prints it as JSON on standard output",
+    )
+    group.add_argument("--api-key", metavar="KEY", help="key that clients must send; visible in lists of processes")
+    group.add_argument("--api-key-file", metavar="FILE", help="file whose first line is the key")
+    group.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="accept requests to this name of the machine too; may be repeated",
+    )
+    group.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin, such as https://example.org, use the server from a browser; * for all; may be "
+        "repeated",
+    )
+    group.add_argument(
+        "--exit-with-parent", action="store_true", help="exit when standard input is closed, as when the parent exits"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from ondevice.server.running import Server
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("starlette", "uvicorn"):
+            raise
+        raise MissingDependencyError(package, "serve", what="`ondevice serve`") from error
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects from a stream
+    bundle = Bundle.open(args.bundle)
+    server = Server(bundle, lambda on_prepare: load_model(args, on_prepare), _setup(args))
+    print(f"ondevice: {bundle.manifest.name} at {server.url} (Ctrl-C ends it)", file=sys.stderr)
+    if args.api_key is None and args.api_key_file is None and not server.is_local:
+        print(
+            "ondevice: anyone who reaches this machine can use it: set a key with --api-key-file FILE", file=sys.stderr
+        )
+    if args.port == 0:
+        address = {"url": server.url, "host": server.host, "port": server.port, "pid": os.getpid()}
+        print(json.dumps(address), flush=True)
+    if args.exit_with_parent:
+        threading.Thread(target=_stop_with_input, args=[server], name="ondevice-parent", daemon=True).start()
+    return INTERRUPTED if server.run() == signal.SIGINT else 0
+
+
+def _setup(args: argparse.Namespace) -> Setup:
+    """The server's setup from the options.
+
+    Raises:
+        UsageError: a value out of range, two API keys, or an empty one.
+    """
+    from ondevice.server.guard import Rules
+    from ondevice.server.running import Setup
+
+    for name, least in (("max_sequences", 1), ("max_waiting", 0), ("idle_unload", 0)):
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            raise UsageError(f"--{name.replace('_', '-')} must be {least} or more, not {value}")
+    rules = Rules(hosts=tuple(args.allow_host), origins=tuple(args.allow_origin), api_key=_api_key(args))
+    return Setup(
+        host=args.host,
+        port=args.port,
+        max_sequences=args.max_sequences,
+        max_waiting=args.max_waiting,
+        idle_s=args.idle_unload,
+        rules=rules,
+    )
+
+
+def _api_key(args: argparse.Namespace) -> str | None:
+    if args.api_key is not None and args.api_key_file is not None:
+        raise UsageError("--api-key and --api-key-file cannot be combined: leave one of them out")
+    key: str | None = args.api_key
+    if args.api_key_file is not None:
+        lines = Path(args.api_key_file).read_text("utf-8").splitlines()
+        key = lines[0].strip() if lines else ""
+    if key is not None and not key:
+        raise UsageError("the API key is empty")
+    return key
+
+
+def _stop_with_input(server: Server) -> None:
+    """Stop the server when standard input is closed.
+
+    Reads the descriptor itself: Python's buffered reader holds a lock, for which the exiting process would wait.
+    """
+    while os.read(0, 4096):
+        pass
+    server.stop()

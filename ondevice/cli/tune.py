@@ -1,0 +1,82 @@
+"""`ondevice tune`: search for the attention and MLP blocks that self-speculative drafts can skip on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ondevice.cli.main import INTERRUPTED
+from ondevice.cli.options import add_model_arguments, load_model
+from ondevice.cli.progress import ProgressBar
+from ondevice.cli.prompts import add_prompt_set_arguments, check_limit, fitting_prompts
+from ondevice.errors import UsageError
+
+SECONDS = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--seconds", type=float, default=SECONDS, metavar="N", help=f"duration of the search (default: {SECONDS:.0f})"
+    )
+    add_prompt_set_arguments(group)
+    parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ondevice.tuning import Tuning
+
+    check_limit(args)
+    if not args.seconds > 0:
+        raise UsageError(f"--seconds must be more than 0, not {args.seconds:g}")
+    interrupted = False
+    with load_model(args) as model:
+        tuning = Tuning(model)
+        latest: list[dict[str, Any]] = []
+        prompts, _ = fitting_prompts(model, args)
+        with ProgressBar("tuning", unit=" s", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
+
+            def show(facts: dict[str, Any], spent: float) -> None:
+                latest[:] = [facts]
+                bar.title(f"tuning, {facts['tried']} tried, best {facts['predicted_speed_up']:.2f}x")
+                bar.show(min(round(10 * spent), round(10 * args.seconds) - 1), round(10 * args.seconds))
+
+            try:
+                latest[:] = [tuning.run(prompts, args.seconds, show)]
+            except KeyboardInterrupt:
+                interrupted = True
+        where = tuning.where()
+    if not latest:
+        return INTERRUPTED
+    facts = latest[0]
+    print(json.dumps({**facts, "file": where}) if args.json else report(facts))
+    print(f"saved in {where}" + ("" if facts["finished"] else ": run it again to continue"), file=sys.stderr)
+    return INTERRUPTED if interrupted else 0
+
+
+def report(facts: dict[str, Any]) -> str:
+    """The result of a search as text.
+
+    Args:
+        facts: of `ondevice.tuning.facts_of`.
+    """
+    blocks = " and ".join(f"{name} of layers {_numbers(facts[f'without_{name}'])}" for name in ("attention", "mlp"))
+    survival = ", ".join(f"{chance:.2f}" for chance in facts["survival"])
+    return "\n".join(
+        [
+            f"tried {facts['tried']} sets of blocks to skip"
+            + (", search complete" if facts["finished"] else ", search not complete"),
+            f"best: skip {blocks}",
+            f"a draft step takes {facts['draft_share']:.2f} of the time of a plain step",
+            f"probability that the first 1, 2, ... drafted tokens are accepted: {survival}",
+            f"predicted: {facts['predicted_speed_up']:.2f} times plain decoding; "
+            + ("--drafter self skips these blocks, auto may" if facts["pays"] else "too slow, no drafter uses it"),
+        ]
+    )
+
+
+def _numbers(layers: list[int]) -> str:
+    return ", ".join(map(str, layers)) or "none"

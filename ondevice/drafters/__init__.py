@@ -1,1 +1,0 @@
-"""Drafters: everything that proposes tokens for the target to verify."""

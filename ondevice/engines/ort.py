@@ -1,0 +1,452 @@
+"""The `ort` engine: a bundle's graphs on ONNX Runtime, with every session's KV cache bound in place.
+
+The output of a row in a chain is the same bits whatever other rows the forward has (tests/engines/test_exactness.py),
+for three reasons: the graphs fold query heads into rows, so no product has a single row; `VIEWS` aligns the positions
+that attention reads; and MatMulNBits quantises activations row by row. ONNX Runtime promises none of this: it was
+tested on x86-64 only. Branches of a tree are equal up to rounding: softmax sums keys in the order of their cache rows,
+and siblings lie between a row and its ancestors there.
+
+`OrtEngine` holds the graphs with their weights, `OrtSession` one sequence, `DraftSteps` and `HeadsRun` a session's runs
+of the drafter and of heads, `Binding` a graph's inputs and outputs in memory of numpy arrays.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from os import PathLike
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from ondevice import graph_io
+from ondevice.arrays import Float32Array
+from ondevice.bundle import Bundle
+from ondevice.engines.graph_check import (
+    Interface,
+    check_graph,
+    check_interface,
+    drafter_interface,
+    heads_interface,
+    target_interface,
+)
+from ondevice.engines.kv_cache import KINDS, KVCache, Views, attention_mask, first_drafted, make_caches
+from ondevice.engines.layer_path import PathMemory
+from ondevice.engines.protocol import (
+    ROOT,
+    DraftStep,
+    ExpertShare,
+    Outputs,
+    Proposals,
+    Rows,
+    Session,
+    TokenTree,
+    check_batch,
+    context_within,
+    no_heads,
+)
+from ondevice.engines.sequence import CachedSequence
+from ondevice.engines.session_file import Origin
+from ondevice.errors import BundleCorruptError, UsageError, reason
+from ondevice.graph_io import AttentionKind
+from ondevice.machine import ForkGuard
+from ondevice.model_config import DrafterEntry, HeadsEntry, Target
+
+PARTS: tuple[Any, ...] = ("key", "value")
+"""The two parts of a layer's cache, in the order of `KVCache`."""
+
+
+class Binding:
+    """One session's inputs and outputs of a graph, in memory of numpy arrays.
+
+    An array whose address and size have not changed is not bound again. Each session has its own bindings, so sessions
+    that alternate do not bind again at every forward.
+    """
+
+    def __init__(self, graph: ort.InferenceSession) -> None:
+        self._binding = graph.io_binding()
+        self._graph = graph
+        self._held: dict[str, NDArray[Any]] = {}
+
+    def array(self, name: str, value: NDArray[Any]) -> None:
+        """Set an input that changes with every run. It is copied into a buffer, so only a new shape is bound again."""
+        held = self._held.get(name)
+        if held is not None and held.shape == value.shape:
+            held[...] = value
+        else:
+            self._bind(self._binding.bind_input, name, np.array(value, order="C"))
+
+    def view(self, name: str, value: NDArray[np.float32]) -> None:
+        """Bind an input to rows of a cache, float32[S, width], as [1, S, width]."""
+        if not self._same(name, value):
+            self._bind(self._binding.bind_input, name, value[None])
+
+    def in_place(self, past: str, present: str, value: NDArray[np.float32]) -> None:
+        """Bind an input and an output to the same rows: TensorScatter then writes the new rows and copies nothing."""
+        if not self._same(past, value):
+            self._bind(self._binding.bind_input, past, value[None])
+            self._bind(self._binding.bind_output, present, value[None])
+
+    def output(self, name: str, value: NDArray[Any]) -> None:
+        if not self._same(name, value):
+            self._bind(self._binding.bind_output, name, value)
+
+    def run(self) -> None:
+        """Run the graph.
+
+        Raises:
+            BundleCorruptError: ONNX Runtime refuses to run it, although its inputs and outputs have the right shapes.
+        """
+        try:
+            self._graph.run_with_iobinding(self._binding)
+        except Exception as error:  # onnxruntime's own errors share no base class
+            raise BundleCorruptError(
+                f"onnxruntime cannot run this bundle's graphs ({reason(error)}): export the bundle again"
+            ) from error
+
+    def _same(self, name: str, value: NDArray[Any]) -> bool:
+        held = self._held.get(name)
+        return held is not None and held.ctypes.data == value.ctypes.data and held.size == value.size
+
+    def _bind(self, bind: Any, name: str, value: NDArray[Any]) -> None:
+        bind(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
+        self._held[name] = value  # keeps the array alive: ONNX Runtime's binding holds an address only
+
+
+class DraftSteps:
+    """Runs the drafter's graph on one session's caches. The returned arrays are valid until its next step."""
+
+    def __init__(self, bound: Binding, model: DrafterEntry, target: Target) -> None:
+        self._bound = bound
+        self._layers: dict[AttentionKind, int] = {"full": model.full_layer, "sliding": model.sliding_layer}
+        self._window = target.sliding_window
+        self._candidates = np.empty(model.candidates, np.int64)
+        self._logits = np.empty(model.candidates, np.float32)
+        self._following = np.empty((1, target.hidden_size), np.float32)
+
+    def run(self, caches: Mapping[AttentionKind, KVCache], length: int, token: int, hidden: Float32Array) -> DraftStep:
+        """One step after `length` committed tokens. `hidden` is copied first: it may be the previous step's array."""
+        bound = self._bound
+        bound.array(graph_io.TOKEN_ID, np.array([token], np.int64))
+        bound.array(graph_io.POSITION, np.array([length], np.int64))
+        bound.array(graph_io.HIDDEN, np.asarray(hidden, np.float32).reshape(1, -1))
+        for kind, layer in self._layers.items():
+            start, stop = caches[kind].reserve(length, 0)
+            bound.array(graph_io.mask(kind), self._mask(kind, length, start, stop))
+            for part, view in zip(PARTS, caches[kind].view(layer, start, stop), strict=True):
+                bound.view(graph_io.shared(kind, part), view)
+        bound.output(graph_io.CANDIDATES, self._candidates)
+        bound.output(graph_io.LOGITS, self._logits)
+        bound.output(graph_io.NEXT_HIDDEN, self._following)
+        bound.run()
+        return DraftStep(self._candidates, self._logits, self._following[0])
+
+    def _mask(self, kind: AttentionKind, length: int, start: int, stop: int) -> NDArray[np.bool_]:
+        """bool[1, stop - start]: the committed rows within the drafter's window."""
+        positions = np.arange(start, stop)
+        return ((first_drafted(kind, length, self._window) <= positions) & (positions < length))[None, :]
+
+
+class HeadsRun:
+    """Runs the graph of one kind of heads for one session. The returned arrays are valid until its next run."""
+
+    def __init__(self, bound: Binding, entry: HeadsEntry) -> None:
+        self._bound = bound
+        shape = entry.offsets, entry.candidates
+        self._answer = Proposals(np.empty(shape, np.int64), np.empty(shape, np.float32))
+
+    def run(self, hidden: Float32Array) -> Proposals:
+        """The proposals for a hidden state float32[H], which is copied first."""
+        bound = self._bound
+        bound.array(graph_io.HIDDEN, np.asarray(hidden, np.float32).reshape(1, -1))
+        bound.output(graph_io.CANDIDATES, self._answer.candidates)
+        bound.output(graph_io.LOGITS, self._answer.logits)
+        bound.run()
+        return self._answer
+
+
+PREFILL_ROWS = 256
+"""Most rows of a forward. With more, the reference pair's prefill gets no faster, and attention scores take more
+memory."""
+
+SCORES = 2**25
+"""Most attention scores (query heads x rows x keys) of a forward: 128 MiB of float32."""
+
+VIEWS = Views(align=256, step=64, least=128)
+"""The cache rows that a graph reads. With these values a row is rounded alike whether it is verified or decoded alone.
+
+align : ONNX Runtime's GEMM sums keys in blocks of 128 or 256; a view that begins elsewhere shifts the blocks
+step : a graph is bound again once in 64 tokens only, and softmax lanes line up
+least : with fewer than 128 keys the GEMM picks another block size, and rounds differently (measured at head size 512)
+"""
+
+
+class OrtSession(CachedSequence):
+    """See `Session`. Everything that a run reads or writes, apart from the weights, belongs to the session."""
+
+    exact_trees = False
+    """A row's last bits differ between a tree and a chain, which changes seeded texts of the reference pair."""
+
+    def __init__(
+        self,
+        engine: OrtEngine,
+        origin: Origin,
+        bound: Binding,
+        draft_steps: DraftSteps | None,
+        heads: Mapping[str, HeadsRun],
+    ) -> None:
+        super().__init__(_caches(engine.target), origin)
+        self.engine = engine
+        self._bound = bound
+        self._draft_steps = draft_steps
+        self._heads = heads
+        self._outputs = _OutputBuffers(engine.target)
+
+    def max_rows(self) -> int:
+        self.check_open()
+        by_memory = max(1, SCORES // (self.engine.target.query_heads * (self.length + PREFILL_ROWS)))
+        return min(PREFILL_ROWS, by_memory, self.engine.context_length - self.length)
+
+    def set_pending(self, tree: TokenTree | None) -> None:
+        """Set the rows that `commit` may keep."""
+        self._pending = tree
+
+    def run(self, tree: TokenTree, wanted: Sequence[int]) -> tuple[Float32Array, Float32Array]:
+        """Run rows that were checked, and write their keys and values after those of the committed rows.
+
+        Returns:
+            Logits and hidden states of the wanted rows, in arrays that are valid until the session's next run.
+        """
+        bound, length = self._bound, self.length
+        needed = wanted if len(wanted) else [0]  # ONNX Runtime's Attention refuses zero rows
+        if self.engine.pads_single_rows:
+            tree, needed = _at_least_two(tree), [*needed, *needed][: max(2, len(needed))]
+        count = len(tree)
+        bound.array(graph_io.TOKEN_IDS, np.asarray(tree.tokens, np.int64))
+        bound.array(graph_io.POSITIONS, length + tree.depths())
+        bound.array(graph_io.WANTED, np.asarray(needed, np.int64))
+        for kind, cache in self._caches.items():
+            start, stop = cache.reserve(length, count)
+            window = self.engine.target.sliding_window if kind == "sliding" else None
+            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window))
+            bound.array(graph_io.write_index(kind), np.array([length - start], np.int64))
+            for layer in cache.layers:
+                for part, view in zip(PARTS, cache.view(layer, start, stop), strict=True):
+                    bound.in_place(graph_io.past(layer, part), graph_io.present(layer, part), view)
+        logits, hidden = self._outputs.rows(len(needed))
+        bound.output(graph_io.LOGITS, logits)
+        bound.output(graph_io.HIDDEN, hidden)
+        bound.run()
+        return logits[: len(wanted)], hidden[: len(wanted)]
+
+    def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
+        self.check_open()
+        target = self.engine.target
+        if self._draft_steps is None:
+            raise UsageError("this bundle has no drafter: use --drafter ngram or none")
+        if not self.length:
+            raise ValueError("nothing is committed yet: a draft follows committed tokens")
+        if not 0 <= token < target.vocab_size:
+            raise ValueError(f"token ids must be within 0..{target.vocab_size - 1}")
+        if np.size(hidden) != target.hidden_size:
+            raise ValueError(f"a hidden state must be {target.hidden_size} numbers, not {np.size(hidden)}")
+        with self.engine.computing():
+            return self._draft_steps.run(self._caches, self.length, token, hidden)
+
+    def propose(self, kind: str, hidden: Float32Array) -> Proposals:
+        self.check_open()
+        if kind not in self._heads:
+            raise no_heads(kind)
+        if np.size(hidden) != self.engine.target.hidden_size:
+            raise ValueError(f"a hidden state must be {self.engine.target.hidden_size} numbers, not {np.size(hidden)}")
+        with self.engine.computing():
+            return self._heads[kind].run(hidden)
+
+    def close(self) -> None:
+        if not self.closed:
+            del self._bound, self._draft_steps, self._heads, self._outputs
+        super().close()
+
+    def _sibling(self) -> OrtSession:
+        return self.engine.open_session()
+
+
+def _at_least_two(tree: TokenTree) -> TokenTree:
+    """The tree, or a single row twice: the copy's keys and values lie behind the row's and are never committed."""
+    return tree if len(tree) > 1 else TokenTree(np.repeat(tree.tokens, 2), np.array([ROOT, ROOT], np.int64))
+
+
+class _OutputBuffers:
+    """Reused arrays for logits and hidden states: new memory for 8 rows of 262,144 logits faults 8 MiB of pages."""
+
+    def __init__(self, target: Target) -> None:
+        self._widths = (target.vocab_size, target.hidden_size)
+        self._logits, self._hidden = (np.empty((0, width), np.float32) for width in self._widths)
+
+    def rows(self, count: int) -> tuple[Float32Array, Float32Array]:
+        if count > len(self._logits):
+            self._logits, self._hidden = (np.empty((count, width), np.float32) for width in self._widths)
+        return self._logits[:count], self._hidden[:count]
+
+
+def _caches(target: Target) -> dict[AttentionKind, KVCache]:
+    return make_caches(
+        target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), PREFILL_ROWS, dict.fromkeys(KINDS, VIEWS)
+    )
+
+
+class _Graphs(NamedTuple):
+    target: ort.InferenceSession
+    drafter: ort.InferenceSession | None
+    heads: dict[str, ort.InferenceSession]
+
+
+class OrtEngine:
+    """See `Engine`. One graph runs at a time."""
+
+    name = "ort"
+    paths: PathMemory | None = None
+    kv_cache = "fp32"
+    experts: ExpertShare | None = None
+    most_rows = PREFILL_ROWS
+
+    def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
+        """
+        Args:
+            bundle: the bundle to run.
+            threads: number of threads that compute.
+            context_length: most tokens of a sequence; None takes the target's own.
+
+        Raises:
+            BundleCorruptError: the tensor tables contradict the configuration or the files, a graph is not what the
+                exporter writes, or ONNX Runtime cannot load it.
+            UsageError: the context length is impossible.
+        """
+        self.target = bundle.manifest.target
+        self.context_length = context_within(context_length, self.target.context_length)
+        self.content = bundle.content
+        self._threads = threads
+        self._drafter_model = bundle.manifest.drafter
+        self.has_drafter = self._drafter_model is not None
+        self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
+        self._lock = threading.Lock()
+        self._fork_guard = ForkGuard()
+        bundle.manifest.check_tensors()
+        target, drafter = _load(bundle, self.target.graph, target_interface(self.target), threads), None
+        if self._drafter_model is not None:
+            # One thread: a step is too small to share, and the spinning threads of a second pool would compete with the
+            # target's for the cores.
+            expected = drafter_interface(self._drafter_model, self.target)
+            drafter = _load(bundle, self._drafter_model.graph, expected, 1)
+        heads = {
+            kind: _load(bundle, entry.graph, heads_interface(entry, self.target), 1)
+            for kind, entry in self.heads.items()
+        }
+        self._graphs: _Graphs | None = _Graphs(target, drafter, heads)
+        self.pads_single_rows = False
+        """Whether a single row is run twice, because ONNX Runtime sums it in another order than rows of several.
+
+        Its MatMulNBits of 4 bits does so on x86-64 with AVX2 only (seen with 1.31 and 1.32): drafts would change the
+        text there. From two rows on, a row's result does not depend on their number.
+        """
+        self.pads_single_rows = self._sums_single_rows_apart()
+
+    def _sums_single_rows_apart(self) -> bool:
+        """Run one token alone and twice, in an empty session, and compare the bits of the logits."""
+        with closing(self.open_session()) as session:
+            alone = session.run(TokenTree.chain([1]), [0])[0].copy()
+            twice = session.run(_at_least_two(TokenTree.chain([1])), [0, 0])[0]
+            return not np.array_equal(alone[0], twice[0])
+
+    def open_session(self) -> OrtSession:
+        graphs, drafts = self._open_graphs(), None
+        if self._drafter_model is not None:
+            drafts = DraftSteps(Binding(graphs.drafter), self._drafter_model, self.target)
+        heads = {kind: HeadsRun(Binding(graph), self.heads[kind]) for kind, graph in graphs.heads.items()}
+        return OrtSession(self, Origin(self.content, self.name, self.kv_cache), Binding(graphs.target), drafts, heads)
+
+    def load_session(self, path: str | PathLike[str]) -> OrtSession:
+        session = self.open_session()
+        session.load(path, self.target.vocab_size, self.context_length - 1)
+        return session
+
+    def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
+        """See `Engine.forward`. Sessions run one after another, so the weights are read once for each."""
+        sessions = [self._own(rows.session) for rows in batch]
+        total = check_batch(batch, self.target.vocab_size, self.most_rows)
+        if not all(rows.path.is_whole for rows in batch):
+            raise UsageError("the ort engine runs all layers or none: use --engine simd")
+        with self.computing():
+            started = perf_counter()
+            for session in sessions:
+                session.set_pending(None)  # after an error or an interrupt, no session has rows to commit
+            found = [session.run(rows.tree, rows.wanted) for session, rows in zip(sessions, batch, strict=True)]
+            for session, rows in zip(sessions, batch, strict=True):
+                session.set_pending(rows.tree)
+            seconds = perf_counter() - started
+        wanted = sum(len(rows.wanted) for rows in batch)
+        return [Outputs(logits, hidden, total, wanted, seconds, self._threads) for logits, hidden in found]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Let one thread run graphs at a time.
+
+        ONNX Runtime allows several, and two on two cores gave 8 to 16 % more tokens per second (reference pair, 64 and
+        256 rows). But `Outputs.seconds`, from which draft sizes are learnt, would then include the other's time, and
+        the memory for SCORES would be needed twice.
+        """
+        self._fork_guard.check()
+        with self._lock:
+            self._open_graphs()
+            yield
+
+    def close(self) -> None:
+        """Drop the graphs. Their memory is freed once all sessions are closed too."""
+        if not self._fork_guard.in_own_process:
+            return  # ONNX Runtime would wait for threads that a fork does not have
+        with self._lock:
+            self._graphs = None
+
+    def _own(self, session: Session) -> OrtSession:
+        if not isinstance(session, OrtSession) or session.engine is not self:
+            raise ValueError("a session can only run on the engine that opened it")
+        session.check_open()
+        return session
+
+    def _open_graphs(self) -> _Graphs:
+        graphs = self._graphs
+        if graphs is None:
+            raise UsageError("this engine is closed: load the bundle again")
+        return graphs
+
+
+def _interface(session: ort.InferenceSession) -> Interface:
+    """Names and shapes of a graph's inputs and outputs; a dimension that is symbolic or unknown is None."""
+    inputs, outputs = (
+        {value.name: tuple(size if isinstance(size, int) else None for size in value.shape) for value in values}
+        for values in (session.get_inputs(), session.get_outputs())
+    )
+    return Interface(inputs, outputs)
+
+
+def _load(bundle: Bundle, name: str, expected: Interface, threads: int) -> ort.InferenceSession:
+    """Open a session for a graph, with checks before ONNX Runtime reads the file and after."""
+    graph = bundle.graph(name)
+    check_graph(graph, bundle.manifest)
+    ort.disable_telemetry_events()  # ORT_DISABLE_TELEMETRY has no effect on Windows
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(os.fspath(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own errors share no base class
+        reason = str(error).splitlines()[0][:200]
+        raise BundleCorruptError(f"onnxruntime cannot load {graph} ({reason}): export the bundle again") from error
+    check_interface(name, _interface(session), expected)
+    return session

@@ -1,0 +1,240 @@
+"""The formats of cached keys and values (fp16, int8), and the key index of lookup attention.
+
+An fp16 cache holds rows of numbers. An int8 cache holds units of 32 positions, whose layout is described in
+`kernels.attention.integer_tile`. With lookup attention (`LookupSettings`), a session also keeps 4-bit codes of its keys
+(`KeyIndex`), by which kernels find the positions that matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.kv_cache import SINGLE, KVCache, Units, Views
+from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
+from ondevice.engines.simd.kernels.attention.integer_tile import UNIT, move_keys, move_values
+from ondevice.engines.simd.kernels.attention.key_codes import CENTROIDS, SPAN, encode, learn
+from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.model_config import Layer
+
+BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
+"""Bits of a cached number."""
+
+
+class IntegerUnits(Units):
+    """The units of an int8 cache: see `kernels.attention.integer_tile`."""
+
+    positions = UNIT
+
+    def move(self, keys: NDArray[Any], values: NDArray[Any], source: NDArray[np.int64], first: int) -> None:
+        assert keys.flags.c_contiguous
+        assert values.flags.c_contiguous
+        if min(first, source.min()) < 0 or max(first + len(source), source.max() + 1) > len(keys) * UNIT:
+            raise ValueError("the rows are not within the cache")
+        kv_heads, size = keys.shape[1:]
+        places = np.ascontiguousarray(source, np.int64)
+        shape = (kv_heads, size // UNIT - 4)
+        move_keys(keys.ctypes.data, places, first, *shape)
+        move_values(values.ctypes.data, places, first, *shape)
+
+
+UNITS: dict[KVCacheType, Units] = {"fp16": SINGLE, "int8": IntegerUnits()}
+VIEWS: dict[KVCacheType, Views] = {"fp16": Views(), "int8": Views(align=UNIT, step=UNIT)}
+"""An int8 cache is read in whole units; a row of an fp16 cache is addressed alone."""
+
+
+def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:
+    """The dtype of a unit: the fp16 numbers of one position, or the codes and float32 scales of UNIT positions.
+
+    int8 has one scale per position and KV head, which stays out of the sums over the head's numbers. Keys and values
+    are normed, so that a scale per block of 32 numbers would make the error only 1.2 times smaller.
+    """
+    if kind == "fp16":
+        return np.dtype((np.float16, (kv_heads, head_dim)))
+    return np.dtype((np.uint8, (kv_heads, UNIT * (head_dim + 4))))
+
+
+def layer_unit_type(kind: KVCacheType, layer: Layer) -> np.dtype[Any]:
+    """`unit_type` for a layer that owns a cache."""
+    return unit_type(kind, layer.kv_heads, layer.head_dim)
+
+
+def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
+    """Read keys from a cache of either format as float32.
+
+    Args:
+        keys: all units of a layer's keys.
+        start, stop: rows to read; `start` is a multiple of UNIT.
+
+    Returns:
+        float32[stop - start, kv_heads, head_dim]
+    """
+    if keys.dtype == np.float16:
+        return keys[start:stop].astype(np.float32)
+    units = keys[start // UNIT : -(-stop // UNIT)]
+    count, kv_heads, size = units.shape
+    tiles = units.reshape(count, kv_heads, 2, size // 2)
+    dims = size // UNIT - 4
+    codes = tiles[..., : -4 * TILE].reshape(count, kv_heads, 2, dims // 4, TILE, 4)
+    rows = codes.transpose(0, 2, 4, 1, 3, 5).reshape(count * UNIT, kv_heads, dims).astype(np.float32) - np.float32(128)
+    scales = np.ascontiguousarray(tiles[..., -4 * TILE :]).view(np.float32)
+    rows *= scales.transpose(0, 2, 3, 1).reshape(count * UNIT, kv_heads, 1)
+    return rows[: stop - start]
+
+
+@dataclass(frozen=True)
+class LookupSettings:
+    """How lookup attention chooses the positions that a row attends to.
+
+    mode : which layers look up, and what: see `AttentionType`
+    keys : positions that a row attends to besides the first and the newest ones; None takes as many as `left` needs
+    width : numbers of a key that share a 4-bit code: 1, 2 or 4
+    left : share of a row's softmax weight, estimated from the codes, that may be ignored if `keys` is None
+    least, most : fewest and most positions if `keys` is None
+    window : newest positions that a row always attends to. A forward has at most as many rows of a sequence, so that
+        every position that is looked up was committed, and has codes, before the forward
+    learn : first positions, whose keys the codebooks are learnt from. A row attends to all positions while it sees no
+        more than `learn + window`
+    """
+
+    mode: AttentionType = "lookup"
+    keys: int | None = None
+    width: int = 4
+    left: float = 0.02
+    least: int = 256
+    most: int = 2048
+    window: int = 512
+    learn: int = 2048
+
+    @property
+    def name(self) -> str:
+        """A name for the settings that change the target's outputs; "exact" for those that do not."""
+        if self.mode == "lookup-drafts":
+            return "exact"
+        keys = f", {self.keys or 'auto'} keys" if self.mode == "lookup" else ""
+        return f"{self.mode}{keys}, width {self.width}"
+
+    @property
+    def begin(self) -> int:
+        """Positions that a row must see to use lookups. It depends on the position only, never on drafts or chunks."""
+        return self.learn + self.window + 1
+
+    @property
+    def least_units(self) -> int:
+        return max(1, (self.least if self.keys is None else self.keys) // LOOKUP_UNIT)
+
+    @property
+    def most_units(self) -> int:
+        return max(1, (self.most if self.keys is None else self.keys) // LOOKUP_UNIT)
+
+
+STEPS = 8
+"""Steps of k-means. Twice as many make the distances 1 % smaller."""
+
+PIECE = 1024
+"""Keys that are converted to float32 at a time."""
+
+
+class KeyIndex:
+    """4-bit codes of a sequence's keys, and the codebooks behind them, for each layer that looks up.
+
+    Both follow from the keys: the codebooks from those of the first positions, the codes from keys and codebooks. So
+    session files do not hold them, and after a rewind codes are made again from the keys that the cache holds then.
+
+    Attributes:
+        coded: number of positions that have codes.
+        version: increased whenever arrays are replaced.
+        most_rows: most rows of the sequence in a forward: see `LookupSettings.window`.
+    """
+
+    def __init__(self, settings: LookupSettings, sizes: Mapping[int, tuple[int, int]]) -> None:
+        """
+        Args:
+            settings: the engine's settings.
+            sizes: layer -> number of KV heads, and numbers of a head.
+        """
+        self.coded = self.version = 0
+        self.most_rows = settings.window
+        self._settings = settings
+        self._sizes = sizes
+        self._codebooks: dict[int, NDArray[np.float32]] = {}
+        self._codes: dict[int, NDArray[np.uint8]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        codes = sum(array.nbytes for array in self._codes.values())
+        return codes + sum(array.nbytes for array in self._codebooks.values())
+
+    def parts(self, layer: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]] | None:
+        """A layer's codes uint8[spans, kv_heads, SPAN, codes / 2] and its codebooks float32[kv_heads, codes, width + 1,
+        16].
+
+        None before the codebooks are learnt.
+        """
+        if layer not in self._codebooks:
+            return None
+        return self._codes[layer], self._codebooks[layer]
+
+    def follow(self, cache: KVCache, length: int) -> None:
+        """Make codes for all whole units of committed positions, once there are enough to learn codebooks from.
+
+        It is called before every forward, so a length smaller than `coded` means that the sequence was rewound.
+        """
+        settings = self._settings
+        stop = length // UNIT * UNIT
+        if stop < self.coded:
+            self._forget(length)
+        if length < settings.learn or stop <= self.coded:
+            return
+        if not self._codebooks:
+            self._codebooks = {layer: self._learnt(cache, layer) for layer in self._sizes}
+        self._reserve(stop, cache.capacity)
+        for layer, codebooks in self._codebooks.items():
+            codes = self._codes[layer]
+            for start in range(self.coded, stop, PIECE):
+                keys = read_keys(cache.parts(layer)[0], start, min(start + PIECE, stop))
+                encode(keys, codebooks, start, codes.ctypes.data, codes.strides[0])
+        self.coded = stop
+
+    def adopt(self, other: KeyIndex, length: int) -> None:
+        """Copy another index's codes of its first `length` positions; the codebooks are shared."""
+        if length < self._settings.learn:
+            return
+        self._codebooks = other._codebooks
+        self._codes = {layer: codes.copy() for layer, codes in other._codes.items()}
+        self.coded = min(other.coded, length // UNIT * UNIT)
+        self.version += 1
+
+    def _forget(self, length: int) -> None:
+        """Drop the codes of positions from `length` on, and all if the codebooks were learnt from such positions."""
+        self.coded = length // UNIT * UNIT
+        if length < self._settings.learn:
+            self._codebooks, self._codes, self.coded = {}, {}, 0
+            self.version += 1
+
+    def _learnt(self, cache: KVCache, layer: int) -> NDArray[np.float32]:
+        """Learn a layer's codebooks, float32[kv_heads, codes, width + 1, 16]: see `kernels.attention.key_codes`."""
+        heads, size = self._sizes[layer]
+        width = self._settings.width
+        codebooks = np.zeros((heads, size // width, width + 1, CENTROIDS), np.float32)
+        keys = read_keys(cache.parts(layer)[0], 0, self._settings.learn)
+        for head in range(heads):
+            learn(np.ascontiguousarray(keys[:, head]), codebooks[head], STEPS)
+        return codebooks
+
+    def _reserve(self, stop: int, capacity: int) -> None:
+        """Make room for the codes of `stop` positions; if that needs new arrays, of all that the cache has room for."""
+        spans = -(-stop // SPAN)
+        if self._codes and all(len(codes) >= spans for codes in self._codes.values()):
+            return
+        spans, grown = -(-max(stop, capacity) // SPAN), {}
+        for layer, (heads, size) in self._sizes.items():
+            grown[layer] = np.zeros((spans, heads, SPAN, size // self._settings.width // 2), np.uint8)
+            if layer in self._codes:
+                grown[layer][: len(self._codes[layer])] = self._codes[layer]
+        self._codes = grown
+        self.version += 1

@@ -1,0 +1,263 @@
+"""Exact attention: the step, and how pairs of a row and a query head are computed over the parts of their positions.
+
+A pair's positions are divided into parts at multiples of PART, and its parts are combined in order. With few rows,
+threads share the parts, so that even one row of one KV head keeps all threads busy. With many rows, a unit of work is
+some pairs over all their parts. Both compute the same bits, whatever the number of rows and threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ondevice.engines.simd.kernels.attention.float_cache import attend_heads
+from ondevice.engines.simd.kernels.attention.float_tile import HEADS
+from ondevice.engines.simd.kernels.attention.integer_cache import attend_tile, quantize_queries, tile_size
+from ondevice.engines.simd.kernels.attention.integer_tile import MOST
+from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
+from ondevice.engines.simd.kernels.attention.scratch import (
+    BLOCK,
+    PAIRS,
+    KVHead,
+    Pairs,
+    Queries,
+    Scratch,
+    States,
+    clear,
+    fold_all,
+    read_sequence,
+    row_range,
+    scratch_at,
+    seen_by_any,
+    state_bytes,
+    write_table,
+)
+from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.memory import fetch_add, read_f32, read_i64, write_i64
+from ondevice.engines.simd.kernels.isa.vector import full, load
+from ondevice.engines.simd.kernels.matmul.activations import write_input
+from ondevice.engines.simd.kernels.steps.layouts import Attend, read_step
+from ondevice.engines.simd.kernels.steps.slots import (
+    CACHE_BITS,
+    CACHES,
+    COUNTERS,
+    FIRST_ROW,
+    MOST_PARTS,
+    PARTIALS,
+    ROW_COUNT,
+    SCRATCH,
+    SCRATCH_STRIDE,
+    SEQUENCE_COUNT,
+    SEQUENCES,
+    claim,
+)
+
+PART = 1024
+"""Positions of a part. At a head_dim of 512 that is 1 MB of keys and values in int8, and 2 KB of state for each
+pair."""
+SPLIT_ROWS = 16
+"""Most rows of a forward for which threads share the parts; more rows keep all threads busy."""
+
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_ONE_UNIT = np.int64(1)
+"""With a plain 1, `claim` would be compiled once more, for another type."""
+
+
+class Partials(NamedTuple):
+    """The states of a unit's parts if several threads compute them: [pairs][most_parts] states.
+
+    address : address of the first pair's states
+    most_parts : room for parts of a pair
+    counter : address of an int64 that counts the complete parts; 0 before and afterwards
+    """
+
+    address: int
+    most_parts: int
+    counter: int
+
+
+_NOT_SHARED = Partials(0, 0, 0)
+"""For a unit that one thread computes over all its parts."""
+
+
+class Output(NamedTuple):
+    """The destination of results, as activations: see `matmul.activations`.
+
+    activations : address of all rows
+    rows : number of rows
+    block : the first block of the first query head in a row
+    blocks : blocks of a row
+    form : form of the activations
+    """
+
+    activations: int
+    rows: int
+    block: int
+    blocks: int
+    form: int
+
+
+@kernel
+def parts_of(state: np.ndarray, pairs: Pairs) -> Any:
+    """The first part with positions that some pairs see, and the number of such parts, at least 1."""
+    first = pairs.first_row + pairs.first // pairs.group
+    last = pairs.first_row + (pairs.first + pairs.size - 1) // pairs.group
+    begin, end = row_range(state, pairs.row_set, pairs.kind, first)
+    for row in range(first + 1, last + 1):
+        low, high = row_range(state, pairs.row_set, pairs.kind, row)
+        begin, end = min(begin, low), max(end, high)
+    begin //= PART
+    return begin, max(1, (end + PART - 1) // PART - begin)
+
+
+@kernel
+def share_of_pairs(total: int, threads: int) -> Any:
+    """The number of pairs in a unit of work.
+
+    total : number of pairs, each counted once per part
+    """
+    share = total // threads
+    return min(PAIRS, share // MOST * MOST) if share >= MOST else HEADS
+
+
+@kernel
+def write_out(pairs: Pairs, head_dim: int, states: States, output: Output) -> None:
+    """Divide complete states by their sums of weights, and write them as activations."""
+    for i in range(pairs.size):
+        number = pairs.first + i
+        row, head = pairs.first_row + number // pairs.group, number % pairs.group
+        state = states.address + i * states.stride
+        total = read_f32(state + 4 * head_dim + 4)
+        share = full(_ONE / total if total > _ZERO else _ZERO)
+        for part in range(head_dim // 32):
+            block = output.block + head * (head_dim // 32) + part
+            at = state + 128 * part
+            low, high = load(at) * share, load(at + 64) * share
+            write_input(low, high, output.form, output.activations, row, output.rows, block, output.blocks)
+
+
+@kernel
+def begin_unit(state: np.ndarray, pairs: Pairs, queries: Queries, head: KVHead, scratch: Scratch) -> None:
+    """Prepare a unit of work: the table of its pairs, and for an int8 cache their quantised queries."""
+    write_table(state, pairs, queries, scratch.table)
+    if head.bits == 8:
+        quantize_queries(scratch, pairs.size, queries.head_dim)
+
+
+@kernel
+def attend_unit(
+    pairs: Pairs,
+    head: KVHead,
+    head_dim: int,
+    scratch: Scratch,
+    partials: Partials,
+    first: int,
+    parts: int,
+    number: int,
+    output: Output,
+) -> None:
+    """Compute pairs over all their parts, or over one of them.
+
+    The thread that completes the last part of shared ones combines them all.
+
+    Args:
+        pairs, head, head_dim: the pairs and their keys and values.
+        scratch: this thread's working memory, prepared by `begin_unit`.
+        partials: memory for the states of shared parts.
+        first, parts: number of the first part, and how many there are.
+        number: which part to compute, 0..parts - 1; negative computes all.
+        output: the destination.
+    """
+    stride = state_bytes(head_dim)
+    own, whole = States(scratch.part, stride), States(scratch.whole, stride)
+    start, stop = first, first + parts
+    if number >= 0:
+        own = States(partials.address + number * stride, partials.most_parts * stride)
+        start, stop = first + number, first + number + 1
+    low, high = seen_by_any(scratch.table, 0, pairs.size)
+    clear(whole, pairs.size, head_dim)
+    for part in range(start, stop):
+        clear(own, pairs.size, head_dim)
+        begin, end = max(low, part * PART), min(high, (part + 1) * PART)
+        for block in range(begin // BLOCK * BLOCK, end, BLOCK):
+            pair = np.int64(0)
+            while pair < pairs.size:
+                left = pairs.size - pair
+                if head.bits == 8:
+                    size = tile_size(left)
+                    attend_tile(scratch, own, pairs.sequence, head, head_dim, pair, size, block)
+                else:
+                    size = min(left, HEADS, pairs.group - (pairs.first + pair) % pairs.group)
+                    attend_heads(scratch, own, pairs.sequence, head, head_dim, pair, size, block)
+                pair += size
+        if number < 0:
+            fold_all(whole, own, pairs.size, head_dim)
+    if number >= 0:
+        if fetch_add(partials.counter, np.int64(1)) + 1 < parts:
+            return
+        write_i64(partials.counter, np.int64(0))
+        for part in range(parts):
+            fold_all(whole, States(partials.address + part * stride, own.stride), pairs.size, head_dim)
+    write_out(pairs, head_dim, whole, output)
+
+
+@kernel
+def attend_all(
+    pairs: Pairs, head: KVHead, head_dim: int, scratch: Scratch, first: int, parts: int, output: Output
+) -> None:
+    """`attend_unit` over all parts."""
+    attend_unit(pairs, head, head_dim, scratch, _NOT_SHARED, first, parts, np.int64(-1), output)
+
+
+@kernel
+def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
+    """The step `Attend`: activations = softmax(queries @ keys.T) @ values, quantised, [rows, query_heads * size];
+    causal.
+
+    A unit of work is some pairs of one sequence and KV head, over all their positions or over one part. Threads claim
+    one at a time, because units differ in size: later rows see more keys.
+    """
+    step = read_step(Attend, words)
+    row_set, stride, kind, size = step.row_set, step.stride, step.kind, step.size
+    query_heads, kv_heads, cache = step.query_heads, step.kv_heads, CACHES + step.cache
+    group, bits, split = query_heads // kv_heads, state[CACHE_BITS], state[PARTIALS] != 0
+    skipped, line, own = part_bytes(bits, size), kv_heads * part_bytes(bits, size), state_bytes(size)
+    scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
+    most_parts = state[MOST_PARTS]
+    total = np.int64(0)
+    for index in range(state[SEQUENCE_COUNT]):
+        record = read_i64(state[SEQUENCES] + 8 * index)
+        first_row, count = read_i64(record + 8 * (FIRST_ROW + row_set)), read_i64(record + 8 * (ROW_COUNT + row_set))
+        sequence = read_sequence(record, kind)
+        pairs = Pairs(sequence, kind, row_set, first_row, group, 0, count * group)
+        total += kv_heads * count * group * (parts_of(state, pairs)[1] if split and count else 1)
+    together = share_of_pairs(total, threads)
+    unit, before = claim(claims, _ONE_UNIT), np.int64(0)
+    for index in range(state[SEQUENCE_COUNT]):
+        record = read_i64(state[SEQUENCES] + 8 * index)
+        first_row, count = read_i64(record + 8 * (FIRST_ROW + row_set)), read_i64(record + 8 * (ROW_COUNT + row_set))
+        keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
+        sequence = read_sequence(record, kind)
+        for kv_head in range(kv_heads):
+            for first in range(0, count * group, together):
+                pairs = Pairs(sequence, kind, row_set, first_row, group, first, min(together, count * group - first))
+                if not split and before < unit:
+                    before += 1
+                    continue
+                first_part, parts = parts_of(state, pairs)
+                units = parts if split else np.int64(1)
+                while unit < before + units:
+                    queries = Queries(step.x + 4 * kv_head * group * size, stride, size)
+                    head = KVHead(bits, keys + kv_head * skipped, values + kv_head * skipped, line)
+                    blocks = query_heads * size // 32
+                    output = Output(step.activations, state[row_set], kv_head * group * size // 32, blocks, step.form)
+                    begin_unit(state, pairs, queries, head, scratch)
+                    place = first_row * query_heads + kv_head * count * group + first
+                    partials = Partials(
+                        state[PARTIALS] + place * most_parts * own, most_parts, state[COUNTERS] + 8 * place
+                    )
+                    number = unit - before if units > 1 else np.int64(-1)
+                    attend_unit(pairs, head, size, scratch, partials, first_part, parts, number, output)
+                    unit = claim(claims, _ONE_UNIT)
+                before += units

@@ -1,0 +1,240 @@
+"""The layout of an int8 cache, and its two products in integers: queries with keys, and weights with values.
+
+A unit of the cache holds UNIT positions of a KV head, from a multiple of UNIT on, in UNIT * (head_dim + 4) bytes:
+
+    keys     two tiles of 16: codes + 128, uint8[head_dim / 4][16 keys][4 dims], then float32[16], a scale for each key
+    values   codes + 128, uint8[head_dim / 16][8][16 dims][4 positions], then float32[32], a scale for each position
+
+Both products work like `matmul.tiles`: 64 bytes of the cache give 16 sums of four products, and up to eight pairs of
+row and head share the loads. Integer sums are exact, so their order does not matter.
+
+Codes have an offset of 128, like those of int8 weights, because x86 multiplies unsigned bytes with signed ones and can
+repeat only the signed ones from memory at no cost. So the quantised weights of values are 0..127, not 0..255.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots, groups_of_four
+from ondevice.engines.simd.kernels.isa.instruction_set import InstructionSet
+from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel
+from ondevice.engines.simd.kernels.isa.memory import read_i8, read_i32, write_i8, write_i32
+from ondevice.engines.simd.kernels.isa.vector import (
+    F32,
+    I32,
+    I64,
+    L2,
+    constant,
+    fused,
+    pointer_to,
+    prefetch,
+    read,
+    splat,
+)
+from ondevice.engines.simd.kernels.matmul import formats
+from ondevice.engines.simd.kernels.matmul.formats import TILE
+
+UNIT = 32
+"""Positions of a unit. The weights of a unit's values share a scale."""
+MOST = 8
+"""Most pairs of row and head ("rows" below) in one product."""
+AHEAD = 4096
+"""Distance in bytes from the keys that are read to those that are prefetched."""
+CHAINS = 16 if instruction_set.current().lanes == TILE else 4
+"""Fewest sums that are computed at a time, if there are registers: each addition to a sum waits for the one before."""
+
+
+@emits(types.void, LITERAL, *[types.int64] * 7)
+def score_tile(
+    builder: Any, rows: int, keys: Any, queries: Any, starts: Any, scales: Any, blocks: Any, out: Any, stride: Any
+) -> None:
+    """out[r, n] = (q[r] . k[n]) * query scale[r] * key scale[n], for 16 keys.
+
+    Args:
+        rows: number of queries, 1..MOST.
+        keys: address of a tile of keys.
+        queries: address of int8[blocks][rows][32].
+        starts: address of int32[rows], -zero * sum(q) of every query.
+        scales: address of float32[rows], the queries' scales.
+        blocks: head_dim / 32.
+        out: address of float32[rows, 16].
+        stride: bytes from a row of `out` to the next.
+    """
+    isa = instruction_set.current()
+    kept = _Sums(isa, rows)
+    vectors = kept.vectors
+    scales_at = builder.add(keys, builder.mul(blocks, I64(8 * 4 * TILE)))
+    with cgutils.for_range(builder, I64(TILE // isa.lanes // vectors)) as turn:
+        lane = builder.mul(turn.index, I64(4 * vectors * isa.lanes))  # in bytes
+        first = builder.add(keys, lane)
+
+        def step(block: Any, sums: Vectors) -> Vectors:
+            keys_at, base = _at(builder, first, block, 8 * 4 * TILE), _at(builder, queries, block, 32 * rows)
+            for line in range(0, 8 * 4 * vectors * isa.lanes, 64):
+                prefetch(builder, keys_at, AHEAD + line, L2)
+            return kept.add(builder, sums, keys_at, base)
+
+        begin = kept.begin(builder, pointer_to(builder, starts))
+        for index, total in enumerate(kept.totals(builder, accumulate(builder, blocks, begin, step))):
+            vector, row = divmod(index, rows)
+            kind = ir.VectorType(F32, isa.lanes)
+            key_scale = read(builder, pointer_to(builder, builder.add(scales_at, lane)), kind, 4 * isa.lanes * vector)
+            scale = splat(builder, read(builder, pointer_to(builder, scales), F32, 4 * row), isa.lanes)
+            score = builder.fmul(builder.fmul(builder.sitofp(total, kind), scale), key_scale)
+            line = builder.add(builder.add(out, builder.mul(stride, I64(row))), lane)
+            builder.store(score, pointer_to(builder, builder.add(line, I64(4 * isa.lanes * vector))), align=4)
+
+
+@emits(types.void, LITERAL, *[types.int64] * 10)
+def mix_tile(
+    builder: Any,
+    rows: int,
+    values: Any,
+    stride: Any,
+    weights: Any,
+    starts: Any,
+    scales: Any,
+    count: Any,
+    chain: Any,
+    tiles: Any,
+    out: Any,
+    out_stride: Any,
+) -> None:
+    """out[r] += sum over i of scale[i, r] * (sum over c of w[i, c, r] . v[i, c]), in the order of i.
+
+    Args:
+        rows: number of rows of weights, 1..MOST.
+        values: address of the first unit's values.
+        stride: bytes from a unit to the next.
+        weights: address of int8[count][chain][rows][32], 0..127.
+        starts: address of int32[count][rows], -zero * the sum of the weights that share a scale.
+        scales: address of float32[count][rows], the weights' scales.
+        count: number of scales for each row, at least 1.
+        chain: number of units that share a scale, at least 1.
+        tiles: head_dim / 16.
+        out: address of float32[rows, head_dim].
+        out_stride: bytes from a row of `out` to the next.
+    """
+    isa = instruction_set.current()
+    kept = _Sums(isa, rows)
+    vectors, kind = kept.vectors, ir.VectorType(F32, isa.lanes)
+    passes = TILE // isa.lanes // vectors
+    with cgutils.for_range(builder, builder.mul(tiles, I64(passes))) as turn:
+        tile, part = builder.sdiv(turn.index, I64(passes)), builder.srem(turn.index, I64(passes))
+        lane = builder.mul(part, I64(4 * vectors * isa.lanes))  # in bytes
+        first = builder.add(builder.add(values, builder.mul(tile, I64(8 * 4 * TILE))), lane)
+        line = builder.add(builder.add(out, builder.mul(tile, I64(4 * TILE))), lane)
+        targets = [
+            pointer_to(builder, builder.add(line, builder.add(builder.mul(out_stride, I64(row)), I64(at))))
+            for at in range(0, 4 * vectors * isa.lanes, 4 * isa.lanes)
+            for row in range(rows)
+        ]
+
+        def scaled(index: Any, sums: Vectors) -> Vectors:
+            def step(link: Any, ints: Vectors) -> Vectors:
+                unit = builder.add(builder.mul(index, chain), link)
+                pointer = pointer_to(builder, builder.add(first, builder.mul(unit, stride)))
+                base = _at(builder, weights, unit, 32 * rows)
+                for ahead in range(0, 8 * 4 * vectors * isa.lanes, 64):
+                    prefetch(builder, pointer, 2 * 8 * 4 * TILE + ahead, L2)
+                return kept.add(builder, ints, pointer, base)
+
+            begin = kept.begin(builder, _at(builder, starts, index, 4 * rows))
+            ints = kept.totals(builder, accumulate(builder, chain, begin, step))
+            base = _at(builder, scales, index, 4 * rows)
+            factors = [splat(builder, read(builder, base, F32, 4 * row), isa.lanes) for row in range(rows)]
+            return [
+                fused(builder, builder.sitofp(value, kind), factors[i % rows], total)
+                for i, (value, total) in enumerate(zip(ints, sums, strict=True))
+            ]
+
+        sums = [builder.load(target, typ=kind, align=4) for target in targets]
+        for total, target in zip(accumulate(builder, count, sums, scaled), targets, strict=True):
+            builder.store(total, target, align=4)
+
+
+class _Sums(NamedTuple):
+    """The sums of a pass: for each vector of codes and each row, `chains` sums that are added at the end."""
+
+    isa: InstructionSet
+    rows: int
+
+    @property
+    def vectors(self) -> int:
+        return self.isa.vectors_of_a_pass(self.rows)
+
+    @property
+    def chains(self) -> int:
+        return max(1, min(8, CHAINS // (self.vectors * self.rows)))
+
+    def begin(self, builder: Any, starts: Any) -> Vectors:
+        """The sums before the first product; `starts` points to int32[rows]."""
+        zeros = [constant(0, ir.VectorType(I32, self.isa.lanes))] * (self.chains - 1)
+        firsts = [splat(builder, read(builder, starts, I32, 4 * row), self.isa.lanes) for row in range(self.rows)]
+        return [total for first in firsts * self.vectors for total in (first, *zeros)]
+
+    def add(self, builder: Any, sums: Vectors, codes_at: Any, rows_at: Any) -> Vectors:
+        """The sums after 32 more products in each lane, of eight vectors of codes and 32 bytes of each row."""
+        isa, every, added = self.isa, self.chains, []
+        for index in range(self.vectors * self.rows):
+            vector, row = divmod(index, self.rows)
+            if row == 0:
+                codes = formats.int8_codes(builder, isa, codes_at, 4 * isa.lanes * vector)
+            groups = groups_of_four(builder, isa, rows_at, 32 * row)
+            for chain, total in enumerate(sums[index * every :][:every]):
+                added.append(add_dots(builder, isa, 8, total, codes[chain::every], groups[chain::every]))
+        return added
+
+    def totals(self, builder: Any, sums: Vectors) -> Vectors:
+        """<n x i32> for each vector and row: the total of its chains."""
+        found = []
+        for first in range(0, len(sums), self.chains):
+            total, *others = sums[first : first + self.chains]
+            for other in others:
+                total = builder.add(total, other)
+            found.append(total)
+        return found
+
+
+def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
+    return pointer_to(builder, builder.add(base, builder.mul(index, I64(size))))
+
+
+@kernel
+def move_keys(cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
+    """Copy row `source[i]` of a cache of keys to row `first + i`. `source` is ascending, and no row moves to the back.
+
+    cache : address of the layer's keys
+    """
+    tile = TILE * (head_dim + 4)
+    for i in range(len(source)):
+        for head in range(kv_heads):
+            start = cache + UNIT * (head_dim + 4) * head
+            old, new = source[i], first + i
+            at = start + old // UNIT * kv_heads * 2 * tile + old % UNIT // TILE * tile + 4 * (old % TILE)
+            to = start + new // UNIT * kv_heads * 2 * tile + new % UNIT // TILE * tile + 4 * (new % TILE)
+            for offset in range(0, tile, 4 * TILE):  # the last is the scale
+                write_i32(to + offset, read_i32(at + offset))
+
+
+@kernel
+def move_values(cache: int, source: np.ndarray, first: int, kv_heads: int, head_dim: int) -> None:
+    """`move_keys` for a cache of values."""
+    size = UNIT * (head_dim + 4)
+    for i in range(len(source)):
+        for head in range(kv_heads):
+            old, new = source[i], first + i
+            at, to = cache + size * (old // UNIT * kv_heads + head), cache + size * (new // UNIT * kv_heads + head)
+            old, new = old % UNIT, new % UNIT
+            write_i32(to + UNIT * head_dim + 4 * new, read_i32(at + UNIT * head_dim + 4 * old))
+            at, to = at + old // 4 * 4 * TILE + old % 4, to + new // 4 * 4 * TILE + new % 4
+            for tile in range(0, UNIT * head_dim, UNIT * TILE):
+                for offset in range(tile, tile + 4 * TILE, 4):
+                    write_i8(to + offset, read_i8(at + offset))

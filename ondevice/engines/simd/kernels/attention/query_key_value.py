@@ -1,0 +1,162 @@
+"""Queries, keys and values between projection and attention: head norm, rotation, and writing them to the cache.
+
+The step is `head`. The layout of an int8 cache is described in `integer_tile`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.attention.scratch import read_sequence
+from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.memory import (
+    bits_float,
+    read_i8,
+    read_i32,
+    read_i64,
+    write_f32,
+    write_i8,
+    write_i32,
+)
+from ondevice.engines.simd.kernels.isa.vector import (
+    fma,
+    full,
+    load,
+    magnitude,
+    max_lanes,
+    maximum,
+    round_even,
+    store,
+    store_half,
+    store_rounded_int8,
+)
+from ondevice.engines.simd.kernels.matmul.activations import norm
+from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.steps.layouts import Head, read_step
+from ondevice.engines.simd.kernels.steps.slots import (
+    CACHE_BITS,
+    CACHES,
+    COSINES,
+    ROTARY_STRIDE,
+    SINES,
+    first_unit,
+    sequence_of,
+    source_row,
+)
+
+_ONE, _MOST = np.float32(1.0), np.float32(127.0)
+_OFFSET = np.int32(-0x7F7F7F80)
+"""128 in each of four bytes: exclusive or with it adds 128 to signed bytes."""
+_LEAST = np.float32(1e-30)
+"""A vector whose numbers are all smaller becomes zeros: the inverse of its scale would overflow."""
+
+
+@kernel
+def rotate(x: int, cosines: int, sines: int, head_dim: int) -> None:
+    """x * cos + rotate_half(x) * sin, in place; cosines and sines float32[head_dim / 2]."""
+    half = 2 * head_dim
+    for i in range(0, half, 64):
+        low, high = load(x + i), load(x + half + i)
+        c, s = load(cosines + i), load(sines + i)
+        store(x + i, low * c - high * s)
+        store(x + half + i, fma(high, c, low * s))
+
+
+@kernel
+def rotated_head(x: int, weight: int, cosines: int, sines: int, head_dim: int, eps: float) -> None:
+    """x = rotate(norm(x) * weight), in place, float32[head_dim]."""
+    norm(x, weight, x, head_dim, eps)
+    rotate(x, cosines, sines, head_dim)
+
+
+@kernel
+def part_bytes(bits: int, head_dim: int) -> Any:
+    """Bytes of a KV head in a row of an fp16 cache, or in a unit of an int8 cache."""
+    return 2 * head_dim if bits == 16 else UNIT * (head_dim + 4)
+
+
+@kernel
+def to_half(x: int, out: int, count: int) -> None:
+    """Round `count` floats to fp16."""
+    for i in range(0, count, 16):
+        store_half(out + 2 * i, load(x + 4 * i))
+
+
+@kernel
+def quantize_head(x: int, out: int, count: int) -> Any:
+    """Round `count` floats to int8 codes and return their scale, 1/127 of the largest magnitude; `out` may be `x`."""
+    largest = full(_LEAST)
+    for i in range(0, 4 * count, 64):
+        largest = maximum(largest, magnitude(load(x + i)))
+    scale = max_lanes(largest) / _MOST
+    inverse = full(_ONE / scale)
+    for i in range(0, count, 16):
+        store_rounded_int8(out + i, round_even(load(x + 4 * i) * inverse))
+    return scale
+
+
+@kernel
+def to_key(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
+    """Write a key to row `row` of a KV head in a cache (`scratch.KVHead`). For int8, x float32[head_dim] is
+    overwritten.
+    """
+    if bits == 16:
+        to_half(x, cache + row * stride, head_dim)
+        return
+    scale = quantize_head(x, x, head_dim)
+    tile = cache + row // UNIT * stride + row % UNIT // TILE * TILE * (head_dim + 4)
+    to = tile + 4 * (row % TILE)
+    for at in range(0, head_dim, 4):
+        write_i32(to + TILE * at, read_i32(x + at) ^ _OFFSET)
+    write_f32(to + TILE * head_dim, scale)
+
+
+@kernel
+def to_value(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int) -> None:
+    """Write a value to row `row` of a KV head in a cache, with arguments as in `to_key`."""
+    if bits == 16:
+        to_half(x, cache + row * stride, head_dim)
+        return
+    scale = quantize_head(x, x, head_dim)
+    unit, place = cache + row // UNIT * stride, row % UNIT
+    to = unit + place // 4 * 4 * TILE + place % 4
+    for at in range(head_dim):
+        write_i8(to + at // TILE * TILE * UNIT + at % TILE * 4, read_i8(x + at) ^ _OFFSET)
+    write_f32(unit + UNIT * head_dim + 4 * place, scale)
+
+
+@kernel
+def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
+    """The step `Head`: query = rotate(norm(query)), in place; rotate(norm(key)) and norm(value) go to the cache.
+
+    A unit is a head of a row, float32[size]; threads take equal shares. Layers that read another layer's cache have no
+    keys and values. `scratch` is the address of this thread's working memory, float32[size].
+    """
+    step = read_step(Head, words)
+    row_set, x, stride, size = step.row_set, step.x, step.stride, step.size
+    query_heads, kv_heads, key_norm = step.query_heads, step.kv_heads, step.key_norm
+    kind, cache, eps = step.kind, CACHES + step.cache, bits_float(np.int32(step.eps))
+    units = query_heads + (kv_heads if key_norm else 0)
+    for unit in range(
+        first_unit(state[row_set] * units, thread, threads), first_unit(state[row_set] * units, thread + 1, threads)
+    ):
+        row, number = unit // units, unit % units
+        at = x + row * stride + 4 * number * size
+        rotary = source_row(state, row_set, row) * state[ROTARY_STRIDE]
+        cosines, sines = state[COSINES + kind] + rotary, state[SINES + kind] + rotary
+        if number < query_heads:
+            rotated_head(at, step.query_norm, cosines, sines, size, eps)
+            continue
+        number -= query_heads
+        record = sequence_of(state, row_set, row)
+        sequence = read_sequence(record, kind)
+        cache_row = sequence.length - sequence.base + row - sequence.first_row
+        bits, own = state[CACHE_BITS], number * part_bytes(state[CACHE_BITS], size)
+        line = kv_heads * part_bytes(bits, size)
+        norm(x + row * stride + 4 * (step.value + number * size), step.value_norm, scratch, size, eps)
+        to_value(bits, scratch, read_i64(record + 8 * (cache + 1)) + own, cache_row, line, size)
+        rotated_head(at, key_norm, cosines, sines, size, eps)
+        to_key(bits, at, read_i64(record + 8 * cache) + own, cache_row, line, size)

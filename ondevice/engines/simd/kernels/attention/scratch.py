@@ -1,0 +1,344 @@
+"""The positions that a row sees, the working memory of attention, and softmax states.
+
+A pair is a row and a query head. The pairs of a sequence and one KV head are numbered row by row: number = row in the
+sequence * group + query head in the group, where a group is the query heads that share the KV head.
+
+A softmax over many positions is computed part by part. A pair's state after some positions is float32[head_dim], the
+sum of weighted values, then the largest score so far and the sum of weights; the weights are relative to that score.
+States are combined in the order of positions, whichever thread computed them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ondevice.engines.simd.kernels.attention.integer_tile import MOST, UNIT
+from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, store
+from ondevice.engines.simd.kernels.steps.slots import (
+    ALL,
+    BASE,
+    FIRST_ROW,
+    LENGTH,
+    PATH_WIDTH,
+    PATHS,
+    ROW_COUNT,
+    STOP,
+    WINDOW,
+    source_row,
+)
+
+PAIRS = 64
+"""Most pairs that are computed together, so that all of them read keys and values from a near cache."""
+BLOCK = 256
+"""Positions that are weighed together, from a multiple of BLOCK on. Their keys and values are half a megabyte in fp16
+for a head of 512 numbers."""
+MOST_NEW = 512
+"""Most rows of a forward."""
+
+_WORDS = 4
+"""int64 per pair in the table: the first position that it sees, one more than the last, the address of its path, and
+the address of its query."""
+_SCORE_BYTES = 4 * BLOCK + 64
+"""Bytes from a pair's scores to the next pair's. Not a power of two, with which all pairs' scores would compete for the
+same lines of the nearest cache."""
+TAIL = MOST_NEW + UNIT
+"""Most positions of the units that may hold pending rows of a tree."""
+
+
+class Sequence(NamedTuple):
+    """The fields of a sequence's record that one kind of attention needs: see `steps.slots`.
+
+    first_row : index of the sequence's first row among all new rows
+    length : committed tokens
+    rows : number of new rows
+    paths, path_width : see PATHS
+    base : first position in the caches of this kind of attention
+    """
+
+    first_row: int
+    length: int
+    rows: int
+    paths: int
+    path_width: int
+    base: int
+
+
+class Pairs(NamedTuple):
+    """Some neighbouring pairs of a sequence and a KV head.
+
+    kind : kind of attention, 0 full, 1 sliding
+    row_set : slots.ALL or slots.WANTED
+    first_row : index of the sequence's first row in the row set
+    group : number of query heads that share the KV head
+    first : number of the first pair
+    size : number of pairs, 1..PAIRS
+    """
+
+    sequence: Sequence
+    kind: int
+    row_set: int
+    first_row: int
+    group: int
+    first: int
+    size: int
+
+
+class Queries(NamedTuple):
+    """The queries of a row set in the query heads of one KV head: float32[group, head_dim] per row.
+
+    address : address of the first row's queries
+    stride : bytes to the next row's
+    """
+
+    address: int
+    stride: int
+    head_dim: int
+
+
+class KVHead(NamedTuple):
+    """The keys and values of one KV head in a sequence's cache.
+
+    bits : bits of a number: 16, or 8 with scales
+    keys, values : address of the head's part of the first row of the cache, or of its first unit for 8 bits
+    stride : bytes to the next row, or unit
+    """
+
+    bits: int
+    keys: int
+    values: int
+    stride: int
+
+
+class Scratch(NamedTuple):
+    """Working memory of a thread, as addresses of its parts. `tile` is the number of pairs in a tile of an int8 cache.
+
+    table : int64[PAIRS, _WORDS], what each pair sees
+    codes : int8[PAIRS, head_dim], quantised queries, tile by tile: see `integer_tile.score_tile`
+    starts : int32[PAIRS], start values of the queries' integer sums
+    query_scales : float32[PAIRS]
+    scores : MOST times _SCORE_BYTES, float32[BLOCK] per pair of a tile
+    weights : int8[BLOCK / UNIT][tile][UNIT], quantised weights
+    weight_starts : int32[BLOCK / UNIT][tile], start values of the weights' integer sums
+    weight_scales : float32[BLOCK / UNIT][tile]
+    tail_scores : float32[MOST, TAIL], scores of pending rows in the order of the cache
+    tail_weights : int8[TAIL / UNIT][tile][UNIT], weights of pending rows in the order of the cache
+    tail_scales : float32[UNIT], scales of the values on a path
+    part : states of PAIRS pairs, of the part that is being computed
+    whole : states of PAIRS pairs, of all parts so far
+    end : the address after them
+    """
+
+    table: int
+    codes: int
+    starts: int
+    query_scales: int
+    scores: int
+    weights: int
+    weight_starts: int
+    weight_scales: int
+    tail_scores: int
+    tail_weights: int
+    tail_scales: int
+    part: int
+    whole: int
+    end: int
+
+
+@kernel
+def scratch_at(address: int, head_dim: int) -> Scratch:
+    """The parts of a thread's working memory. With address 0, `end` is the size that it needs, in bytes."""
+    table = address
+    codes = table + 8 * _WORDS * PAIRS
+    starts = codes + PAIRS * head_dim
+    query_scales = starts + 4 * PAIRS
+    scores = query_scales + 4 * PAIRS
+    weights = scores + MOST * _SCORE_BYTES
+    weight_starts = weights + MOST * BLOCK
+    weight_scales = weight_starts + 4 * MOST * (BLOCK // UNIT)
+    tail_scores = weight_scales + 4 * MOST * (BLOCK // UNIT)
+    tail_weights = tail_scores + 4 * MOST * TAIL
+    tail_scales = tail_weights + MOST * TAIL
+    part = tail_scales + 4 * UNIT
+    whole = part + PAIRS * state_bytes(head_dim)
+    end = whole + PAIRS * state_bytes(head_dim)
+    return Scratch(
+        table, codes, starts, query_scales, scores, weights, weight_starts, weight_scales, tail_scores, tail_weights,
+        tail_scales, part, whole, end,
+    )  # fmt: skip
+
+
+@kernel
+def state_bytes(head_dim: int) -> Any:
+    """Bytes of a pair's state."""
+    return 4 * head_dim + 64
+
+
+@kernel
+def score_row(scratch: Scratch, pair: int) -> Any:
+    """Address of the scores of pair `pair` of a tile, float32[BLOCK]."""
+    return scratch.scores + pair * _SCORE_BYTES
+
+
+@kernel
+def score_stride() -> Any:
+    """Bytes from a pair's scores to the next pair's."""
+    return np.int64(_SCORE_BYTES)
+
+
+@kernel
+def read_sequence(record: int, kind: int) -> Any:
+    """The part of a sequence's record that attention of one kind needs."""
+    return Sequence(
+        read_i64(record + 8 * (FIRST_ROW + ALL)),
+        read_i64(record + 8 * LENGTH),
+        read_i64(record + 8 * (ROW_COUNT + ALL)),
+        read_i64(record + 8 * PATHS),
+        read_i64(record + 8 * PATH_WIDTH),
+        read_i64(record + 8 * (BASE + kind)),
+    )
+
+
+@kernel
+def row_range(state: np.ndarray, row_set: int, kind: int, row: int) -> Any:
+    """The positions (start, stop) that row `row` of a row set sees: start..stop - 1."""
+    stop = read_i64(state[STOP] + 8 * source_row(state, row_set, row))
+    return max(0, stop - state[WINDOW + kind]), stop
+
+
+@kernel
+def write_table(state: np.ndarray, pairs: Pairs, queries: Queries, table: int) -> None:
+    """Write the table of some pairs: the positions that each sees, its path, its query."""
+    sequence = pairs.sequence
+    for i in range(pairs.size):
+        number = pairs.first + i
+        row, head = pairs.first_row + number // pairs.group, number % pairs.group
+        first, stop = row_range(state, pairs.row_set, pairs.kind, row)
+        own = source_row(state, pairs.row_set, row) - sequence.first_row
+        at = table + 8 * _WORDS * i
+        write_i64(at, np.int64(first))
+        write_i64(at + 8, np.int64(stop))
+        write_i64(at + 16, np.int64(sequence.paths + 8 * own * sequence.path_width if sequence.paths else 0))
+        write_i64(at + 24, np.int64(queries.address + row * queries.stride + 4 * head * queries.head_dim))
+
+
+@kernel
+def seen(table: int, pair: int) -> Any:
+    """The positions (start, stop) that a pair sees, from the table."""
+    at = table + 8 * _WORDS * pair
+    return read_i64(at), read_i64(at + 8)
+
+
+@kernel
+def see(table: int, pairs: int, begin: int, end: int) -> None:
+    """Set the positions that pairs see to begin..end - 1."""
+    for at in range(table, table + 8 * _WORDS * pairs, 8 * _WORDS):
+        write_i64(at, np.int64(begin))
+        write_i64(at + 8, np.int64(end))
+
+
+@kernel
+def seen_by_any(table: int, first: int, count: int) -> Any:
+    """The smallest range (start, stop) with all positions that some pairs see."""
+    begin, end = seen(table, first)
+    for pair in range(first + 1, first + count):
+        low, high = seen(table, pair)
+        begin, end = min(begin, low), max(end, high)
+    return begin, end
+
+
+@kernel
+def query_of(table: int, pair: int) -> Any:
+    """The address of a pair's query."""
+    return read_i64(table + 8 * _WORDS * pair + 24)
+
+
+@kernel
+def cache_row(sequence: Sequence, table: int, pair: int, position: int) -> Any:
+    """The row of the cache that holds `position` for a pair: in a tree, that of its ancestor at this position."""
+    depth = position - sequence.length
+    path = read_i64(table + 8 * _WORDS * pair + 16)
+    if depth >= 0 and path:
+        position = sequence.length + read_i64(path + 8 * depth)
+    return position - sequence.base
+
+
+# Softmax states
+
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_LOWEST = np.float32(-1e30)
+
+
+class States(NamedTuple):
+    """The states of some pairs.
+
+    address : address of the first pair's state
+    stride : bytes to the next pair's
+    """
+
+    address: int
+    stride: int
+
+
+@kernel
+def clear(states: States, pairs: int, head_dim: int) -> None:
+    """Set states to those of no positions."""
+    for state in range(states.address, states.address + pairs * states.stride, states.stride):
+        for at in range(0, 4 * head_dim, 64):
+            store(state + at, full(_ZERO))
+        write_f32(state + 4 * head_dim, _LOWEST)
+        write_f32(state + 4 * head_dim + 4, _ZERO)
+
+
+@kernel
+def power(x: float) -> Any:
+    """e**x of a float32, with the bits of `vector.exp`."""
+    return max_lanes(exp(full(x)))
+
+
+@kernel
+def raise_peak(states: States, pair: int, head_dim: int, score: float) -> Any:
+    """Make the weights of a state relative to `score` if this is larger than its largest score; returns the largest."""
+    state = states.address + pair * states.stride
+    peak = read_f32(state + 4 * head_dim)
+    if not score > peak:
+        return peak
+    total = read_f32(state + 4 * head_dim + 4)
+    if total > _ZERO:
+        factor = power(peak - score)
+        for at in range(0, 4 * head_dim, 64):
+            store(state + at, load(state + at) * full(factor))
+        write_f32(state + 4 * head_dim + 4, total * factor)
+    write_f32(state + 4 * head_dim, score)
+    return score
+
+
+@kernel
+def fold(state: int, part: int, head_dim: int) -> None:
+    """Add the positions of the state `part` after those of the state `state`."""
+    added = read_f32(part + 4 * head_dim + 4)
+    if not added > _ZERO:
+        return
+    total, peak = read_f32(state + 4 * head_dim + 4), read_f32(state + 4 * head_dim)
+    largest = read_f32(part + 4 * head_dim)
+    own, other = _ONE, _ONE
+    if not total > _ZERO:
+        own, peak = _ZERO, largest
+    elif largest > peak:
+        own, peak = power(peak - largest), largest
+    else:
+        other = power(largest - peak)
+    for at in range(0, 4 * head_dim, 64):
+        store(state + at, fma(load(part + at), full(other), load(state + at) * full(own)))
+    write_f32(state + 4 * head_dim, peak)
+    write_f32(state + 4 * head_dim + 4, total * own + added * other)
+
+
+@kernel
+def fold_all(states: States, parts: States, pairs: int, head_dim: int) -> None:
+    """`fold` the parts of some pairs into their states."""
+    for i in range(pairs):
+        fold(states.address + i * states.stride, parts.address + i * parts.stride, head_dim)

@@ -1,0 +1,190 @@
+"""Dot products of four 8-bit numbers per 32-bit lane, with the instructions of each instruction set. All are exact.
+
+The functions emit LLVM code; they are called by the emitters of products in `matmul.tiles` and `attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from ondevice.engines.simd.kernels.isa.instruction_set import (
+    AVX2,
+    AVX512_VNNI,
+    AVX_VNNI,
+    NEON,
+    NEON_DOTPROD,
+    InstructionSet,
+)
+from ondevice.engines.simd.kernels.isa.vector import I8, I16, I32, I64, call, constant, read, splat
+
+
+def add_dots(
+    builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Sequence[Any], activations: Sequence[Any]
+) -> Any:
+    """total[i] + sum over v and j < 4 of weights[v][4i + j] * activations[v][4i + j], as <n x i32>.
+
+    Args:
+        isa: the instruction set; `isa.signed` says whether the bytes of `weights` are signed.
+        bits: bits of a weight; with fewer than 8, `weights` are 0..15.
+        total: <n x i32>.
+        weights: up to eight vectors <4n x i8>.
+        activations: as many vectors <4n x i8>, of -127..127.
+    """
+    if isa == NEON:
+        return _neon(builder, bits, total, weights, activations)
+    for w, a in zip(weights, activations, strict=True):
+        total = _dot4(builder, isa, bits, total, w, a)
+    return total
+
+
+def add_whole_dots(
+    builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Sequence[Any], activations: Sequence[Any]
+) -> Any:
+    """`add_dots` for activations -128..127. If bytes are signed, weights of 2 bits are at most 12, of 4 bits at most
+    15.
+    """
+    if isa == AVX2:
+        if bits == 8:
+            for w, a in zip(weights, activations, strict=True):
+                total = _avx2_wide(builder, total, w, a)
+            return total
+        # a pair is at most 2 * 15 * 128; eight pairs fit in 16 bits
+        pairs = None
+        for w, a in zip(weights, activations, strict=True):
+            own = call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), w, a)
+            pairs = own if pairs is None else builder.add(pairs, own)
+        return builder.add(total, _add_words(builder, total.type, pairs))
+    if isa == NEON and bits == 8:
+        for w, a in zip(weights, activations, strict=True):  # two products of -128 do not fit in 16 bits
+            halves = [_add_pairs(builder, total.type, _chain(builder, half, [w], [a])) for half in range(2)]
+            total = builder.add(total, call(builder, "llvm.aarch64.neon.addp.v4i32", total.type, *halves))
+        return total
+    return add_dots(builder, isa, bits, total, weights, activations)
+
+
+def groups_of_four(builder: Any, isa: InstructionSet, base: Any, offset: int) -> list[Any]:
+    """The eight groups of four bytes of 32 bytes at `offset` from a pointer, each repeated in all 32-bit lanes of a
+    vector.
+
+    On x86 a load can repeat a group at no cost. On ARM a dot product can take one lane of a vector as its operand.
+    """
+    if isa.by_lane:
+        kind = ir.VectorType(I32, 4)
+        halves = [read(builder, base, kind, offset + at) for at in (0, 16)]
+        groups = [
+            builder.shuffle_vector(half, half, ir.Constant(kind, [lane] * 4)) for half in halves for lane in range(4)
+        ]
+    else:
+        groups = [splat(builder, read(builder, base, I32, offset + 4 * j), isa.lanes) for j in range(8)]
+    return [builder.bitcast(group, ir.VectorType(I8, 4 * isa.lanes)) for group in groups]
+
+
+def _dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any, activations: Any) -> Any:
+    """total[i] + sum over j < 4 of weights[4i + j] * activations[4i + j]."""
+    if isa in (AVX512_VNNI, AVX_VNNI):
+        width = 32 * isa.lanes
+        return call(builder, f"llvm.x86.avx512.vpdpbusd.{width}", total.type, total, weights, activations)
+    if isa == NEON_DOTPROD:
+        return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, total, weights, activations)
+    if isa == AVX2:
+        return _avx2(builder, bits, total, weights, activations)
+    return _generic(builder, total, weights, activations)
+
+
+def _avx2(builder: Any, bits: int, total: Any, weights: Any, activations: Any) -> Any:
+    """|w| * (a with the sign of w), unsigned times signed. A pair is at most 2 * 128 * 127, which fits in 16 bits."""
+    if bits == 8:
+        activations = call(builder, "llvm.x86.avx2.psign.b", weights.type, activations, weights)
+        weights = call(builder, "llvm.abs.v32i8", weights.type, weights, ir.Constant(ir.IntType(1), 0))
+    pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), weights, activations)
+    return builder.add(total, _add_words(builder, total.type, pairs))
+
+
+def _add_words(builder: Any, kind: Any, words: Any) -> Any:
+    return call(builder, "llvm.x86.avx2.pmadd.wd", kind, words, constant(1, words.type))
+
+
+def _avx2_wide(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
+    """Signed bytes, even and odd ones widened to 16 bits: for products whose pairs do not fit in the 16 bits of
+    `_avx2`.
+    """
+    words, eight = ir.VectorType(I16, 16), constant(8, ir.VectorType(I16, 16))
+    w, a = (builder.bitcast(value, words) for value in (weights, activations))
+    even = [builder.ashr(builder.shl(value, eight), eight) for value in (w, a)]
+    odd = [builder.ashr(value, eight) for value in (w, a)]
+    for pair in (even, odd):
+        total = builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", total.type, *pair))
+    return total
+
+
+def _neon(builder: Any, bits: int, total: Any, weights: Sequence[Any], activations: Sequence[Any]) -> Any:
+    """Products are added in 16 bits while they fit: eight with 4-bit weights, 8 * 15 * 127; two of 8 bits, 2 * 128 *
+    127.
+    """
+    if bits < 8:
+        low, high = (_chain(builder, half, weights, activations) for half in range(2))
+        pairs = call(builder, "llvm.aarch64.neon.addp.v8i16", low.type, low, high)  # 30,480 at most
+        return builder.add(total, _add_pairs(builder, total.type, pairs))
+    wide: list[Any] = [None, None]
+    for first in range(0, len(weights), 2):
+        for half in range(2):
+            chain = _chain(builder, half, weights[first : first + 2], activations[first : first + 2])
+            pairs = _add_pairs(builder, total.type, chain)
+            wide[half] = pairs if wide[half] is None else builder.add(wide[half], pairs)
+    return builder.add(total, call(builder, "llvm.aarch64.neon.addp.v4i32", total.type, *wide))
+
+
+def _chain(builder: Any, half: int, weights: Sequence[Any], activations: Sequence[Any]) -> Any:
+    """Products of the low (half 0) or high eight bytes of all vectors, added in 16 bits: one instruction per vector."""
+    bytes8 = ir.Constant(ir.VectorType(I32, 8), list(range(8 * half, 8 * half + 8)))
+    total = None
+    for pair in zip(weights, activations, strict=True):
+        halves = [builder.shuffle_vector(value, value, bytes8) for value in pair]
+        product = call(builder, "llvm.aarch64.neon.smull.v8i16", ir.VectorType(I16, 8), *halves)
+        total = product if total is None else builder.add(total, product)
+    return total
+
+
+def _add_pairs(builder: Any, kind: Any, halves: Any) -> Any:
+    return call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", kind, halves)
+
+
+def _generic(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
+    """Byte after byte of every lane, in 32 bits: for any CPU."""
+    wide = [builder.bitcast(value, total.type) for value in (weights, activations)]
+    for byte in range(4):
+        left, right = constant(24 - 8 * byte, total.type), constant(24, total.type)
+        w, a = (builder.ashr(builder.shl(value, left), right) for value in wide)
+        total = builder.add(total, builder.mul(w, a))
+    return total
+
+
+Vectors = list[Any]
+"""LLVM values of vector type."""
+
+
+def accumulate(builder: Any, count: Any, sums: Vectors, step: Callable[[Any, Vectors], Vectors]) -> Vectors:
+    """Emit a loop whose sums stay in registers, and return their values after it.
+
+    Args:
+        builder: at the end of a basic block; afterwards at the end of the block after the loop.
+        count: i64, number of iterations, at least 1.
+        sums: values before the loop.
+        step: emits the body: takes the index, 0..count - 1, and the sums before it, and returns the sums after it.
+    """
+    before, loop, after = builder.block, builder.append_basic_block("step"), builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    carried = [builder.phi(total.type) for total in sums]
+    results = step(index, carried)
+    next_index, last = builder.add(index, I64(1)), builder.block  # the body may have loops of its own
+    for phi, first, new in zip([index, *carried], [I64(0), *sums], [next_index, *results], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(new, last)
+    builder.cbranch(builder.icmp_signed("<", next_index, count), loop, after)
+    builder.position_at_end(after)
+    return results

@@ -1,0 +1,58 @@
+"""Decorators: `kernel` compiles a function with numba, `emits` makes an intrinsic, a function that emits LLVM code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from numba import extending
+
+from ondevice import jit
+
+LITERAL = object()
+"""In the signature of an intrinsic: an integer that is constant when a kernel is compiled; the emitter gets an int."""
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """`ondevice.jit.kernel`. A kernel's annotations are for readers: the type checker sees Any."""
+    return jit.kernel(function)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's decorator of the same name; integers that are constant when a kernel is compiled arrive as literals."""
+    return extending.intrinsic(prefer_literal=True)(function)
+
+
+def emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make an intrinsic of a function that emits LLVM code.
+
+    Args:
+        result: the numba type of the result; `types.void` for none.
+        arguments: the numba types of the arguments, to which numba converts what a kernel passes; LITERAL for an
+            integer that must be constant when the kernel is compiled.
+
+    The decorated function gets an llvmlite builder and a value per argument, and returns the result's value:
+
+        @emits(types.float32, types.int64)
+        def read_f32(builder, address):
+            return builder.load(builder.inttoptr(address, POINTER), typ=F32, align=4)
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @functools.wraps(emit)
+        def typed(typing: Any, *given: Any) -> Any:
+            kinds = [own if wanted is LITERAL else wanted for own, wanted in zip(given, arguments, strict=True)]
+
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                pairs = zip(kinds, arguments, values, strict=True)
+                made = emit(
+                    builder, *(own.literal_value if wanted is LITERAL else value for own, wanted, value in pairs)
+                )
+                return context.get_dummy_value() if made is None else made
+
+            return result(*kinds), generate
+
+        return intrinsic(typed)
+
+    return decorate

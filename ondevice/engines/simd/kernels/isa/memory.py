@@ -1,0 +1,195 @@
+"""Scalars at addresses (loads and stores, bits of floats), atomic counters, clock, and the barrier of a forward's
+threads.
+
+Addresses are int64.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from ondevice.engines.simd.kernels.isa.jit import emits, kernel
+from ondevice.engines.simd.kernels.isa.vector import F32, I8, I16, I32, I64, call, pointer_to, prefetch, widen_half
+
+
+@emits(types.float32, types.int64)
+def read_f32(builder: Any, address: Any) -> Any:
+    """The float32 at an address."""
+    return builder.load(pointer_to(builder, address), typ=F32, align=4)
+
+
+@emits(types.float32, types.int64)
+def read_half(builder: Any, address: Any) -> Any:
+    """The fp16 number at an address, as a float32."""
+    bits = builder.load(pointer_to(builder, address), typ=ir.VectorType(I16, 1), align=2)
+    return builder.extract_element(widen_half(builder, bits), I32(0))
+
+
+@emits(types.void, types.int64, types.float32)
+def write_f32(builder: Any, address: Any, value: Any) -> None:
+    """Store a float32."""
+    builder.store(value, pointer_to(builder, address), align=4)
+
+
+@emits(types.void, types.int64, types.int32)
+def write_i32(builder: Any, address: Any, value: Any) -> None:
+    """Store an int32."""
+    builder.store(value, pointer_to(builder, address), align=4)
+
+
+@emits(types.int32, types.int64)
+def read_i32(builder: Any, address: Any) -> Any:
+    """The int32 at an address."""
+    return builder.load(pointer_to(builder, address), typ=I32, align=4)
+
+
+@emits(types.int32, types.int64)
+def read_i16(builder: Any, address: Any) -> Any:
+    """The int16 at an address."""
+    return builder.sext(builder.load(pointer_to(builder, address), typ=I16, align=2), I32)
+
+
+@emits(types.void, types.int64, types.int32)
+def write_i16(builder: Any, address: Any, value: Any) -> None:
+    """Store the lower half of an int32."""
+    builder.store(builder.trunc(value, I16), pointer_to(builder, address), align=2)
+
+
+@emits(types.int32, types.int64)
+def read_i8(builder: Any, address: Any) -> Any:
+    """The int8 at an address."""
+    return builder.sext(builder.load(pointer_to(builder, address), typ=I8, align=1), I32)
+
+
+@emits(types.void, types.int64, types.int32)
+def write_i8(builder: Any, address: Any, value: Any) -> None:
+    """Store the low byte of an int32."""
+    builder.store(builder.trunc(value, I8), pointer_to(builder, address), align=1)
+
+
+@emits(types.int64, types.int64)
+def read_i64(builder: Any, address: Any) -> Any:
+    """The int64 at an address."""
+    return builder.load(pointer_to(builder, address), typ=I64, align=8)
+
+
+@emits(types.void, types.int64, types.int64)
+def write_i64(builder: Any, address: Any, value: Any) -> None:
+    """Store an int64."""
+    builder.store(value, pointer_to(builder, address), align=8)
+
+
+@emits(types.void, types.int64, types.int64)
+def write_byte(builder: Any, address: Any, value: Any) -> None:
+    """Store the lowest 8 bits of a number."""
+    builder.store(builder.trunc(value, I8), pointer_to(builder, address), align=1)
+
+
+@emits(types.int32, types.float32)
+def float_bits(builder: Any, value: Any) -> Any:
+    """The bits of a float32."""
+    return builder.bitcast(value, I32)
+
+
+@emits(types.float32, types.int32)
+def bits_float(builder: Any, bits: Any) -> Any:
+    """The float32 of these bits."""
+    return builder.bitcast(bits, F32)
+
+
+@emits(types.int64, types.int64, types.int64)
+def fetch_add(builder: Any, address: Any, value: Any) -> Any:
+    """Add to a shared int64 and return its value before (acquire and release).
+
+    This thread's earlier writes are visible to threads that read the new value, and theirs to this one.
+    """
+    return builder.atomic_rmw("add", pointer_to(builder, address), value, "acq_rel")
+
+
+@emits(types.int64, types.int64)
+def read_shared(builder: Any, address: Any) -> Any:
+    """Read a shared int64 (acquire): the writer's earlier writes are visible afterwards."""
+    return builder.load_atomic(pointer_to(builder, address), "acquire", 8, typ=I64)
+
+
+@emits(types.void, types.int64)
+def prefetch_line(builder: Any, address: Any) -> None:
+    """Prefetch the cache line at an address. The address need not be readable."""
+    prefetch(builder, pointer_to(builder, address))
+
+
+@emits(types.void)
+def pause(builder: Any) -> None:
+    """Tell the core that this is a spin loop."""
+    triple = builder.module.triple
+    if triple.startswith("x86_64"):
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+    elif triple.startswith(("aarch64", "arm64")):
+        call(builder, "llvm.aarch64.hint", ir.VoidType(), I32(1))
+
+
+@emits(types.int64)
+def ticks(builder: Any) -> Any:
+    """A clock of unspecified rate that takes a few nanoseconds to read; 0 on processors without one."""
+    triple = builder.module.triple
+    if triple.startswith("x86_64"):
+        return call(builder, "llvm.readcyclecounter", I64)
+    if triple.startswith(("aarch64", "arm64")):
+        # LLVM's cycle counter is reserved for the system on ARM. This clock is read through a named register: inline
+        # assembly ended the process, because numba's code generator has no parser for it.
+        name = builder.module.add_metadata(["cntvct_el0"])
+        return call(builder, "llvm.read_volatile_register.i64", I64, name)
+    return I64(0)
+
+
+# The barrier: an int64 counts arrivals, and threads spin until the count is high enough.
+
+_SPINS = 4_000
+"""Reads of the counter before a thread naps: about 0.1 ms, longer than threads wait for each other on an idle
+machine."""
+
+_SPINS_FOR_NEXT = 20_000
+"""Reads of the counter before an idle thread sleeps: about 0.5 ms, enough to choose tokens and to begin a draft."""
+
+_WINDOWS = sys.platform == "win32"
+_nap: Any = types.ExternalFunction("Sleep" if _WINDOWS else "usleep", types.int32(types.uint32))
+_LENGTH = np.uint32(0 if _WINDOWS else 20)
+"""Length of a nap: microseconds; on Windows milliseconds, where 0 offers the core to others.
+
+A nap frees the core for the thread that the barrier waits for. When other cores are busy, the system puts two threads
+on one core; with sched_yield they took 6 ms for a barrier. And a thread that wakes up is given an idle core.
+"""
+
+
+@kernel
+def wait_for_all(counter: int, target: int) -> Any:
+    """Count this thread's arrival, then wait until there are `target` arrivals. The count is never reset.
+
+    Returns:
+        The number of `ticks` that it waited.
+    """
+    if fetch_add(counter, np.int64(1)) + 1 >= target:
+        return 0
+    arrived = ticks()
+    spins = 0
+    while read_shared(counter) < target:
+        spins += 1
+        if spins < _SPINS:
+            pause()
+        else:
+            _nap(_LENGTH)
+    return ticks() - arrived
+
+
+@kernel
+def spin_for_next(counter: int, beyond: int) -> None:
+    """Spin, 0.5 ms at most, until there are more than `beyond` arrivals: a sleeping thread takes 0.1 ms to wake up."""
+    spins = 0
+    while read_shared(counter) <= beyond and spins < _SPINS_FOR_NEXT:
+        spins += 1
+        pause()

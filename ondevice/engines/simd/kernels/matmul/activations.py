@@ -1,0 +1,215 @@
+"""The layout of activations, rows that a matrix reads; how they are quantised, and the norms that come before.
+
+Rows lie in groups of up to MOST_ROWS, the rows of one tile product. A form is an integer: the layout in its upper bits
+(`form >> KIND`), a parameter in the lower ones. It says how a matrix reads its rows, by blocks of 32 numbers:
+
+- GROUPS, with the code of a zero weight: [block][row] of ACTIVATION_BYTES = 40 bytes: 32 int8 q, int32 start, float32
+  shift. A row's block has its own scale, a power of two; `tiles` explains start and shift.
+- STEPS, with the bits of a float32 step s, the same for all rows: int8 codes clamp(round(x / s), -128, 127) as
+  [block][row][32], then int32 sums of the codes [row][block], then the sums of whole rows [row], which `sum_codes`
+  writes.
+- FLOATS: float32 [row][number].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.memory import bits_float, float_bits, read_f32, read_i32, write_f32, write_i32
+from ondevice.engines.simd.kernels.isa.vector import (
+    fma,
+    full,
+    load,
+    magnitude,
+    max_lanes,
+    maximum,
+    minimum,
+    round_even,
+    store,
+    store_rounded_int8,
+    sum_lanes,
+)
+from ondevice.engines.simd.kernels.matmul.tiles import ACTIVATION_BYTES, MOST_ROWS, SHIFT, START
+
+
+@kernel
+def quantize_block(low: Any, high: Any, zero: int, out: int) -> None:
+    """Write a block of GROUPS: q = round(x / 2**e) of 32 numbers, with the smallest e for which all |q| <= 127.
+
+    Args:
+        low, high: the numbers, 16 lanes each.
+        zero: the code of a zero weight in the matrix that reads the block.
+        out: address of the block.
+    """
+    largest = max_lanes(maximum(magnitude(low), magnitude(high)))
+    # 127 = 1.984375 * 2**6: a mantissa beyond that carries into the exponent
+    exponent = ((np.int64(float_bits(largest)) + 0x1FFFF) >> 23) - 133
+    exponent = min(max(exponent, np.int64(-100)), np.int64(100))
+    inverse = full(bits_float(np.int32((127 - exponent) << 23)))
+    low = round_even(low * inverse)
+    high = round_even(high * inverse)
+    store_rounded_int8(out, low)
+    store_rounded_int8(out + 16, high)
+    shift = ((exponent + 150) << 23) | 0x400000  # the bits of 1.5 * 2**(23 + exponent)
+    write_i32(out + START, np.int32(shift - zero * np.int64(sum_lanes(low + high))))
+    write_f32(out + SHIFT, bits_float(np.int32(shift)))
+
+
+GROUPS, STEPS, FLOATS = range(3)
+KIND = 32
+"""Number of bits of a form below its layout."""
+
+LARGEST_BYTES = 128
+"""Bytes of a block of one row in the largest form, FLOATS."""
+
+_LEAST, _MOST = np.float32(-128.0), np.float32(127.0)
+
+
+def groups_form(zero: int) -> int:
+    """The form for a matrix with a scale for every 32 weights, in which the code `zero` is a zero weight."""
+    return GROUPS << KIND | zero
+
+
+def steps_form(step: float) -> int:
+    """The form for a matrix whose input has a static scale, a float32."""
+    return STEPS << KIND | int(np.float32(step).view(np.uint32))
+
+
+FLOATS_FORM = FLOATS << KIND
+
+
+def row_bytes(form: int, blocks: int) -> int:
+    """Bytes of a row of so many blocks."""
+    return {GROUPS: ACTIVATION_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]
+
+
+@kernel
+def group_address(form: int, activations: int, first: int, blocks: int) -> Any:
+    """The address of the group of rows that begins with row `first`, a multiple of MOST_ROWS."""
+    kind = form >> KIND
+    if kind == GROUPS:
+        return activations + first * ACTIVATION_BYTES * blocks
+    return activations + first * (36 * blocks + 4 if kind == STEPS else 128 * blocks)
+
+
+@kernel
+def write_input(low: Any, high: Any, form: int, activations: int, row: int, rows: int, block: int, blocks: int) -> None:
+    """Write a block of a row of activations.
+
+    Args:
+        low, high: 32 numbers, 16 lanes each.
+        form: form of the activations.
+        activations: address of `rows` rows of `blocks` blocks.
+        row, block: the row and the block to write.
+    """
+    kind, place = form >> KIND, row % MOST_ROWS
+    first = row - place
+    members = min(MOST_ROWS, rows - first)
+    at = group_address(form, activations, first, blocks)
+    if kind == GROUPS:
+        quantize_block(low, high, form & 0xFF, at + ACTIVATION_BYTES * (block * members + place))
+    elif kind == STEPS:
+        step = full(bits_float(np.int32(form & 0xFFFFFFFF)))
+        low, high = to_codes(low, step), to_codes(high, step)
+        to = at + 32 * (block * members + place)
+        store_rounded_int8(to, low)
+        store_rounded_int8(to + 16, high)
+        write_i32(at + 32 * blocks * members + 4 * (place * blocks + block), np.int32(sum_lanes(low + high)))
+    else:
+        to = at + 128 * (place * blocks + block)
+        store(to, low)
+        store(to + 64, high)
+
+
+@kernel
+def to_codes(x: Any, step: Any) -> Any:
+    """clamp(round(x / step), -128, 127), ties to even, as whole floats."""
+    return round_even(minimum(maximum(x / step, full(_LEAST)), full(_MOST)))
+
+
+@kernel
+def sum_codes(form: int, activations: int, rows: int, blocks: int) -> None:
+    """Write the sums of whole rows in the form STEPS, once all blocks are written.
+
+    Every thread that reads the rows calls it; all write the same numbers. Other forms have no sums.
+    """
+    if form >> KIND != STEPS:
+        return
+    for first in range(0, rows, MOST_ROWS):
+        members = min(MOST_ROWS, rows - first)
+        sums = group_address(form, activations, first, blocks) + 32 * blocks * members
+        for row in range(members):
+            total = np.int32(0)
+            for block in range(blocks):
+                total = np.int32(total + read_i32(sums + 4 * (row * blocks + block)))
+            write_i32(sums + 4 * (members * blocks + row), total)
+
+
+# Norms of single rows: addresses of float32[width], width a multiple of 32.
+
+
+_ONE = np.float32(1.0)
+
+
+@kernel
+def inverse_rms(x: int, width: int, eps: float) -> Any:
+    """(mean(x**2) + eps)**-0.5 of x float32[width], in four sums that are added pairwise."""
+    a = full(np.float32(0.0))
+    b, c, d = a, a, a
+    i = 0
+    while i + 64 <= width:
+        p, q, r, s = load(x + 4 * i), load(x + 4 * i + 64), load(x + 4 * i + 128), load(x + 4 * i + 192)
+        a, b, c, d = fma(p, p, a), fma(q, q, b), fma(r, r, c), fma(s, s, d)
+        i += 64
+    while i < width:
+        p = load(x + 4 * i)
+        a = fma(p, p, a)
+        i += 16
+    total = sum_lanes((a + b) + (c + d))
+    return _ONE / np.sqrt(total / np.float32(width) + eps)
+
+
+@kernel
+def add_normed(h: int, x: int, weight: int, scalar: int, width: int, eps: float) -> None:
+    """h = (h + x * inverse_rms(x) * weight) * scalar, all float32[width].
+
+    scalar : address of one float32; 0 for the factor 1
+    """
+    scale = full(inverse_rms(x, width, eps))
+    factor = full(read_f32(scalar) if scalar else _ONE)
+    for i in range(0, 4 * width, 64):
+        store(h + i, (load(h + i) + (load(x + i) * scale) * load(weight + i)) * factor)
+
+
+@kernel
+def norm(x: int, weight: int, out: int, width: int, eps: float) -> None:
+    """out = x * inverse_rms(x) * weight, all float32[width]; `out` may be `x`."""
+    scale = full(inverse_rms(x, width, eps))
+    for i in range(0, 4 * width, 64):
+        store(out + i, (load(x + i) * scale) * load(weight + i))
+
+
+@kernel
+def quantize_row(x: int, activations: int, row: int, rows: int, width: int, form: int) -> None:
+    """Quantise x float32[width] to row `row` of activations of `rows` rows, in a form."""
+    blocks = width // 32
+    for block in range(blocks):
+        at = x + 128 * block
+        write_input(load(at), load(at + 64), form, activations, row, rows, block, blocks)
+
+
+@kernel
+def norm_quantize_row(
+    x: int, weight: int, activations: int, row: int, rows: int, width: int, form: int, eps: float
+) -> None:
+    """`quantize_row` of x * inverse_rms(x) * weight."""
+    scale = full(inverse_rms(x, width, eps))
+    blocks = width // 32
+    for block in range(blocks):
+        i = 128 * block
+        low = (load(x + i) * scale) * load(weight + i)
+        high = (load(x + i + 64) * scale) * load(weight + i + 64)
+        write_input(low, high, form, activations, row, rows, block, blocks)

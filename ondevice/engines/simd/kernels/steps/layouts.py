@@ -1,0 +1,556 @@
+"""The layout of every kind of step: the fields of a row of a plan, for the code that writes plans and for kernels.
+
+A plan is int64[steps, WIDTH]. A row is the number of the step's kind (its index in LAYOUTS), then the fields of that
+layout in order, then zeros. All fields are integers: an address, a size, the number of a slot, or the bits of a
+float32.
+
+- `row_set` is slots.ALL, all new rows of the forward, or slots.WANTED, the wanted ones; `rows` is their number.
+- Activations are rows in the form that the matrix which reads them needs: see `matmul.activations`; `form` is this
+form. - The codes and scales of a table are described in `matmul.tables`.
+- `eps` is the epsilon of the step's norms.
+
+Layouts come by family: rows, matrices, shortlists of tokens, experts, attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from numba import types
+
+from ondevice.engines.simd.kernels.isa.jit import intrinsic
+from ondevice.engines.simd.kernels.isa.vector import I64
+
+# Steps on whole rows: embeddings, residual stream, per-layer inputs, selection of rows.
+
+
+class Embed(NamedTuple):
+    """out = embeddings of the forward's tokens, times a factor."""
+
+    out: int
+    """Address of float32[rows, width], all rows."""
+    out_stride: int
+    """Bytes from a row of `out` to the next."""
+    codes: int
+    """Address of the table's codes."""
+    scales: int
+    """Address of the table's scales."""
+    half: int
+    """1 if the scales are fp16, 0 if they are float32."""
+    bits: int
+    """Bits of a code."""
+    group: int
+    """Numbers that share a scale; 0 if the codes are plain numbers."""
+    width: int
+    """Numbers of a row of the table."""
+    factor: int
+    """Factor of all embeddings, as the bits of a float32."""
+
+
+class Residual(NamedTuple):
+    """Add a normed output to the residual stream, then norm and quantise the sum for a matrix.
+
+    A part whose address is 0 is left out.
+    """
+
+    row_set: int
+    h: int
+    """Address of float32[rows, width], the residual stream."""
+    width: int
+    eps: int
+    """The bits of a float32."""
+    x: int = 0
+    """Address of float32[rows, width], added after its norm; 0 to add nothing."""
+    weight: int = 0
+    """Address of float32[width], the weight of the norm of x."""
+    scalar: int = 0
+    """Address of a float32, the factor of the sum; 0 for the factor 1."""
+    next_weight: int = 0
+    """Address of float32[width], the weight of the norm before quantisation; 0 to quantise the sum itself."""
+    out_slot: int = 0
+    """The slot with the address of float32[rows, width] to which the normed rows are written too; 0 for none."""
+    activations: int = 0
+    """Address of the activations [rows, width]; 0 to quantise nothing."""
+    form: int = 0
+
+
+class PerLayer(NamedTuple):
+    """context = (norm(context * context_factor) + per-layer embeddings of the tokens * row_factor) * factor."""
+
+    context: int
+    """Address of float32[rows, layers, size], all rows: the per-layer projection, replaced by the result."""
+    layers: int
+    size: int
+    """Numbers of a layer's part."""
+    eps: int
+    """The bits of a float32."""
+    weight: int
+    """Address of float32[size], the weight of the norm of a layer's part of the projection."""
+    codes: int
+    """Address of the table's codes; a row has layers * size numbers."""
+    scales: int
+    """Address of the table's scales."""
+    half: int
+    """1 if the scales are fp16, 0 if they are float32."""
+    bits: int
+    """Bits of a code."""
+    group: int
+    """Numbers that share a scale; 0 if the codes are plain numbers."""
+    context_factor: int
+    """Factor of the projection before its norm, as the bits of a float32."""
+    row_factor: int
+    """Factor of the table's row, as the bits of a float32."""
+    factor: int
+    """Factor of the sum, as the bits of a float32."""
+    scratch: int
+    """Address of working memory, float32[threads, layers * size]."""
+
+
+class Select(NamedTuple):
+    """out = the wanted rows of `source`."""
+
+    source: int
+    """Address of float32[all rows, width]."""
+    out: int
+    """Address of float32[wanted rows, width]."""
+    width: int
+
+
+# Steps that multiply rows with a matrix, and the functions between two of them.
+
+
+SAME, SILU, RELU = range(3)
+"""The functions of `Activate`."""
+
+
+class Project(NamedTuple):
+    """out = activations @ matrix.T, with a softcap if `cap` is not 0."""
+
+    row_set: int
+    product: int
+    """The kind of product: see `matmul.formats`."""
+    tile_bytes: int
+    """Bytes of a tile's codes."""
+    weights: int
+    """Address of the matrix's codes in the pack."""
+    scales: int
+    """Address of its scales in the pack: see `matmul.project.PackedMatrix`."""
+    activations: int
+    """Address of the activations [rows, 32 * blocks]."""
+    form: int
+    blocks: int
+    """Blocks of 32 in a row of activations."""
+    tiles: int
+    """Tiles of 16 outputs in the matrix."""
+    out: int
+    """Address of float32[rows, 16 * tiles]; ignored with an `out_slot`."""
+    out_slot: int
+    """The slot with the address of the output; 0 if `out` is the address."""
+    stride: int
+    """Bytes from a row of the output to the next."""
+    cap: int
+    """c > 0 of the softcap c * tanh(output / c), or 0 for none, as the bits of a float32."""
+    groups: int = 0
+    """Address of the groups of rows, each with its own matrix of this size: see `Choose`. 0 if one matrix multiplies
+    all rows."""
+
+
+class Gated(NamedTuple):
+    """out = quantised gelu(activations @ gate.T) * factor, where the factor is activations @ up.T or a given one."""
+
+    row_set: int
+    product: int
+    """The kind of product: see `matmul.formats`."""
+    tile_bytes: int
+    """Bytes of a tile's codes."""
+    weights: int
+    """Address of the matrix's codes in the pack: for each unit two tiles of gate, then two of up without a `factor`."""
+    scales: int
+    """Address of its scales in the pack: see `matmul.project.PackedMatrix`."""
+    activations: int
+    """Address of the activations [rows, 32 * blocks]."""
+    form: int
+    blocks: int
+    """Blocks of 32 in a row of activations."""
+    units: int
+    """Blocks of 32 outputs in a row."""
+    out: int
+    """Address of the activations [rows, 32 * units] that are written."""
+    out_form: int
+    """The form of `out`."""
+    factor: int
+    """Address of the factor, float32[rows, 32 * units]; 0 if it is the up part of the matrix."""
+    factor_stride: int
+    """Bytes from a row of the factor to the next; 0 without one."""
+    groups: int = 0
+    """As in `Project`; with groups, `out` is in groups too."""
+
+    def tiles(self) -> int:
+        """Tiles of 16 outputs in the matrix."""
+        return self.units * (2 if self.factor else 4)
+
+
+class Head(NamedTuple):
+    """Norm and rotate the heads of queries and keys, norm those of values; write keys and values to the caches."""
+
+    row_set: int
+    x: int
+    """Address of the first row's heads, float32[head, size]: queries, then keys, then values if the layer has them."""
+    stride: int
+    """Bytes from a row of x to the next."""
+    query_heads: int
+    kv_heads: int
+    size: int
+    """Numbers in a head."""
+    query_norm: int
+    """Address of float32[size], the weight of the norm."""
+    key_norm: int
+    """Address of float32[size]; 0 if the layer reads another layer's keys and values."""
+    value_norm: int
+    """Address of float32[size]; 0 as `key_norm`."""
+    value: int
+    """Index among a row's numbers of the first value; that of the first key if the keys are the values too."""
+    kind: int
+    """The kind of attention: 0 full, 1 sliding."""
+    cache: int
+    """Index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next."""
+    eps: int
+    """The bits of a float32."""
+
+
+class Activate(NamedTuple):
+    """out = function(source) + added, where `added` is the same for every row."""
+
+    row_set: int
+    source: int
+    """Address of float32[rows, width]."""
+    out: int
+    """Address of float32[rows, width]; may be the source."""
+    width: int
+    """A multiple of 16."""
+    function: int
+    """SAME, SILU or RELU."""
+    added: int = 0
+    """Address of float32[width], added to every row; 0 to add nothing."""
+
+
+# Steps of a shortlist: a drafter scores the tokens of a few clusters instead of the whole vocabulary.
+
+
+class CentroidScores(NamedTuple):
+    """out = centroids @ x: a score for every cluster of the vocabulary."""
+
+    weights: int
+    """Address of float32[clusters, width], the centroids."""
+    clusters: int
+    width: int
+    x: int
+    """Address of float32[width]."""
+    out: int
+    """Address of float32[clusters], the scores."""
+
+
+class Shortlist(NamedTuple):
+    """Choose the clusters with the best scores, for each row."""
+
+    scores: int
+    """Address of float32[rows, stride]."""
+    clusters: int
+    chosen: int
+    """Address of int64[rows, top], the clusters, best first."""
+    top: int
+    rows: int
+    stride: int
+    """Numbers from a row of scores to the next."""
+
+
+class CandidateLogits(NamedTuple):
+    """Write the ids and logits of all tokens in the chosen clusters to the addresses in slots CANDIDATES and LOGITS."""
+
+    codes: int
+    """Address of the table's codes."""
+    scales: int
+    """Address of the table's scales."""
+    half: int
+    """1 if the scales are fp16, 0 if they are float32."""
+    bits: int
+    """Bits of a code."""
+    group: int
+    """Numbers that share a scale; 0 if the codes are plain numbers."""
+    width: int
+    """Numbers of a row of the table."""
+    x: int
+    """Address of float32[rows, width]."""
+    chosen: int
+    """Address of int64[rows, top], the clusters."""
+    top: int
+    per_cluster: int
+    """Tokens in a cluster."""
+    ids: int
+    """Address of int64[clusters, per_cluster], the clusters' tokens."""
+    rows: int
+    clustered: int
+    """1 if the table's rows lie cluster by cluster, 0 if they lie in the order of token ids."""
+    cap: int
+    """As in `Project`."""
+
+
+# Steps of a layer's experts: the choice of experts for each row, and the sum of their outputs.
+
+
+class Score(NamedTuple):
+    """scores = norm(h) @ router.T; activations = quantised norm(h), for the experts that will be chosen."""
+
+    row_set: int
+    h: int
+    """Address of float32[rows, width], the residual stream."""
+    width: int
+    eps: int
+    """The bits of a float32."""
+    weights: int
+    """Address of float32[experts, width], the router with the weight of its norm multiplied in."""
+    experts: int
+    scores: int
+    """Address of float32[rows, experts]."""
+    norm: int
+    """Address of float32[width], the weight of the norm before quantisation."""
+    activations: int
+    """Address of the activations, each row in a group of its own."""
+    form: int
+    """The form that the experts' matrices need."""
+
+
+class Choose(NamedTuple):
+    """Choose the experts of each row, and sort all pairs of row and expert by expert."""
+
+    row_set: int
+    scores: int
+    """Address of float32[rows, experts]."""
+    experts: int
+    top: int
+    """Number of experts of a row."""
+    scale: int
+    """Address of float32[experts], factors of the weights."""
+    weights: int
+    """Address of float32[rows, top], the weights of each row's experts, best first; with room for 16 more numbers."""
+    chosen: int
+    """Address of int64[rows, top]: first the experts' numbers, then the positions of these pairs in the sorted
+    order."""
+    groups: int
+    """Address of int64[3 + 2 * experts]: the number of experts that were chosen; for each its number and its first
+    pair; then, as the first pair of one more expert, the number of pairs."""
+    pairs: int
+    """Address of int64[rows * top], the row of each pair."""
+    counts: int
+    """Address of int64[experts], working memory."""
+
+
+class Spread(NamedTuple):
+    """Copy activations in the form GROUPS so that the rows of each expert lie in groups of up to MOST_ROWS."""
+
+    groups: int
+    pairs: int
+    """As in `Choose`."""
+    source: int
+    """Address of the rows' activations, each row in a group of its own."""
+    out: int
+    """Address of activations, in the groups of each expert's rows."""
+    blocks: int
+    """Blocks of a row."""
+
+
+class Mix(NamedTuple):
+    """x = norm(x) + norm(sum over a row's experts of weight * output)."""
+
+    row_set: int
+    x: int
+    """Address of float32[rows, width]: the dense block's output, replaced by the sum."""
+    width: int
+    eps: int
+    """The bits of a float32."""
+    weight: int
+    """Address of float32[width], the weight of the norm of x."""
+    outputs: int
+    """Address of float32[rows * top, width], the outputs of the pairs in their sorted order; overwritten."""
+    norm: int
+    """Address of float32[width], the weight of the norm of the experts' sum."""
+    weights: int
+    chosen: int
+    top: int
+    """As in `Choose`."""
+
+
+# Steps of attention: over all keys, over keys chosen by lookups, and with scores from lookups.
+
+
+class Attend(NamedTuple):
+    """activations = softmax(queries @ keys.T) @ values over each row's positions, quantised."""
+
+    row_set: int
+    x: int
+    """Address of the first row's queries, float32[query_heads, size]."""
+    stride: int
+    """Bytes from a row of x to the next."""
+    query_heads: int
+    kv_heads: int
+    size: int
+    """Numbers in a head."""
+    kind: int
+    """The kind of attention: 0 full, 1 sliding."""
+    cache: int
+    """Index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next."""
+    activations: int
+    """Address of the activations [rows, query_heads * size] that are written."""
+    form: int
+
+
+class LookUp(NamedTuple):
+    """Choose the units of 32 positions that the rows' queries attend to, by table lookups over codes of the keys."""
+
+    row_set: int
+    x: int
+    """Address of the first row's queries, float32[query_heads, size]."""
+    stride: int
+    """Bytes from a row of x to the next."""
+    query_heads: int
+    kv_heads: int
+    size: int
+    """Numbers in a head."""
+    codes: int
+    """Index, from `slots.CACHES` on, of the codes' address in a sequence's record; the codebooks' one is the next."""
+    width: int
+    """Numbers of a key that share a 4-bit code."""
+    window: int
+    """Newest positions that are always attended to."""
+    begin: int
+    """Positions that a row must see to use lookups; with fewer it attends to all."""
+    least: int
+    """Fewest units that are chosen."""
+    most: int
+    """Most units that are chosen."""
+    left: int
+    """Share of a row's softmax weight that may be left out, as the bits of a float32: units are chosen until less
+    is."""
+    chosen: int
+    """Address of int64[rows, kv_heads, 1 + most]: the number of chosen units, or -1 for all positions; then the
+    units."""
+
+
+class AttendChosen(NamedTuple):
+    """`Attend`, to the units that a `LookUp` has chosen, the first positions and the newest."""
+
+    row_set: int
+    x: int
+    stride: int
+    query_heads: int
+    kv_heads: int
+    size: int
+    kind: int
+    cache: int
+    activations: int
+    form: int
+    """All as in `Attend`."""
+    window: int
+    most: int
+    chosen: int
+    """As in `LookUp`."""
+
+
+class AttendLookedUp(NamedTuple):
+    """`Attend` to all positions, with scores from table lookups except for the first positions and the newest."""
+
+    row_set: int
+    x: int
+    stride: int
+    query_heads: int
+    kv_heads: int
+    size: int
+    kind: int
+    cache: int
+    activations: int
+    form: int
+    """All as in `Attend`."""
+    codes: int
+    width: int
+    window: int
+    begin: int
+    """All as in `LookUp`."""
+
+
+Step = (
+    Embed
+    | Residual
+    | PerLayer
+    | Project
+    | Gated
+    | Head
+    | Attend
+    | Select
+    | CentroidScores
+    | Shortlist
+    | CandidateLogits
+    | LookUp
+    | AttendChosen
+    | AttendLookedUp
+    | Score
+    | Choose
+    | Spread
+    | Mix
+    | Activate
+)
+
+LAYOUTS: tuple[type[Step], ...] = (
+    Embed,
+    Residual,
+    PerLayer,
+    Project,
+    Gated,
+    Head,
+    Attend,
+    Select,
+    CentroidScores,
+    Shortlist,
+    CandidateLogits,
+    LookUp,
+    AttendChosen,
+    AttendLookedUp,
+    Score,
+    Choose,
+    Spread,
+    Mix,
+    Activate,
+)
+EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
+CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP = range(8, 14)
+SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(14, 19)
+"""The number of each kind in a plan: the index of its layout in LAYOUTS."""
+WIDTH = 16
+"""Numbers int64 in a row of a plan."""
+
+
+def to_row(step: Step) -> tuple[int, ...]:
+    """A step as a row of a plan, without the zeros at its end."""
+    return LAYOUTS.index(type(step)), *step
+
+
+def from_row(row: Iterable[int]) -> Step:
+    """The step in a row of a plan."""
+    kind, *fields = map(int, row)
+    layout = LAYOUTS[kind]
+    return layout(*fields[: len(layout._fields)])
+
+
+@intrinsic
+def read_step(typing: Any, layout: Any, row: Any) -> Any:
+    """In kernels, `read_step(layout, row)`: the fields of a step in row int64[WIDTH], whose kind must be `layout`'s."""
+    kind = layout.instance_class
+    fields = types.NamedUniTuple(types.int64, len(kind._fields), kind)  # type: ignore[no-untyped-call]
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        data = context.make_array(row)(context, builder, values[1]).data
+        places = (context.get_constant(types.intp, place) for place in range(1, 1 + len(fields)))
+        numbers = [builder.load(builder.gep(data, [place], source_etype=I64), typ=I64) for place in places]
+        return context.make_tuple(builder, fields, numbers)
+
+    return fields(layout, row), generate

@@ -1,0 +1,123 @@
+"""The slots of a forward and the record of a sequence: what changes between forwards while the plan stays the same.
+
+Both are int64 arrays. A forward has one array of slots; each of its sequences has a record with its rows, its tree and
+the addresses of its caches. The rows of a sequence are neighbours in both row sets, in the order of the records. Where
+a field exists for each kind of attention, full attention comes first, then sliding attention.
+
+Below: how a kernel finds a row's sequence, and how threads share the units of work of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.memory import fetch_add, read_i64
+
+ALL, WANTED = 0, 1
+"""The two row sets that a step can run on, all new rows or the wanted ones; and the slots with their numbers of
+rows."""
+
+# a forward's slots
+WANTED_ROWS = 2
+"""Address of int64[R]: indices of the wanted rows among all rows."""
+TOKENS = 3
+"""Address of int64[T], the rows' tokens."""
+STOP = 4
+"""Address of int64[T]: one more than the last position that a row sees."""
+WINDOW = 5
+"""Two slots, one for each kind of attention: most positions that a row sees."""
+COSINES, SINES = 7, 9
+"""Addresses of float32[T, head_dim / 2]; two slots each, one for each kind of attention."""
+ROTARY_STRIDE = 11
+"""Bytes from a row of cosines, or of sines, to the next."""
+SEQUENCES, SEQUENCE_COUNT = 12, 13
+"""Address of int64[S], the addresses of the sequences' records; and S."""
+CACHE_BITS = 14
+"""Bits of a number in the caches: 16 or 8."""
+SCRATCH, SCRATCH_STRIDE = 15, 16
+"""Address of attention's working memory, and bytes of it for each thread: see `attention.scratch.scratch_at`."""
+PARTIALS, MOST_PARTS, COUNTERS = 17, 18, 19
+"""If threads share the parts of a row's positions: address of [rows, query heads, MOST_PARTS] softmax states,
+MOST_PARTS, and address of int64[rows, query heads], zeros, that count complete parts. If not, PARTIALS is 0."""
+LOGITS, HIDDEN = 20, 21
+"""Addresses of float32[R, stride]; in a draft step, of float32[C] and of the drafter's own hidden state."""
+CANDIDATES, NEXT_HIDDEN = 22, 23
+"""Addresses of int64[C] and float32[H], results of a draft step."""
+LOOK_UP, LOOK_UP_STRIDE = 24, 25
+"""Address of the working memory of lookups, and bytes of it for each thread: see `attention.lookup.Workspace`."""
+SHARES, SHARES_STRIDE = 26, 27
+"""Address of the scores and shares of units of keys, and bytes of it for each row and KV head that are looked up at the
+same time: see `attention.lookup.shares_bytes`."""
+EXPERTS_READ = 28
+"""Number of experts whose weights the forward has read so far, in all layers together."""
+SLOTS = 29
+
+# a sequence's record
+FIRST_ROW = 0
+"""Two fields: the index of the sequence's first row in each row set."""
+ROW_COUNT = 2
+"""Two fields: the number of its rows in each row set."""
+LENGTH = 4
+"""Number of committed tokens."""
+PATHS, PATH_WIDTH = 5, 6
+"""Address of int64[rows, PATH_WIDTH]: [row, depth] is the ancestor of `row` at `depth`, both counted from the
+sequence's first row; 0 for a chain."""
+BASE = 7
+"""Two fields: the first position in its caches, for each kind of attention."""
+CACHES = 9
+"""From here on, the addresses of each layer's keys and values; after all of these, the addresses of each layer's codes
+of keys and their codebook, or 0."""
+
+
+@kernel
+def sequence_of(state: np.ndarray, row_set: int, row: int) -> Any:
+    """The address of the record of the sequence to which row `row` of a row set belongs."""
+    at = state[SEQUENCES]
+    record = read_i64(at)
+    while row >= read_i64(record + 8 * (FIRST_ROW + row_set)) + read_i64(record + 8 * (ROW_COUNT + row_set)):
+        at += 8
+        record = read_i64(at)
+    return record
+
+
+@kernel
+def source_row(state: np.ndarray, row_set: int, row: int) -> Any:
+    """The index among all new rows of row `row` of a row set."""
+    if row_set == WANTED:
+        return read_i64(state[WANTED_ROWS] + 8 * row)
+    return row
+
+
+@kernel
+def first_unit(units: int, thread: int, threads: int) -> int:
+    """The first unit of a thread's equal share of `units`. The share ends where the next thread's begins."""
+    return units * thread // threads
+
+
+@kernel
+def claim(counter: int, size: int) -> Any:
+    """Claim the next `size` units of a step, and return the number of the first one. Faster cores claim more often."""
+    return fetch_add(counter, np.int64(size))
+
+
+@kernel
+def claim_part(counter: int, units: int, threads: int) -> tuple[int, int]:
+    """Claim a part of a step's units; returns (start, stop), with start == stop if none is left.
+
+    Parts get smaller: each round of as many parts as threads covers half of the units that are left (factoring; Hummel,
+    Schonberg and Flynn, 1992). The first parts are long streams of memory; the last ones are small, so that a thread
+    that was delayed does not keep the others waiting long.
+    """
+    if threads == 1:
+        return (0, units) if fetch_add(counter, np.int64(1)) == 0 else (units, units)
+    number = fetch_add(counter, np.int64(1))
+    start, size = 0, max(1, units // (2 * threads))
+    while number >= threads and start + threads * size < units:
+        number -= threads
+        start += threads * size
+        size = max(1, (units - start) // (2 * threads))
+    start = min(start + number * size, units)
+    return start, min(start + size, units)

@@ -1,1 +1,0 @@
-"""Packs: the weights of a bundle in the layout of the kernels, kept in a file between processes."""

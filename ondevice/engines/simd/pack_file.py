@@ -1,0 +1,272 @@
+"""The file of a pack: written into the cache directory at the first start of a bundle, mapped at later ones.
+
+`open_pack` maps a file whose checksums are right, or packs the weights and writes one; a small pack is made in memory.
+While it packs, another thread compares the bundle's files with their hashes (`Verification`). Before it writes, unused
+packs are removed (`pack_cache`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLong
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.simd.pack_cache import hold, mark_used, remove_unused
+from ondevice.engines.simd.pack_layout import PAGE, PackLayout
+from ondevice.engines.simd.tensor_files import TensorFiles
+from ondevice.errors import OndeviceError
+from ondevice.machine import cache_directory
+from ondevice.preparation import Preparation
+from ondevice.progress import Advance, counted
+
+POLL_S = 0.1
+"""Seconds between two progress reports."""
+
+
+class _CancelledError(Exception):
+    """The verification's result is not needed any more."""
+
+
+class Verification:
+    """A thread that compares a bundle's files with their sha256 while they are packed, until the block is left.
+
+    It reads as fast as two threads pack: sha256 takes 0.85 s of a core per GB, reading included. A faster checksum
+    would find damage too, but can be forged: packs are named by the hashes in the manifest, and a bundle that listed
+    another one's hashes would leave its own weights under the other's name.
+    """
+
+    def __init__(self, files: TensorFiles) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._lock = threading.Lock()
+        self._unreported = 0
+        self._cancelled = False
+        self._result: Future[None] = self._pool.submit(files.verify, self._advance)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancelled = True
+        self._pool.shutdown()
+
+    def bytes_read(self) -> int:
+        """Bytes that were read since the last call."""
+        with self._lock:
+            count, self._unreported = self._unreported, 0
+        return count
+
+    def wait(self, meanwhile: Callable[[], None]) -> None:
+        """Wait until all is verified, calling `meanwhile` every POLL_S seconds.
+
+        Raises:
+            BundleCorruptError: a file is not what the manifest says.
+        """
+        while True:
+            try:
+                return self._result.result(POLL_S)
+            except TooLong:
+                if self._result.done():
+                    raise
+                meanwhile()
+
+    def _advance(self, count: int) -> None:
+        if self._cancelled:
+            raise _CancelledError
+        with self._lock:
+            self._unreported += count
+
+
+SMALL = 1 << 26
+"""Largest pack that is not kept on disk, in bytes: it is made at every start, in 0.1 s."""
+
+FLUSHED = 1 << 26
+"""Bytes after which written pages are flushed: otherwise a memory card takes a minute more after progress shows 100
+%."""
+
+Status = Literal["packed", "missing", "damaged", "small", "unwritable"]
+"""A missing or damaged pack is written at the next start; a small or unwritable one is made in memory at every
+start."""
+
+_log = logging.getLogger("ondevice")
+
+
+@dataclass(frozen=True, eq=False)
+class PackState:
+    """The pack of a bundle on this machine, existing or not.
+
+    size : its size in bytes
+    path : the path of its file; None if it is too small to be kept
+    pack : uint8[size], the mapped file; None if there is none with the right size and first page
+    """
+
+    size: int
+    path: Path | None
+    pack: NDArray[np.uint8] | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.path is None:
+            return "small"
+        if self.pack is not None:
+            return "packed"
+        if self.obstacle is not None:
+            return "unwritable"
+        return "damaged" if self.path.exists() else "missing"
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the file cannot be written; None if it can, or exists already."""
+        return None if self.path is None or self.pack is not None else _obstacle(self.path, self.size)
+
+
+def find_pack(layout: PackLayout, content: str) -> PackState:
+    """Look for the pack of a bundle. No more than its first page is read.
+
+    Args:
+        layout: the layout, with all matrices.
+        content: a hash of the weights; see `TensorFiles.content`.
+    """
+    if layout.size <= SMALL:
+        return PackState(layout.size, None)
+    name = hashlib.sha256(content.encode() + layout.digest()).hexdigest()[:40]
+    path = cache_directory() / f"{name}.pack"
+    return PackState(layout.size, path, _mapped(path, layout))
+
+
+def open_pack(
+    layout: PackLayout, files: TensorFiles, threads: int, preparation: Preparation | None = None
+) -> NDArray[np.uint8]:
+    """The pack of a bundle: mapped from the cache directory if its checksums are right, else made now and left there.
+
+    Args:
+        layout: the layout, with all matrices.
+        files: the files that the matrices were read from.
+        threads: number of threads that pack.
+        preparation: reports the bytes that are read and packed.
+
+    Raises:
+        BundleCorruptError: the files are not what the manifest says. Their weights must not be left in a pack that is
+            named by the manifest's hashes.
+    """
+    preparation = preparation or Preparation()
+    state = find_pack(layout, files.content())
+    path = state.path
+    if path is None:
+        return _in_memory(layout, threads)
+    if state.pack is not None:
+        if layout.intact(state.pack, threads, preparation.check):
+            mark_used(path)
+            return state.pack
+        state = PackState(state.size, path)
+    remove_unused()  # first, because it may make room for the new pack
+    size = layout.size / 1e9
+    if obstacle := state.obstacle:
+        preparation.announce(f"packing {size:.1f} GB of weights at every start, because {obstacle}")
+        return _in_memory(layout, threads, counted(preparation.pack, layout.size))
+    preparation.announce(f"packing {size:.1f} GB of weights once, into {path}")
+    advance = counted(preparation.pack, files.size + layout.size)
+    try:
+        with Verification(files) as verification:
+            _write_file(path, layout, threads, lambda count: advance(count + verification.bytes_read()), verification)
+    except OSError as error:  # a full disk, for instance: the engine works without the file
+        if isinstance(error, OndeviceError):
+            raise
+        _log.warning("%s could not be written (%s): the weights stay in memory", path, error.strerror)
+        return _in_memory(layout, threads, advance)
+    advance(files.size + layout.size)
+    found = _mapped(path, layout)
+    return _in_memory(layout, threads) if found is None else found
+
+
+def _in_memory(layout: PackLayout, threads: int, advance: Advance = lambda count: None) -> NDArray[np.uint8]:
+    room = np.zeros(layout.size + PAGE, np.uint8)
+    pack = room[-room.ctypes.data % PAGE :][: layout.size]
+    layout.write(pack, threads, advance)
+    return pack
+
+
+def _mapped(path: Path, layout: PackLayout) -> NDArray[np.uint8] | None:
+    try:
+        if not path.is_file():  # opening a named pipe would block
+            return None
+        pack = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError):
+        return None
+    return pack if layout.fits(pack) else None
+
+
+def was_truncated(pack: NDArray[np.uint8]) -> bool:
+    """Whether the file of a mapped pack has become shorter: reading missing pages would end the process (SIGBUS)."""
+    mapping = getattr(pack, "_mmap", None)
+    return mapping is not None and mapping.size() < len(pack)
+
+
+def _obstacle(path: Path, size: int) -> str | None:
+    """Why a file of `size` bytes cannot be written to `path`, whose directory need not exist yet; None if it can."""
+    directory = path.parent
+    try:
+        if path.is_dir():
+            return f"{path} is a directory"
+        there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            return f"{directory} cannot be written"
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return f"{directory} cannot be written ({error.strerror})"
+    return None if free > size else f"{directory} has room for {free / 1e9:.1f} GB only"
+
+
+def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, verification: Verification) -> None:
+    """Write a pack under a temporary name and rename it, so that two processes at once each leave a complete one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "r+b") as file:
+            hold(handle)
+            os.truncate(handle, layout.size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, layout.size)
+            pack = np.memmap(file, np.uint8, "r+")
+            layout.write(pack, threads, _flushing(pack, advance), pack.flush)
+            pack.flush()
+            del pack
+            os.fsync(handle)
+            if os.name == "posix":  # read-only: truncating a pack ends the processes that have it mapped
+                os.fchmod(handle, 0o400)
+        verification.wait(lambda: advance(0))
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _flushing(pack: np.memmap[Any, Any], advance: Advance) -> Advance:
+    """Wrap `advance` so that it also flushes the pack every FLUSHED bytes."""
+    waiting = 0
+
+    def flushed(count: int) -> None:
+        nonlocal waiting
+        waiting += count
+        if waiting > FLUSHED:
+            pack.flush()
+            waiting = 0
+        advance(count)
+
+    return flushed

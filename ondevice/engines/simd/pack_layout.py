@@ -1,0 +1,284 @@
+"""The layout of a pack: all matrices of a bundle in the form that kernels read, each at an offset.
+
+A pack begins with one page: magic bytes, a digest of the layout, checksums. Then come the matrices, each on a page
+boundary: tiles of 16 rows (layout: `kernels.matmul.formats`), then their scales. One layout serves every instruction
+    set.
+
+MatMulNBits' own layout could be read in place, without a copy. But to transpose 16 rows in registers takes 36
+instructions per 512 weights, on top of the 24 of a single row's product; and its float32 scales are a tenth more bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.simd.kernels.matmul.formats import BLOCK, TILE, pack_epilogue, pack_scales, pack_tile
+from ondevice.engines.simd.kernels.matmul.tiles import EPILOGUE_BYTES
+from ondevice.engines.simd.tensor_files import Matrix
+from ondevice.progress import Advance, Progress, silent
+from ondevice.weight_format import WeightFormat
+
+VERSION = 3
+"""Version of the layout, raised whenever the same bundle would be packed differently."""
+
+PAGE = 4096
+"""Alignment in bytes of a pack and of every matrix in it."""
+
+PIECES = 256
+"""Most parts into which a pack is divided, each with a checksum."""
+
+MOST_CHECKED = 1 << 32
+"""Most bytes that are checked at a start; of a larger pack, parts spread evenly over it. 1.3 GB in the page cache take
+60 ms on two cores, which the first forward then saves because the pages are mapped; from a disk they are read
+anyway."""
+
+_MAGIC = b"ondevice pack\n"
+_DIGEST, _SUMS = 64, 128
+"""Offsets in the first page, after the magic bytes: the layout's digest, and the uint64 checksums of the pieces."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The place of a matrix in a pack.
+
+    matrix : one of the matrices that it was joined from; all have the same format and input
+    tiles : number of tiles of 16 rows
+    blocks : number of blocks of 32 columns
+    weights : offset of the codes, uint8[tiles, tile_bytes]
+    scales : offset of the scales, uint8[tiles, scale_bytes]: fp16[blocks, 16] for weights in groups, else the epilogue
+        of a step product (`kernels.matmul.tiles`)
+    """
+
+    matrix: Matrix
+    tiles: int
+    blocks: int
+    weights: int
+    scales: int
+
+    @property
+    def format(self) -> WeightFormat:
+        return self.matrix.format
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of one tile's codes."""
+        return self.format.bytes(self.blocks * BLOCK * TILE)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of one tile's scales."""
+        return self.blocks * TILE * 2 if self.format.group else EPILOGUE_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all codes and scales."""
+        return self.tiles * (self.tile_bytes + self.scale_bytes)
+
+    @property
+    def end(self) -> int:
+        """Offset of the next matrix."""
+        return -(-(self.weights + self.nbytes) // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The 16 rows of a matrix from row `first` on."""
+
+    matrix: Matrix
+    first: int
+
+
+class _TilesOfMany(Sequence[_Tile]):
+    """The tiles of several matrices of one size, each with the same first rows.
+
+    They are made when asked for: the experts of 26B-A4B have a million.
+    """
+
+    def __init__(self, matrices: Sequence[Matrix], firsts: Sequence[int]) -> None:
+        self._matrices = matrices
+        self._firsts = firsts
+
+    def __len__(self) -> int:
+        return len(self._matrices) * len(self._firsts)
+
+    @overload
+    def __getitem__(self, place: int) -> _Tile: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[_Tile]: ...
+
+    def __getitem__(self, place: int | slice) -> _Tile | list[_Tile]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(len(self))[place]]
+        number, tile = divmod(place, len(self._firsts))
+        return _Tile(self._matrices[number], self._firsts[tile])
+
+
+class PackLayout:
+    """Assigns offsets to matrices. After all are added, the pack is written, or one on disk is compared.
+
+    Attributes:
+        places: the place of each matrix that was added alone, or as the first of several that were added as one.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[Matrix, Packed] = {}
+        self._end = PAGE
+        self._entries: list[tuple[Packed, Sequence[_Tile]]] = []
+
+    @property
+    def size(self) -> int:
+        return self._end
+
+    def add(self, *matrices: Matrix) -> Packed:
+        """Add matrices that multiply the same input, as one matrix with all their rows."""
+        return self._add(matrices, [_Tile(each, first) for each in matrices for first in range(0, each.rows, TILE)])
+
+    def add_gated(self, gate: Matrix, up: Matrix) -> Packed:
+        """Add gate and up as one matrix: 32 rows of each in turn, as `kernels.matmul.project.gated` reads them."""
+        tiles = [
+            _Tile(matrix, first + half)
+            for first in range(0, gate.rows, BLOCK)
+            for matrix in (gate, up)
+            for half in (0, TILE)
+        ]
+        return self._add([gate, up], tiles)
+
+    def add_experts(self, matrices: Sequence[Matrix]) -> Packed:
+        """Add matrices of one size, one after the other."""
+        return self._add(matrices, _TilesOfMany(matrices, range(0, matrices[0].rows, TILE)))
+
+    def add_gated_experts(self, matrices: Sequence[Matrix]) -> Packed:
+        """Add matrices of one size whose first half of rows is a gate and the second half up, each laid out as
+        `add_gated` does, one after the other.
+        """
+        half = matrices[0].rows // 2
+        firsts = [part + tile for unit in range(0, half, BLOCK) for part in (unit, half + unit) for tile in (0, TILE)]
+        return self._add(matrices, _TilesOfMany(matrices, firsts))
+
+    def write(
+        self,
+        out: NDArray[np.uint8],
+        threads: int,
+        advance: Advance = lambda count: None,
+        flush: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Write a pack.
+
+        Args:
+            out: uint8[size], zeros.
+            threads: number of threads that pack.
+            advance: called after every matrix with the number of bytes written.
+            flush: called before the first page is written; a valid first page means that the rest is complete.
+        """
+        reached = 0
+        with ThreadPoolExecutor(threads) as pool:
+            for packed, tiles in self._entries:
+                share = max(1, -(-len(tiles) // (4 * threads)))
+                starts = range(0, len(tiles), share)
+                jobs = [pool.submit(_write_tiles, out, packed, start, tiles[start : start + share]) for start in starts]
+                for job in jobs:
+                    job.result()
+                advance(packed.end - reached)
+                reached = packed.end
+        sums = _checksums(out, threads)
+        flush()
+        out[_SUMS : _SUMS + sums.nbytes] = sums.view(np.uint8)
+        out[_DIGEST : _DIGEST + 32] = np.frombuffer(self.digest(), np.uint8)
+        out[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
+
+    def fits(self, pack: NDArray[np.uint8]) -> bool:
+        """Whether a file is a pack of this layout, judged by its size and its first page."""
+        if len(pack) != self._end or bytes(pack[: len(_MAGIC)]) != _MAGIC:
+            return False
+        return bytes(pack[_DIGEST : _DIGEST + 32]) == self.digest()
+
+    def intact(self, pack: NDArray[np.uint8], threads: int, progress: Progress = silent) -> bool:
+        """Whether the checksums of a pack that `fits` are right: after a crash, a file may hold zeros, for instance."""
+        every = -(-self._end // MOST_CHECKED)
+        found = _checksums(pack, threads, every, progress)
+        stored = np.asarray(pack[_SUMS : _SUMS + 8 * PIECES]).view(np.uint64)[::every]
+        return np.array_equal(found, stored[: len(found)])
+
+    def digest(self) -> bytes:
+        """A hash of all formats, sizes and offsets and of the version."""
+        described: list[object] = [VERSION]
+        for packed, _ in self._entries:
+            form = packed.format
+            described.append((form.bits, form.group, packed.tiles, packed.blocks, packed.weights, packed.scales))
+        return hashlib.sha256(repr(described).encode()).digest()
+
+    def _add(self, matrices: Sequence[Matrix], tiles: Sequence[_Tile]) -> Packed:
+        first = matrices[0]
+        blocks = first.width // BLOCK
+        assert all(each.joins(first) for each in matrices)
+        scales = self._end + first.format.bytes(len(tiles) * blocks * BLOCK * TILE)
+        packed = Packed(first, len(tiles), blocks, self._end, scales)
+        self._entries.append((packed, tiles))
+        self.places[first] = packed
+        self._end = packed.end
+        return packed
+
+
+def _checksums(
+    pack: NDArray[np.uint8], threads: int, every: int = 1, progress: Progress = silent
+) -> NDArray[np.uint64]:
+    """For every `every`-th piece of a pack after its first page: the sum of its uint64 numbers.
+
+    numpy adds them as fast as memory is read, on all threads; CRC-32 takes five times as long.
+    """
+    data = np.asarray(pack)[PAGE:].view(np.uint64)
+    size = max(1, -(-len(data) // PIECES))
+    with ThreadPoolExecutor(threads) as pool:
+        starts = range(0, len(data), size * every)
+        sums = []
+        for total in pool.map(lambda start: data[start : start + size].sum(), starts):
+            sums.append(total)
+            progress(8 * min(len(sums) * size, len(data)), 8 * len(starts) * size)
+    return np.array(sums, np.uint64)
+
+
+def _write_tiles(out: NDArray[np.uint8], packed: Packed, start: int, tiles: Sequence[_Tile]) -> None:
+    """Write neighbouring tiles of a packed matrix, the first of which has the number `start`."""
+    size, scale_size = packed.tile_bytes, packed.scale_bytes
+    end = start + len(tiles)
+    assert packed.weights + end * size <= packed.scales
+    assert packed.scales + end * scale_size <= len(out)
+    address, form = out.ctypes.data, packed.format
+    matrices = {key: _readable(matrix) for key, matrix in {id(tile.matrix): tile.matrix for tile in tiles}.items()}
+    row_bytes, scratch = size // TILE, np.empty(TILE, np.float32)
+    for index, tile in enumerate(tiles, start):
+        matrix = matrices[id(tile.matrix)]
+        rows = min(TILE, matrix.rows - tile.first)
+        codes, to = matrix.codes.ctypes.data + tile.first * row_bytes, address + packed.weights + index * size
+        pack_tile(form.bits, codes, rows, packed.blocks, to)
+        scales = matrix.scales.ctypes.data + tile.first * matrix.scales.strides[0]
+        at = address + packed.scales + index * scale_size
+        if form.group:
+            pack_scales(scales, rows, packed.blocks, at, scratch.ctypes.data)
+        else:
+            pack_epilogue(scales, np.float32(matrix.output_step), rows, at)
+
+
+def _readable(matrix: Matrix) -> Matrix:
+    """A matrix whose arrays kernels can read by address: contiguous and aligned.
+
+    Its scales become the factors of the epilogue if it has one scale per row, or ones if it is not quantised. Codes are
+    copied only if their address in the file is not a multiple of 8.
+    """
+    codes = np.require(matrix.codes, np.uint8, ["C", "A"])
+    if codes.ctypes.data % 8:
+        codes = np.array(codes)
+    scales = np.require(matrix.scales, np.float32, ["C", "A"])
+    if not matrix.format.group:
+        factor = np.float32(matrix.input_step or 1.0)
+        scales = scales * factor if matrix.format.quantised else np.ones((matrix.rows, 1), np.float32)
+    return dataclasses.replace(matrix, codes=codes, scales=scales)

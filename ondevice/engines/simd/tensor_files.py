@@ -1,0 +1,224 @@
+"""Maps the data files of a bundle into memory and gives access to their tensors as arrays.
+
+The pack is made from these arrays, and single rows of embedding tables are read from them in every forward. Start with
+`TensorFiles`; `Tensors` has the tensors of one graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.arrays import Float32Array
+from ondevice.bundle import Bundle
+from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.errors import BundleCorruptError
+from ondevice.progress import Advance
+from ondevice.tensor_table import Tensor, TensorTable
+from ondevice.weight_format import IN_GROUPS, WeightFormat
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A matrix [rows, width] that is multiplied with activations, or a table whose rows are read individually."""
+
+    codes: NDArray[np.uint8]
+    """uint8[rows, bytes of `width` weights]; codes packed with the lowest bits first, or the bytes of plain numbers."""
+    scales: NDArray[Any]
+    """float32[rows, scales of `width` weights]; scales of a table may be float16."""
+    format: WeightFormat
+    input_step: float = 0.0
+    """Static scale s of the matrix's input x, which becomes clamp(round(x / s), -128, 127) * s; 0 if it has none."""
+    output_step: float = 0.0
+    """Static scale of the matrix's output, in the same form."""
+
+    @property
+    def rows(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def width(self) -> int:
+        return int(self.codes.shape[1]) * 8 // self.format.bits
+
+    def joins(self, other: Matrix) -> bool:
+        """Whether two matrices that read the same input can be packed as one matrix with the rows of both."""
+        mine, theirs = (self.width, self.format, self.input_step), (other.width, other.format, other.input_step)
+        return mine == theirs
+
+
+class TensorFiles:
+    """The data files of a bundle, each mapped once."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Check all tensor tables, then map the data files.
+
+        Raises:
+            BundleCorruptError: a table does not match the configuration or the files, or a file cannot be mapped.
+        """
+        bundle.manifest.check_tensors()
+        self._bundle = bundle
+        self._tables = bundle.manifest.tensors
+        self._mapped: dict[str, mmap.mmap] = {}
+        for name in sorted({table.file for table in self._tables.values()}):
+            path = bundle.path / name
+            try:
+                with path.open("rb") as file:
+                    self._mapped[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # ValueError: the file was emptied after its size was checked
+                raise BundleCorruptError(f"{path} cannot be mapped ({error}): export the bundle again") from error
+            if len(self._mapped[name]) != bundle.manifest.files[name].size:  # changed after its size was checked
+                raise BundleCorruptError(f"{path} was cut short or grew while it was opened: export the bundle again")
+
+    def tensors(self, graph: str) -> Tensors:
+        """The tensors of a graph, by the graph's file name."""
+        table = self._tables[graph]
+        return Tensors(table, np.frombuffer(self._mapped[table.file], np.uint8))
+
+    @property
+    def size(self) -> int:
+        """Total size of all data files in bytes."""
+        return sum(self._bundle.manifest.files[name].size for name in self._mapped)
+
+    def content(self) -> str:
+        """An identifier of a pack's input: sha256 of the tensor tables, and those of the data files in the manifest."""
+        tables = json.dumps({graph: dataclasses.asdict(table) for graph, table in self._tables.items()}, sort_keys=True)
+        hashes = [self._bundle.manifest.files[name].sha256 for name in self._mapped]
+        return " ".join([hashlib.sha256(tables.encode()).hexdigest(), *hashes])
+
+    def verify(self, advance: Advance) -> None:
+        """Compare the sha256 of all data files with the manifest's, on which the name of a pack depends.
+
+        Args:
+            advance: called with the number of bytes of every piece that was read.
+
+        Raises:
+            BundleCorruptError: the hashes differ.
+        """
+        for name in self._mapped:
+            self._bundle.verify(name, advance)
+
+    def truncated(self) -> str | None:
+        """Name of a data file that became shorter after it was mapped; None if there is none.
+
+        Reading a page that such a file lost would end the process (SIGBUS).
+        """
+        return next((name for name, mapping in self._mapped.items() if mapping.size() < len(mapping)), None)
+
+    def release(self) -> None:
+        """Remove all pages of the data files from the process; they stay in the system's page cache.
+
+        Reading a row of a table maps 64 KiB around it: a prompt of 2,000 tokens would keep 350 MB of E2B's tables
+        resident.
+        """
+        if hasattr(mmap.mmap, "madvise"):
+            for mapping in self._mapped.values():
+                mapping.madvise(mmap.MADV_DONTNEED)
+
+
+class Tensors:
+    """The tensors of one graph by name, as views of a mapped file. Their offsets and shapes were checked before."""
+
+    def __init__(self, table: TensorTable, data: NDArray[np.uint8]) -> None:
+        self._table = table
+        self._data = data
+
+    def floats(self, name: str) -> Float32Array:
+        """A small float32 tensor.
+
+        Raises:
+            BundleCorruptError: it holds a NaN or an infinity, one of which would make all logits NaN.
+        """
+        tensor = self._table.tensors[name]
+        return self._finite(name, self._view(tensor.offset, tensor.bytes, np.float32).reshape(tensor.shape))
+
+    def integers(self, name: str, below: int) -> NDArray[np.int64]:
+        """An int64 vector.
+
+        Raises:
+            BundleCorruptError: it holds a number outside 0..below - 1.
+        """
+        tensor = self._table.tensors[name]
+        found: NDArray[np.int64] = self._view(tensor.offset, tensor.bytes, np.int64)
+        if found.min() < 0 or found.max() >= below:
+            raise BundleCorruptError(f"tensor {name} holds numbers outside 0..{below - 1}: export the bundle again")
+        return found
+
+    def matrix(self, name: str, *, plain: bool = False, any_rows: bool = False) -> Matrix:
+        """A matrix that is multiplied with activations.
+
+        Args:
+            name: name of the tensor.
+            plain: whether bfloat16 and float32 are accepted too.
+            any_rows: whether a number of rows that is not a multiple of 32 is accepted.
+
+        Raises:
+            UnsupportedGraphError: there is no kernel for the format or size.
+            BundleCorruptError: a scale is NaN or infinite.
+        """
+        tensor = self._table.tensors[name]
+        form, (rows, width) = tensor.weight_format, tensor.shape
+        if not (form.quantised or plain):
+            raise UnsupportedGraphError(f"the weights of {name} are not quantised")
+        if form.group and form not in IN_GROUPS.values():
+            raise UnsupportedGraphError(f"{name} is a matrix with blocks of {form.group}")
+        if width % 32 or (rows % 32 and not any_rows):
+            raise UnsupportedGraphError(f"{name} has {rows} x {width} weights, no multiples of 32")
+        scales = self._scales(name, tensor)
+        return Matrix(self._codes(tensor), scales, form, tensor.input_step, tensor.output_step)
+
+    def matrices(self, name: str) -> tuple[Matrix, ...]:
+        """The matrices of a layer's experts, from one tensor [experts, rows, width].
+
+        Raises:
+            UnsupportedGraphError: there is no kernel for the format or size.
+        """
+        tensor = self._table.tensors[name]
+        form, (count, rows, width) = tensor.weight_format, tensor.shape
+        if form not in IN_GROUPS.values() or width % 32:
+            raise UnsupportedGraphError(f"{name} has experts of {rows} x {width} {tensor.format} weights")
+        codes = self._codes(tensor).reshape(count, rows, -1)
+        scales = self._scales(name, tensor).reshape(count, rows, -1)
+        return tuple(Matrix(codes[number], scales[number], form) for number in range(count))
+
+    def table(self, name: str, group: int = 1, *, plain: bool = False) -> Matrix:
+        """A table each of whose entries is `group` neighbouring rows of a tensor; raises as `matrix` does."""
+        tensor = self._table.tensors[name]
+        form, (rows, width) = tensor.weight_format, tensor.shape
+        if not (form.quantised or plain):
+            raise UnsupportedGraphError(f"the weights of {name} are not quantised")
+        if width % 32 or (group > 1 and not form.group):
+            raise UnsupportedGraphError(f"{name} has rows of {width} {tensor.format} weights in blocks of {form.group}")
+        entries = rows // group
+        scales = self._scales(name, tensor).reshape(entries, group * form.scales(width))
+        return Matrix(self._codes(tensor).reshape(entries, -1), scales, form)
+
+    def _codes(self, tensor: Tensor) -> NDArray[np.uint8]:
+        rows = tensor.scale_shape[0]
+        return self._view(tensor.offset, tensor.bytes, np.uint8).reshape(rows, -1)
+
+    def _scales(self, name: str, tensor: Tensor) -> NDArray[Any]:
+        """The scales, float32 or float16 [rows, scales per row]; zeros[rows, 0] for plain numbers.
+
+        Scales of groups of 32 are not checked for NaN and infinities, because there are many.
+        """
+        shape, scales = tensor.scale_shape, tensor.scales
+        if scales is None:
+            return np.zeros(shape, np.float32)
+        found = self._view(scales.offset, scales.bytes, np.dtype(scales.dtype)).reshape(shape)
+        return found if tensor.weight_format in IN_GROUPS.values() else self._finite(name, found)
+
+    def _view(self, offset: int, size: int, dtype: type[np.generic] | np.dtype[Any]) -> NDArray[Any]:
+        return self._data[offset : offset + size].view(dtype)
+
+    @staticmethod
+    def _finite(name: str, values: NDArray[Any]) -> NDArray[Any]:
+        if not np.isfinite(values).all():
+            raise BundleCorruptError(f"tensor {name} holds numbers that are not finite: export the bundle again")
+        return values

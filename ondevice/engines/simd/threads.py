@@ -1,0 +1,374 @@
+"""The thread pool that runs plans, and how it learns how many threads to use.
+
+`ThreadPool.run` runs all steps of a plan on the calling thread and some others. After each step the threads wait for
+each other at a barrier; within a step they claim units of work. `ThreadChoice` learns the number of threads for one
+kind of work from the times of its runs. The number of threads changes no result.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Collection
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.simd.buffers import Buffers
+from ondevice.engines.simd.kernels.forward import ARRIVALS, LINE, TICKS, run
+from ondevice.engines.simd.kernels.isa.memory import spin_for_next
+
+Plan = NDArray[np.int64]
+State = NDArray[np.int64]
+
+NEIGHBOURS = 64
+"""Kinds of work have numbers. Within a range of this many, from one multiple of it to the next, near numbers stand for
+work of nearly the same size."""
+
+
+class _OneAtATime:
+    """A lock that a thread pool holds while several of its threads compute.
+
+    Two pools on the same cores stall at their barriers: two small models at once gave 90 tokens/s each, in turns 600.
+    """
+
+    lock = threading.Lock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Replace the lock after a fork: it may have been held by a thread that the fork does not have."""
+        cls.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_OneAtATime.renew)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """A plan for some threads to run.
+
+    plan, state : see `kernels.forward.run`
+    threads : number of threads that take part
+    before : number of arrivals at the barrier before the first of them begins
+    """
+
+    plan: Plan
+    state: State
+    threads: int
+    before: int
+
+
+class ThreadPool:
+    """Runs plans on the calling thread and up to `threads - 1` others, which sleep when there is no work for a while.
+
+    The number that take part is learnt for each kind of work (`ThreadChoice`).
+    """
+
+    def __init__(self, threads: int, scratch_bytes: int) -> None:
+        self.threads = threads
+        self._buffers = Buffers()
+        self._scratch = [self._buffers.bytes(scratch_bytes) for _ in range(threads)]
+        self._counters = _Counters(self._buffers, threads)
+        self._choices: dict[int, ThreadChoice] = {}
+        self._queues: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(threads - 1)]
+        for number, queue in enumerate(self._queues, 1):
+            threading.Thread(target=self._work, args=(number, queue), name=f"ondevice-{number}", daemon=True).start()
+
+    def run(self, plan: Plan, state: State, kind: int, units: int = 1) -> int:
+        """Run every step of a plan. When this returns, even by an interrupt, all threads have finished the last step.
+
+        Args:
+            plan: int64[steps, WIDTH], the steps.
+            state: the forward's slots.
+            kind: number of the kind of work, whose runs take the same time per unit: see NEIGHBOURS.
+            units: amount of work.
+
+        Returns:
+            The number of threads that took part.
+        """
+        choice = self._choices.get(kind)
+        if choice is None:
+            choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind), self._choices.values())
+        threads = choice.threads
+        with _OneAtATime.lock if threads > 1 else nullcontext():
+            started = time.perf_counter()
+            self._run(plan, state, threads)
+            now = time.perf_counter()
+        choice.observe(now - started, self._counters.waited(threads), now, units)
+        return threads
+
+    def close(self) -> None:
+        for queue in self._queues:
+            queue.put(None)
+        self._queues = []
+
+    def _served(self, kind: int) -> int | None:
+        """A first thread count for a kind of work: that of the nearest neighbour which has tried several counts, else
+        the highest of all kinds that have, because a busy core slows all kinds; None if none has.
+        """
+        tried = {other: choice.threads for other, choice in self._choices.items() if choice.tried}
+        near = [other for other in tried if other // NEIGHBOURS == kind // NEIGHBOURS]
+        return tried[min(near, key=lambda other: abs(other - kind))] if near else max(tried.values(), default=None)
+
+    def _run(self, plan: Plan, state: State, threads: int) -> None:
+        job = _Job(plan, state, threads, self._counters.arrivals)
+        try:
+            self._post(job)
+        except BaseException:
+            self._post(job)  # for threads that have not got it; the others skip a job that they have run
+            raise
+        finally:
+            run(plan, state, 0, threads, self._counters.address, job.before, self._scratch[0])
+
+    def _post(self, job: _Job) -> None:
+        for queue in self._queues[: job.threads - 1]:
+            queue.put(job)
+
+    def _work(self, number: int, queue: SimpleQueue[_Job | None]) -> None:
+        address, done = self._counters.address, None
+        spin_for_next(address, -1)  # compiles, or loads, the kernel now rather than during a forward
+        while (job := queue.get()) is not None:
+            if job is not done:
+                run(job.plan, job.state, number, job.threads, address, job.before, self._scratch[number])
+                done = job
+                # When this returns, the caller runs a kernel too, so that the GIL, which `get` needs, is free.
+                spin_for_next(address, job.before + len(job.plan) * job.threads)
+
+
+class _Counters:
+    """The counters of `kernels.forward.run`. Arrivals and times only grow."""
+
+    def __init__(self, buffers: Buffers, threads: int) -> None:
+        words = LINE // 8
+        memory = np.zeros((TICKS + threads + 1) * words, np.int64)
+        address = buffers.hold(memory)
+        first = -address % LINE // 8
+        self.address = address + 8 * first
+        self._lines = memory[first:][: (TICKS + threads) * words].reshape(-1, words)
+        self._ticks = self._lines[TICKS:]
+        self._ran = self._waited = 0
+
+    @property
+    def arrivals(self) -> int:
+        """Number of arrivals at the barrier; exact only while no thread runs."""
+        return int(self._lines[ARRIVALS, 0])
+
+    def waited(self, threads: int) -> float:
+        """Share of their time that so many threads have waited at barriers since the last call.
+
+        For all threads but the calling one, the wait at the last barrier is counted at the next call.
+        """
+        if threads == 1:
+            return 0.0
+        ran, waited = int(self._ticks[0, 0]), int(self._ticks[:, 1].sum())
+        share = (waited - self._waited) / max(1, threads * (ran - self._ran))
+        self._ran, self._waited = ran, waited
+        return share
+
+
+MEMORY = 3
+"""Runs that a median is taken of: enough to ignore one outlier, few enough to follow a machine whose load changes."""
+
+TRIAL_SHARE = 0.01
+"""Most time that trials of other thread counts may lose, as a share of all time."""
+
+BETWEEN_TRIALS = 16
+"""Fewest runs from one trial to the next."""
+
+GAIN = 0.97
+"""More threads are kept only if they take less than this share of the time: a core that gains nothing stays free."""
+
+WAITED = 0.5
+"""Time that threads wait at barriers, as a number of threads, from which on one thread fewer is tried at once."""
+
+WAKING = 1e-3
+"""Seconds of a run below which the first run with more threads is not counted: they take 0.1 ms to wake up."""
+
+CHANGED = 1.2
+"""Factor by which runs must be slower than when a trial of fewer threads last failed, for another one at once: probably
+another program runs now."""
+
+FORGOTTEN = 2.0
+"""Seconds without a run, or eight run times if that is longer, after which earlier times are dropped."""
+
+
+class ThreadChoice:
+    """Learns how many threads are fastest for one kind of work.
+
+    Threads of a forward wait for each other at hundreds of barriers. If the cores are oversubscribed, the system stops
+    one thread for a time slice, some milliseconds, and the others wait: with one of two cores busy, two threads took
+        1.6
+    times as long as one. And a forward of 0.1 ms gains nothing from a second thread.
+
+    So another count is tried now and then, for one to three runs, and kept if it is faster. Trials may lose TRIAL_SHARE
+    of the time. When a count can be afforded again follows from what its last trial lost, or if it had none, from what
+    shorter kinds of work lost by it. Without the latter, the four kinds of forwards in a round with an early exit tried
+    one thread all at once and lost 75 ms in a reply of 2.7 s (E2B's shape). Long waits at barriers suggest that fewer
+    threads are faster, and bring their trial forward.
+
+    Attributes:
+        threads: number of threads for the next run.
+        tried: whether another count was ever tried.
+    """
+
+    def __init__(self, most: int, start: int | None = None, others: Collection[ThreadChoice] = ()) -> None:
+        """
+        Args:
+            most: number of threads of the pool.
+            start: first count, learnt by another kind of work; None takes `most`.
+            others: the choices for other kinds of work on the same pool; a live collection.
+        """
+        self._others = others
+        self._ladder = ladder(most)
+        self._rung = len(self._ladder) - 1 if start is None else self._ladder.index(start)
+        self.tried = False
+        self._losses = [0.0] * len(self._ladder)
+        """Seconds that the last trial of each count lost."""
+        self._limits = [0.0] * len(self._ladder)
+        """The time that it had to stay under, in seconds per unit."""
+        self._recent: deque[float] = deque(maxlen=MEMORY)
+        self._trial: _Trial | None = None
+        self._credit = 0.0
+        self._since_trial = 0
+        self._waiting = 0
+        self._upwards = False
+        self._last: float | None = None
+        self.threads = self._ladder[self._rung]
+
+    def observe(self, seconds: float, waited: float, now: float, units: int = 1) -> None:
+        """Learn from a run with `threads`.
+
+        Args:
+            seconds: duration of the run.
+            waited: share of the threads' time that they waited at barriers.
+            now: time of its end, in seconds of a monotonic clock.
+            units: amount of work; runs are compared by seconds per unit.
+        """
+        if len(self._ladder) == 1:
+            return
+        last, self._last = self._last, now
+        if last is None:
+            return  # the first run also wakes the threads, and may read the weights from disk
+        if now - last > max(FORGOTTEN, 8 * seconds):
+            self._recent.clear()
+            self._end_trial()
+        self._credit += TRIAL_SHARE * seconds
+        if self._trial is not None:
+            self._trial.add(seconds, units)
+            if self._trial.decided:
+                self._conclude(self._trial)
+            return
+        self._recent.append(seconds / units)
+        self._since_trial += 1
+        self._waiting = self._waiting + 1 if waited * self.threads > WAITED else 0
+        rung = self._due(now)
+        if rung is not None:
+            more = rung > self._rung
+            limit = median(self._recent) * (GAIN if more else 1.0)
+            self._trial = _Trial(rung, limit, waking=more and seconds < WAKING)
+            self.threads = self._ladder[rung]
+
+    def _due(self, now: float) -> int | None:
+        """The rung of the ladder to try now; None if none is due."""
+        if len(self._recent) < MEMORY - 1:
+            return None
+        rested = self._since_trial >= BETWEEN_TRIALS
+        below, top = self._rung - 1, len(self._ladder) - 1
+        if self._rung and self._waiting >= MEMORY - 1:
+            tried = self._losses[below] > 0 and median(self._recent) < CHANGED * self._limits[below]
+            if rested or not tried:
+                return below
+        upwards = self._rung == 0 or (self._upwards and self._rung < top)
+        rung = self._rung + 1 if upwards else below
+        if not rested or self._credit < (self._losses[rung] or self._expected_loss(rung)):
+            return None
+        if any(other.tries(now) for other in tuple(self._others)):
+            return None  # the result of the other trial may make this one unnecessary
+        self._upwards = not upwards
+        return rung
+
+    def _expected_loss(self, rung: int) -> float:
+        """Seconds that the first trial of a rung may lose: shorter work's loss, as a share, applied to this work."""
+        if rung > self._rung:
+            return 0.0
+        own = median(self._recent)
+        lost = ((other, other.lost_share(rung)) for other in tuple(self._others))
+        return own * min((share for other, share in lost if share and other.takes_at_most(own)), default=0.0)
+
+    def tries(self, now: float) -> bool:
+        """Whether a trial is under way and runs are still being made."""
+        return self._trial is not None and self._last is not None and now - self._last < FORGOTTEN
+
+    def takes_at_most(self, seconds: float) -> bool:
+        """Whether a run's median time is known to be at most this."""
+        return bool(self._recent) and median(self._recent) <= seconds
+
+    def lost_share(self, rung: int) -> float:
+        """Loss of the last trial of a rung, as a share of a run; 0 if it lost nothing or there was none."""
+        return self._losses[rung] / self._limits[rung] if self._limits[rung] else 0.0
+
+    def _conclude(self, trial: _Trial) -> None:
+        self.tried = True
+        if trial.faster:
+            self._losses[trial.rung] = self._losses[self._rung] = 0.0
+            self._rung = trial.rung
+            self._recent = deque(trial.times, maxlen=MEMORY)
+        else:
+            self._losses[trial.rung], self._limits[trial.rung] = trial.lost, trial.limit
+            self._credit -= trial.lost
+        self._end_trial()
+
+    def _end_trial(self) -> None:
+        self._trial = None
+        self._since_trial = self._waiting = 0
+        self._credit = min(self._credit, max(self._losses))
+        self.threads = self._ladder[self._rung]
+
+
+@dataclass
+class _Trial:
+    """Runs with the thread count of another rung.
+
+    rung : index in the ladder
+    limit : most seconds per unit that a run may take for the count to be kept
+    waking : whether the next run also wakes threads, and so is not counted
+    times : seconds per unit of the runs so far
+    lost : seconds lost so far
+    """
+
+    rung: int
+    limit: float
+    waking: bool
+    times: list[float] = field(default_factory=list)
+    lost: float = 0.0
+
+    def add(self, seconds: float, units: int) -> None:
+        self.lost = max(0.0, self.lost + seconds - self.limit * units)
+        if not self.waking:
+            self.times.append(seconds / units)
+        self.waking = False
+
+    @property
+    def faster(self) -> bool:
+        return all(time <= self.limit for time in self.times)
+
+    @property
+    def decided(self) -> bool:
+        return len(self.times) == MEMORY or not self.faster
+
+
+def ladder(most: int) -> list[int]:
+    """The thread counts to choose from, ascending: 1, 2, 4, ..., most - 1 and most."""
+    counts = {max(1, most - 1), most}
+    count = 1
+    while count < most:
+        counts.add(count)
+        count *= 2
+    return sorted(counts)

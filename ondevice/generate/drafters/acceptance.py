@@ -1,0 +1,266 @@
+"""Learning what the target accepts while it generates; recent text counts most.
+
+`PositionAcceptance` learns by position in the draft, `Calibration` by the drafter's own confidence: drafters make their
+forecasts from these. `Trust` learns how far a drafter's forecasts come true: schedules and portfolios use it. `Tally`
+is the counter that they share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+
+import numpy as np
+
+from ondevice.arrays import Float32Array
+
+
+class PositionAcceptance:
+    """The probability that the target accepts the token at a position of a draft, given that it accepted those before.
+
+    A position that is seldom reached takes over the rate of the position before it, as a prior worth `lean` events. The
+    prior of the first position is `start`, and it gains weight while nothing is drafted, so that a drafter that was
+    poor long ago is tried again. Where its first token then turns out as remembered, the counts from before the pause
+    are restored. Without that, a drafter that is never right would be forgotten until it just seems to pay, be tried,
+    and be forgotten again: it drafted in every seventh round.
+
+    start : probability before anything was seen, worth `lean` events
+    lean : events that the rate of the position before is worth
+    keep : weight of a position's earlier events after a new draft; 0.96 remembers about 25
+    idle : weight of all events after a token that came without a draft
+    """
+
+    def __init__(self, start: float = 0.7, lean: float = 3.0, keep: float = 0.96, idle: float = 0.98) -> None:
+        self._start = start
+        self._lean = lean
+        self._keep = keep
+        self._idle = idle
+        self._tallies = [Tally(lean * start, lean)]
+        self._before_pause: list[Tally] = []
+        """The tallies at the last draft, where they have faded since."""
+        self._undrafted = 0
+        """Tokens since the last draft that the tallies have not faded for yet."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from a verified chain of `drafted` >= 1 tokens, of which the first `accepted` were accepted."""
+        self._catch_up()
+        if self._before_pause:
+            if (accepted > 0) == (self._before_pause[0].rate() > 0.5):
+                self._tallies = self._before_pause
+            self._before_pause = []
+        reached = min(drafted, accepted + 1)
+        self._tallies += [Tally() for _ in range(reached - len(self._tallies))]
+        for position, tally in enumerate(self._tallies):
+            # Positions not reached fade too, or a run of rejections would keep a position from ever being tried again.
+            tally.fade(self._keep)
+            if position < reached:
+                tally.add(position < accepted)
+
+    def observe_places(self, right: Sequence[bool]) -> None:
+        """Learn from a draft of which is known, position by position, whether the first guess was right."""
+        self.observe(len(right), right.index(False) if False in right else len(right))
+
+    def learn(self, drafted: int, accepted: int, emitted: int) -> None:
+        """Learn from a round of `emitted` tokens, with a chain (see `observe`) or, if `drafted` is 0, without."""
+        if drafted:
+            self.observe(drafted, accepted)
+        else:
+            self.pass_by(emitted)
+
+    def pass_by(self, tokens: int) -> None:
+        """Count tokens that came without a draft."""
+        self._undrafted += tokens  # applied when the rates are next needed
+
+    def conditional(self, k: int) -> Float32Array:
+        """float32[k]: the probability at each position, given that those before it were accepted."""
+        return np.array(self._rates(k), np.float32)
+
+    def survival(self, k: int) -> Float32Array:
+        """float32[k]: the probability that the target accepts the first i tokens, i = 1..k; never rising."""
+        return np.array(list(accumulate(self._rates(k), mul)), np.float32)
+
+    def survival_with_siblings(self, nodes: int, second: float) -> Float32Array:
+        """float32[nodes]: survival of a tree's likeliest nodes, best first. The tree is the chain of first children
+        and, next to each of them, a second child, which the target accepts at the rate `second` given its parent.
+        """
+        best: list[float] = []
+        # Merges two falling lists, in every round: sorting them, or heapq, takes twice as long.
+        firsts: list[float] = self.survival(nodes).tolist()
+        first, parent, sibling = 0, 0, second
+        while len(best) < nodes:
+            if firsts[first] >= sibling:
+                best.append(firsts[first])
+                first += 1
+            else:
+                best.append(sibling)
+                sibling = second * firsts[parent]
+                parent += 1
+        return np.array(best, np.float32)
+
+    def _rates(self, k: int) -> list[float]:
+        """The conditional probabilities. No arrays: the loop needs a few numbers in every round."""
+        self._catch_up()
+        rates: list[float] = []
+        rate, lean = 0.0, 0.0
+        for tally in self._tallies[:k]:
+            rate = (tally.hits + lean * rate) / (tally.weight + lean)
+            rates.append(rate)
+            lean = self._lean
+        return rates + [rate] * (k - len(rates))
+
+    def _catch_up(self) -> None:
+        """Fade the tallies for the tokens since the last draft."""
+        if not self._undrafted:
+            return
+        self._before_pause = self._before_pause or [replace(tally) for tally in self._tallies]
+        keep = self._idle**self._undrafted
+        self._undrafted = 0
+        for tally in self._tallies:
+            tally.fade(keep)
+        renewed = self._lean * (1.0 - keep)
+        self._tallies[0].hits += renewed * self._start
+        self._tallies[0].weight += renewed
+
+
+class Calibration:
+    """Maps a drafter's raw confidence in [0, 1] to the probability that the target accepts the token.
+
+    Piecewise linear between evenly spaced knots. It starts as the identity, worth a few events per knot; each event
+    moves the two knots next to its raw value.
+
+    knots : number of knots
+    keep : weight of a knot's earlier events after a new one; 0.98 remembers about 50
+    start_weight : events that the identity is worth at first, per knot
+    """
+
+    def __init__(self, knots: int = 17, keep: float = 0.98, start_weight: float = 4.0) -> None:
+        self._keep = keep
+        self._weights = [start_weight] * knots
+        self._hits = [start_weight * knot / (knots - 1) for knot in range(knots)]
+
+    def probability(self, raw: float) -> float:
+        """The calibrated probability for a raw confidence."""
+        low, beyond = self._locate(raw)
+        rate = self._hits[low] / self._weights[low]
+        return rate + beyond * (self._hits[low + 1] / self._weights[low + 1] - rate)
+
+    def observe(self, raw: float, taken: bool) -> None:
+        """Learn whether the target accepted a token of this raw confidence, having accepted all before it."""
+        low, beyond = self._locate(raw)
+        for knot, share in ((low, 1.0 - beyond), (low + 1, beyond)):
+            kept = self._keep**share
+            self._weights[knot] = kept * self._weights[knot] + share
+            self._hits[knot] = kept * self._hits[knot] + share * taken
+
+    def _locate(self, raw: float) -> tuple[int, float]:
+        """The knot below `raw`, and the distance to it in steps between knots."""
+        place = min(max(raw, 0.0), 1.0) * (len(self._weights) - 1)
+        low = min(int(place), len(self._weights) - 2)
+        return low, place - low
+
+
+TRUST_KEEP = 0.97
+"""Weight of a drafter's earlier rounds after a new one; remembers about 30."""
+
+SHORTFALL_KEEP = 0.995
+"""Weight of the difference between promised and accepted tokens after a round in which the drafter was not asked."""
+
+TRUST_START = 3.0
+"""Accepted tokens, all as forecast, that a drafter starts with."""
+
+DRIFTED_SHARE = 0.25
+"""Share of its forecast that a drafter is assumed to reach once it has drifted."""
+
+DRIFT_ALARM = 5.3
+"""Log likelihood ratio of drift from which a drafter is dropped. One that promised half or more and is never right now
+is dropped after 10 rounds; one whose forecasts hold, once in 200 rounds at most."""
+
+
+class Trust:
+    """How far one drafter's forecasts come true, as a check from outside.
+
+    Drafters learn their acceptance themselves, so mostly this changes nothing. It limits the cost of a drafter that is
+    over-confident, or that has not yet noticed that the text changed.
+
+    The share of promised tokens that were accepted, over about 30 rounds, is too slow for text that changes from one
+    line to the next. Therefore the outcomes of first tokens are also summed up as evidence for drift, never below 0
+    (CUSUM, Page 1954); when the sum reaches DRIFT_ALARM, earlier results are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._expected = TRUST_START
+        self._accepted = TRUST_START
+        self._empty = Tally(weight=TRUST_START)
+        self._first = Tally(TRUST_START, TRUST_START)
+        self._first_expected = TRUST_START
+        self._evidence = 0.0
+        self.drifted = False
+        """Whether the drift alarm was raised and the drafter has not come back to half its forecast since."""
+
+    @property
+    def empty(self) -> float:
+        """The probability that the drafter, asked for tokens, proposes none."""
+        return self._empty.rate()
+
+    @property
+    def share(self) -> float:
+        """The share of recently promised tokens that were accepted, at most 1: forecasts are scaled down by it."""
+        return min(self._accepted / self._expected, 1.0)
+
+    def observe(self, survival: Float32Array, drafted: int, accepted: int) -> None:
+        """Learn from a round: the forecast, the number of tokens then drafted, and how many of them were accepted."""
+        self._empty.fade(TRUST_KEEP)
+        self._empty.add(drafted == 0)
+        if not drafted:
+            return
+        promised = survival.tolist()[:drafted]  # a few numbers in every round: arrays would take longer
+        kept = min(self._first.hits / self._first_expected, 1.0)
+        self._evidence = max(self._evidence + _drift_evidence(kept * promised[0], accepted > 0), 0.0)
+        self._first.fade(TRUST_KEEP)
+        self._first.add(accepted > 0)
+        self._first_expected = TRUST_KEEP * self._first_expected + promised[0]
+        self._expected = TRUST_KEEP * self._expected + sum(promised)
+        self._accepted = TRUST_KEEP * self._accepted + accepted
+        if self._evidence > DRIFT_ALARM:
+            # Not down to 0: one that is still right once in four may pay, and one that never is comes here again.
+            self._accepted, self._expected = TRUST_START * DRIFTED_SHARE * self.share, TRUST_START
+            self._evidence, self.drifted = 0.0, True
+            self._first, self._first_expected = Tally(TRUST_START, TRUST_START), TRUST_START
+        elif self.drifted:
+            self.drifted = self._accepted < self._expected / 2
+
+    def rest(self) -> None:
+        """Count a round in which the drafter was not asked: its shortfall fades a little."""
+        self._accepted += (1.0 - SHORTFALL_KEEP) * max(self._expected - self._accepted, 0.0)
+
+
+def _drift_evidence(forecast: float, taken: bool) -> float:
+    """Log likelihood ratio of a first token's outcome, with drift against without."""
+    forecast = min(max(forecast, 0.05), 0.95)
+    drifted = DRIFTED_SHARE * forecast
+    return math.log(drifted / forecast) if taken else math.log((1.0 - drifted) / (1.0 - forecast))
+
+
+@dataclass
+class Tally:
+    """A success rate whose earlier events fade."""
+
+    hits: float = 0.0
+    weight: float = 0.0
+
+    def fade(self, keep: float) -> None:
+        """Multiply the weight of all events so far by `keep`."""
+        self.hits *= keep
+        self.weight *= keep
+
+    def add(self, hit: bool) -> None:
+        """Count one event."""
+        self.hits += hit
+        self.weight += 1.0
+
+    def rate(self, prior: float = 0.0, prior_weight: float = 0.0) -> float:
+        """The share of hits, with a prior that is worth `prior_weight` events."""
+        return (self.hits + prior_weight * prior) / (self.weight + prior_weight)

@@ -1,0 +1,278 @@
+"""The draft model: drafts with a second, smaller model that has the same vocabulary.
+
+`DraftModelDrafter` drafts for one generation at a time, on the engine of a `DraftModel`, which the drafters of all
+generations share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ondevice.arrays import Float32Array
+from ondevice.engines.protocol import Engine, Outputs, Rows, Session, TokenTree
+from ondevice.generate.controller import expected_rate
+from ondevice.generate.costs import Costs
+from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Trust
+from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.generate.prefix_cache import PrefixCache
+from ondevice.generate.request import Limits
+from ondevice.generate.sampling import Sampler
+from ondevice.generate.verify import draw
+
+DraftSampling = Literal["coupled", "ratio"]
+"""How a draft model draws above temperature 0. coupled: with the noise that the target will use. ratio: from its own
+distribution with independent random numbers, for the ratio rule (`verify.accept_ratio`)."""
+
+NEAR = 16
+"""Unread tokens that the first forward of a draft reads along, at the draft's expense. More are read in forwards of
+their own, and with the `auto` schedule only where that is expected to pay."""
+
+READING_RETURN = 4.0
+"""Multiple of the reading time that drafts must be expected to save before `auto` lets a text be read. A reply is
+assumed to go on for as long as it has gone on already, so only a part of that time is lost if it ends, or drafts
+fail."""
+
+READ_PRIOR = 0.2
+"""Cost of reading a token, as a share of the cost of drafting one, until it was measured. It is less because the rows
+of a forward share the reading of weights."""
+
+NO_TOKENS = np.zeros(0, np.float32)
+"""Survival of a draft without tokens."""
+
+DRAFT_STREAM = 1
+"""Added to the seed of the random numbers that drafts are drawn with for the ratio rule: they must be independent of
+the noise and of the random numbers of the rule itself."""
+
+
+class DraftModelDrafter:
+    """Drafts chains with a session of its own on a draft model's engine.
+
+    Nothing is computed while nothing is drafted: the text is read when the first draft is made, and tokens of rounds
+    without a draft are read in the next draft's first forward. Rejected draft tokens are rewound.
+
+    `coupled` draws with the target's noise (`Sampler.guess`), and drafts are verified by equality. `ratio` is the rule
+    of Leviathan et al. (arXiv 2211.17192): the text is distributed as that of plain decoding, but is not the same text.
+    """
+
+    def __init__(self, model: DraftModel, costs: Costs, sampling: DraftSampling = "coupled") -> None:
+        self.name = model.name
+        self._model = model
+        self._costs = costs
+        costs.assume(model.name, model.share)
+        self._sampling = sampling
+        self._acceptance = PositionAcceptance()
+        self._calibration = Calibration()
+        self._limits: Limits | None = None
+        self._session: Session | None = None
+        self._prompt: Sequence[int] = ()
+        self._new = 0
+        self._matching = 0
+        """Number of leading tokens of the text that the session, or a cached one, holds."""
+        self._reconsider_at = 0
+        """Number of generated tokens from which reading the text is considered again."""
+        self._proposals: list[Proposal] = []
+        self._own: tuple[Sampler, np.random.Generator] | None = None
+        self._full_trust = Trust()
+
+    def expect(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def rest(self) -> None:
+        """Put the session into the cache, for the next generation with the same beginning."""
+        self._limits = None
+        self._return_session()
+
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        self._return_session()
+        self._prompt, self._new, self._reconsider_at = list(prompt_ids), 0, 0
+        self._matching = self._model.sequences.shared(self._prompt)
+        self._proposals, self._own = [], None
+
+    def forget(self) -> None:
+        self._return_session()
+        self._model.sequences.clear()
+        self._prompt, self._new, self._matching, self._proposals, self._own = (), 0, 0, [], None
+
+    def forecast(self, nodes: int) -> Forecast:
+        if self._new < self._reconsider_at:
+            return Forecast(NO_TOKENS, self.name)
+        nodes = min(nodes, self._model.engine.context_length - self._length)
+        forecast = Forecast(self._acceptance.survival(max(nodes, 0)), self.name, steady=True)
+        behind = self._length - self._matching
+        if behind <= NEAR or self._model.reading_s(behind, self._costs) <= self._savings(forecast):
+            return forecast
+        self._reconsider_at = self._new + max(NEAR, self._new // 4)
+        return Forecast(NO_TOKENS, self.name)
+
+    def draft(self, request: DraftRequest) -> Draft:
+        self._proposals = []
+        if not self._new:
+            return Draft.empty()
+        started = perf_counter()
+        if not self._catch_up(request.context):
+            return Draft.empty()
+        reading_s, session = perf_counter() - started, self._session
+        assert session is not None
+        expected = self._acceptance.conditional(request.nodes).tolist()
+        path: list[int] = []
+        confidence: list[float] = []
+        probs: list[Float32Array] = []
+        survival, coming = 1.0, request.context[session.length :]
+        while session.max_rows() >= len(coming):
+            row = self._model.forward(session, coming).logits[0]
+            if (proposal := self._propose(row, request, path)) is None:
+                break
+            chance = self._calibration.probability(proposal.raw)
+            survival *= chance
+            if survival >= request.floor or proposal.probs is None:
+                self._proposals.append(proposal)  # a token that the ratio rule does not see is not judged
+            if survival < request.floor:
+                break
+            path.append(proposal.token)
+            confidence.append(chance)
+            if proposal.probs is not None:
+                probs.append(proposal.probs)
+            if len(path) == request.nodes or survival * expected[len(path)] < request.floor:
+                break
+            coming = [proposal.token]
+        chain = Draft.chain(path, confidence, self.name)
+        stacked = np.stack(probs) if probs else None
+        return Draft(chain.tokens, chain.parents, chain.confidence, stacked, self.name, reading_s)
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
+        hits = judged = 0
+        for proposal, token in zip(self._proposals, emitted, strict=False):
+            judged += 1
+            self._calibration.observe(proposal.raw, proposal.token == token)
+            if proposal.token != token:
+                break
+            hits += 1
+        self._acceptance.learn(judged, hits, len(emitted))
+        session = self._session
+        if session is not None and session.length > self._matching:
+            matching = min(session.length, self._length + hits)
+            self._matching = session.rewind(matching) if matching < session.length else matching
+        self._new += len(emitted)
+        self._proposals = []
+
+    @property
+    def _length(self) -> int:
+        """Number of tokens of the text."""
+        return len(self._prompt) + self._new
+
+    def _return_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.rewind(session.length)  # an interrupt may have come while rows were being committed
+            self._model.sequences.keep(session)
+
+    def _savings(self, forecast: Forecast) -> float:
+        """Seconds that reading may take to be expected to pay."""
+        if not (rate := expected_rate(forecast, self._costs, self._full_trust)):
+            return 0.0
+        left = self._new
+        if self._limits is not None:
+            left = min(left, self._limits.max_new_tokens - self._new)
+        return left * max(self._costs.forwards(1)[0] - 1.0 / rate, 0.0) / READING_RETURN
+
+    def _catch_up(self, context: Sequence[int]) -> bool:
+        """Take a session if there is none. If more than NEAR tokens are unread, read all but the newest.
+
+        Returns:
+            False where the generation was cancelled or the context of the draft model is full.
+        """
+        if self._session is None:
+            self._session = self._model.sequences.take(context)
+            self._matching = self._session.length
+        session, limits = self._session, self._limits
+        last, prompt = len(context) - 1, len(self._prompt)
+        if last - session.length < min(NEAR, session.max_rows()):
+            return True
+        while session.length < last:
+            if not session.max_rows() or (limits is not None and limits.cancelled()):
+                return False
+            stop = min(prompt if session.length < prompt else last, session.length + session.max_rows())
+            self._model.read(session, context[session.length : stop])
+            if stop == prompt:
+                session.snapshot()
+            if limits is not None:
+                limits.on_prefill(stop, last)
+        return True
+
+    def _propose(self, row: Float32Array, request: DraftRequest, path: Sequence[int]) -> Proposal | None:
+        """The token to propose, from a row of the draft model's logits. None where these hold NaN or infinity: a
+        damaged draft model may cost speed, but no reply.
+        """
+        if self._sampling == "coupled" or request.sampler.greedy:
+            guesses = request.sampler.guess(row, None, request.context, path)
+            return Proposal(guesses[0].token, guesses[0].share, None) if guesses else None
+        if not np.isfinite(row.max()):
+            return None
+        sampler, rng = self._own_sampler(request.sampler)
+        probs = sampler.distribution(row, request.context, path).astype(np.float32)
+        return Proposal(draw(probs.astype(np.float64), rng), float(probs.max()), probs)
+
+    def _own_sampler(self, sampler: Sampler) -> tuple[Sampler, np.random.Generator]:
+        """The target's sampler without its processors, and the random numbers for drafting this text."""
+        if self._own is None:
+            seed = sampler.options.seed
+            rng = np.random.default_rng(None if seed is None else [seed, DRAFT_STREAM])
+            self._own = sampler.without_processors(), rng
+        return self._own
+
+
+class Proposal(NamedTuple):
+    """A token that may be drafted.
+
+    raw : in [0, 1], raw confidence that the target accepts a token proposed here. For the ratio rule it does not depend
+        on the token that was drawn, because the end of a draft must not depend on it
+    probs : float32[V], distribution that the token was drawn from; None where it was drawn with the target's noise
+    """
+
+    token: int
+    raw: float
+    probs: Float32Array | None
+
+
+class DraftModel:
+    """The engine of a draft model's bundle, and the sequences that it has read. Shared by all generations."""
+
+    def __init__(self, engine: Engine, name: str, cache_bytes: int, share: float = 1.0) -> None:
+        """
+        Args:
+            engine: closed with the draft model.
+            name: name of the drafter in statistics.
+            cache_bytes: limit on the keys and values of idle sequences.
+            share: size of its weights as a share of the target's, which is taken for the cost of a token until that was
+                measured.
+        """
+        self.engine = engine
+        self.share = share
+        self.name = name
+        self.sequences = PrefixCache(engine, cache_bytes)
+        self._token_s = 0.0
+
+    def forward(self, session: Session, tokens: Sequence[int]) -> Outputs:
+        """Run and commit more tokens, at most `session.max_rows()`; returns the outputs of the last one."""
+        (outputs,) = self.engine.forward([Rows(session, TokenTree.chain(list(tokens)), [len(tokens) - 1])])
+        session.commit(range(session.pending))
+        return outputs
+
+    def read(self, session: Session, tokens: Sequence[int]) -> None:
+        """Run and commit tokens whose outputs are not needed, and measure the time per token."""
+        started = perf_counter()
+        self.forward(session, tokens)
+        token_s = (perf_counter() - started) / len(tokens)
+        self._token_s = (self._token_s + token_s) / 2 if self._token_s else token_s
+
+    def reading_s(self, tokens: int, costs: Costs) -> float:
+        """Expected seconds for reading this many tokens."""
+        return tokens * (self._token_s or READ_PRIOR * costs.drafts(self.name, 1)[0])
+
+    def close(self) -> None:
+        self.sequences.clear()
+        self.engine.close()

@@ -1,0 +1,261 @@
+"""The drafter protocol: how a drafter reads the committed text, forecasts, and proposes tokens.
+
+`Drafter` is the protocol; `Forecast`, `DraftRequest` and `Draft` are what goes in and out. A drafter may also implement
+`Reader`, `Searcher` or `Constrained`, which the loop and the scheduler look for. `GuessedTree` helps drafters that
+propose trees. CONTRIBUTING.md shows a complete drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ondevice.arrays import Float32Array, Int64Array
+from ondevice.engines.protocol import ROOT, Outputs, Session
+from ondevice.generate.drafters.acceptance import Trust
+from ondevice.generate.request import Constraint, Limits, SamplingOptions
+from ondevice.generate.sampling import Guess, Sampler
+
+__all__ = [
+    "GREEDY",
+    "ROOT",
+    "Constrained",
+    "Draft",
+    "DraftRequest",
+    "Drafter",
+    "Forecast",
+    "GuessedTree",
+    "Reader",
+    "Searcher",
+]
+
+GREEDY = Sampler(SamplingOptions(temperature=0.0))
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one generation at a time. What it learnt about acceptance is kept from one generation to the
+    next.
+
+    The order of calls: `begin`, `observe` with the first token, then in each round `forecast`, `draft` if the schedule
+    decides to, and `observe`.
+    """
+
+    name: str
+
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
+        """Start a generation, whose prompt is committed.
+
+        Args:
+            prompt_ids: all tokens before the first new one, which `observe` reports next.
+            session: the target's sequence. The drafter may read committed tokens and must not change them. Rows left
+                pending by its own draft forwards (`Rows.path`) may be overwritten at any time.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Drop all text seen so far, so that no draft is made from it. What was learnt about acceptance stays."""
+        ...
+
+    def forecast(self, nodes: int) -> Forecast:
+        """The chances of the next draft, of up to `nodes` tokens. Called in every round, so it must cost next to
+        nothing.
+        """
+        ...
+
+    def draft(self, request: DraftRequest) -> Draft:
+        """Propose tokens that follow everything observed so far: at most `request.nodes`, or none."""
+        ...
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
+        """Report the target's verdict, whether or not this drafter drafted. Called first after the prefill.
+
+        It is called after every round. Rounds in which the drafter was not asked may be reported together, before it is
+        asked again.
+
+        Args:
+            emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
+                KV in the session yet.
+            outputs: the target's outputs of the last round; they hold until the session's next forward.
+            path: the rows of these outputs that the last tokens of `emitted` were chosen from.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a drafter expects of its next draft, before the draft is made.
+
+    survival : float32[<=nodes], the probability that the target accepts node i and all nodes before it on its path. The
+        nodes are in the order in which the drafter would propose them; the values never rise, so the first k nodes are
+        the best draft of k. Their sum is the expected number of accepted tokens, for a chain and for a tree. Shorter
+        than `nodes` where the drafter has no more to propose.
+    source : name of the drafter that would make the draft
+    steady : whether the forecast stays about the same until something is drafted, because it does not depend on the
+        text. Where a steady forecast does not pay, it is asked for again when a draft is to be tried, not every round.
+    trust : how far forecasts of this source have come true, where the drafter keeps count itself, as a portfolio does;
+        None: the schedule keeps count
+    """
+
+    survival: Float32Array
+    source: str
+    steady: bool = False
+    trust: Trust | None = None
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """What a round asks of a drafter.
+
+    nodes : tokens to propose at most
+    floor : a deterministic drafter stops before a node whose survival (see `Forecast`) is below this
+    sampler : how the target will choose its tokens; `Sampler.guess` draws as it will
+    context : every token up to the newest one
+    trees : whether tokens may have siblings; False where the engine's results for a tree differ from those of chains
+    """
+
+    nodes: int
+    floor: float = 0.0
+    sampler: Sampler = GREEDY
+    context: Sequence[int] = ()
+    trees: bool = True
+
+
+def _no_floats() -> Float32Array:
+    return np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens, a chain or a tree. May be empty.
+
+    tokens : int64[n]
+    parents : int64[n], the index of each token's parent in this draft, ROOT for those that follow the newest token
+    confidence : float32[n], the drafter's estimate that the target accepts the token given that it accepted its parent
+    probs : float32[n, V] for a stochastic drafter: the distribution each token was drawn from, after the same
+        temperature, top-k, top-p and penalties as the target's; None for a deterministic drafter
+    source : name of the drafter that made it
+    reading_s : seconds that this draft spent on work that later drafts need too and that is done once, such as a draft
+        model reading the text before its first draft
+    """
+
+    tokens: Int64Array
+    parents: Int64Array
+    confidence: Float32Array = field(default_factory=_no_floats)
+    probs: Float32Array | None = None
+    source: str = "none"
+    reading_s: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Number of tokens on the longest path: the most that could be accepted."""
+        depths: list[int] = []
+        for parent in self.parents.tolist():  # a few numbers in every round: arrays take four times as long
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return max(depths, default=0)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], confidence: Sequence[float] = (), source: str = "none") -> Draft:
+        """A draft in which each token follows the one before."""
+        parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
+        return cls(np.asarray(tokens, np.int64), parents, np.asarray(confidence, np.float32), None, source)
+
+    @classmethod
+    def empty(cls) -> Draft:
+        return cls.chain([])
+
+
+# What a drafter may implement besides.
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A drafter that runs over the text itself, which may take long, and keeps the result for later generations."""
+
+    def expect(self, limits: Limits) -> None:
+        """Announce a generation, before `begin`. Reading must respect its limits: `limits.cancelled` ends it, and
+        `limits.on_prefill` is called with its progress.
+        """
+        ...
+
+    def rest(self) -> None:
+        """The generation has ended."""
+        ...
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """A drafter that looks for a better way of drafting during `observe`. It limits the time of that by itself, and the
+    loop subtracts it from the rounds.
+    """
+
+    @property
+    def searched_s(self) -> float:
+        """Seconds spent on searching so far."""
+        ...
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A drafter that uses the constraint of a reply. Forbidden tokens are removed from every draft in any case."""
+
+    def constrain(self, constraint: Constraint | None) -> None:
+        """Set the constraint of the next generation, before `begin`; None where it has none."""
+        ...
+
+
+class GuessedTree:
+    """A draft that grows token by token, and the guesses for what follows each of its tokens, drafted or not. A drafter
+    learns its acceptance from both: see `judged`.
+
+    Attributes:
+        tokens, parents, confidence: as in a `Draft`.
+        guesses: by drafted token, or ROOT, the guesses for what follows it, where they were made.
+        paths: by drafted token, the drafted tokens up to it, itself included.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.confidence: list[float] = []
+        self.guesses: dict[int, list[Guess]] = {}
+        self.paths: dict[int, list[int]] = {ROOT: []}
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int, chance: float) -> int:
+        """Add a token below `parent`, with its probability given that one; returns its index in the draft."""
+        new = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.confidence.append(chance)
+        self.paths[new] = [*self.paths[parent], token]
+        self._children[parent, token] = new
+        return new
+
+    def draft(self, source: str) -> Draft:
+        """The tokens added so far, as a draft."""
+        return Draft(
+            np.array(self.tokens, np.int64),
+            np.array(self.parents, np.int64),
+            np.array(self.confidence, np.float32),
+            None,
+            source,
+        )
+
+    def judged(self, emitted: Sequence[int]) -> Iterator[tuple[list[Guess], int]]:
+        """Compare the guesses with the target's verdict: along the path of the emitted tokens, the guesses for each
+        position and the token that the target chose there. Ends at the first position without guesses.
+        """
+        node = ROOT
+        for token in emitted:
+            if not (guesses := self.guesses.get(node)):
+                return
+            yield guesses, token
+            if (node, token) not in self._children:
+                return
+            node = self._children[node, token]

@@ -1,0 +1,313 @@
+"""The registry of drafters by name, which the command line, the options of a generation and benchmarks offer.
+
+To add a drafter, write a file in this package and an entry in `_ENTRIES`. An application may also pass its own
+`Drafter` to `Model.stream`, without an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ondevice.errors import UsageError
+
+if TYPE_CHECKING:  # the command line lists the names without importing numpy or numba
+    from ondevice.engines.layer_path import SkipRecord
+    from ondevice.engines.protocol import Engine
+    from ondevice.generate.costs import Costs
+    from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
+    from ondevice.generate.drafters.protocol import Drafter
+
+NONE = "none"
+AUTO = "auto"
+AUTO_WITH = "auto+"
+"""Prefix of a draft bundle's path: the draft model together with all drafters of the bundle."""
+
+
+@dataclass(frozen=True)
+class DrafterEntry:
+    """A drafter by name.
+
+    name : name on the command line and in options
+    summary : one line for users
+    make : creates a drafter for sequences of an engine; the costs are this machine's
+    obstacle : returns why it cannot draft for an engine's bundle, and what to do; None where it can
+    needs_grammar : whether it drafts only where a grammar constrains the reply
+    unless_mtp : whether `auto` includes it only if the bundle has no MTP drafter. MTP tokens cost less and are right
+        more often; trying drafters that it dominates took a fifth of the reference pair's first reply
+    make_for_portfolio : creates one for a portfolio, where that differs from `make`
+    """
+
+    name: str
+    summary: str
+    make: Callable[[Engine, Costs], Drafter]
+    obstacle: Callable[[Engine], str | None] = lambda engine: None
+    needs_grammar: bool = False
+    unless_mtp: bool = False
+    make_for_portfolio: Callable[[Engine, Costs], Drafter] | None = None
+
+
+def names() -> tuple[str, ...]:
+    """The values of `--drafter`, besides paths of draft bundles."""
+    return (*REGISTRY, NONE)
+
+
+def draft_bundle(drafter: str) -> str | None:
+    """The path of the draft bundle in a value of `--drafter`, with `auto+` removed; None for the name of a drafter."""
+    if drafter in names() or not (location := drafter.removeprefix(AUTO_WITH)):
+        return None
+    return location
+
+
+def with_draft_model(drafter: str, model: DraftModel, sampling: DraftSampling) -> DrafterEntry:
+    """The entry for an opened draft bundle: the draft model alone, or in a portfolio if `drafter` begins with `auto+`.
+
+    Raises:
+        UsageError: the ratio rule in a portfolio, because its other drafts are drawn with the target's noise.
+    """
+
+    def alone(engine: Engine, costs: Costs) -> Drafter:
+        from ondevice.generate.drafters.draft_model import DraftModelDrafter
+
+        return DraftModelDrafter(model, costs, sampling)
+
+    def in_portfolio(engine: Engine, costs: Costs) -> Drafter:
+        from ondevice.generate.drafters.portfolio import Portfolio
+
+        return Portfolio([*_portfolio_members(engine, costs), alone(engine, costs)], costs)
+
+    if not drafter.startswith(AUTO_WITH):
+        return DrafterEntry(f"{drafter} {sampling}", "a draft model", alone)
+    if sampling == "ratio":
+        raise UsageError("the ratio rule needs a draft model that drafts alone: leave auto+ or draft_sampling out")
+    return DrafterEntry(drafter, "a draft model together with all drafters that the bundle offers", in_portfolio)
+
+
+def with_grammar(entry: DrafterEntry) -> DrafterEntry:
+    """The entry for a reply that a grammar constrains: a portfolio also gets the grammar drafter."""
+
+    def make(engine: Engine, costs: Costs) -> Drafter:
+        from ondevice.generate.drafters.portfolio import Portfolio
+
+        drafter = entry.make(engine, costs)
+        if not isinstance(drafter, Portfolio):
+            return drafter
+        return Portfolio([_grammar(engine, costs), *drafter.drafters], costs)
+
+    return replace(entry, name=f"{entry.name} with a grammar", make=make)
+
+
+def entry(name: str, engine: Engine) -> DrafterEntry:
+    """The entry of that name.
+
+    Raises:
+        UsageError: there is no such entry, or it cannot draft for this engine's bundle.
+    """
+    if name not in REGISTRY:
+        raise UsageError(f"drafter must be one of {', '.join(names())}, not {name!r:.99}")
+    if obstacle := REGISTRY[name].obstacle(engine):
+        raise UsageError(obstacle)
+    return REGISTRY[name]
+
+
+def methods(engine: Engine) -> list[str]:
+    """The names of single drafters that can draft any text for this bundle: without `auto` and `grammar`."""
+    return [
+        name
+        for name, each in REGISTRY.items()
+        if name != AUTO and not each.needs_grammar and each.obstacle(engine) is None
+    ]
+
+
+def offered(engine: Engine) -> list[str]:
+    """The names of drafters that can draft for this engine's bundle, with `auto` last if there are several."""
+    found = methods(engine)
+    return [*found, AUTO] if len(found) > 1 else found
+
+
+# How drafters are made. Each function imports its drafter only when it is called.
+
+
+def _mtp(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.mtp import MtpDrafter
+
+    return MtpDrafter(engine.target.hidden_size, engine.target.vocab_size)
+
+
+def _ngram(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.ngram import NgramDrafter
+
+    return NgramDrafter()
+
+
+def _grammar(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.grammar import GrammarDrafter
+
+    return GrammarDrafter()
+
+
+def _self(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.engines.layer_path import path_of
+    from ondevice.generate.drafters.self_speculative import SkippingDrafter
+
+    record = _tuned(engine)
+    if record is None or not record.pays:
+        return SkippingDrafter("self", engine, None)
+    costs.assume("self", record.draft_share)
+    return SkippingDrafter("self", engine, path_of(record.skips), record.survival[0])
+
+
+def _swift(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.self_speculative import SwiftDrafter
+
+    return SwiftDrafter(engine, costs)
+
+
+def _swift_for_portfolio(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.self_speculative import SEARCH_SHARE, SwiftDrafter
+
+    return SwiftDrafter(engine, costs, SEARCH_SHARE / 2)
+
+
+def _medusa(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.heads import MedusaDrafter
+
+    return MedusaDrafter(engine.heads["medusa"], engine.target)
+
+
+def _blockwise(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.heads import BlockwiseDrafter
+
+    return BlockwiseDrafter(engine.heads["blockwise"], engine.target)
+
+
+def _early_exit(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.self_speculative import EarlyExitDrafter
+
+    layer = engine.heads["exit"].layer
+    assert layer is not None
+    costs.assume("early-exit", (layer + 1) / len(engine.target.layers))
+    return EarlyExitDrafter(engine, layer + 1)
+
+
+def _auto(engine: Engine, costs: Costs) -> Drafter:
+    from ondevice.generate.drafters.portfolio import Portfolio
+
+    return Portfolio(_portfolio_members(engine, costs), costs)
+
+
+def _portfolio_members(engine: Engine, costs: Costs) -> list[Drafter]:
+    """New drafters of the engine's bundle for a portfolio."""
+    entries = [REGISTRY[name] for name in methods(engine)]
+    has_mtp = any(each.name == "mtp" for each in entries)
+    return [
+        (each.make_for_portfolio or each.make)(engine, costs) for each in entries if not (has_mtp and each.unless_mtp)
+    ]
+
+
+# Why a drafter cannot run for the bundle of an engine.
+
+
+def _no_mtp_drafter(engine: Engine) -> str | None:
+    if engine.has_drafter:
+        return None
+    return "this bundle has no MTP drafter: use --drafter ngram, or export with --drafter SOURCE"
+
+
+def _tuned(engine: Engine) -> SkipRecord | None:
+    return None if engine.paths is None else engine.paths.read(engine.paths.tuned_files)
+
+
+def _no_partial_forwards(engine: Engine) -> str | None:
+    from ondevice.engines.layer_path import free_sub_layers
+
+    if engine.paths is not None:
+        return None if free_sub_layers(engine.target) else "this model has too few layers for a draft to leave any out"
+    return f"the {engine.name} engine cannot run only a part of the layers: use --engine simd"
+
+
+def _no_tuned_layers(engine: Engine) -> str | None:
+    if (obstacle := _no_partial_forwards(engine)) is not None:
+        return obstacle
+    record = _tuned(engine)
+    if record is None:
+        return "the layers that a draft of this bundle can leave out are not known yet: run `ondevice tune BUNDLE`"
+    return None if record.pays else "`ondevice tune` found no layers that a draft could leave out with a gain here"
+
+
+def _no_heads(kind: str) -> Callable[[Engine], str | None]:
+    def obstacle(engine: Engine) -> str | None:
+        if kind in engine.heads:
+            return None
+        return f"this bundle has no {kind} heads: use --drafter ngram, or train some and export with --heads DIR"
+
+    return obstacle
+
+
+def _no_exit_head(engine: Engine) -> str | None:
+    return _no_heads("exit")(engine) if engine.paths is not None else _no_partial_forwards(engine)
+
+
+# The entries.
+
+
+_ENTRIES = (
+    DrafterEntry(
+        AUTO, "all drafters that the bundle offers; each round uses the one with the largest expected gain", _auto
+    ),
+    DrafterEntry(
+        "mtp",
+        "the bundle's multi-token-prediction drafter, which reads the model's hidden state and KV cache",
+        _mtp,
+        _no_mtp_drafter,
+    ),
+    DrafterEntry(
+        "ngram",
+        "what followed the longest earlier match in the prompt, this reply or earlier replies; costs microseconds",
+        _ngram,
+    ),
+    DrafterEntry(
+        "self",
+        "the model itself, without the attention and MLP blocks that `ondevice tune` found dispensable",
+        _self,
+        _no_tuned_layers,
+    ),
+    DrafterEntry(
+        "swift",
+        "the model itself, without blocks that it finds dispensable while it generates",
+        _swift,
+        _no_partial_forwards,
+        make_for_portfolio=_swift_for_portfolio,
+        unless_mtp=True,
+    ),
+    DrafterEntry(
+        "medusa",
+        "heads on the model's last hidden state, one for each of the next few tokens, as a tree",
+        _medusa,
+        _no_heads("medusa"),
+        unless_mtp=True,
+    ),
+    DrafterEntry(
+        "blockwise",
+        "heads on the model's last hidden state that share a layer, as a chain",
+        _blockwise,
+        _no_heads("blockwise"),
+        unless_mtp=True,
+    ),
+    DrafterEntry(
+        "early-exit",
+        "a head on the model's lower layers, whose results for drafted tokens the verification reuses",
+        _early_exit,
+        _no_exit_head,
+        unless_mtp=True,
+    ),
+    DrafterEntry(
+        "grammar",
+        "the tokens that a grammar forces, such as a schema's keys; part of auto wherever a reply is constrained",
+        _grammar,
+        needs_grammar=True,
+    ),
+)
+
+REGISTRY = {entry.name: entry for entry in _ENTRIES}

@@ -1,0 +1,339 @@
+"""The draft/verify loop of one generation: prefill, then rounds of draft, forward, verify, commit.
+
+`generate` is a generator that does no I/O and runs no forwards. It yields the `Rows` that it wants computed, is sent
+their `Outputs`, and yields a `Round` after the prefill and after each decoding round. `run` drives one loop with a
+function that runs forwards; `Batch` offers one that shares forwards between several loops.
+
+The file follows the order of a generation: `generate` and the driver, then `Speculation`, which makes the draft of a
+round, then the helpers. What is accepted is decided in `verify`, how much to draft in `controller`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
+from ondevice.errors import UsageError
+from ondevice.generate.controller import NO_ROOM, Plan, Schedule
+from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafter, DraftRequest, Searcher
+from ondevice.generate.request import Constraint, Limits
+from ondevice.generate.sampling import Logprobs, Sampler
+from ondevice.generate.stats import FinishReason, ForwardCost, IdleReason, Round, TokenLogprob
+from ondevice.generate.verify import accept
+
+Loop = Generator[Rows | Round, Outputs | None, None]
+"""Yields either rows to run, and is sent their outputs, or a finished round, and is sent None."""
+
+
+def generate(
+    session: Session,
+    prompt_ids: Sequence[int],
+    sampler: Sampler,
+    limits: Limits,
+    *,
+    drafter: Drafter | None = None,
+    schedule: Schedule | None = None,
+    logprobs: Logprobs | None = None,
+) -> Loop:
+    """Continue `prompt_ids`. The first round is the prefill together with the first new token.
+
+    The emitted tokens are those of plain decoding with the same sampler, whatever is drafted and whatever other
+    sequences take part in the forwards: see `verify`.
+
+    The driver may run only the first rows of a prefill chunk; it then returns the outputs of the last row that it ran.
+
+    Args:
+        session: holds a proper prefix of the prompt, or nothing.
+        prompt_ids: the prompt, at least one token.
+        sampler: chooses the target's tokens; its constraint, if any, also ends the reply.
+        limits: when to stop.
+        drafter, schedule: both, or neither for plain decoding.
+        logprobs: looks up every emitted token; None where they are not wanted. The time that this takes is not part of
+            any round.
+    """
+    # Prefill and first token.
+    started = perf_counter()
+    tokens = list(prompt_ids)  # prompt and reply so far; the last one has no KV yet once the prefill is done
+    outputs = yield from _prefill(session, tokens, limits)
+    if outputs is None:
+        yield Round((), rows=0, seconds=perf_counter() - started, finish_reason="cancelled")
+        return
+    session.snapshot()
+    first = sampler.choose(outputs.logits[0], tokens)
+    speculation = Speculation(drafter, schedule, session, sampler)
+    speculation.begin(tokens, first, outputs)
+    tokens += _up_to_end([first], limits.stop_ids, sampler.constraint)
+    path: Sequence[int] = [0]
+    reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
+    yield Round(
+        (first,),
+        rows=len(prompt_ids),
+        seconds=perf_counter() - started,
+        logprobs=_look_up(logprobs, [first], outputs, path),
+        finish_reason=reason,
+    )
+
+    # Decoding rounds.
+    started = perf_counter()
+    while reason is None:
+        if limits.cancelled():
+            yield Round((), rows=0, finish_reason="cancelled")
+            return
+        room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), session.max_rows())
+        draft = speculation.propose(tokens, room, outputs, path)
+
+        requested = perf_counter()
+        outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))
+        assert outputs is not None
+        waited = perf_counter() - requested - outputs.seconds  # for other sequences of the batch
+
+        verdict = accept(draft, outputs.logits, tokens, sampler)
+        emitted = _up_to_end(verdict.emitted, limits.stop_ids, sampler.constraint)
+        path = verdict.path[: len(emitted)]
+        session.commit(path)
+        tokens += emitted
+        reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
+        speculation.report(emitted, outputs, path, last=reason is not None)
+
+        seconds = perf_counter() - started
+        own = seconds - waited - speculation.draft_seconds - speculation.control_seconds - speculation.search_seconds
+        this = Round(
+            token_ids=tuple(emitted),
+            drafted=len(draft),
+            accepted=min(verdict.accepted, len(emitted)),
+            depth=draft.depth,
+            source=draft.source,
+            rows=len(draft) + 1,
+            seconds=seconds,
+            draft_seconds=speculation.draft_seconds - draft.reading_s,
+            control_seconds=speculation.control_seconds,
+            idle=speculation.idle,
+            forward=ForwardCost(outputs.rows, outputs.wanted, own, outputs.experts),
+            threads=outputs.threads,
+            logprobs=_look_up(logprobs, emitted, outputs, path),
+            finish_reason=reason,
+        )
+        speculation.learn(this)
+        yield this
+        # The schedule learns from `this`, so the seconds of learning can only be counted in the next round.
+        started = perf_counter() - speculation.learning_seconds
+
+
+def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
+    """Drive a loop: run the forwards that it asks for with `forward`, and yield its rounds."""
+    item = next(loop, None)
+    while item is not None:
+        if isinstance(item, Round):
+            yield item
+            item = next(loop, None)
+        else:
+            item = loop.send(forward(item))
+
+
+def _prefill(
+    session: Session, tokens: Sequence[int], limits: Limits
+) -> Generator[Rows, Outputs | None, Outputs | None]:
+    """Run and commit the tokens that the session lacks, in chunks.
+
+    Returns:
+        The outputs of the last token; None where the generation was cancelled on the way.
+    """
+    outputs = None
+    while session.length < len(tokens):
+        if limits.cancelled():
+            return None
+        chunk = tokens[session.length : session.length + session.max_rows()]
+        outputs = yield Rows(session, TokenTree.chain(chunk), [len(chunk) - 1])
+        session.commit(range(session.pending))
+        limits.on_prefill(session.length, len(tokens))
+    assert outputs is not None
+    return outputs
+
+
+# Drafting.
+
+NO_DRAFT = Draft.empty()
+
+
+class Speculation:
+    """The drafting side of one generation. In each round it asks the schedule for a plan, the drafter for a draft of
+    that length, and reports the target's verdict to both; it measures what that takes apart from the forward.
+
+    Without a drafter every draft is empty, and nothing is reported. In rounds that the schedule skips
+    (`Schedule.skips_round`) neither is called, so such a round costs next to nothing; the emitted tokens are kept, and
+    reported together when the drafter is asked again.
+
+    Attributes:
+        idle: why this round has no draft; None where it has one, or where there is no drafter.
+        draft_seconds: time of this round spent on making the draft.
+        control_seconds: time spent on deciding whether to draft, and on reporting the verdict. Includes
+            `learning_seconds` of the round before.
+        search_seconds: time that a drafter spent on looking for a better way of drafting (`Searcher`); part of neither.
+        learning_seconds: time that the schedule took to learn from the finished round.
+    """
+
+    def __init__(self, drafter: Drafter | None, schedule: Schedule | None, session: Session, sampler: Sampler) -> None:
+        self._drafter, self._schedule = drafter, schedule
+        self._session, self._sampler = session, sampler
+        self._knows_constraint = isinstance(drafter, Constrained)
+        self._searcher = drafter if isinstance(drafter, Searcher) else None
+        self._unreported: list[int] = []
+        self._skipped = True
+        self.idle: IdleReason | None = None
+        self.draft_seconds = self.control_seconds = self.learning_seconds = self.search_seconds = 0.0
+
+    def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
+        """Start the drafter on a prompt, whose tokens are committed, and its first new token."""
+        if self._drafter is not None:
+            if isinstance(self._drafter, Constrained):
+                self._drafter.constrain(self._sampler.constraint)
+            self._drafter.begin(tokens, self._session)
+            self._drafter.observe([first], outputs, [0])
+
+    def propose(self, tokens: Sequence[int], room: int, outputs: Outputs, path: Sequence[int]) -> Draft:
+        """The draft of a round; empty where none is expected to pay.
+
+        Args:
+            tokens: prompt and reply up to the newest token.
+            room: tokens that this round may emit at most, and so rows that its forward may have.
+            outputs, path: the previous round's, for a report that is still due.
+        """
+        started = perf_counter()
+        draft, self.draft_seconds, self.search_seconds = NO_DRAFT, 0.0, 0.0
+        if self._drafter is not None and self._schedule is not None:
+            self.idle = "unprofitable"
+            self._skipped = self._schedule.skips_round() and not self._is_forced()
+            if not self._skipped:
+                self._report(outputs, path)
+                other_rows = outputs.wanted - len(outputs.logits)  # taken to be as many as in the last forward
+                plan = self._schedule.plan(self._drafter, room - 1, other_rows) if room > 1 else NO_ROOM
+                if plan.k:
+                    draft = self._draft(self._drafter, plan, tokens)
+                self.idle = None if len(draft) else "no_match" if plan.k else plan.reason
+        control = perf_counter() - started - self.draft_seconds - self.search_seconds
+        self.control_seconds = self.learning_seconds + control
+        self.learning_seconds = 0.0
+        return draft
+
+    def report(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int], *, last: bool) -> None:
+        """Report the target's verdict to the drafter, at once unless this round was skipped.
+
+        Args:
+            emitted: tokens that now follow.
+            outputs, path: the round's outputs, and the rows that `emitted` was chosen from.
+            last: whether the generation ends here, so that nothing may be left unreported.
+        """
+        self._unreported += emitted
+        if last or not self._skipped:
+            started, searched = perf_counter(), self.search_seconds
+            self._report(outputs, path)
+            self.control_seconds += perf_counter() - started - (self.search_seconds - searched)
+
+    def learn(self, this: Round) -> None:
+        """Let the schedule learn from the finished round, unless it was skipped."""
+        if self._schedule is not None and not self._skipped:
+            started = perf_counter()
+            self._schedule.observe(this)
+            self.learning_seconds = perf_counter() - started
+
+    def _report(self, outputs: Outputs, path: Sequence[int]) -> None:
+        if self._unreported and self._drafter is not None:
+            before = 0.0 if self._searcher is None else self._searcher.searched_s
+            self._drafter.observe(self._unreported, outputs, path)
+            self._unreported = []
+            if self._searcher is not None:
+                self.search_seconds += self._searcher.searched_s - before
+
+    def _is_forced(self) -> bool:
+        """Whether the constraint forces the next token and the drafter knows it: then a draft is certain to pay."""
+        constraint = self._sampler.constraint
+        return constraint is not None and self._knows_constraint and constraint.forced(()) is not None
+
+    def _draft(self, drafter: Drafter, plan: Plan, tokens: Sequence[int]) -> Draft:
+        """Ask the drafter, check its answer, and drop tokens that the constraint forbids."""
+        started = perf_counter()
+        request = DraftRequest(plan.k, plan.floor, self._sampler, tokens, self._session.exact_trees)
+        draft = drafter.draft(request)
+        if len(draft) > request.nodes:
+            raise UsageError(
+                f"the drafter {drafter.name} proposed {len(draft)} tokens where {request.nodes} were asked for"
+            )
+        if not request.trees and draft.depth < len(draft):
+            raise UsageError(
+                f"the drafter {drafter.name} proposed a tree, and this engine verifies chains: "
+                "use the simd engine, or a drafter that looks at request.trees"
+            )
+        if self._sampler.constraint is not None:
+            draft = pruned(draft, self._sampler.constraint)
+        self.draft_seconds = perf_counter() - started
+        return draft
+
+
+def pruned(draft: Draft, constraint: Constraint) -> Draft:
+    """The draft without the tokens that the constraint forbids, and without their descendants: the target could not
+    take them, so no row is spent on them.
+
+    `verify.accept_ratio` corrects for it, because a forbidden token was drawn from a distribution that allowed it.
+    """
+    parents, tokens = draft.parents.tolist(), draft.tokens.tolist()
+    paths: dict[int, list[int]] = {ROOT: []}
+    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+        if parent in paths and constraint.allows(path := [*paths[parent], token]):
+            paths[node] = path
+    kept = sorted(paths)[1:]  # without ROOT
+    if len(kept) == len(tokens):
+        return draft
+    new_index = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
+    return Draft(
+        draft.tokens[kept],
+        np.array([new_index[parents[node]] for node in kept], np.int64),
+        draft.confidence[kept] if len(draft.confidence) else draft.confidence,
+        None if draft.probs is None else draft.probs[kept],
+        draft.source,
+        draft.reading_s,
+    )
+
+
+def _tree(newest: int, draft: Draft) -> TokenTree:
+    """The rows of a round: the newest token, which has no KV yet, and the draft below it."""
+    if draft.depth == len(draft):
+        return TokenTree.chain([newest, *draft.tokens.tolist()])
+    return TokenTree(
+        np.concatenate([np.array([newest], np.int64), draft.tokens]),
+        np.concatenate([np.array([-1], np.int64), draft.parents + 1]),
+    )
+
+
+# The end of a round.
+
+
+def _up_to_end(emitted: Sequence[int], stop_ids: frozenset[int], constraint: Constraint | None) -> list[int]:
+    """The emitted tokens up to the end of the reply, where that is among them. The constraint takes them in."""
+    kept = list(emitted)
+    for index, token in enumerate(emitted):
+        if token in stop_ids:
+            kept = kept[: index + 1]
+            break
+    return kept if constraint is None else kept[: constraint.take(kept)]
+
+
+def _finish_reason(
+    tokens: Sequence[int], prompt_tokens: int, session: Session, limits: Limits, constraint: Constraint | None
+) -> FinishReason | None:
+    if tokens[-1] in limits.stop_ids or (constraint is not None and constraint.finished):
+        return "stop"
+    if len(tokens) - prompt_tokens >= limits.max_new_tokens:
+        return "length"
+    return "context" if session.max_rows() <= 0 else None
+
+
+def _look_up(
+    logprobs: Logprobs | None, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]
+) -> tuple[TokenLogprob, ...]:
+    """The log probability of each emitted token, in the row of logits that it was chosen from."""
+    if logprobs is None:
+        return ()
+    return tuple(logprobs.of(outputs.logits[row], token) for token, row in zip(emitted, path, strict=True))

@@ -1,0 +1,613 @@
+"""Compiled kernels of sampling: Gumbel noise and draws, top-k, top-p, and the masks of constraints.
+
+Gumbel-max: argmax of log p + g, with Gumbel noise g that is independent between tokens, is a draw from p. Here the
+noise is a pure function of seed, position in the sequence and token id. As no draw depends on those before it, a text
+depends on target, options and seed alone, whatever was drafted. And a drafter that draws with the same noise from a q
+near p mostly draws the same token: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant
+Speculative Decoding" (arXiv 2408.07978).
+
+The noise is the same on every CPU: it uses integers, and sums, products and quotients of float64, whose rounding IEEE
+754 fixes. The logarithms of C libraries differ in the last bit, so `logarithm` is our own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
+from ondevice.generate.request import Constraint, Mask, SamplingOptions
+from ondevice.jit import kernel
+
+# Noise.
+
+Key = NDArray[np.uint64]
+"""uint64[1], the key of a generation's noise."""
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+"""Constants of splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014)."""
+
+DROPPED_BITS = np.uint64(12)
+UNIT = 2.0**-52
+"""A hash h becomes the uniform number ((h >> DROPPED_BITS) + 0.5) * UNIT: with 52 bits it is below 1 even after
+rounding."""
+
+MAGNITUDE = np.int32(2**31 - 1)
+"""All bits of an int32 except the sign."""
+
+LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
+LN2_LOW = math.log(2.0) - LN2_HIGH
+"""The high part has 32 bits, so that its products with exponents are exact."""
+
+
+def key_of(seed: int | None) -> Key:
+    """The key for a seed, an integer from 0 on of any size; for None, from the operating system's random numbers."""
+    return np.random.SeedSequence(seed).generate_state(1, np.uint64).astype(np.uint64)
+
+
+@kernel
+def mixed(z: np.uint64) -> np.uint64:
+    """The finaliser of splitmix64: a permutation of uint64 in which each bit of the result depends on each bit of z."""
+    z = (z ^ (z >> np.uint64(30))) * MIX_1
+    z = (z ^ (z >> np.uint64(27))) * MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+@kernel
+def hashed(start: np.uint64, index: int) -> np.uint64:
+    """The number at `index` of the splitmix64 sequence from `start` (uint64)."""
+    return mixed(start + (np.uint64(index) + np.uint64(1)) * GOLDEN)
+
+
+@kernel
+def logarithm(x: float) -> float:
+    """The natural logarithm of a positive, normal number, to 2 units in the last place."""
+    mantissa, exponent = math.frexp(x)
+    if mantissa < 0.7071067811865476:
+        mantissa *= 2.0
+        exponent -= 1
+    # log((1 + s) / (1 - s)) = 2 (s + s**3 / 3 + s**5 / 5 + ...), |s| < 0.1716; s itself is exact where x is near 1
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    square = s * s
+    series = 1.0 / 23.0
+    for odd in range(21, 1, -2):
+        series = 1.0 / odd + square * series
+    return exponent * LN2_HIGH + (2.0 * s + (2.0 * s * (square * series) + exponent * LN2_LOW))
+
+
+@kernel
+def gumbel(bits: np.uint64) -> float:
+    """A standard Gumbel number, within -3.7 to 36.8, from the 64 bits of a hash."""
+    return -logarithm(-logarithm(1.0 - (float(bits >> DROPPED_BITS) + 0.5) * UNIT))
+
+
+@kernel
+def gumbel_at(key: Key, position: int, token: int) -> float:
+    """The noise of a token at a position."""
+    return gumbel(hashed(hashed(key[0], position), token))
+
+
+# Gumbel argmax: the draw.
+
+BLOCK = 256
+"""Tokens that share a bound in `gumbel_argmax_all`, from the largest of their logits."""
+
+SLACK = 1.0 + 1e-9
+"""Factor on bounds, which are computed less exactly than the values that they bound."""
+
+
+@kernel
+def gumbel_argmax(  # noqa: PLR0917
+    scores: Float32Array, indices: IndexArray, weights: Float64Array, token_ids: IndexArray, peak: float,
+    temperature: float, key: Key, position: int, best: IndexArray, values: Float64Array,
+) -> int:  # fmt: skip
+    """Fill `best` with those of `indices` that have the largest log weight + noise, largest first.
+
+    The noise comes from v, uniform in (0, 1): g = -log(-log(1 - v)). As -log(1 - v) > v, an entry of weight w can only
+    win where v < w * exp(-value to beat), so few logarithms are taken.
+
+    scores : float32[m]; the log weight of an entry is (score - peak) / temperature
+    indices : intp[n], the entries that take part, as indices of `scores`
+    weights : float64[n], about exp of their log weights
+    token_ids : intp[n], their token ids, which select the noise
+    best, values : intp[b] and float64[b], out: the winners and their log weight + noise
+
+    Returns:
+        The number of winners.
+    """
+    row = hashed(key[0], position)
+    count = 0
+    bound = np.inf
+    for index in range(len(indices)):
+        bits = hashed(row, token_ids[index])
+        if float(bits >> DROPPED_BITS) * UNIT < bound * weights[index]:
+            value = (scores[indices[index]] - peak) / temperature + gumbel(bits)
+            if value > -np.inf:
+                count = insert(value, indices[index], best, values, count)
+                bound = win_bound(values, count)
+    return count
+
+
+@kernel
+def largest(block: NDArray[np.int32]) -> float:
+    """The largest of some float32, given as their bits: because of NaN, a maximum of floats is not vectorised."""
+    most = -1 - MAGNITUDE
+    for at in range(len(block)):
+        bits = block[at]
+        most = max(most, bits ^ ((bits >> np.int32(31)) & MAGNITUDE))  # ordered as the floats are
+    return float(np.int32(most ^ ((most >> np.int32(31)) & MAGNITUDE)).view(np.float32))
+
+
+@kernel
+def gumbel_argmax_all(  # noqa: PLR0917
+    scores: Float32Array,
+    peak: float,
+    temperature: float,
+    key: Key,
+    position: int,
+    best: IndexArray,
+    values: Float64Array,
+) -> int:
+    """`gumbel_argmax` over a whole vocabulary, where indices are token ids, without weights: a block of tokens shares
+    one bound. It takes a hash and a comparison per token, both vectorised: less time than all exponentials.
+    """
+    row = hashed(key[0], position)
+    count = 0
+    bound = np.inf
+    as_bits = scores.view(np.int32)
+    for start in range(0, len(scores), BLOCK):
+        block = scores[start : start + BLOCK]
+        share = bound * math.exp((largest(as_bits[start : start + BLOCK]) - peak) / temperature) / UNIT
+        least = np.uint64(share) + np.uint64(1) if share < 2.0**52 else np.uint64(1) << np.uint64(52)
+        found = 0
+        for at in range(len(block)):  # a loop of its own, so that it is vectorised
+            found += int((hashed(row, start + at) >> DROPPED_BITS) < least)
+        if not found:
+            continue
+        for at in range(len(block)):
+            bits = hashed(row, start + at)
+            if (bits >> DROPPED_BITS) < least:
+                value = (block[at] - peak) / temperature + gumbel(bits)
+                if value > -np.inf:
+                    count = insert(value, start + at, best, values, count)
+        bound = win_bound(values, count)
+    return count
+
+
+@kernel
+def insert(value: float, index: int, best: IndexArray, values: Float64Array, count: int) -> int:
+    """Insert an entry into the lists `best` and `values`, which hold `count` entries, largest value first. Full lists
+    drop their last entry.
+
+    Returns:
+        The number of entries then.
+    """
+    if count == len(best):
+        if value <= values[count - 1]:
+            return count
+        count -= 1
+    at = count
+    while at > 0 and values[at - 1] < value:
+        best[at], values[at] = best[at - 1], values[at - 1]
+        at -= 1
+    best[at], values[at] = index, value
+    return count + 1
+
+
+@kernel
+def win_bound(values: Float64Array, count: int) -> float:
+    """The largest v (see `gumbel_argmax`) with which an entry of weight 1 can still get among the best."""
+    return SLACK * math.exp(-values[count - 1]) if count == len(values) else np.inf
+
+
+# Top-k, in one pass over the vocabulary.
+
+
+LOWEST = np.finfo(np.float32).min
+TOP_K_BLOCK = 64
+"""Logits compared at a time: few blocks hold one that is among the k largest so far."""
+
+
+class TopK:
+    """Selects the k largest scores, and all that equal the k-th, as transformers' `TopKLogitsWarper` does.
+
+    -inf is never selected, because it cannot be drawn. NaN always is, so that the caller finds it.
+    """
+
+    def __init__(self, top_k: int) -> None:
+        self._top_k = top_k
+        self._largest = np.empty(0, np.float32)
+        self._kept = np.empty(0, np.intp)
+        self.select(np.zeros(1, np.float32))  # loads the kernel before the first token
+
+    def select(self, scores: Float32Array) -> IndexArray:
+        """The selected indices of `scores`, float32[V], ascending; valid until the next call."""
+        if len(self._kept) != len(scores):
+            self._largest = np.empty(min(self._top_k, len(scores)), np.float32)
+            self._kept = np.empty(len(scores), np.intp)
+        return self._kept[: select_top_k(scores, self._largest, self._kept)]
+
+
+@kernel
+def select_top_k(scores: Float32Array, largest: Float32Array, kept: IndexArray) -> int:
+    """Fill `kept` with the selected indices, and return their number. `largest`, float32[k], is scratch: a heap of the
+    k largest scores so far, smallest first, whose first entry is the score to reach.
+    """
+    largest[:] = LOWEST
+    count = 0
+    for start in range(0, len(scores), TOP_K_BLOCK):
+        block = scores[start : start + TOP_K_BLOCK]
+        below = 0
+        for at in range(len(block)):
+            below += block[at] < largest[0]
+        if below == len(block):
+            continue
+        for at in range(len(block)):
+            score = block[at]
+            if not score < largest[0]:
+                kept[count] = start + at
+                count += 1
+                if score > largest[0]:
+                    replace_first(largest, score)
+    size = 0
+    for at in range(count):
+        kept[size] = kept[at]
+        size += not scores[kept[at]] < largest[0]
+    return size
+
+
+@kernel
+def replace_first(heap: Float32Array, value: float) -> None:
+    """Replace the smallest value of a heap by a larger one."""
+    at = 0
+    while 2 * at + 1 < len(heap):
+        child = 2 * at + 1
+        if child + 1 < len(heap) and heap[child + 1] < heap[child]:
+            child += 1
+        if value <= heap[child]:
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = value
+
+
+# Top-p, without sorting the vocabulary.
+
+
+DIGIT_BITS = 12
+DIGITS = 1 << DIGIT_BITS
+FEW = 128
+"""Number of weights up to which sorting is faster than radix selection; top-k usually leaves no more."""
+FIRST_SHIFT: Any = np.int64(4 * DIGIT_BITS)  # not an int, for which `digit` would be compiled a second time
+ONE = 0x3FF << 52
+"""The bits of 1.0. The bits of positive floats are ordered as their values, so ONE - bits is a sort key."""
+
+
+class Nucleus:
+    """Selects the smallest set of tokens that holds `top_p` of the mass, likeliest first, lowest id first in a tie.
+
+    Holtzman et al. (arXiv 1904.09751). Except for ties it is the set of transformers' `TopPLogitsWarper`.
+
+    top_p : over 0 and under 1
+    """
+
+    def __init__(self, top_p: float) -> None:
+        self._top_p = top_p
+        self._mass = np.empty(DIGITS)
+        self._kept, self._edge = np.empty(0, np.intp), np.empty(0, np.intp)
+        self.select(np.ones(1))  # loads the kernel before the first token
+
+    def select(self, weights: Float64Array) -> IndexArray:
+        """The selected indices of `weights`, ascending; valid until the next call.
+
+        weights : float64[n], contiguous, at most 1 and one of them 1
+        """
+        if len(self._kept) < len(weights):
+            self._kept, self._edge = np.empty(len(weights), np.intp), np.empty(len(weights), np.intp)
+        return self._kept[: select_nucleus(weights, self._top_p, self._mass, self._kept, self._edge)]
+
+
+@kernel
+def digit(bits: int, shift: int) -> int:
+    """One of the five digits of a weight's sort key, 0 for the heaviest. A weight below 2**-256 gets the digit of a
+    heavier one, and vanishes in its sum by rounding.
+    """
+    return ((ONE - bits) >> shift) & (DIGITS - 1)
+
+
+@kernel
+def crossed(mass: Float64Array, before: float, needed: float) -> tuple[int, float]:
+    """The digit at which the cumulative mass reaches `needed`, and the mass before that digit."""
+    last, start = 0, before
+    for index in range(DIGITS):
+        if mass[index] > 0.0:
+            last, start = index, before
+            before += mass[index]
+            if before >= needed:
+                break
+    return last, start
+
+
+@kernel
+def select_few_nucleus(weights: Float64Array, top_p: float, kept: IndexArray, order: IndexArray) -> int:
+    """`select_nucleus` by insertion sort. `order` intp[n] is scratch."""
+    for index in range(len(weights)):
+        at = index
+        while at > 0 and weights[order[at - 1]] < weights[index]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = index
+    total = 0.0
+    for at in range(len(weights)):
+        total += weights[order[at]]
+    before, size = 0.0, 0
+    while size < len(weights) and before < top_p * total:
+        index = order[size]
+        before += weights[index]
+        at = size
+        while at > 0 and kept[at - 1] > index:
+            kept[at] = kept[at - 1]
+            at -= 1
+        kept[at] = index
+        size += 1
+    return size
+
+
+@kernel
+def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept: IndexArray, edge: IndexArray) -> int:
+    """Fill `kept` with the selected indices, and return their number. `mass` float64[DIGITS] and `edge` intp[n] are
+    scratch.
+
+    A radix selection. The mass of each leading digit shows at which digit the set ends. The weights with that digit,
+    the edge, are separated by the next digit, and so on, until those left are equal.
+    """
+    if len(weights) <= FEW:
+        return select_few_nucleus(weights, top_p, kept, edge)
+    bits = weights.view(np.int64)
+    mass[:] = 0.0
+    for index in range(len(weights)):
+        mass[digit(bits[index], FIRST_SHIFT)] += weights[index]
+    total = 0.0
+    for index in range(DIGITS):
+        total += mass[index]
+    needed = top_p * total
+    last, before = crossed(mass, 0.0, needed)
+    beyond = ONE - ((last + 1) << FIRST_SHIFT)
+    count = 0
+    for index in range(len(weights)):
+        kept[count] = index  # without a branch: it would be mispredicted too often
+        count += bits[index] > beyond
+    edges = 0
+    for at in range(count):
+        edge[edges] = kept[at]
+        edges += digit(bits[kept[at]], FIRST_SHIFT) == last
+    for shift in range(FIRST_SHIFT - DIGIT_BITS, -1, -DIGIT_BITS):
+        mass[:] = 0.0
+        for at in range(edges):
+            mass[digit(bits[edge[at]], shift)] += weights[edge[at]]
+        last, before = crossed(mass, before, needed)
+        inside = 0
+        for at in range(edges):
+            edge[inside] = edge[at]
+            inside += digit(bits[edge[at]], shift) == last
+        edges = inside
+    # A token is kept while the mass before it falls short of what is needed.
+    lightest = weights[edge[0]]
+    ties = 1
+    while ties < edges and before + ties * lightest < needed:
+        ties += 1
+    last_tie = edge[ties - 1]
+    size = 0
+    for at in range(count):
+        index = kept[at]
+        kept[size] = index
+        size += weights[index] > lightest or (weights[index] == lightest and index <= last_tie)
+    return size
+
+
+# A whole draw of one row in a single call: filters and Gumbel argmax.
+#
+# The filters are those of `Sampler.distribution`, step by step. Called one after the other they took half as long
+# again, mostly for numpy's overheads, and a drafter that is asked for four tokens pays that four times.
+
+
+MAX_TOP_K = 2**31
+"""Larger values of top-k are cut to this: no vocabulary is larger."""
+
+
+class TopKDraw:
+    """Draws from a row with top-k; at temperature 0, the likeliest tokens.
+
+    options : temperature and filters are used; `top_k` is set unless the temperature is 0. Penalties are not applied
+    key : the key of the noise; not used at temperature 0
+    """
+
+    def __init__(self, options: SamplingOptions, key: Key) -> None:
+        self._greedy = options.temperature == 0
+        self._temperature, self._key = options.temperature, key
+        self._filters = (
+            min(options.top_k or 1, MAX_TOP_K),
+            1.0 if options.top_p is None else options.top_p,
+            options.min_p or 0.0,
+        )
+        self._vocabulary, self._kept = np.empty(0, np.intp), np.empty(0, np.intp)
+        self._results: dict[int, tuple[IndexArray, Float64Array]] = {}
+        self.best(np.zeros(1, np.float32), None, 0, 1)  # loads the kernels before the first token
+
+    def best(
+        self, scores: Float32Array, token_ids: IndexArray | None, position: int, most: int
+    ) -> tuple[IndexArray, Float64Array]:
+        """Up to `most` token ids, best first, and their log weight + noise; valid until the next call. Both are empty
+        where a score is NaN or infinity, or all are -inf.
+
+        Args:
+            scores: float32[m].
+            token_ids: int64[m], the token of each score; None for the whole vocabulary, in order.
+            position: position in the sequence, which selects the noise.
+            most: number of tokens.
+        """
+        if len(self._kept) < len(scores):
+            self._kept = np.empty(len(scores), np.intp)
+        if token_ids is None:
+            if len(self._vocabulary) != len(scores):
+                self._vocabulary = np.arange(len(scores))
+            token_ids = self._vocabulary
+        if most not in self._results:
+            self._results[most] = np.empty(most, np.intp), np.empty(most)
+        tokens, values = self._results[most]
+        if self._greedy:
+            count = argmax_few(scores, token_ids, tokens, values)
+        else:
+            count = draw_few(
+                scores, token_ids, self._temperature, *self._filters, self._key, position, tokens, values, self._kept
+            )
+        return tokens[:count], values[:count]
+
+
+@kernel
+def has_nan_or_inf(scores: Float32Array) -> bool:
+    """Whether any score is NaN or +inf."""
+    wrong = 0
+    for at in range(len(scores)):  # without an early exit, so that it is vectorised
+        wrong += not scores[at] < np.inf
+    return wrong > 0
+
+
+@kernel
+def draw_few(  # noqa: PLR0917
+    scores: Float32Array, token_ids: IndexArray, temperature: float, k: int, top_p: float, min_p: float, key: Key,
+    position: int, tokens: IndexArray, values: Float64Array, kept: IndexArray,
+) -> int:  # fmt: skip
+    """Temperature, top-k, top-p, min-p and Gumbel argmax: fill `tokens` and `values`, and return the number of winners,
+    0 where a score is NaN or +inf, or all are -inf.
+
+    scores : float32[m]
+    token_ids : intp[m], their tokens
+    k, top_p, min_p : the filters; top_p = 1.0 and min_p = 0.0 keep every token
+    tokens, values : intp[b] and float64[b], out: token ids and their log weight + noise, largest first
+    kept : intp[m], scratch
+    """
+    if has_nan_or_inf(scores):
+        return 0
+    count = select_top_k(scores, np.empty(min(k, len(scores)), np.float32), kept)
+    peak = -np.inf
+    for at in range(count):
+        peak = max(peak, scores[kept[at]])
+    weights = np.empty(count)
+    for at in range(count):
+        weights[at] = math.exp((scores[kept[at]] - peak) / temperature)
+    if top_p < 1.0:
+        inside = np.empty(count, np.intp)
+        mass = np.empty(DIGITS if count > FEW else 0)
+        count = select_nucleus(weights, top_p, mass, inside, np.empty(count, np.intp))
+        for at in range(count):  # `inside` is ascending, so no entry is overwritten before it is read
+            kept[at] = kept[inside[at]]
+            weights[at] = weights[inside[at]]
+    left = 0
+    for at in range(count):
+        if weights[at] >= min_p:
+            kept[left] = kept[at]
+            weights[left] = weights[at]
+            left += 1
+    ids = np.empty(left, np.intp)
+    for at in range(left):
+        ids[at] = token_ids[kept[at]]
+    found = gumbel_argmax(scores, kept[:left], weights[:left], ids, peak, temperature, key, position, tokens, values)
+    for at in range(found):
+        tokens[at] = token_ids[tokens[at]]
+    return found
+
+
+@kernel
+def argmax_few(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, values: Float64Array) -> int:
+    """`draw_few` at temperature 0: the tokens with the largest scores, the first in a tie."""
+    if has_nan_or_inf(scores):
+        return 0
+    count = 0
+    for start in range(0, len(scores), TOP_K_BLOCK):
+        block = scores[start : start + TOP_K_BLOCK]
+        if count == len(values):
+            least, beyond = np.float32(values[-1]), 0
+            for at in range(len(block)):  # a loop of its own, so that it is vectorised
+                beyond += block[at] > least
+            if not beyond:
+                continue
+        for at in range(len(block)):
+            if block[at] > -np.inf:
+                count = insert(float(block[at]), start + at, tokens, values, count)
+    for at in range(count):
+        tokens[at] = token_ids[tokens[at]]
+    return count
+
+
+# Masks of constraints.
+
+
+ALL_ALLOWED = np.uint32(0xFFFFFFFF)
+"""A word of a mask that allows all its 32 tokens."""
+
+
+class ConstraintMasks:
+    """Applies a constraint to the rows of one generation. Positions are given as a context and a path after it."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+        self._kept = np.empty(0, np.float32)
+        keep_allowed(self._kept, np.zeros(0, np.uint32), self._kept)  # loads the kernel before the first token
+
+    def forced(self, context: Sequence[int], path: Sequence[int]) -> int | None:
+        """The only token that may follow, where the constraint knows it; see `Constraint.forced`."""
+        return self._constraint.forced(self._ahead(context, path))
+
+    def row(self, scores: Float32Array, context: Sequence[int], path: Sequence[int]) -> Float32Array:
+        """The scores, float32[V], with -inf for tokens that may not follow; valid until the next call."""
+        if len(self._kept) != len(scores):
+            self._kept = np.empty(len(scores), np.float32)
+        keep_allowed(scores, self._constraint.mask(self._ahead(context, path)), self._kept)
+        return self._kept
+
+    def some(
+        self, scores: Float32Array, ids: Int64Array | None, context: Sequence[int], path: Sequence[int]
+    ) -> Float32Array:
+        """The same for the scores, float32[C], of some tokens, int64[C]; None for the whole vocabulary, in order."""
+        ids = np.arange(len(scores)) if ids is None else ids
+        return np.where(self._allowed(ids, context, path), scores, np.float32(-np.inf))
+
+    def share(self, probs: Float64Array, context: Sequence[int], path: Sequence[int]) -> Float64Array:
+        """float64[V]: a distribution without the tokens that may not follow, renormalised; zeros where none is left."""
+        kept = np.where(self._allowed(np.arange(len(probs)), context, path), probs, 0.0)
+        return kept / (kept.sum() or 1.0)
+
+    def _allowed(self, ids: Int64Array, context: Sequence[int], path: Sequence[int]) -> NDArray[np.bool_]:
+        mask = self._constraint.mask(self._ahead(context, path))
+        words = ids >> 5
+        known = np.where(words < len(mask), mask[np.minimum(words, len(mask) - 1)], np.uint32(0))
+        return (known >> (ids & 31).astype(np.uint32) & np.uint32(1)).astype(np.bool_)
+
+    def _ahead(self, context: Sequence[int], path: Sequence[int]) -> list[int]:
+        return [*context[self._constraint.position :], *path]
+
+
+@kernel
+def keep_allowed(scores: Float32Array, mask: Mask, out: Float32Array) -> None:
+    """out = scores where the mask's bit is set, -inf elsewhere; scores and out are float32[V].
+
+    It works on whole words of the mask where it can: inside a JSON string nearly all tokens are allowed, elsewhere few.
+    """
+    for word in range((len(scores) + 31) // 32):
+        start = 32 * word
+        stop = min(start + 32, len(scores))
+        bits = mask[word] if word < len(mask) else np.uint32(0)
+        if bits == np.uint32(0):
+            out[start:stop] = -np.inf
+        elif bits == ALL_ALLOWED:
+            out[start:stop] = scores[start:stop]
+        else:
+            for at in range(start, stop):
+                out[at] = scores[at] if (bits >> np.uint32(at - start)) & np.uint32(1) else -np.inf

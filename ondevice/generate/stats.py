@@ -1,0 +1,239 @@
+"""What one round of a generation reports (`Round`), and the sums over a generation's rounds (`Stats`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+"""stop: a stop token or stop string, or the end of a constraint; length: `max_new_tokens`; context: the context is
+full."""
+
+IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable", "drift"]
+"""Why a round drafted nothing.
+
+no_room: the generation may emit only one more token.
+measuring: the cost of a plain row is being measured.
+no_match: the drafter had nothing to propose, or would have to read a text first, which would not pay.
+unprofitable: no draft is expected to pay.
+drift: the drafter's last drafts were accepted far less than forecast.
+"""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass of the loop: the prefill with the first token, or draft, forward, verify, commit.
+
+    token_ids : emitted tokens
+    drafted : tokens proposed
+    accepted : proposed tokens that the target accepted
+    depth : tokens on the longest path of the draft, the most that could be accepted
+    source : name of the drafter
+    rows : this sequence's rows in the round's forward, or in all forwards of a prefill; 0: cancelled before a forward
+    seconds : wall time of the round, drafting included
+    draft_seconds : part of `seconds` spent on making the draft, without work done once for later drafts too
+    control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafter and schedule
+    idle : why nothing was drafted; None where something was, or where there is no drafter
+    forward : cost of the round without its draft; None for a prefill
+    threads : threads that computed its forward
+    logprobs : log probabilities of the emitted tokens, where they were asked for
+    finish_reason : why the generation ends with this round; None if it goes on
+    """
+
+    token_ids: tuple[int, ...]
+    drafted: int = 0
+    accepted: int = 0
+    depth: int = 0
+    source: str = "none"
+    rows: int = 1
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    control_seconds: float = 0.0
+    idle: IdleReason | None = None
+    forward: ForwardCost | None = None
+    threads: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+class ForwardCost(NamedTuple):
+    """The part of a round's cost that depends on the number of rows: a forward over all sequences that took part.
+
+    rows, wanted : rows of the forward, and those whose outputs were wanted: fewer where a sequence was prefilling
+    seconds : wall time, including the sequence's own work before and after the forward, which every round pays once.
+        Without the time spent on waiting for other sequences, drafting, and deciding whether to draft
+    experts : distinct experts that a layer read, averaged over the layers; 0 for a model without experts
+    """
+
+    rows: int
+    wanted: int
+    seconds: float
+    experts: float = 0.0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The probability that the target gave to an emitted token.
+
+    logprob : natural logarithm of the token's probability under the target's own logits, before biases, penalties,
+        temperature and filters
+    top : the likeliest tokens at this position with their log probabilities, likeliest first, lowest id first in a tie
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class DraftCounts:
+    """Sums over the rounds that drafted something.
+
+    The names are those of vLLM's metrics (`vllm:spec_decode_num_drafts` and so on) and of its per-request object.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_drafts_per_pos: list[int] = field(default_factory=list)
+    """Number of drafts with a token at depth 1, 2, ...; for chains, a first, second, ... token."""
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    """Number of these drafts whose token at that depth was accepted."""
+
+    def add_draft(self, drafted: int, depth: int, accepted: int) -> None:
+        """Count one draft: its tokens, the length of its longest path, and the tokens that the target accepted."""
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        missing = depth - len(self.num_drafts_per_pos)
+        self.num_drafts_per_pos += [0] * missing
+        self.num_accepted_tokens_per_pos += [0] * missing
+        for position in range(depth):
+            self.num_drafts_per_pos[position] += 1
+            self.num_accepted_tokens_per_pos[position] += position < accepted
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted tokens per drafted token."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per round with a draft, the target's own included."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    def draft_figures(self) -> dict[str, Any]:
+        """All counts and rates, for JSON."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_drafts_per_pos": self.num_drafts_per_pos,
+            "num_accepted_tokens_per_pos": self.num_accepted_tokens_per_pos,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+        }
+
+
+@dataclass
+class Stats(DraftCounts):
+    """Sums over one generation. Times are in seconds; `decode_s` does not include the prefill and the first token."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was cached."""
+    new_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    load_s: float = 0.0
+    target_forwards: int = 0
+    drafter: str = "none"
+    engine: str = ""
+    peak_rss_bytes: int = 0
+    threads: int = 0
+    """Threads that a forward may use at most."""
+    threads_ran: list[int] = field(default_factory=list)
+    """Number of decoding rounds whose forward used 1, 2, ... threads: a forward uses as many as make it faster."""
+    expert_reads: float = 0.0
+    """Experts read by the forwards of decoding rounds, averaged over the layers. An expert that several rows chose is
+    read once."""
+    by_source: dict[str, DraftCounts] = field(default_factory=dict)
+    """The draft counts by drafter."""
+    rounds_without_draft: int = 0
+    fallbacks: dict[IdleReason, int] = field(default_factory=dict)
+    """Rounds without a draft by reason; empty for a generation without a drafter."""
+    costs_age_s: float | None = None
+    """Age of the cost measurements that the first round was planned with; None where there were none."""
+
+    def count(self, this: Round) -> None:
+        """Count the next round. The first is the prefill; one without rows ends a cancelled generation."""
+        if not self.new_tokens:
+            self.prefill_s, self.new_tokens = this.seconds, len(this.token_ids)
+        elif this.rows:
+            self.add(this)
+
+    def add(self, this: Round) -> None:
+        """Count one decoding round."""
+        self.new_tokens += len(this.token_ids)
+        self.decode_s += this.seconds
+        self.target_forwards += 1
+        self.threads_ran += [0] * (this.threads - len(self.threads_ran))
+        if this.threads:
+            self.threads_ran[this.threads - 1] += 1
+        if this.forward is not None:
+            self.expert_reads += this.forward.experts
+        if this.drafted:
+            self.add_draft(this.drafted, this.depth, this.accepted)
+            self.by_source.setdefault(this.source, DraftCounts()).add_draft(this.drafted, this.depth, this.accepted)
+        else:
+            self.rounds_without_draft += 1
+        if this.idle is not None:
+            self.fallbacks[this.idle] = self.fallbacks.get(this.idle, 0) + 1
+
+    @property
+    def drafted(self) -> int:
+        return self.num_draft_tokens
+
+    @property
+    def accepted(self) -> int:
+        return self.num_accepted_tokens
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after the first per second of decoding; 0.0 if there was only one."""
+        return (self.new_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens after the first per target forward."""
+        return (self.new_tokens - 1) / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def experts_per_round(self) -> float:
+        """Distinct experts of a layer that a forward read, on average; 0.0 for a model without experts."""
+        return self.expert_reads / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def usual_threads(self) -> int:
+        """The number of threads that most decoding rounds used; before the first, `threads`."""
+        ran = self.threads_ran
+        return max(range(len(ran)), key=ran.__getitem__) + 1 if ran else self.threads
+
+    def timings(self) -> dict[str, Any]:
+        """The `timings` object of llama.cpp's server. Rates and times per token do not count the first token, which
+        comes with the prefill.
+        """
+        read, decode_ms = self.prompt_tokens - self.cached_tokens, 1e3 * self.decode_s
+        return {
+            "cache_n": self.cached_tokens,
+            "prompt_n": read,
+            "prompt_ms": 1e3 * self.prefill_s,
+            "prompt_per_token_ms": 1e3 * self.prefill_s / read if read else 0.0,
+            "prompt_per_second": read / self.prefill_s if self.prefill_s > 0 else 0.0,
+            "predicted_n": self.new_tokens,
+            "predicted_ms": decode_ms,
+            "predicted_per_token_ms": decode_ms / (self.new_tokens - 1) if self.new_tokens > 1 else 0.0,
+            "predicted_per_second": self.decode_tokens_per_s,
+            "draft_n": self.num_draft_tokens,
+            "draft_n_accepted": self.num_accepted_tokens,
+        }

@@ -1,0 +1,78 @@
+"""Names, dtypes and shapes of the graphs' inputs and outputs: written by the exporter, bound by the engines.
+
+Target graph (T new rows, R wanted rows, Sf and Ss cache rows of the full and sliding layers' views, *including* the T
+rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
+
+    token_ids             int64   [T]        tokens of the new rows
+    positions             int64   [T]        positions of the new rows; rows of a tree may share one
+    wanted                int64   [R]        indices of the rows whose logits and hidden state are computed
+    full.write_index      int64   [1]        first cache row to write in the views of full layers
+    sliding.write_index   int64   [1]        first cache row to write in the views of sliding layers
+    full.mask             bool    [T, Sf]    whether row t attends to cache row s
+    sliding.mask          bool    [T, Ss]    the same, within the sliding window
+    past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every layer N that has its own cache
+    ->
+    logits                float32 [R, V]     after the softcap
+    hidden                float32 [R, H]     after the final norm; input of the drafter and of heads
+    present.N.key, .value                    `past` with the new rows written; bound to the buffer of `past`, so that
+                                             nothing is copied
+
+Drafter graph, one MTP step (C candidates):
+
+    token_id              int64   [1]
+    hidden                float32 [1, H]     first step: the target's `hidden`; later steps: `next_hidden`
+    position              int64   [1]        the same for every step of a round
+    full.mask             bool    [1, Sf]
+    sliding.mask          bool    [1, Ss]
+    full.key, .value      float32 [1, Sf, kv_heads * head_dim]  the target's cache of full attention
+    sliding.key, .value   float32 [1, Ss, kv_heads * head_dim]  the target's cache of sliding attention
+    ->
+    candidates            int64   [C]        token ids that were scored
+    logits                float32 [C]        their logits; every other token counts as minus infinity
+    next_hidden           float32 [1, H]     input of the next step
+
+Heads, one graph per kind (k tokens proposed, C candidates scored for each):
+
+    hidden                float32 [1, H]     medusa, blockwise: the target's `hidden` at the last verified position,
+                                             for the tokens after the one chosen there; exit: the residual stream
+                                             after a lower layer, for the token to be chosen at this position
+    ->
+    candidates            int64   [k, C]     token ids that were scored
+    logits                float32 [k, C]     their logits, after the target's softcap
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+AttentionKind = Literal["full", "sliding"]
+"""Full attention attends to every earlier position, sliding attention to the last `sliding_window` positions; both
+include the current one."""
+
+OPSETS = {"": 24, "com.microsoft": 1}
+"""Operator set versions by domain; the empty name is ONNX's own domain."""
+
+TOKEN_IDS, POSITIONS, WANTED = "token_ids", "positions", "wanted"
+LOGITS, HIDDEN = "logits", "hidden"
+TOKEN_ID, POSITION, CANDIDATES, NEXT_HIDDEN = "token_id", "position", "candidates", "next_hidden"
+
+
+def mask(kind: AttentionKind) -> str:
+    return f"{kind}.mask"
+
+
+def write_index(kind: AttentionKind) -> str:
+    return f"{kind}.write_index"
+
+
+def past(layer: int, part: Literal["key", "value"]) -> str:
+    return f"past.{layer}.{part}"
+
+
+def present(layer: int, part: Literal["key", "value"]) -> str:
+    return f"present.{layer}.{part}"
+
+
+def shared(kind: AttentionKind, part: Literal["key", "value"]) -> str:
+    """The drafter graph's input for the target's cache of one kind of attention."""
+    return f"{kind}.{part}"

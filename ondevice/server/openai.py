@@ -1,0 +1,291 @@
+"""`/v1/chat/completions` and `/v1/completions`: OpenAI's APIs, with llama.cpp's additional fields.
+
+Each has a function that reads its requests and a `ResponseWriter`; `OpenAIWriter` is what the two writers share.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from ondevice.generate.stats import TokenLogprob
+from ondevice.generation import FinishReason, Step
+from ondevice.model import Model
+from ondevice.options import GenerationKeywords
+from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ResponseWriter, ServerSentEvent, Usage, new_id
+from ondevice.server.replies import Choice, PrefillProgress
+from ondevice.server.requests import (
+    CompletionRequest,
+    FieldNames,
+    Fields,
+    RequestError,
+    effort_option,
+    read_request,
+    tool_options,
+)
+from ondevice.text.codec import Prompt
+from ondevice.text.reply_stream import REPLACEMENT
+from ondevice.text.tokenizer import Tokenizer
+
+CHAT_NAMES = FieldNames(max_tokens=("max_completion_tokens", "max_tokens", "n_predict"), choices="n")
+COMPLETION_NAMES = FieldNames(max_tokens=("max_tokens", "n_predict"), choices="n")
+MAX_TOP_LOGPROBS = 20
+MAX_PROMPTS = 64
+
+
+def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+    """A request to `/v1/chat/completions`, and what makes the writer of its response."""
+    fields.required("messages")
+    messages = [dict(message) for message in fields.objects("messages")]
+    if not messages:
+        raise fields.wrong("messages", "a list of at least one message")
+    request = read_request(fields, CHAT_NAMES, [messages], {**_chat_options(fields), **_chat_logprobs(fields)})
+    return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields))
+
+
+def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+    """A request to `/v1/completions`, and what makes the writer of its response."""
+    for name in ("suffix", "echo"):
+        if fields.get(name):
+            raise fields.unsupported(name, "this server only continues a prompt: leave it out")
+    request = read_request(fields, COMPLETION_NAMES, _prompts(fields), _text_logprobs(fields))
+    return request, partial(CompletionWriter, include_usage=_include_usage(fields))
+
+
+def _include_usage(fields: Fields) -> bool:
+    """Whether a stream ends with its usage."""
+    return fields.inner("stream_options").flag("include_usage")
+
+
+def _chat_options(fields: Fields) -> GenerationKeywords:
+    """Tools, thinking and template variables."""
+    options = tool_options([dict(tool) for tool in fields.objects("tools")], fields.get("tool_choice"))
+    template = fields.inner("chat_template_kwargs")
+    if effort := effort_option(fields, "reasoning_effort"):
+        options |= effort
+    elif "enable_thinking" in template:
+        options["thinking"] = template.flag("enable_thinking")
+    if variables := {name: value for name, value in template.items() if name != "enable_thinking"}:
+        options["template_options"] = variables
+    return options
+
+
+def _chat_logprobs(fields: Fields) -> GenerationKeywords:
+    """`logprobs` is a flag here."""
+    top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
+    wanted = fields.flag("logprobs")
+    if top and not wanted:
+        raise fields.unsupported("top_logprobs", "needs logprobs to be true")
+    return {"logprobs": True, "top_logprobs": top} if wanted else {}
+
+
+def _text_logprobs(fields: Fields) -> GenerationKeywords:
+    """`logprobs` is the number of alternatives here."""
+    top = fields.whole("logprobs", 0, MAX_TOP_LOGPROBS)
+    return {} if top is None else {"logprobs": True, "top_logprobs": top}
+
+
+def _prompts(fields: Fields) -> Sequence[Prompt]:
+    """A text, a list of token ids, or a list of either."""
+    prompt = fields.required("prompt")
+    if isinstance(prompt, str) or (_is_list_of(prompt, int) and prompt):
+        return [prompt]
+    if not (_is_list_of(prompt, str) or (isinstance(prompt, list) and all(_is_list_of(each, int) for each in prompt))):
+        raise fields.wrong("prompt", "a string, a list of token ids, or a list of either")
+    if not 0 < len(prompt) <= MAX_PROMPTS:
+        raise RequestError(400, f"prompt must hold 1 to {MAX_PROMPTS} prompts, not {len(prompt)}", param="prompt")
+    return list(prompt)
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(each, kind) and not isinstance(each, bool) for each in value)
+
+
+class OpenAIWriter(ResponseWriter):
+    """What the responses of both APIs share: a list of choices, usage, llama.cpp's timings, `[DONE]` after a stream.
+
+    kind, chunk_kind : `object` of a whole response and of a chunk
+    """
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    id_prefix: ClassVar[str]
+
+    def __init__(self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False) -> None:
+        super().__init__(model, choices)
+        self._include_usage = include_usage
+        self._head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": model.manifest.name}
+
+    @abstractmethod
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        """A complete reply in a whole response."""
+
+    def closing(self) -> Iterator[ServerSentEvent]:
+        if self._include_usage:
+            yield self._chunk([], usage=self._usage())
+        yield ServerSentEvent("[DONE]")
+
+    def failure(self, error: RequestError) -> Iterator[ServerSentEvent]:
+        yield ServerSentEvent(error.openai())
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self.whole_choice(choice) for choice in self.choices]
+        response = {"object": self.kind, **self._head, "choices": choices, "usage": self._usage()}
+        return response | ({"timings": self.choices[0].stats.timings()} if len(choices) == 1 else {})
+
+    def _chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> ServerSentEvent:
+        return ServerSentEvent({"object": self.chunk_kind, **self._head, "choices": choices, **more})
+
+    def _usage(self) -> dict[str, Any]:
+        usage = Usage.of(self.choices)
+        return {
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.new,
+            "total_tokens": usage.prompt + usage.new,
+            "prompt_tokens_details": {"cached_tokens": usage.cached},
+        }
+
+
+class ChatCompletionWriter(OpenAIWriter):
+    """A `chat.completion`, or its chunks."""
+
+    kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
+
+    def opening(self) -> Iterator[ServerSentEvent]:
+        for choice in self.choices:
+            yield self._delta(choice, {"role": "assistant", "content": ""})
+
+    def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
+        yield self._delta(self.choices[0], {}, prompt_progress=_prompt_progress(progress))
+
+    def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
+        delta: dict[str, Any] = {}
+        if step.reasoning:
+            delta["reasoning_content"] = step.reasoning
+        if step.text:
+            delta["content"] = step.text
+        if step.tool_calls:
+            first = sum(len(each.tool_calls) for each in choice.steps[:-1])
+            delta["tool_calls"] = [
+                {"index": index, **call.as_openai()} for index, call in enumerate(step.tool_calls, first)
+            ]
+        if delta or step.logprobs:
+            yield self._delta(choice, delta, step.logprobs)
+        if step.finish_reason:
+            finish = _finish_name(step.finish_reason)
+            yield self._delta(choice, {}, finish_reason=finish, timings=choice.stats.timings())
+
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        reply = choice.reply
+        return {
+            "index": choice.index,
+            "message": reply.message,
+            "logprobs": chat_logprobs(reply.logprobs, self.model.tokenizer),
+            "finish_reason": _finish_name(choice.finish_reason),
+        }
+
+    def _delta(
+        self,
+        choice: Choice,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+        **more: Any,
+    ) -> ServerSentEvent:
+        written = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": chat_logprobs(logprobs, self.model.tokenizer),
+            "finish_reason": finish_reason,
+        }
+        return self._chunk([written], **more)
+
+
+class CompletionWriter(OpenAIWriter):
+    """A `text_completion`, or its chunks."""
+
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl-"
+
+    def __init__(self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False) -> None:
+        super().__init__(model, choices, include_usage=include_usage)
+        self._lengths = [0] * len(choices)
+        """Characters written of each reply: where its next token begins."""
+
+    def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
+        yield self._chunk([self._text(self.choices[0], "", (), 0)], prompt_progress=_prompt_progress(progress))
+
+    def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
+        timings = {"timings": choice.stats.timings()} if step.finish_reason else {}
+        if step.text or step.logprobs or timings:
+            yield self._chunk([self._text(choice, step.text, step.logprobs, self._lengths[choice.index])], **timings)
+        self._lengths[choice.index] += len(step.text)
+
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        reply = choice.reply
+        return self._text(choice, reply.text, reply.logprobs, 0)
+
+    def _text(self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "text": text,
+            "logprobs": text_logprobs(logprobs, self.model.tokenizer, offset),
+            "finish_reason": _finish_name(choice.finish_reason),
+        }
+
+
+def _finish_name(reason: FinishReason | None) -> str | None:
+    return None if reason is None else FINISH_NAMES[reason].openai
+
+
+def _prompt_progress(progress: PrefillProgress) -> dict[str, Any]:
+    """llama.cpp's `prompt_progress`."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(1e3 * progress.seconds, 3),
+    }
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+    """The `logprobs` of a chat completion's choice; None if none were asked for."""
+    if not logprobs or tokenizer is None:
+        return None
+    content = []
+    for each in logprobs:
+        top = [_token_logprob(tokenizer, token, logprob) for token, logprob in each.top]
+        content.append({**_token_logprob(tokenizer, each.token_id, each.logprob), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None, offset: int) -> dict[str, Any] | None:
+    """The `logprobs` of a completion's choice; None if none were asked for.
+
+    Args:
+        logprobs: of consecutive tokens.
+        tokenizer: None if the bundle has none.
+        offset: of the first token in the text, in characters.
+    """
+    if not logprobs or tokenizer is None:
+        return None
+    tokens = [_token_text(tokenizer, each.token_id) for each in logprobs]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [each.logprob for each in logprobs],
+        "top_logprobs": [{_token_text(tokenizer, token): logprob for token, logprob in each.top} for each in logprobs],
+        "text_offset": [offset + sum(map(len, tokens[:before])) for before in range(len(tokens))],
+    }
+
+
+def _token_logprob(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+    text = _token_text(tokenizer, token)
+    known = None if REPLACEMENT in text else list(text.encode())  # None: the token is part of a character
+    return {"token": text, "logprob": logprob, "bytes": known}
+
+
+def _token_text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode([token], keep_special=True)

@@ -1,0 +1,401 @@
+"""Read a request: HTTP body to `Fields`, fields to a `CompletionRequest`; what cannot be read raises a `RequestError`.
+
+The modules of the APIs (openai.py, anthropic.py, responses.py) read the fields that only they have. Sampling, token
+limit, stop strings, drafter and response format are read here, for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from starlette.requests import Request
+
+from ondevice.engines.protocol import MOST_SESSIONS
+from ondevice.errors import ContextOverflowError, MissingDependencyError, OndeviceError, PromptError, UsageError, reason
+from ondevice.generate.drafters import registry
+from ondevice.options import GenerationKeywords
+from ondevice.text.codec import Prompt
+
+MAX_REQUEST_BYTES = 1 << 24
+"""Longest body. A context of 262,144 tokens has about 1.3 million characters."""
+
+NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty",  # llama.cpp's name
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""Fields that hold a number, and the generation option that each one sets. The same in all APIs."""
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+"""OpenAI's reasoning efforts. Gemma's templates only switch thinking on or off: all but `none` switch it on."""
+
+ERROR_TYPES = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("not_found_error", "not_found_error"),
+    405: ("invalid_request_error", "invalid_request_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    500: ("server_error", "api_error"),
+    503: ("unavailable_error", "overloaded_error"),
+}
+"""Error types by HTTP status: OpenAI's (and llama.cpp's) name, Anthropic's name."""
+
+OTHER_ERROR_TYPES = ("invalid_request_error", "api_error")
+
+_log = logging.getLogger("ondevice")
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """What a request asks of the model, in the same form for every API.
+
+    prompts : each one gets `choices` replies
+    options : for every generation; without `max_new_tokens` a reply may fill the context
+    choices : replies per prompt
+    reports_prefill : whether the client wants to be sent the progress of reading the prompt
+    """
+
+    prompts: Sequence[Prompt]
+    options: GenerationKeywords
+    choices: int = 1
+    reports_prefill: bool = False
+
+
+class FieldNames(NamedTuple):
+    """The names that an API has for fields that all APIs share.
+
+    max_tokens : the token limit; the first of these names that the request contains counts
+    stop : the stop strings
+    choices : the number of replies per prompt; None if the API always gives one
+    """
+
+    max_tokens: Sequence[str]
+    stop: str = "stop"
+    choices: str | None = None
+
+
+def read_request(
+    fields: Fields, names: FieldNames, prompts: Sequence[Prompt], api_options: GenerationKeywords
+) -> CompletionRequest:
+    """Read the fields that all APIs share.
+
+    Args:
+        fields: the request.
+        names: what its API calls them.
+        prompts: read by the caller.
+        api_options: generation options that the caller read from fields of its own API.
+
+    Raises:
+        RequestError: a field has a wrong type or value.
+    """
+    options: GenerationKeywords = {**_sampling(fields), **api_options}
+    if (max_tokens := _max_tokens(fields, names.max_tokens)) is not None:
+        options["max_new_tokens"] = max_tokens
+    if stop := fields.texts(names.stop):
+        options["stop"] = stop
+    # a name, never a path: clients must not be able to open files of this machine
+    if (drafter := fields.choice("drafter", registry.names())) is not None:
+        options["drafter"] = drafter
+    if "grammar" in fields:
+        raise fields.unsupported(
+            "grammar", "llama.cpp's GBNF is not supported: use `response_format`, which also takes `lark`"
+        )
+    if "json_schema" in fields:  # llama.cpp's short form
+        options["response_format"] = schema_format(fields.inner("json_schema"))
+    if response_format := dict(fields.inner("response_format")):
+        options["response_format"] = response_format
+    choices = 1 if names.choices is None else fields.whole(names.choices, 1, MOST_SESSIONS) or 1
+    return CompletionRequest(prompts, options, choices, fields.flag("return_progress"))
+
+
+def tool_options(tools: list[dict[str, Any]], choice: Any) -> GenerationKeywords:
+    """The options `tools` and `tool_choice`.
+
+    An "auto" of the request stays "auto", which holds calls to their declarations, only if a tool is `strict`, as in
+    OpenAI's API. Otherwise it becomes None, which does not constrain the model.
+
+    Args:
+        tools: declarations in the form of OpenAI's chat completions.
+        choice: OpenAI's `tool_choice`; None if the request has none.
+    """
+    if not tools:
+        return {} if choice in (None, "auto", "none") else {"tool_choice": choice}
+    if choice in (None, "auto"):
+        strict = any(isinstance(tool.get("function"), dict) and tool["function"].get("strict") for tool in tools)
+        return {"tools": tools, "tool_choice": "auto" if strict else None}
+    return {"tools": tools, "tool_choice": choice}
+
+
+def effort_option(fields: Fields, name: str) -> GenerationKeywords:
+    """The option `thinking` from a field with OpenAI's reasoning effort; empty if the request has no such field."""
+    effort = fields.choice(name, EFFORTS)
+    return {} if effort is None else {"thinking": effort != "none"}
+
+
+def schema_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The `response_format` of a JSON schema."""
+    return {"type": "json_schema", "json_schema": {"schema": dict(schema)}}
+
+
+def _max_tokens(fields: Fields, names: Sequence[str]) -> int | None:
+    """The token limit; None if there is none, which llama.cpp's -1 says too."""
+    for name in names:
+        if fields.get(name) not in (None, -1):
+            return fields.whole(name, 1)
+    return None
+
+
+def _sampling(fields: Fields) -> GenerationKeywords:
+    numbers = {option: value for name, option in NUMBERS.items() if (value := fields.number(name)) is not None}
+    options = cast("GenerationKeywords", numbers)
+    if (top_k := fields.whole("top_k", -1)) is not None:
+        options["top_k"] = max(top_k, 0)
+    seed = fields.whole("seed", -1)
+    if seed is not None and seed >= 0:  # llama.cpp's -1 asks for a random seed
+        options["seed"] = seed
+    if biases := fields.get("logit_bias"):
+        options["logit_bias"] = _biases(fields, biases)
+    return options
+
+
+def _biases(fields: Fields, biases: Any) -> dict[int, float]:
+    """Biases by token id, from OpenAI's object or llama.cpp's list of pairs."""
+    try:
+        return {int(token): bias for token, bias in (biases.items() if isinstance(biases, dict) else biases)}
+    except (ValueError, TypeError) as error:
+        raise fields.wrong("logit_bias", "an object of token ids and biases") from error
+
+
+async def read_fields(request: Request) -> Fields:
+    """Read and parse the body of a request.
+
+    Raises:
+        RequestError: the body is longer than MAX_REQUEST_BYTES, or not a JSON object.
+    """
+    too_large = RequestError(413, f"the request has more than {MAX_REQUEST_BYTES} bytes")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_REQUEST_BYTES:
+        raise too_large
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_REQUEST_BYTES:
+            raise too_large
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"the request is not valid JSON: {reason(error)}") from error
+    if not isinstance(values, dict):
+        raise RequestError(400, f"the request must be a JSON object, not {type(values).__name__}")
+    return Fields(values)
+
+
+class Fields(Mapping[str, Any]):
+    """A JSON object of a request, with readers that check types.
+
+    A field that is null counts as missing. Fields that no reader asks for are ignored, as clients expect. Each reader
+    raises a `RequestError` that names the field if its value has another type.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        """
+        Args:
+            values: the JSON object.
+            path: prefix of field names in errors: empty for the request itself, otherwise it ends with a dot.
+        """
+        self._values = {name: value for name, value in values.items() if value is not None}
+        self._path = path
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def text(self, name: str) -> str | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
+    def number(self, name: str) -> float | None:
+        value = self.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise self.wrong(name, "a number")
+        return value
+
+    def whole(self, name: str, least: int, most: int | None = None) -> int | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        # some clients write 64.0: JSON has one type for all numbers
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        if (
+            isinstance(whole, bool)
+            or not isinstance(whole, int)
+            or whole < least
+            or (most is not None and whole > most)
+        ):
+            raise self.wrong(name, f"a whole number from {least} {'on' if most is None else f'to {most}'}")
+        return whole
+
+    def flag(self, name: str) -> bool:
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def choice(self, name: str, choices: Collection[str]) -> str | None:
+        value = self.text(name)
+        if value is not None and value not in choices:
+            raise self.wrong(name, f"one of {', '.join(choices)}")
+        return value
+
+    def kind(self, kinds: Collection[str]) -> str:
+        """The field `type`, which must be there and one of `kinds`."""
+        self.required("type")
+        return self.choice("type", kinds) or ""
+
+    def inner(self, name: str) -> Fields:
+        """The object in a field; an empty one if the field is missing."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, "an object")
+        return Fields(value, f"{self._path}{name}.")
+
+    def array(self, name: str) -> Sequence[Any]:
+        value = self.get(name, [])
+        if not isinstance(value, list):
+            raise self.wrong(name, "a list")
+        return value
+
+    def objects(self, name: str) -> list[Fields]:
+        """The objects of a list."""
+        found = self.array(name)
+        if not all(isinstance(each, Mapping) for each in found):
+            raise self.wrong(name, "a list of objects")
+        return [Fields(each, f"{self._path}{name}[{number}].") for number, each in enumerate(found)]
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A string, or a list of strings."""
+        value = self.get(name, [])
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            raise self.wrong(name, "a string or a list of strings")
+        return tuple(found)
+
+    def joined_text(self, name: str, kinds: Collection[str], separator: str = "") -> str:
+        """A string, or the joined `text` of a list of blocks, whose `type` must be one of `kinds`."""
+        if isinstance(self.get(name), str):
+            return str(self[name])
+        blocks = self.objects(name)
+        for block in blocks:
+            block.kind(kinds)
+        return separator.join(block.text("text") or "" for block in blocks)
+
+    def required(self, name: str) -> Any:
+        """The value of a field that must be there."""
+        if name not in self:
+            raise RequestError(400, f"{self._path}{name} is missing", param=self._path + name)
+        return self[name]
+
+    def wrong(self, name: str, wanted: str) -> RequestError:
+        """The error for a field with a wrong value."""
+        message = f"{self._path}{name} must be {wanted}, not {self[name]!r:.99}"
+        return RequestError(400, message, param=self._path + name)
+
+    def unsupported(self, name: str, message: str) -> RequestError:
+        """The error for a field that asks for something this server cannot do."""
+        return RequestError(400, f"{self._path}{name}: {message}", param=self._path + name)
+
+
+class RequestError(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+        status: HTTP status.
+        message: for the client.
+        param: name of the wrong field, if one is wrong.
+        retry_after: seconds after which the client should try again.
+        facts: further fields of the error's body.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
+        kind: str | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+        self.facts = facts
+        self._kind = kind
+
+    @classmethod
+    def of(cls, error: Exception, fields: Mapping[str, Any]) -> RequestError:
+        """The error that a client is sent for any exception. An exception that is not the client's fault is logged.
+
+        Args:
+            error: raised while the request was answered.
+            fields: the request. If the message begins with the name of one of its fields, that field is `param`.
+        """
+        if isinstance(error, RequestError):
+            return error
+        if isinstance(error, ContextOverflowError):
+            return cls(
+                400,
+                str(error),
+                kind="exceed_context_size_error",
+                n_prompt_tokens=error.prompt_tokens,
+                n_ctx=error.context_length,
+            )
+        if isinstance(error, PromptError | UsageError | MissingDependencyError):
+            message = str(error)
+            first = re.match(r"\w*", message)
+            return cls(400, message, param=first[0] if first and first[0] in fields else None)
+        if isinstance(error, OndeviceError):
+            return cls(500, str(error))
+        _log.error("a request failed", exc_info=error)
+        if isinstance(error, MemoryError):
+            return cls(500, "not enough memory for this request: try a shorter prompt")
+        return cls(500, f"internal error ({type(error).__name__}): see the server's log")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+    def openai(self) -> dict[str, Any]:
+        """The body in the form of OpenAI and llama.cpp."""
+        kind = self._kind or ERROR_TYPES.get(self.status, OTHER_ERROR_TYPES)[0]
+        error = {"code": self.status, "message": self.message, "type": kind, "param": self.param}
+        return {"error": {**error, **self.facts}}
+
+    def anthropic(self) -> dict[str, Any]:
+        """The body in Anthropic's form."""
+        kind = ERROR_TYPES.get(self.status, OTHER_ERROR_TYPES)[1]
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def body(self, path: str) -> dict[str, Any]:
+        """The body in the form of the API at `path`."""
+        return self.anthropic() if path.startswith("/v1/messages") else self.openai()

@@ -1,0 +1,292 @@
+"""The tensor tables of a bundle: name, shape, format, file offset and size of every tensor, and their checks.
+
+A bundle has one table per graph (`bundle.json`, field `tensors`). The configuration determines which tensors a model
+has and their shapes (`target_shapes`, `drafter_shapes`, `heads_shapes`). The exporter reads exactly these from a
+checkpoint. Engines compare a table with them (`check_tables`) before they read a tensor or allocate memory for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ondevice.model_config import (
+    Decoder,
+    DrafterEntry,
+    HeadsEntry,
+    HeadsKind,
+    InvalidFieldError,
+    Layer,
+    LayerConfig,
+    Target,
+    check_number,
+    require,
+)
+from ondevice.weight_format import BFLOAT16, BY_ROW, FLOAT32, IN_GROUPS, WeightFormat
+
+Shapes = dict[str, tuple[int, ...]]
+"""Tensor name -> shape."""
+
+EMBEDDING, HEAD, PLE_TABLE = "embed_tokens.weight", "lm_head.weight", "embed_tokens_per_layer.weight"
+"""Tensors of the target. `HEAD` exists only if the head is not tied to the token embedding."""
+
+DRAFTER_EMBEDDING = "model.embed_tokens.weight"
+"""The drafter's head; with a centroid head its rows are in the order of the clusters. The drafter embeds tokens with
+the target's token embedding."""
+
+DRAFTER_CENTROIDS, DRAFTER_ORDERING = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
+CENTROIDS, ORDERING = "shortlist.centroids.weight", "shortlist.token_ordering"
+"""Tensors of a drafter and of heads that score a shortlist: one centroid per cluster, and the token ids in the order of
+the clusters."""
+
+ALIGNMENT = 64
+"""Alignment of tensors in a data file, in bytes: a cache line, and the widest vector register."""
+
+Format = Literal["int2", "int4", "int8", "bfloat16", "float32", "int64"]
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+_BITS: dict[Format, int] = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "float32": 32, "int64": 64}
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a quantised tensor, [rows, scales per row].
+
+    Attributes:
+        dtype: number format of a scale.
+        offset: offset of the first scale in the file, in bytes.
+        bytes: size of all scales.
+    """
+
+    dtype: Literal["float32", "float16"]
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in a data file: plain numbers, or codes with scales. Codes are packed with the lowest bits first.
+
+    Attributes:
+        shape: [rows, width] for a matrix, [experts, rows, width] for the experts of a layer.
+        format: format of one number or code.
+        offset: offset of the first byte in the file.
+        bytes: size without scales.
+        block: number of neighbouring weights in a row that share a scale; 0 if the whole row shares one.
+        scales: None for plain numbers.
+        input_step: static scale s of the matrix's input x, which becomes clamp(round(x / s), -128, 127) * s; 0 if the
+            matrix has none.
+        output_step: static scale of the matrix's output, in the same form.
+    """
+
+    shape: tuple[int, ...]
+    format: Format
+    offset: int
+    bytes: int
+    block: int = 0
+    scales: Scales | None = None
+    input_step: float = 0.0
+    output_step: float = 0.0
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        return WeightFormat(_BITS[self.format], self.block)
+
+    @property
+    def scale_shape(self) -> tuple[int, int]:
+        """Shape of the scales, [rows, scales per row]; all dimensions of `shape` but the last count as rows."""
+        return math.prod(self.shape[:-1]), self.weight_format.scales(self.shape[-1])
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """The tensors of one graph by name. All lie in one data file, `file`."""
+
+    file: str
+    tensors: dict[str, Tensor]
+
+
+def check_tables(tables: Mapping[str, TensorTable], expected: Mapping[str, Shapes], sizes: Mapping[str, int]) -> None:
+    """Check every tensor table of a bundle.
+
+    Args:
+        tables: graph -> its table.
+        expected: graph -> the shapes that follow from the configuration.
+        sizes: file name -> size in bytes, for all files of the bundle.
+
+    Raises:
+        InvalidFieldError: a table or tensor is missing or unknown, has the wrong shape, has a format that is not
+            allowed for it, is not aligned, overlaps another tensor, or lies outside its file.
+    """
+    for graph in sorted(tables.keys() ^ expected.keys()):
+        raise InvalidFieldError(f"tensors of {graph!r:.99} are {'unknown' if graph in tables else 'missing'}")
+    ranges: dict[str, list[tuple[int, int, str]]] = {}
+    for graph, table in tables.items():
+        for name in sorted(table.tensors.keys() ^ expected[graph].keys()):
+            what = "unknown" if name in table.tensors else "missing"
+            raise InvalidFieldError(f"tensor {name!r:.99} of {graph} is {what}")
+        require(table.file in sizes, f"the tensors of {graph} lie in {table.file!r:.99}, which is not listed")
+        for name, tensor in table.tensors.items():
+            require(
+                tensor.shape == expected[graph][name],
+                f"tensor {name} has shape {list(tensor.shape)!s:.99}, the configuration asks for "
+                f"{list(expected[graph][name])}",
+            )
+            _check_format(name, tensor)
+            ranges.setdefault(table.file, []).extend(_ranges(name, tensor))
+    for file, found in ranges.items():
+        end = 0
+        for offset, size, name in sorted(found):
+            require(offset % ALIGNMENT == 0, f"tensor {name} lies at the odd offset {offset!s:.99} of {file}")
+            require(offset >= end, f"tensor {name} overlaps another in {file}")
+            end = offset + size
+            require(end <= sizes[file], f"tensor {name} lies outside {file}, which has {sizes[file]} bytes")
+
+
+def target_shapes(target: Target) -> Shapes:
+    """Names and shapes of the target's tensors."""
+    shapes: Shapes = {EMBEDDING: (target.vocab_size, target.hidden_size)}
+    if not target.tied:
+        shapes[HEAD] = (target.vocab_size, target.hidden_size)
+    shapes["norm.weight"] = (target.hidden_size,)
+    for index, layer in enumerate(target.layers):
+        prefix = f"layers.{index}."
+        shapes |= _layer_shapes(prefix, target, layer)
+        shapes |= _target_layer_shapes(prefix, target, layer, owns_kv=layer.kv_source == index)
+    if target.ple_size:
+        packed = len(target.layers) * target.ple_size
+        shapes[PLE_TABLE] = (target.ple_vocab_size, packed)
+        shapes["per_layer_model_projection.weight"] = (packed, target.hidden_size)
+        shapes["per_layer_projection_norm.weight"] = (target.ple_size,)
+    return shapes
+
+
+def drafter_shapes(drafter: DrafterEntry, target: Target) -> Shapes:
+    """Names and shapes of the drafter's tensors."""
+    hidden, backbone = drafter.hidden_size, target.hidden_size
+    shapes: Shapes = {DRAFTER_EMBEDDING: (target.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    for index, layer in enumerate(drafter.layers):
+        shapes |= _layer_shapes(f"model.layers.{index}.", drafter, layer)
+    shapes["pre_projection.weight"] = (hidden, 2 * backbone)
+    shapes["post_projection.weight"] = (backbone, hidden)
+    if drafter.shortlist is not None:
+        shapes[DRAFTER_CENTROIDS] = (drafter.shortlist.clusters, hidden)
+        shapes[DRAFTER_ORDERING] = (target.vocab_size,)
+    return shapes
+
+
+def heads_shapes(heads: HeadsEntry, target: Target) -> Shapes:
+    """Names and shapes of the tensors of heads of one kind. The rows that score tokens are the target's."""
+    hidden, offsets = target.hidden_size, heads.offsets
+    own: dict[HeadsKind, Shapes] = {
+        "medusa": {"medusa.blocks.weight": (offsets * hidden, hidden)},
+        "exit": {"exit.norm.weight": (hidden,), "exit.block.weight": (hidden, hidden)},
+        "blockwise": {
+            "blockwise.inner.weight": (heads.width, hidden),
+            "blockwise.outer.weight": (offsets * hidden, heads.width),
+            "blockwise.norm.weight": (hidden,),
+        },
+    }
+    shapes = own[heads.kind]
+    if heads.shortlist is not None:
+        shapes |= {CENTROIDS: (heads.shortlist.clusters, hidden), ORDERING: (target.vocab_size,)}
+    return shapes
+
+
+def is_table(name: str) -> bool:
+    """Whether a matrix is an embedding table, whose rows are read individually."""
+    return name.endswith((EMBEDDING, PLE_TABLE))
+
+
+def is_plain(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor stays float32 in every weight format: norms, scalars, routers, the drafter's centroids."""
+    return len(shape) == 1 or name.endswith(("router.proj.weight", DRAFTER_CENTROIDS))
+
+
+def _layer_shapes(prefix: str, decoder: Decoder, layer: LayerConfig) -> Shapes:
+    """The tensors of a layer that both the target and the drafter have."""
+    hidden, wide, queries = decoder.hidden_size, layer.intermediate_size, decoder.query_heads * layer.head_dim
+    return {
+        f"{prefix}input_layernorm.weight": (hidden,),
+        f"{prefix}self_attn.q_proj.weight": (queries, hidden),
+        f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
+        f"{prefix}self_attn.o_proj.weight": (hidden, queries),
+        f"{prefix}post_attention_layernorm.weight": (hidden,),
+        f"{prefix}pre_feedforward_layernorm.weight": (hidden,),
+        f"{prefix}mlp.gate_proj.weight": (wide, hidden),
+        f"{prefix}mlp.up_proj.weight": (wide, hidden),
+        f"{prefix}mlp.down_proj.weight": (hidden, wide),
+        f"{prefix}post_feedforward_layernorm.weight": (hidden,),
+        f"{prefix}layer_scalar": (1,),
+    }
+
+
+def _target_layer_shapes(prefix: str, target: Target, layer: Layer, *, owns_kv: bool) -> Shapes:
+    """The tensors of a layer that only the target has; `owns_kv` if the layer writes its own cache."""
+    hidden, shapes = target.hidden_size, Shapes()
+    if owns_kv:
+        shapes["self_attn.k_proj.weight"] = (layer.kv_width, hidden)
+        shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
+        if not layer.k_eq_v:
+            shapes["self_attn.v_proj.weight"] = (layer.kv_width, hidden)
+    if layer.experts is not None:
+        count, inner = layer.experts.count, layer.experts.intermediate_size
+        shapes["router.proj.weight"] = (count, hidden)
+        shapes["router.scale"] = (hidden,)
+        shapes["router.per_expert_scale"] = (count,)
+        shapes["pre_feedforward_layernorm_2.weight"] = (hidden,)
+        shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden)
+        shapes["experts.down_proj"] = (count, hidden, inner)
+        shapes["post_feedforward_layernorm_1.weight"] = (hidden,)
+        shapes["post_feedforward_layernorm_2.weight"] = (hidden,)
+    if target.ple_size:
+        shapes["per_layer_input_gate.weight"] = (target.ple_size, hidden)
+        shapes["per_layer_projection.weight"] = (hidden, target.ple_size)
+        shapes["post_per_layer_input_norm.weight"] = (hidden,)
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def _check_format(name: str, tensor: Tensor) -> None:
+    """Check the format of a tensor, and its sizes in bytes, which follow from shape and format.
+
+    Raises:
+        InvalidFieldError: a size is wrong, or no tensor with this name and shape may have the format.
+    """
+    form, width, numbers = tensor.weight_format, tensor.shape[-1], math.prod(tensor.shape)
+    for size in (numbers, tensor.block, tensor.offset, tensor.bytes):
+        check_number(f"a size of tensor {name}", size, 1 << 62, least=0)
+    steps = tensor.input_step, tensor.output_step
+    require(all(math.isfinite(step) and step >= 0 for step in steps), f"tensor {name} has the steps {steps}")
+    if name in (ORDERING, DRAFTER_ORDERING):
+        known = form == WeightFormat(_BITS["int64"])
+    elif is_plain(name, tensor.shape):
+        known = form == FLOAT32
+    elif is_table(name):
+        blocks = form.quantised and form.group % 32 == 0 and width % max(form.group, 32) == 0
+        known = form in (FLOAT32, BFLOAT16) or (blocks and form.bits in BY_ROW)
+    else:
+        known = form in (FLOAT32, BFLOAT16, *IN_GROUPS.values(), *BY_ROW.values())
+    require(known, f"tensor {name} is {tensor.format} in blocks of {tensor.block}")
+    require(not any(steps) or (form in BY_ROW.values() and not is_table(name)), f"tensor {name} has the steps {steps}")
+    scales, quantised = tensor.scales, tensor.format in ("int2", "int4", "int8")
+    require(
+        (scales is not None) == quantised,
+        f"tensor {name} is {tensor.format}, {'without' if quantised else 'with'} scales",
+    )
+    require(tensor.bytes * 8 == numbers * form.bits, f"tensor {name} has {tensor.bytes} bytes")
+    if scales is None:
+        return
+    require(width % 32 == 0, f"tensor {name} has rows of {width} weights, no multiple of 32")
+    require(scales.dtype == "float32" or name == PLE_TABLE, f"tensor {name} has scales of {scales.dtype}")
+    check_number(f"the scales' offset of tensor {name}", scales.offset, 1 << 62, least=0)
+    size = math.prod(tensor.scale_shape) * (4 if scales.dtype == "float32" else 2)
+    require(scales.bytes == size, f"the scales of tensor {name} have {scales.bytes} bytes instead of {size}")
+
+
+def _ranges(name: str, tensor: Tensor) -> Iterator[tuple[int, int, str]]:
+    """Yield offset, size in bytes and a name for messages: of the codes, then of the scales if there are any."""
+    yield tensor.offset, tensor.bytes, name
+    if tensor.scales is not None:
+        yield tensor.scales.offset, tensor.scales.bytes, f"{name} (its scales)"

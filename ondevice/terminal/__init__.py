@@ -1,1 +1,0 @@
-"""The command line. The only layer that prints."""

@@ -1,1 +1,0 @@
-"""`ondevice batch`: a file of prompts in, a file of answers out."""

@@ -1,1 +1,0 @@
-"""`ondevice bench`: every drafter and draft length beside plain decoding."""

@@ -1,1 +1,0 @@
-"""`ondevice bench --scenarios`: what drafts are worth by the kind of text."""

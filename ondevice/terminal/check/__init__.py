@@ -1,1 +1,0 @@
-"""`ondevice check`: the proof that drafts change nothing."""

@@ -1,1 +1,0 @@
-"""`ondevice info`."""

@@ -1,0 +1,193 @@
+"""Every benchmark runs on something small and prints its table; what numbers it finds is no test's business."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import arm_model, attention, batch, busy, controller, footprint, kv_cache, long_context, moe_shape, rows
+from benchmarks import attention_quality as quality
+from benchmarks.arm_code import TileCode
+from benchmarks.e2b_shape import target_model
+from benchmarks.llama_batched_bench import speeds_of
+from benchmarks.llama_bench import LlamaBench
+from benchmarks.memory_watch import Memory
+from benchmarks.projections import by_shape
+from benchmarks.scale_search import Errors
+from benchmarks.start import start
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import Outputs
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.program import read_models
+from ondevice.engines.simd.roofline import Roofline
+from ondevice.generate.costs import Costs
+from tests.model_made import model_over, write_bundle
+from tests.toy_engine import ToyEngine
+
+FACTS = {
+    "bundle": "toy", "weights": "int4", "engine": "simd", "threads": 2, "processor": "a CPU", "system": "an OS",
+    "versions": {"numpy": "2"}, "tokens": 40, "repeats": 3, "seconds": 3.0,
+}  # fmt: skip
+
+
+def test_attention() -> None:
+    found = attention.measure([1024], 1)
+    assert all(value > 0 for times in found["1024"].values() for value in times.values())
+    assert len(attention.report(found, [1024]).splitlines()) == 2 + 2 + len(found["1024"]["whole"])
+
+
+def test_attention_quality(reference_bundle: Path) -> None:
+    session = quality.Variant("", "int8", quality.LOOKUP).session(Bundle.open(reference_bundle), 1)
+    tokens = np.random.default_rng(0).integers(5, 4000, 3300).tolist()
+    found = quality.missed(session, tokens)
+    assert len(found) == 2
+    assert all(0 <= best <= left < 1 for left, best in found)
+    drafts, taken = quality.first_drafts(session, tokens)
+    assert len(drafts) == len(taken) > 30
+
+
+def test_several_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "COUNTS", (1, 3))
+    engine = ToyEngine(before=lambda _: time.sleep(0.002))
+    with model_over(engine, write_bundle(tmp_path), max_sequences=4, cache_bytes=0) as model:
+        found = batch.measure(model, tokens=10, repeats=2)
+        request = batch.first_token(model, tokens=5)
+    assert [each.sequences for each in found] == [1, 3]
+    assert any(len(each) == 4 for each in engine.batches)
+    output = 'log\n{"pl": 1, "speed_tg": 17.1, "speed_pp": 9}\n{"pl": 3, "speed_tg": 32.1}\n'
+    assert speeds_of(output) == {1: 17.1, 3: 32.1}
+    assert "first token after" in batch.report(found, request, speeds_of(output), FACTS)
+
+
+def test_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy, "WARM_UP_S", 0.01)
+    contender = busy.Contender("simd", 1)
+    with model_over(ToyEngine(), write_bundle(tmp_path)) as model:
+        speeds = busy.measure({contender: model}, [], counts=(0, 1), seconds=0.02, repeats=1)
+    assert {(speed.contender, speed.busy) for speed in speeds} == {("simd, 1", 0), ("simd, 1", 1)}
+    assert [one.name for one in busy.contenders(["simd"], 1)] == ["simd, 1"]
+
+
+@pytest.mark.parametrize("drafter", controller.MAKERS)
+def test_the_controller(drafter: str) -> None:
+    costs = Costs()
+    made = controller.MAKERS[drafter](costs)
+    schedule = None if made is None else controller.ClaimedTimes(costs)
+    assert controller.microseconds_per_round(made, schedule, 0.9, 120) > 0
+
+
+def test_shapes_and_footprints(tmp_path: Path) -> None:
+    model = target_model(tmp_path)
+    assert sum(int(np.prod(shape, dtype=np.int64)) for shape in model.shapes.values()) == 4_628_569_379
+    assert footprint.footprint("E2B").bundle_bytes == pytest.approx(3.04e9, rel=0.06)
+    assert [line.split()[1] for line in footprint.report().splitlines()[2:]] == list(footprint.TARGETS)
+
+
+def test_caches_and_long_contexts(reference_bundle: Path) -> None:
+    bundle = Bundle.open(reference_bundle)
+    tables = kv_cache.speed(bundle, 1, 40, 1), kv_cache.quality(bundle, 1, ["def add(a, b):\n    return a + b\n"])
+    for table in tables:
+        assert [line.split("|")[1].strip() for line in table.splitlines()[2:4]] == ["fp16", "int8"]
+    lines = long_context.report(bundle, 1, [64, 300], 1, ["fp16", "int8 lookup"]).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["fp16", "fp16", "int8 lookup", "int8 lookup"]
+
+
+def test_projections(reference_bundle: Path) -> None:
+    """Every matrix of the lower layers is counted once."""
+    bundle = Bundle.open(reference_bundle)
+    engine = SimdEngine(bundle, threads=1)
+    steps = by_shape(engine._program.target.whole.planned)
+    engine.close()
+    counted = sum(inputs * outputs * len(plan) for (inputs, outputs, _, _), plan in steps.items())
+    assert counted == rows.work_of(read_models(bundle)[0]).all_rows
+
+
+class Recorder:
+    """An engine that computes nothing and takes at most 48 rows, and its one session."""
+
+    name = "simd"
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.forwards: list[tuple[int, int, list[int]]] = []
+        self.target = type("Target", (), {"vocab_size": 100})()
+
+    def open_session(self) -> Recorder:
+        return self
+
+    def max_rows(self) -> int:
+        return 48
+
+    def forward(self, batch: Any) -> list[Outputs]:
+        [given] = batch
+        self.forwards.append((self.length, len(given.tree), list(given.wanted)))
+        numbers = np.zeros((len(given.wanted), 1), np.float32)
+        return [Outputs(numbers, numbers, experts=8.0 * len(given.tree))]
+
+    def commit(self, path: Any) -> None:
+        self.length += len(path)
+
+    def rewind(self, length: int) -> int:
+        self.length = length
+        return length
+
+
+def test_rows() -> None:
+    engine, roofline = Recorder(), Roofline(bandwidth=1e9, peak=1e9)
+    measurement: Any = type("Readings", (), {"read": lambda self: None})()
+    found = rows.compare([engine], None, 1, measurement)  # type: ignore[list-item]
+    assert set(found["simd"]) == {*rows.VERIFY, *rows.PREFILL}
+    assert {tuple(wanted) for _, count, wanted in engine.forwards if count == 8} == {tuple(range(8))}
+    work = rows.Work(all_rows=1_000_000, wanted_rows=250_000, all_bytes=8_000_000, wanted_bytes=2_000_000)
+    assert work.least_seconds(roofline, 8, 8) == pytest.approx(0.02)
+    table = rows.report({"simd": {1: [0.02], 8: [0.04, 0.01, 0.07]}, "ort": {1: [0.03], 8: [0.06]}}, work, roofline)
+    assert table.splitlines()[2:] == [
+        "|    1 |    20.0 |   30.0 |                 1.50 |             1.00 |        0.50 |",
+        "|    8 |    40.0 |   60.0 |                 1.50 |             2.00 |        0.50 |",
+    ]
+
+
+def test_experts() -> None:
+    found = moe_shape.measure(Recorder(), rounds=2)  # type: ignore[arg-type]
+    assert [count for count, each in found.items() if each.seconds] == [*moe_shape.VERIFY, moe_shape.PREFILL]
+    assert "experts per layer" in moe_shape.report(found, None)
+    with pytest.raises(SystemExit, match=r"16\.1 GB of memory: 15\.0 GB of weights.* 16\.0 GB are available here"):
+        moe_shape.check_memory(15_000_000_000 + moe_shape.ROOM, 16_000_000_000)
+
+
+def test_scale_search() -> None:
+    errors = Errors()
+    errors.add(np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32))
+    assert errors.share("search") < errors.share("Q4_0") < errors.share("absmax")
+
+
+def test_the_model_of_arm_boards() -> None:
+    board, blocks = arm_model.BOARDS[0], 1_000_000
+    by_memory = blocks * arm_model.BLOCK_BYTES / board.bandwidth
+    assert arm_model.seconds(board, blocks * arm_model.BLOCK_WEIGHTS, 0.0) == by_memory
+    assert TileCode([["sdot v0", "sdot v1", "fmla v2"]], 4).count("sdot") == 8
+
+
+CHILD = """
+import json, os
+stats = dict(engine=os.environ["NUMBA_CACHE_DIR"], load_s=1.0, prefill_s=0.1, peak_rss_bytes=5, drafter="none")
+print(json.dumps({"stats": stats}), flush=True)
+"""
+
+
+def test_a_start_has_caches_of_its_own(tmp_path: Path) -> None:
+    one = start([sys.executable, "-c", CHILD], tmp_path)
+    assert one.engine == str(tmp_path / "compiled")
+    assert 0 < one.first_token_s < 60
+    status = "Name:\tpython\nVmHWM:\t  900 kB\nRssAnon:\t     500 kB\nRssFile:\t     300 kB\nRssShmem:\t      20 kB\n"
+    assert Memory.parse(status) == Memory(500 * 1024, 320 * 1024)
+
+
+def test_llama_cpp_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="No such file or directory: give the path of llama-bench"):
+        LlamaBench(tmp_path / "absent", Path("model.gguf"), threads=2)

@@ -1,0 +1,289 @@
+"""`ondevice chat`: piped and typed messages, the history, and the lines that begin with a slash."""
+
+import builtins
+import json
+import os
+import re
+import signal
+import sys
+
+import pytest
+
+import ondevice
+from ondevice.cli import chat
+from ondevice.cli.chat import Conversation, run_command
+from ondevice.generate.stats import Stats
+from ondevice.generation import Reply
+from tests.chat_bundle import Script, write_chat_bundle
+from tests.cli.test_generate import interrupt_after
+from tests.model_made import load_toy, write_bundle
+
+OPTIONS = ["--max-new-tokens", "6", "--drafter", "none"]
+SHORT = ["--max-new-tokens", "4", "--drafter", "none"]
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path):
+    """Let `input` return these lines, raise those that are exceptions, and end with Ctrl-D."""
+
+    def start(lines):
+        rest = iter(lines)
+
+        def type_one(prompt=""):
+            line = next(rest, EOFError())
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        monkeypatch.setattr(builtins, "input", type_one)
+        monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+    return start
+
+
+def test_every_piped_line_is_a_message_and_the_history_grows(run, bundle, prompts):
+    code, out, err = run("chat", bundle, "--system", "be brief", *OPTIONS, stdin="ab\n\ncd\r\n")
+    assert code == 0
+    assert ">" not in out
+    assert err.count("(cut at --max-new-tokens)") == 2
+    roles = [[message["role"] for message in asked] for asked in prompts]
+    assert roles == [["system", "user"], ["system", "user", "assistant", "user"]]
+    assert [message["content"] for message in prompts[1]][:2] == ["be brief", "ab"]
+    assert prompts[1][3]["content"] == "cd"
+    said = re.sub(r"<[a-z|]+>", "", prompts[1][2]["content"])
+    assert said
+    assert out.startswith(said)
+
+
+def test_control_tokens_inside_a_reply_stay_in_the_history(bundle):
+    """The template removes thoughts by their control tokens, and writes the end of the turn itself."""
+    with load_toy(bundle) as model:
+        conversation = Conversation(model, {})
+        reply = Reply("thoughtanswer", (2, 4, 5, 2, 6, 3), "stop", Stats())
+        assert conversation._text_with_control_tokens(reply) == "<|turn>ab<|turn>c"
+        assert conversation._text_with_control_tokens(Reply("abc", (4, 5, 6, 3), "stop", Stats())) == "abc"
+
+
+def test_stats_clear_help_and_exit(run, bundle, prompts, toy):
+    code, _, err = run("chat", bundle, *OPTIONS, stdin="/stats\na\n/stats\n/clear\nb\n/help\n/what now\n/exit\nc\n")
+    assert code == 0
+    assert "no reply yet" in err
+    assert "6 tokens, " in err
+    assert "/clear" in err
+    assert "unknown command /what: /help" in err
+    assert [[message["content"] for message in asked] for asked in prompts] == [["a"], ["b"]]
+
+
+def test_regenerate_replaces_the_last_reply(run, bundle, prompts):
+    code, out, err = run("chat", bundle, *OPTIONS, stdin="/regenerate\nab\ncd\n/regenerate\nef\n")
+    assert code == 0
+    assert "there is no message to answer again" in err
+    asked = [[message["content"] for message in prompt if message["role"] == "user"] for prompt in prompts]
+    assert asked == [["ab"], ["ab", "cd"], ["ab", "cd"], ["ab", "cd", "ef"]]
+    assert [message["role"] for message in prompts[3]] == ["user", "assistant"] * 2 + ["user"]
+    assert len(out.splitlines()) >= 4
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye"])
+def test_every_exit_word_ends_the_chat(run, bundle, prompts, word):
+    assert run("chat", bundle, *OPTIONS, stdin=f"a\n{word}\nb\n")[0] == 0
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "messages"),
+    [
+        ('"""a\nb\n\n/exit\n"""\ncd\n', ["a\nb\n\n/exit", "cd"]),
+        ('"""\na\n  b"""\n', ["a\n  b"]),
+        ('"""ab"""\n', ["ab"]),
+        ('"""\nab\n', ["ab"]),
+    ],
+)
+def test_quotes_make_one_message_of_several_lines(run, bundle, prompts, typed, messages):
+    assert run("chat", bundle, *OPTIONS, stdin=typed)[0] == 0
+    assert [prompt[-1]["content"] for prompt in prompts] == messages
+
+
+def test_ctrl_c_stops_the_reply_and_keeps_the_session(run, bundle, prompts, monkeypatch):
+    interrupt_after(monkeypatch, 3)
+    code, _, err = run("chat", bundle, "--max-new-tokens", "100", "--drafter", "none", stdin="ab\ncd\n")
+    assert code == 0
+    assert err.startswith("(stopped)\n")
+    kept = prompts[1][1]
+    assert kept["role"] == "assistant"
+    assert 0 < len(kept["content"]) <= 40
+
+
+def test_a_message_that_does_not_fit_leaves_the_conversation_as_it_was(run, bundle, prompts):
+    code, _, err = run("chat", bundle, *OPTIONS, "--context-length", "60", stdin=f"ab\n{'a' * 90}\ncd\n")
+    assert code == 0
+    assert "the context holds 60" in err
+    assert "/drop forgets the oldest question" in err
+    assert [message["content"] for message in prompts[2]][::2] == ["ab", "cd"]
+
+
+def test_typed_lines_end_with_ctrl_d(run, bundle, prompts, typed):
+    typed(["ab", KeyboardInterrupt(), "cd", ""])
+    code, out, err = run("chat", bundle, *OPTIONS)
+    assert code == 0
+    assert err.startswith("toy-model: /help")
+    assert "(Ctrl-D leaves)" in err
+    assert len(prompts) == 2
+    assert out.endswith("\n")
+
+
+@pytest.mark.parametrize(("stdin", "complaint"), [(b"\xff\n", "not UTF-8"), ("", "")])
+def test_piped_input_must_be_utf_8(run, bundle, stdin, complaint):
+    code, _, err = run("chat", bundle, stdin=stdin)
+    assert code == (2 if complaint else 0)
+    assert complaint in err
+
+
+@pytest.mark.parametrize(("tokenizer", "complaint"), [(True, "no chat_template"), (False, "no tokenizer")])
+def test_a_bundle_that_cannot_chat_fails_at_once(run, tmp_path, tokenizer, complaint):
+    bundle = write_bundle(tmp_path / "bare", tokenizer=tokenizer, template=False)
+    code, _, err = run("chat", bundle, stdin="hello\n")
+    assert code == 2
+    assert complaint in err
+
+
+def test_ctrl_c_between_piped_lines_ends_the_chat(run, bundle, monkeypatch):
+    def lines():
+        os.kill(os.getpid(), signal.SIGINT)
+        yield "never"
+
+    monkeypatch.setattr(chat, "piped_lines", lines)
+    assert run("chat", bundle, stdin="")[0] == 130
+
+
+def contents(prompt):
+    return [message["content"] for message in prompt if message["role"] != "assistant"]
+
+
+def test_system_shows_and_replaces_the_system_message(run, bundle, prompts):
+    lines = "/system\nab\n/system be brief\n/system\ncd\n/system none\ne\n"
+    code, _, err = run("chat", bundle, *SHORT, stdin=lines)
+    assert code == 0
+    assert "no system message" in err
+    assert "\nbe brief\n" in err
+    assert [contents(prompt) for prompt in prompts] == [["ab"], ["be brief", "ab", "cd"], ["ab", "cd", "e"]]
+
+
+def test_drop_forgets_the_oldest_turn(run, bundle, prompts):
+    code, _, err = run("chat", bundle, "--system", "x", *SHORT, stdin="/drop\na\nb\n/drop\nc\n/drop\n/drop\nd\n")
+    assert code == 0
+    assert "there is no message to drop" in err
+    assert [contents(prompt) for prompt in prompts] == [["x", "a"], ["x", "a", "b"], ["x", "b", "c"], ["x", "d"]]
+
+
+def test_a_full_context_continues_after_drop(run, bundle, prompts):
+    words = ["--context-length", "60", "--max-new-tokens", "20", "--drafter", "none"]
+    code, _, err = run("chat", bundle, *words, stdin=f"{'a' * 20}\n{'b' * 20}\n/drop\n{'b' * 20}\n")
+    assert code == 0
+    assert "the context holds 60" in err
+    assert "(/drop forgets the oldest question and its reply, /clear all)" in err
+    assert contents(prompts[-1]) == ["b" * 20]
+
+
+def test_save_and_load(run, bundle, prompts, tmp_path):
+    path = tmp_path / "a chat.json"
+    code, _, err = run("chat", bundle, "--system", "x", *SHORT, stdin=f"a\n/save {path}\nb\n/save {path}\n")
+    assert code == 0
+    assert err.count(f"(saved: {path})") == 2
+    messages = json.loads(path.read_text("utf-8"))
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
+    _, _, err = run("chat", bundle, *SHORT, stdin=f"/load {path}\nc\n/system\n")
+    assert "(5 messages)" in err
+    assert err.endswith("x\n")
+    assert prompts[-1] == [*messages, {"role": "user", "content": "c"}]
+
+
+def test_files_that_are_not_conversations_are_neither_loaded_nor_overwritten(run, bundle, prompts, tmp_path):
+    other = tmp_path / "notes.txt"
+    other.write_text("precious")
+    (tmp_path / "list.json").write_text('["x"]')
+    (tmp_path / "bad.json").write_text('[{"role": "nobody", "content": "x"}]')
+    names = ["/save notes.txt", "/load notes.txt", "/load list.json", "/load bad.json", "/load gone.json"]
+    lines = "".join(f"{line.split()[0]} {tmp_path / line.split()[1]}\n" for line in names)
+    code, _, err = run("chat", bundle, *SHORT, stdin=f"{lines}/save\n/save {tmp_path}/no/x\na\n")
+    assert code == 0
+    assert other.read_text() == "precious"
+    for complaint in (
+        "is not a conversation", "is not valid JSON", "is not a list", "the role 'nobody'", "cannot read",
+        "give the name of a file", "No such file",
+    ):  # fmt: skip
+        assert complaint in err
+    assert contents(prompts[-1]) == ["a"]
+
+
+def test_set_changes_options(run, bundle, monkeypatch):
+    from ondevice.model import Model
+
+    asked = []
+    real = Model.stream
+
+    def stream(self, prompt, **options):
+        asked.append(options)
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(Model, "stream", stream)
+    lines = (
+        "/set temperature 0.5\n/set max-new-tokens 3\n/set seed 7\n/set stop .\n/set\na\n"
+        "/set temperature default\n/set min_p 5\nb\n/set min_p default\nc\n/set max_new_tokens 9\n/stats\n"
+    )
+    code, _, err = run("chat", bundle, *SHORT, stdin=lines)
+    assert code == 0
+    assert "temperature 0.5" in err
+    asked = [options for options in asked if "on_prefill" in options]  # the others were only validated
+    assert len(asked) == 3
+    assert asked[0].items() >= {"temperature": 0.5, "max_new_tokens": 3, "seed": 7, "stop": (".",)}.items()
+    assert "temperature" not in asked[1]
+    assert "min_p must be between 0 and 1" in err  # and the chat continues
+    assert "\n3 tokens, " in err
+    assert "min_p" not in asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("/set heat 5", "unknown option heat: /set takes"),
+        ("/set temperature hot", "invalid float value: 'hot'\n"),
+        ("/set max_new_tokens 0", "max_new_tokens must be a whole number"),
+        ("/clear all", "/clear takes no argument"),
+        ("/what now", "unknown command /what: /help lists the commands"),
+    ],
+)
+def test_a_mistake_is_one_line_and_the_chat_continues(run, bundle, prompts, line, complaint):
+    code, _, err = run("chat", bundle, *OPTIONS, stdin=f"{line}\na\n")
+    assert code == 0
+    assert complaint in err.splitlines(keepends=True)[0]
+    assert contents(prompts[-1]) == ["a"]
+
+
+def test_a_template_without_thinking(run, bundle):
+    code, _, err = run("chat", bundle, "--thinking", *SHORT, stdin="/think\n/think\n/thoughts\n")
+    assert code == 0
+    assert err.splitlines()[0] == "ondevice: --thinking is on, but this bundle's template does not support it"
+    assert "(thinking is off" in err
+    assert "(thinking is on, but" in err
+    assert "no thoughts in the last reply" in err
+
+
+def test_thoughts_shows_the_thoughts_of_the_last_reply(capsys, reference_bundle, tmp_path):
+    bundle = write_chat_bundle(reference_bundle, tmp_path / "chat")
+    with ondevice.load(bundle, threads=1) as model:
+        conversation = Conversation(model, {})
+        run_command("/think", conversation)
+        assert conversation.options["thinking"] is True
+        prompt = model.encode([{"role": "user", "content": "hi"}], thinking=True)
+        script = Script("<|channel>thought\nhm, hm\n<channel|>Yes.<turn|>", len(prompt))
+        conversation.options["logits_processors"] = [script]
+        conversation.say("hi")
+        run_command("/thoughts", conversation)
+    out, err = capsys.readouterr()
+    assert out == "Yes.\n"
+    assert err.splitlines()[0] == "(thinking is on)"
+    assert err.splitlines()[1].startswith("(thinking ... ")
+    assert err.endswith("hm, hm\n")
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "hm, hm"}

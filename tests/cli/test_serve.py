@@ -1,0 +1,60 @@
+"""`ondevice serve`: mistakes that are found before the model is loaded. `tests/server` tests the server."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from ondevice.server.running import Server
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_package_names_the_extra(bundle, package):
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from ondevice.cli.main import main
+sys.exit(main(["serve", {str(bundle)!r}]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"ondevice: `ondevice serve` needs {package}: pip install 'ondevice-runtime[serve]'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--max-sequences", "0"], "--max-sequences must be 1 or more, not 0"),
+        (["--max-waiting", "-1"], "--max-waiting must be 0 or more, not -1"),
+        (["--idle-unload", "nan"], "--idle-unload must be 0 or more, not nan"),
+        (["--api-key", "a", "--api-key-file", "b"], "--api-key and --api-key-file cannot be combined"),
+        (["--api-key", ""], "the API key is empty"),
+        (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
+        (["--port", "99999"], "a port is a number from 0 to 65535, not 99999"),
+        (["--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
+    ],
+)
+def test_mistakes(run, bundle, words, complaint):
+    code, out, err = run("serve", bundle, *words)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_a_port_that_is_taken(run, bundle):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run("serve", bundle, "--port", port)
+    assert code == 2
+    assert f"cannot listen at 127.0.0.1, port {port}" in err
+
+
+@pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
+def test_it_warns_if_other_machines_can_use_it(run, bundle, monkeypatch, host, warns):
+    monkeypatch.setattr(Server, "run", lambda server: None)
+    code, out, err = run("serve", bundle, "--host", host, "--port", "0")
+    assert code == 0
+    assert json.loads(out)["host"] == host
+    assert ("set a key with --api-key-file FILE" in err) == warns

@@ -1,0 +1,68 @@
+"""`ondevice tune` on the reference bundle: a search, its continuation, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ondevice.cli.main import main
+from ondevice.engines.layer_path import FILE
+from ondevice.tuning import Tuning
+
+
+@pytest.fixture
+def bundle(reference_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(reference_bundle, tmp_path / "reference"))
+
+
+def tune(bundle: Path, *words: str) -> int:
+    return main(["tune", str(bundle), "--engine", "simd", "--threads", "1", "--limit", "2", *words])
+
+
+def test_a_search_continues(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune(bundle, "--seconds", "0.3", "--json") == 0
+    captured = capsys.readouterr()
+    first = json.loads(captured.out)
+    assert first["tried"] > 0
+    assert first["file"] == str(bundle / FILE)
+    assert "run it again to continue" in captured.err or first["finished"]
+    assert tune(bundle, "--seconds", "120") == 0
+    captured = capsys.readouterr()
+    assert "search complete" in captured.out
+    assert "predicted" in captured.out
+    assert len(json.loads((bundle / FILE).read_text())["tried"]) >= first["tried"]
+    assert main(["info", str(bundle), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafts_without"]["predicted_speed_up"] > 0
+
+
+def test_ctrl_c_keeps_the_best_so_far(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = Tuning._record, list[object]()
+
+    def interrupted(self: Tuning, search: object) -> object:
+        seen.append(search)
+        if len(seen) == 10:
+            raise KeyboardInterrupt
+        return real(self, search)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tuning, "_record", interrupted)
+    assert tune(bundle, "--json") == 130
+    assert json.loads(capsys.readouterr().out)["tried"] == 8
+    assert len(json.loads((bundle / FILE).read_text())["tried"]) >= 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seconds", "0"], "--seconds must be more than 0"),
+        (["--engine", "ort"], "use --engine simd"),
+    ],
+)
+@pytest.mark.needs("onnxruntime")
+def test_mistakes(bundle: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert tune(bundle, *words) == 2
+    assert message in capsys.readouterr().err

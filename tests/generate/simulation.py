@@ -1,0 +1,118 @@
+"""A target and a drafter made of dice and a simulated clock, to see what a schedule makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ondevice.engines.protocol import Outputs, Session
+from ondevice.generate.controller import Schedule
+from ondevice.generate.drafters.acceptance import PositionAcceptance
+from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
+from ondevice.generate.stats import ForwardCost, Round
+from tests.drafters.rounds import draft as drafted_by
+from tests.drafters.rounds import observe
+
+
+@dataclass
+class DiceDrafter:
+    """Drafts whatever it is asked for; learns its acceptance by position as the MTP drafter does."""
+
+    name: str = "dice"
+    acceptance: PositionAcceptance = field(default_factory=PositionAcceptance)
+    drafted: int = 0
+
+    def begin(self, prompt_ids: Sequence[int], session: Session) -> None: ...
+
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(self.acceptance.survival(nodes), self.name)
+
+    def draft(self, request: DraftRequest) -> Draft:
+        self.drafted = request.nodes
+        return Draft.chain([0] * request.nodes, source=self.name)
+
+    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
+        self.acceptance.learn(self.drafted, len(emitted) - 1, len(emitted))
+        self.drafted = 0
+
+    def forget(self) -> None: ...
+
+
+class Boaster(DiceDrafter):
+    """Expects 0.9 of every token, whatever becomes of them."""
+
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(np.float32(0.9) ** np.arange(1, nodes + 1, dtype=np.float32), self.name)
+
+
+class Pessimist(DiceDrafter):
+    """Expects 0.15 of every token."""
+
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(np.float32(0.15) ** np.arange(1, nodes + 1, dtype=np.float32), self.name)
+
+
+@dataclass(frozen=True)
+class World:
+    """forward : seconds of a forward by its rows
+    draft : seconds per drafted token
+    chance : acceptance of a token, by round and drafter
+    noise : relative standard deviation of the clock
+    spikes : share of rounds that take ten times as long
+    """
+
+    forward: Callable[[int], float]
+    draft: float
+    chance: Callable[[int, str], float]
+    noise: float = 0.0
+    spikes: float = 0.0
+
+    @classmethod
+    def linear(cls, slope: float, chance: float, draft: float = 0.03) -> World:
+        return cls(lambda rows: 1 + slope * (rows - 1), draft, lambda index, source: chance)
+
+    def best_speed(self, most: int = 16) -> float:
+        """Tokens per second of the best constant k, 0 included, at the first round's acceptance."""
+        a = self.chance(0, "dice")
+        return max(sum(a**j for j in range(k + 1)) / (self.forward(k + 1) + self.draft * k) for k in range(most + 1))
+
+
+def simulate(
+    schedule: Schedule, drafter: Drafter, world: World, rounds: int, limit: int = 16, seed: int = 0
+) -> list[Round]:
+    """Let the schedule decide `rounds` rounds."""
+    rng = np.random.default_rng(seed)
+    done = []
+    for index in range(rounds):
+        plan = schedule.plan(drafter, limit)
+        draft = drafted_by(drafter, plan.k, plan.floor) if plan.k else Draft.empty()
+        drafted = len(draft)
+        misses = np.flatnonzero(rng.random(drafted) >= world.chance(index, draft.source))
+        accepted = int(misses[0]) if len(misses) else drafted
+        observe(drafter, [0] * (accepted + 1))
+        jitter = max(1 + world.noise * rng.standard_normal(), 0.5) * (10 if rng.random() < world.spikes else 1)
+        draft_seconds = world.draft * drafted * jitter
+        seconds = world.forward(drafted + 1) * jitter
+        this = Round(
+            token_ids=(0,) * (accepted + 1),
+            drafted=drafted,
+            accepted=accepted,
+            source=draft.source,
+            rows=drafted + 1,
+            depth=drafted,
+            seconds=seconds + draft_seconds,
+            draft_seconds=draft_seconds,
+            idle=None if drafted else plan.reason,
+            forward=ForwardCost(drafted + 1, drafted + 1, seconds),
+        )
+        schedule.observe(this)
+        done.append(this)
+    return done
+
+
+def speed(rounds: Sequence[Round], world: World) -> float:
+    """Tokens per simulated second, by a clock without noise."""
+    seconds = sum(world.forward(this.rows) + world.draft * this.drafted for this in rounds)
+    return sum(len(this.token_ids) for this in rounds) / seconds

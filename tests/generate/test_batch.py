@@ -1,0 +1,343 @@
+"""Several sequences over the toy engine: equal text, shared forwards, fair turns, trouble that stays where it is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.errors import UsageError
+from ondevice.generate import batch as batch_module
+from ondevice.generate.batch import FIRST_PREFILL_CHUNK, Batch, ForwardTimes, Slot
+from ondevice.generate.loop import generate, run
+from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.sampling import Sampler
+from tests.toy_engine import VOCAB, ToyEngine, ToySession
+
+FORWARD_S = 0.004
+"""What a forward of the slow toy takes: threads are awake long before."""
+
+
+def slow(batch: Sequence[Rows]) -> None:
+    time.sleep(FORWARD_S)
+
+
+def prompt(seed: int, count: int = 20) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+
+
+def generated(batch: Batch, prompt_ids: list[int], tokens: int, options: SamplingOptions | None = None) -> list[int]:
+    """A whole generation, read as fast as possible."""
+    slot = batch.join()
+    assert slot is not None
+    session = batch._engine.open_session()
+    found: list[int] = []
+    sampler = Sampler(options or SamplingOptions(0.0))
+    try:
+        for this in run(generate(session, prompt_ids, sampler, Limits(tokens)), slot.forward):
+            found += this.token_ids
+            slot.pause()
+            slot.resume()
+    finally:
+        slot.leave()
+    return found
+
+
+def in_threads(*jobs: Callable[[], object]) -> list[object]:
+    """What each job returned, or raised."""
+    results: list[object] = [None] * len(jobs)
+
+    def work(index: int, job: Callable[[], object]) -> None:
+        try:
+            results[index] = job()
+        except BaseException as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    return results
+
+
+def alone(prompt_ids: list[int], tokens: int) -> list[int]:
+    return generated(Batch(ToyEngine(), 1), prompt_ids, tokens)
+
+
+def test_one_sequence_has_forwards_of_its_own() -> None:
+    engine = ToyEngine()
+    batch = Batch(engine, 4)
+    assert generated(batch, prompt(0), 30) == alone(prompt(0), 30)
+    assert engine.batches == [[20], *[[1]] * 29]
+    assert len(batch) == 0
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_many_sequences_share_forwards_and_change_nothing(count: int) -> None:
+    engine = ToyEngine(before=slow)
+    batch = Batch(engine, count)
+    jobs = [lambda seed=seed: generated(batch, prompt(seed, 30 + 10 * seed), 40) for seed in range(count)]
+    assert in_threads(*jobs) == [alone(prompt(seed, 30 + 10 * seed), 40) for seed in range(count)]
+    decoded = [rows for rows in engine.batches if set(rows) == {1}]
+    assert np.mean([len(rows) for rows in decoded]) > 0.8 * count
+
+
+def test_a_reader_in_turn_with_others_is_not_waited_for() -> None:
+    """One thread that reads two generations by turns: neither can come while the other one runs."""
+    engine = ToyEngine(before=slow)
+    batch = Batch(engine, 2)
+    loops = []
+    for seed in (0, 1):
+        slot = batch.join()
+        assert slot is not None
+        sampler = Sampler(SamplingOptions(0.0))
+        loops.append((slot, run(generate(engine.open_session(), prompt(seed), sampler, Limits(30)), slot.forward)))
+    found: list[list[int]] = [[], []]
+    started = time.perf_counter()
+    for _ in range(30):
+        for tokens, (slot, rounds) in zip(found, loops, strict=True):
+            slot.resume()
+            tokens.extend(next(rounds).token_ids)
+            slot.pause()
+    waited = time.perf_counter() - started - FORWARD_S * engine.forwards
+    assert found == [alone(prompt(seed), 30) for seed in (0, 1)]
+    assert waited < FORWARD_S * engine.forwards
+
+
+class Waiting:
+    """Slots whose rows are there, without threads."""
+
+    def __init__(self, engine: ToyEngine, *trees: TokenTree) -> None:
+        self.batch = Batch(engine, 16)
+        self.slots: list[Slot] = []
+        for tree in trees:
+            self.add(tree)
+
+    def add(self, tree: TokenTree, *, decoding: bool = False) -> None:
+        slot = self.batch.join()
+        assert slot is not None
+        wanted = range(len(tree)) if decoding else [len(tree) - 1]
+        slot._rows, slot.decoding, slot._state = (
+            Rows(self.batch._engine.open_session(), tree, wanted),
+            decoding,
+            "submitted",
+        )
+        self.slots.append(slot)
+        self.batch._submitted.append(slot)
+
+    def selected(self) -> list[tuple[int, int]]:
+        """Which slots take part in the next forward, with how many rows."""
+        return [(self.slots.index(slot), len(rows.tree)) for slot, rows in self.batch._select()]
+
+
+def chain(count: int) -> TokenTree:
+    return TokenTree.chain([1] * count)
+
+
+def test_short_prompts_share_a_forward_and_long_ones_take_turns() -> None:
+    waiting = Waiting(ToyEngine(chunk=64), chain(20), chain(30), chain(60), chain(14))
+    assert waiting.selected() == [(0, 20), (1, 30), (3, 14)]
+    assert Waiting(ToyEngine(chunk=64), chain(64), chain(64)).selected() == [(0, 64)]
+
+
+def test_a_prefill_beside_decoding_sequences_is_cut() -> None:
+    waiting = Waiting(ToyEngine(chunk=512), chain(500))
+    waiting.add(chain(5), decoding=True)
+    waiting.add(chain(1), decoding=True)
+    assert waiting.selected() == [(1, 5), (2, 1), (0, FIRST_PREFILL_CHUNK)]
+    waiting.batch.times = ForwardTimes(decode_s=0.05, prefill_row_s=0.002)
+    assert waiting.selected() == [(1, 5), (2, 1), (0, 75)]
+    waiting.batch.times = ForwardTimes(decode_s=0.05, prefill_row_s=2.0)
+    assert waiting.selected() == [(1, 5), (2, 1), (0, 1)]
+
+
+def test_a_prefill_is_whole_again_when_nobody_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting(ToyEngine(chunk=512), chain(500))
+    other = waiting.batch.join()
+    assert other is not None
+    other.decoding = True
+    other.pause()
+    assert waiting.selected() == [(0, FIRST_PREFILL_CHUNK)]
+    monkeypatch.setattr(batch_module, "PREFILL_DELAY_S", 0.0)
+    assert waiting.selected() == [(0, 500)]
+
+
+def test_cut_prefills_take_turns_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two long prompts while others decode: both get on, nobody is held up, the text is the same."""
+    monkeypatch.setattr(batch_module, "PREFILL_DELAY_S", 3 * FORWARD_S)
+
+    def slower(batch: Sequence[Rows]) -> None:
+        time.sleep(FORWARD_S + 0.0002 * sum(len(rows.tree) - 1 for rows in batch))
+
+    engine = ToyEngine(chunk=512, before=slower)
+    batch = Batch(engine, 4)
+    ready = threading.Event()
+
+    def decode(seed: int) -> list[int]:
+        slot = batch.join()
+        assert slot is not None
+        found: list[int] = []
+        loop = generate(engine.open_session(), prompt(seed), Sampler(SamplingOptions(0.0)), Limits(60))
+        for this in run(loop, slot.forward):
+            found += this.token_ids
+            if len(found) > 5:
+                ready.set()
+            slot.pause()
+            slot.resume()
+        slot.leave()
+        return found
+
+    def prefill(seed: int) -> list[int]:
+        assert ready.wait(30)
+        return generated(batch, prompt(seed, 300), 5)
+
+    jobs = [lambda: decode(0), lambda: decode(1), lambda: prefill(2), lambda: prefill(3)]
+    expected = [alone(prompt(0), 60), alone(prompt(1), 60), alone(prompt(2, 300), 5), alone(prompt(3, 300), 5)]
+    assert in_threads(*jobs) == expected
+    shared = [rows for rows in engine.batches if rows[:2] == [1, 1] and len(rows) > 2]
+    assert len(shared) > 5
+    assert max(sum(rows) for rows in shared) < 250
+
+
+def test_the_pace_of_a_prefill_is_what_it_adds() -> None:
+    times = ForwardTimes()
+    assert times.prefill_chunk() == FIRST_PREFILL_CHUNK
+    times.observe(rows=4, wanted=4, prefilling=0, seconds=0.05)
+    times.observe(rows=50, wanted=4, prefilling=1, seconds=0.144)
+    assert times.prefill_row_s == pytest.approx(0.002)
+    assert times.prefill_chunk() == 75
+    times.observe(rows=512, wanted=1, prefilling=1, seconds=1.024)
+    assert times.prefill_row_s == pytest.approx(0.002)
+
+
+def test_slots_are_given_in_order() -> None:
+    batch = Batch(ToyEngine(), 1)
+    first = batch.join()
+    assert first is not None
+    order: list[int] = []
+    threads = []
+
+    def work(number: int) -> None:
+        slot = batch.join()
+        assert slot is not None
+        order.append(number)
+        slot.leave()
+
+    for number in range(5):
+        threads.append(threading.Thread(target=work, args=(number,)))
+        threads[-1].start()
+        while len(batch._queue) <= number:
+            time.sleep(0.001)
+    assert order == []
+    first.leave()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_waiting_for_a_slot_can_be_cancelled() -> None:
+    batch = Batch(ToyEngine(), 1)
+    slot = batch.join()
+    assert slot is not None
+    cancelled = False
+
+    def cancel() -> None:
+        nonlocal cancelled
+        time.sleep(0.05)
+        cancelled = True
+        batch.wake()
+
+    results = in_threads(lambda: batch.join(lambda: cancelled), cancel)
+    assert results[0] is None
+    assert not batch._queue
+    slot.leave()
+    assert batch.join() is not None
+
+
+def test_a_thread_does_not_wait_for_itself() -> None:
+    batch = Batch(ToyEngine(), 2)
+    slots = [batch.join(), batch.join()]
+    for slot in slots:
+        assert slot is not None
+        slot.pause()
+    with pytest.raises(UsageError, match=r"this thread has 2 generations that are not finished.*max_sequences"):
+        batch.join()
+    assert not batch._queue
+    first = slots[0]
+    assert first is not None
+    in_threads(first.resume)  # another thread's now: it may come to an end
+    waiting = threading.Thread(target=batch.join)
+    waiting.start()
+    first.leave()
+    waiting.join(timeout=30)
+    assert not waiting.is_alive()
+
+
+def test_a_slot_that_was_lost_becomes_free() -> None:
+    batch = Batch(ToyEngine(), 1)
+    slot = batch.join()
+    assert slot is not None
+    del slot
+    gc.collect()
+    assert len(batch) == 0
+    assert batch.join() is not None
+
+
+@pytest.mark.parametrize("places", [0, 17, -1])
+def test_so_many_places_there_are_not(places: int) -> None:
+    with pytest.raises(UsageError, match=f"max_sequences must be within 1 to 16, not {places}"):
+        Batch(ToyEngine(), places)
+
+
+def test_trouble_of_one_sequence_is_its_own() -> None:
+    """A session that is closed under its own generation, as nobody should: the others never hear of it."""
+    engine = ToyEngine(before=slow)
+    batch = Batch(engine, 3)
+    victim: list[ToySession] = []
+
+    def doomed() -> None:
+        slot = batch.join()
+        assert slot is not None
+        session = engine.open_session()
+        victim.append(session)
+        try:
+            loop = generate(session, prompt(9), Sampler(SamplingOptions(0.0)), Limits(50))
+            for count, _ in enumerate(run(loop, slot.forward)):
+                if count == 10:
+                    session.close()
+        finally:
+            slot.leave()
+
+    jobs = [doomed, lambda: generated(batch, prompt(1), 50), lambda: generated(batch, prompt(2), 50)]
+    error, *texts = in_threads(*jobs)
+    assert isinstance(error, UsageError)
+    assert texts == [alone(prompt(1), 50), alone(prompt(2), 50)]
+    assert len(batch) == 0
+
+
+def test_an_interrupt_of_the_leader_harms_nobody_else() -> None:
+    """Whichever thread runs a shared forward when it is interrupted: that one ends, the others run it again."""
+    struck: list[int] = []
+
+    def strike(batch: Sequence[Rows]) -> None:
+        time.sleep(FORWARD_S)
+        if len(batch) == 3 and not struck:
+            struck.append(threading.get_ident())
+            raise KeyboardInterrupt
+
+    engine = ToyEngine(before=strike)
+    batch = Batch(engine, 3)
+    results = in_threads(*[lambda seed=seed: generated(batch, prompt(seed), 40) for seed in range(3)])
+    interrupted = [seed for seed, result in enumerate(results) if isinstance(result, KeyboardInterrupt)]
+    assert len(interrupted) == len(struck) == 1
+    for seed in {0, 1, 2} - set(interrupted):
+        assert results[seed] == alone(prompt(seed), 40)
+    assert not batch._submitted
+    assert len(batch) == 0

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from ondevice.generate.sampling_kernels import TopK
+
+
+def at_least_the_kth(scores: np.ndarray, k: int) -> list[int]:
+    return np.flatnonzero(scores >= np.sort(scores)[-k]).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 63, 64, 999, 1000])
+@pytest.mark.parametrize("order", ["random", "ascending", "descending", "tied"])
+def test_the_k_largest_wherever_they_lie(k: int, order: str) -> None:
+    scores = np.random.default_rng(k).standard_normal(1000).astype(np.float32)
+    changed = {"random": scores, "ascending": np.sort(scores), "descending": -np.sort(scores), "tied": scores.round(1)}
+    assert TopK(k).select(changed[order]).tolist() == at_least_the_kth(changed[order], k)
+
+
+def test_more_than_there_are_is_all() -> None:
+    assert TopK(10**9).select(np.arange(70, dtype=np.float32)).tolist() == list(range(70))
+
+
+def test_forbidden_tokens_do_not_fill_up_the_set() -> None:
+    scores = np.full(1000, -np.inf, np.float32)
+    assert TopK(5).select(scores).tolist() == []
+    scores[[3, 500, 999]] = [float(np.finfo(np.float32).min), -2, -1]
+    assert TopK(5).select(scores).tolist() == [3, 500, 999]
+    assert TopK(2).select(scores).tolist() == [500, 999]
+
+
+@pytest.mark.parametrize("place", [0, 64, 513, 999])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_makes_a_row_useless_is_found_wherever_it_is(place: int, value: float) -> None:
+    scores = -np.arange(1000, dtype=np.float32)
+    scores[place] = value
+    assert place in TopK(3).select(scores).tolist()
+
+
+def test_a_set_does_not_depend_on_the_ones_before() -> None:
+    random = np.random.default_rng(2)
+    top_k = TopK(20)
+    for count in (900, 5, 2000, 900):
+        scores = random.standard_normal(count).astype(np.float32)
+        assert top_k.select(scores).tolist() == at_least_the_kth(scores, min(20, count))

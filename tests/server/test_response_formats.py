@@ -1,0 +1,70 @@
+"""Response formats and required tool calls through every API. The model was not trained to write either."""
+
+import json
+
+import pytest
+
+from tests.server.served import text_of
+from tests.text.conversations import WEATHER
+
+pytestmark = pytest.mark.needs("llguidance")
+
+ASKED = [{"role": "user", "content": "Who?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Grace"]}, "born": {"type": "integer", "minimum": 1800, "maximum": 1999}},
+    "required": ["name", "born"],
+    "additionalProperties": False,
+}
+NAMED = {"name": "person", "schema": SCHEMA, "strict": True}
+
+
+def check(text):
+    person = json.loads(text)
+    assert set(person) == {"name", "born"}
+    assert person["name"] in ("Ada", "Grace")
+    assert 1800 <= person["born"] <= 1999
+
+
+def test_schema_in_a_chat_completion(served):
+    form = {"type": "json_schema", "json_schema": NAMED}
+    options = {"messages": ASKED, "response_format": form, "seed": 3}
+    [choice] = served.post("/v1/chat/completions", **options).body["choices"]
+    check(choice["message"]["content"])
+    assert choice["finish_reason"] == "stop"
+    assert text_of(served.messages("/v1/chat/completions", **options)) == choice["message"]["content"]
+    plain = served.post("/v1/chat/completions", **options, drafter="none").body
+    assert plain["choices"] == [choice]
+
+
+def test_schema_in_llama_cpp_s_short_form(served):
+    body = served.post("/v1/completions", prompt="person = ", json_schema=SCHEMA).body
+    check(body["choices"][0]["text"])
+
+
+def test_schema_in_a_response(served):
+    body = served.post("/v1/responses", input="Who?", text={"format": {"type": "json_schema", **NAMED}}).body
+    check(body["output"][0]["content"][0]["text"])
+
+
+def test_schema_in_a_message(served):
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    body = served.post("/v1/messages", messages=ASKED, max_tokens=200, output_config=form).body
+    check(body["content"][0]["text"])
+
+
+def test_an_unsupported_schema_is_refused(served):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "unheard"}}}
+    answer = served.post("/v1/chat/completions", messages=ASKED, response_format=form)
+    assert answer.status == 400
+    assert "unheard" in answer.body["error"]["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_required_tool_call(chatting, choice):
+    options = {"messages": ASKED, "tools": [WEATHER], "tool_choice": choice, "max_tokens": 300, "seed": 1}
+    [reply] = chatting.post("/v1/chat/completions", **options).body["choices"]
+    for call in reply["message"].get("tool_calls", []):
+        assert call["function"]["name"] == "get_weather"
+        json.loads(call["function"]["arguments"])
+    assert reply["message"].get("tool_calls") or reply["finish_reason"] == "length"
