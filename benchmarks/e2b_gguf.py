@@ -20,7 +20,7 @@ import numpy.typing as npt
 from benchmarks.e2b_shape import noise
 from benchmarks.footprint import TARGETS
 from benchmarks.shape import target_model
-from ondevice.model_config import Target
+from ondevice.bundle_format.model_config import Target
 
 try:
     import gguf

@@ -20,19 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
-from ondevice.model_config import HeadsEntry, Shortlist, Target
-from ondevice.tensor_table import drafter_shapes
+from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
+from ondevice.bundle_format.tensor_table import drafter_shapes
 from ondevice_export.bundle_writer import BundleWriter
-from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.config import read_drafter, read_target
+from ondevice_export.checkpoint.config import read_drafter, read_target
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.gemma_quantization import read_quantization
+from ondevice_export.checkpoint.heads import HeadsCheckpoint, all_shapes
+from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
+from ondevice_export.checkpoint.quantized_modules import QuantizedModules
+from ondevice_export.checkpoint.source import Checkout
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.gemma_quantization import read_quantization
 from ondevice_export.graph_files import GraphFiles
-from ondevice_export.heads import HeadsCheckpoint, all_shapes
 from ondevice_export.manifest import make_manifest
-from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
-from ondevice_export.quantized_modules import QuantizedModules
-from ondevice_export.source import Checkout
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -27,10 +27,10 @@ from tqdm import tqdm
 
 from benchmarks.footprint import TARGETS, target_fields
 from ondevice import machine
+from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.cli.bench.tables import table
-from ondevice.tensor_table import Shapes
-from ondevice_export.config import read_target
-from ondevice_export.models import checkpoint_shapes
+from ondevice_export.checkpoint.config import read_target
+from ondevice_export.checkpoint.models import checkpoint_shapes
 
 BOUND_GB = 1.5
 PREFIX = "model."

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import e2b_shape
+from ondevice.bundle_format.model_config import Target
+from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
 from ondevice.cli.bench.tables import table
-from ondevice.model_config import Target
-from ondevice.tensor_table import Shapes, drafter_shapes
-from ondevice_export.config import read_drafter, read_target
+from ondevice_export.checkpoint.config import read_drafter, read_target
+from ondevice_export.checkpoint.models import checkpoint_shapes
 from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph_files import estimate_bytes
-from ondevice_export.models import checkpoint_shapes
 
 Fields = Mapping[str, Any]
 

@@ -20,13 +20,13 @@ import numpy as np
 from benchmarks.coupling import measure
 from ondevice import load
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.manifest import Manifest
 from ondevice.cli.bench.tables import table
 from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.generate.drafters.heads import BlockwiseDrafter, MedusaDrafter
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import Drafter
-from ondevice.manifest import Manifest
 
 RUNS = 40
 CONTEXT = 128

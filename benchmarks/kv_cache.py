@@ -18,11 +18,11 @@ import numpy as np
 
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.bundle_format.model_config import Target
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd.caches import UNITS, unit_type
 from ondevice.engines.simd.engine import MOST_ROWS, SimdEngine, SimdSession
-from ondevice.model_config import Target
 from ondevice.text.tokenizer import Tokenizer
 
 TYPES: tuple[KVCacheType, ...] = get_args(KVCacheType)

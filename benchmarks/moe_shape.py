@@ -27,12 +27,12 @@ from benchmarks.llama_bench import LlamaBench
 from benchmarks.shape import write_bundle
 from ondevice import machine
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.model_config import Target
 from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.roofline import RooflineMeasurement
-from ondevice.model_config import Target
 
 SIZE = "26B-A4B"
 VERIFY = (1, 2, 3, 4, 5, 6, 7, 8)

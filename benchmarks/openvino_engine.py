@@ -15,15 +15,15 @@ import openvino as ov
 from openvino import opset15 as ops
 from openvino.frontend.onnx import ConversionExtension
 
-from ondevice import graph_io
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.model_config import Target
 from ondevice.engines.kv_cache import KINDS, Views, attention_mask, make_caches
 from ondevice.engines.protocol import DraftStep, Outputs, Proposals, Rows, TokenTree
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
 from ondevice.errors import UsageError
-from ondevice.model_config import Target
 
 VERSION = ov.__version__.split("-")[0]
 MOST_ROWS = 512

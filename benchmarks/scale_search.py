@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.bundle_format.weight_format import INT4
 from ondevice.cli.bench.tables import table, versions, versions_line
-from ondevice.weight_format import INT4
-from ondevice_export.models import TargetCheckpoint, open_target
+from ondevice_export.checkpoint.models import TargetCheckpoint, open_target
+from ondevice_export.checkpoint.source import locate
 from ondevice_export.quantize import BLOCK, dequantize, quantize
-from ondevice_export.source import locate
 
 FloatArray = npt.NDArray[np.float32]
 

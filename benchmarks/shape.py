@@ -16,16 +16,16 @@ from typing import Any, cast
 
 from benchmarks.e2b_shape import RandomCheckpoint
 from benchmarks.footprint import TARGETS, drafter_fields, target_fields
-from ondevice.model_config import Target
-from ondevice.tensor_table import drafter_shapes
+from ondevice.bundle_format.model_config import Target
+from ondevice.bundle_format.tensor_table import drafter_shapes
 from ondevice_export.bundle_writer import BundleWriter
-from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.config import read_drafter, read_target
+from ondevice_export.checkpoint.config import read_drafter, read_target
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
+from ondevice_export.checkpoint.source import Checkout
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
-from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
-from ondevice_export.source import Checkout
 
 
 def target_model(size: str, directory: Path) -> TargetCheckpoint:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, reason
 from ondevice.machine import expanded, home
-from ondevice.manifest import Manifest
 from ondevice.progress import Advance, Progress, counted, silent
 
 MANIFEST = "bundle.json"

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from ondevice import __version__, machine
 from ondevice.bundle import MANIFEST, MOST_BYTES, Bundle, check_names, model_home, sha256
+from ondevice.bundle_format.manifest import FileEntry, Manifest
 from ondevice.errors import (
     BundleCorruptError,
     BundleError,
@@ -35,7 +36,6 @@ from ondevice.errors import (
     one_line,
     reason,
 )
-from ondevice.manifest import FileEntry, Manifest
 from ondevice.progress import Advance, Progress, counted, silent
 
 if sys.platform != "win32":

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, MANIFEST, RESPONSE_TEMPLATE, TOKENIZER, Bundle, sha256
-from ondevice.manifest import FileEntry
-from ondevice_export.response_template import GEMMA_4 as GEMMA_4_RESPONSES
+from ondevice.bundle_format.manifest import FileEntry
+from ondevice_export.text_files import GEMMA_4 as GEMMA_4_RESPONSES
 from tests.text.templates import GEMMA_4
 from tests.text.tokenizers_made import gemma_chat
 

@@ -9,8 +9,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from ondevice.bundle import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Bundle
+from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.generate.costs import CostsFile
-from ondevice.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.model import Model, OpenEngine
 from tests.text.templates import GEMMA
 from tests.toy_engine import VOCAB, ToyEngine

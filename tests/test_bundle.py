@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
+from ondevice.bundle_format.model_config import HeadsEntry, Layer, Rope, Shortlist, Target
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
-from ondevice.graph_io import AttentionKind
-from ondevice.manifest import FileEntry, Manifest, Quantization, Source
-from ondevice.model_config import HeadsEntry, Layer, Rope, Shortlist, Target
 
 PAYLOAD = b"weights" * 100
 

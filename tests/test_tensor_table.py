@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import MANIFEST, Bundle
+from ondevice.bundle_format.manifest import Manifest
+from ondevice.bundle_format.tensor_table import ALIGNMENT, DRAFTER_CENTROIDS, DRAFTER_ORDERING
 from ondevice.engines.choice import open_engine
 from ondevice.errors import BundleCorruptError
-from ondevice.manifest import Manifest
-from ondevice.tensor_table import ALIGNMENT, DRAFTER_CENTROIDS, DRAFTER_ORDERING
 from tests.conftest import ENGINES
 
 Change = Callable[[dict[str, Any]], object]

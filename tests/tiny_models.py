@@ -178,9 +178,9 @@ def save_heads(path: Path, target: Path, family: str, seed: int = 2) -> None:
     """
     from safetensors.numpy import save_file
 
-    from ondevice_export.heads import weights_sha256
-    from ondevice_export.models import open_target
-    from ondevice_export.source import locate
+    from ondevice_export.checkpoint.heads import weights_sha256
+    from ondevice_export.checkpoint.models import open_target
+    from ondevice_export.checkpoint.source import locate
 
     path.mkdir()
     rng, hidden, offsets, width = np.random.default_rng(seed), 64, 3, 96

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import HeadsEntry, Layer, Rope, Target
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import PathMemory
 from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Outputs, Proposals, Rows
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
-from ondevice.graph_io import AttentionKind
-from ondevice.model_config import HeadsEntry, Layer, Rope, Target
 
 VOCAB = 11
 WINDOW = 16

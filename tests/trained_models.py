@@ -87,8 +87,8 @@ def save_trained_pair(directory: Path, mix: str, numbers: str = "BF16") -> None:
 
 def save_trained(path: Path, mix: Mix, numbers: str = "BF16") -> None:
     """Save a target whose codes are the nearest to the weights of a tiny random model."""
-    from ondevice_export.gemma_quantization import read_quantization
-    from ondevice_export.safetensors_file import SafetensorsFile, to_float32
+    from ondevice_export.checkpoint.gemma_quantization import read_quantization
+    from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, to_float32
 
     save_target(path, mix.family)
     config = json.loads((path / "config.json").read_text())

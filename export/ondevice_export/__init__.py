@@ -1,11 +1,14 @@
 """Exports a Gemma 4 checkpoint, its MTP drafter and its heads to a bundle, without torch.
 
-Input: checkpoint directories or hub ids (`source`). Output: a bundle directory, which appears complete or not at all
-(`bundle_writer`, `workspace`). Read `exporter` first. `config` reads `config.json` into an `ondevice.model_config`;
-`models` and `heads` open checkpoints and check every tensor (`checkpoint`, `safetensors_file`); `graph_files` writes
-the ONNX graphs (`graph/`) while `matrices` quantises their weights into data files in chunks of rows, so that no whole
-matrix is ever in memory. `manifest` makes `bundle.json`, `quantized_modules` reads checkpoints that were trained
-quantised, and `verify` compares a bundle with its original.
+Input: checkpoint directories or hub ids. Output: a bundle directory, which appears complete or not at all
+(`bundle_writer`). Read `exporter` first.
+
+    checkpoint/  finds and opens checkpoints; checks configuration and every tensor
+    graph/       the ONNX graphs
+    graph_files  writes the graphs while `matrices` quantises their weights into data files (`data_file`, `quantize`) in
+                 chunks of rows, so that no whole matrix is ever in memory
+    manifest     makes `bundle.json`; `text_files` copies the tokenizer and templates
+    verify       compares a bundle with its original, which `original` runs on torch
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _next_command(bundle: Path) -> str:
 
 
 def _verify(args: argparse.Namespace, bundle: Path) -> int:
-    from ondevice_export.source import locate, locate_drafter
+    from ondevice_export.checkpoint.source import locate, locate_drafter
     from ondevice_export.verify import read_prompts, verify
 
     target = locate(args.source, args.revision)

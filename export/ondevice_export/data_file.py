@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.tensor_table import ALIGNMENT
+from ondevice.bundle_format.tensor_table import ALIGNMENT
 
 TABLE_ALIGNMENT = 4096
 """Alignment in bytes of large regions: one memory page, for runtimes that map a table into memory."""

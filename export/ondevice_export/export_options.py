@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ondevice.bundle_format.weight_format import FLOAT32, IN_GROUPS, INT4, INT8, WeightFormat
 from ondevice.errors import UsageError
-from ondevice.weight_format import FLOAT32, IN_GROUPS, INT4, INT8, WeightFormat
 
 WEIGHT_FORMATS = {"int4": INT4, "int8": INT8, "none": FLOAT32}
 

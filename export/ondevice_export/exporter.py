@@ -15,12 +15,12 @@ from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
 from ondevice.machine import expanded
 from ondevice.progress import Progress, counted, silent
 from ondevice_export.bundle_writer import BundleWriter, check_replaceable
+from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
+from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
+from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
-from ondevice_export.heads import HeadsCheckpoint, open_heads
 from ondevice_export.manifest import make_manifest
-from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
-from ondevice_export.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.text_files import copy_text_files
 
 _log = logging.getLogger(__name__)

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ondevice.model_config import Target
+from ondevice.bundle_format.model_config import Target
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorTable, is_plain
 from ondevice.progress import Advance
-from ondevice.tensor_table import EMBEDDING, HEAD, Shapes, TensorTable, is_plain
-from ondevice_export.checkpoint import Checkpoint
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.heads import HeadsCheckpoint
+from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
+from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph.drafter import DrafterGraph
@@ -20,11 +23,8 @@ from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.heads import HeadsGraph
 from ondevice_export.graph.target import TargetGraph
 from ondevice_export.graph.weights import Weights
-from ondevice_export.heads import HeadsCheckpoint
 from ondevice_export.manifest import tool_versions
 from ondevice_export.matrices import MatrixWriter, StoredMatrix
-from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
-from ondevice_export.quantized_modules import QuantizedModules
 
 
 class GraphFiles:

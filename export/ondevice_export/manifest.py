@@ -10,17 +10,17 @@ from typing import Any
 
 from ondevice import __version__
 from ondevice.bundle import GENERATION_CONFIG
+from ondevice.bundle_format.manifest import AS_TRAINED, Manifest, Quantization, Source
+from ondevice.bundle_format.model_config import DrafterEntry, InvalidFieldError
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice.errors import CheckpointError
-from ondevice.manifest import AS_TRAINED, Manifest, Quantization, Source
-from ondevice.model_config import DrafterEntry, InvalidFieldError
-from ondevice.tensor_table import EMBEDDING, HEAD
-from ondevice_export.config import read_token_ids
+from ondevice_export.checkpoint.config import read_token_ids
+from ondevice_export.checkpoint.heads import HeadsCheckpoint
+from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
+from ondevice_export.checkpoint.source import default_name
 from ondevice_export.export_options import ExportOptions
-from ondevice_export.heads import HeadsCheckpoint
-from ondevice_export.json_fields import read_json
-from ondevice_export.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantize import BLOCK
-from ondevice_export.source import default_name
 
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
 

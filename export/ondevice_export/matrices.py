@@ -13,13 +13,13 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.bundle_format.tensor_table import Format, Scales, Tensor
+from ondevice.bundle_format.weight_format import BFLOAT16, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice.progress import Advance
-from ondevice.tensor_table import Format, Scales, Tensor
-from ondevice.weight_format import BFLOAT16, WeightFormat
+from ondevice_export.checkpoint.quantized_modules import QuantizedModule
 from ondevice_export.data_file import DataFile, Region
 from ondevice_export.quantize import BLOCK, quantize
-from ondevice_export.quantized_modules import QuantizedModule
 
 FloatArray = npt.NDArray[np.float32]
 RowReader = Callable[[int, int], FloatArray]

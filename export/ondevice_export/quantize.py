@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
 from ondevice.jit import compiled
-from ondevice.weight_format import INT4, INT8, WeightFormat
 
 BLOCK = 32
 

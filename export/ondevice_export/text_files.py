@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
-from ondevice.errors import CheckpointError
-from ondevice_export.json_fields import read_json
-from ondevice_export.response_template import write_response_template
-from ondevice_export.source import Note
+from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, RESPONSE_TEMPLATE, TOKENIZER
+from ondevice.errors import BundleCorruptError, CheckpointError, reason
+from ondevice.text.reply_parser import ResponseTemplate
+from ondevice.text.tokenizer import Tokenizer
+from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.source import Note
+
+GEMMA_4: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ["<|turn>model\n", "<tool_response|>"],
+    "fields": {
+        "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"<\|tool_call>call:(?P<name>[\w.-]+)",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": ["<turn|>", "<|tool_response>", "<eos>"], "content": "text"},
+    },
+}
+"""The template for checkpoints without one, from transformers 5.22.2 (`_RESPONSE_TEMPLATE_FALLBACKS` in
+cli/serving/utils.py). One difference: function names may contain dots and dashes, which OpenAI allows and `\\w+` does
+not.
+"""
+
+NEEDED = ("<|turn>", "<|channel>", "<|tool_call>")
+"""Control tokens of Gemma 4's format; the template above is used only if the tokenizer has all of them."""
 
 
 def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
@@ -19,7 +46,7 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
             shutil.copyfile(source / name, bundle / name)
     if not (bundle / TOKENIZER).exists():
         note(f"no {TOKENIZER} in the checkpoint: the bundle will take and return token ids only")
-    write_response_template(source, bundle, note)
+    _write_response_template(source, bundle, note)
     template = None if (bundle / CHAT_TEMPLATE).exists() else _configured_template(source)
     if template is not None:
         try:
@@ -36,3 +63,33 @@ def _configured_template(source: Path) -> str | None:
         found = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = found[0].get("template") if found else None
     return template if isinstance(template, str) else None
+
+
+def _write_response_template(source: Path, bundle: Path, note: Note) -> None:
+    """Write the checkpoint's response template, or the known one for Gemma 4's format, into a bundle.
+
+    A bundle without a template returns replies as plain text.
+
+    Args:
+        source: the checkpoint's directory.
+        bundle: the bundle's directory; its tokenizer, if any, has been copied already.
+        note: called with a message if the template cannot be used.
+    """
+    if not (bundle / TOKENIZER).is_file():
+        return
+    try:
+        tokenizer = Tokenizer.from_file(bundle / TOKENIZER)
+    except BundleCorruptError:  # loading the bundle reports it
+        return
+    path = source / "tokenizer_config.json"
+    template = read_json(path).get("response_template") if path.is_file() else None
+    if template is None and set(NEEDED) <= set(tokenizer.control_texts.values()):
+        template = GEMMA_4
+    if template is None:
+        return
+    try:
+        ResponseTemplate(template, tokenizer)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        note(f"replies will be text with thoughts and calls in it: the response template is unknown ({reason(error)})")
+    else:
+        (bundle / RESPONSE_TEMPLATE).write_text(json.dumps(template, indent=1, ensure_ascii=True), encoding="utf-8")

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.bundle import TOKENIZER, Bundle
+from ondevice.bundle_format.manifest import AS_TRAINED, Quantization
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.errors import PromptError
-from ondevice.manifest import AS_TRAINED, Quantization
 from ondevice.text.prompt_file import load_prompts
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.export_options import WEIGHT_FORMATS

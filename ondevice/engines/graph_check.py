@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ondevice import graph_io
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.manifest import Manifest
+from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.errors import BundleCorruptError
-from ondevice.graph_io import AttentionKind
-from ondevice.manifest import Manifest
-from ondevice.model_config import DrafterEntry, HeadsEntry, Target
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor's dimensions; None for a dimension whose size is known at run time only."""

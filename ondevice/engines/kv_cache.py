@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import Layer, Target
 from ondevice.engines.protocol import Mask, TokenTree
-from ondevice.graph_io import AttentionKind
-from ondevice.model_config import Layer, Target
 
 KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 

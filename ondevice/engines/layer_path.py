@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ondevice import machine
 from ondevice.bundle import Bundle, replace_json
+from ondevice.bundle_format.model_config import Target
 from ondevice.errors import UsageError
-from ondevice.model_config import Target
 
 
 @dataclass(frozen=True)

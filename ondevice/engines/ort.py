@@ -24,9 +24,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from ondevice import graph_io
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.engines.graph_check import (
     Interface,
     check_graph,
@@ -53,9 +55,7 @@ from ondevice.engines.protocol import (
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
 from ondevice.errors import BundleCorruptError, UsageError, reason
-from ondevice.graph_io import AttentionKind
 from ondevice.machine import ForkGuard
-from ondevice.model_config import DrafterEntry, HeadsEntry, Target
 
 PARTS: tuple[Any, ...] = ("key", "value")
 """The two parts of a layer's cache, in the order of `KVCache`."""

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Int64Array
+from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.layer_path import WHOLE, LayerPath, PathMemory
 from ondevice.errors import UsageError
-from ondevice.model_config import HeadsEntry, Target
 
 MOST_SESSIONS = 16
 """Most sequences in one forward. With more, attention costs more than sharing the weights saves."""
@@ -147,7 +147,7 @@ class Session(Protocol):
         ...
 
     def propose(self, kind: str, hidden: Float32Array) -> Proposals:
-        """The tokens that the bundle's heads of a kind propose for a hidden state float32[H]: see `ondevice.graph_io`.
+        """The tokens that the bundle's heads of a kind propose for a hidden state float32[H]: see `graph_io`.
 
         The heads read nothing of the sequence. The returned arrays belong to the session and stay valid until its next
         call.

@@ -12,12 +12,12 @@ from os import PathLike
 from typing import Self
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines import session_file
 from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.engines.protocol import DraftStep, TokenTree
 from ondevice.engines.session_file import Origin
 from ondevice.errors import UsageError
-from ondevice.graph_io import AttentionKind
 
 SNAPSHOTS = 8
 """Most snapshots of a sequence, oldest dropped first. A chat takes one at the end of each prompt."""

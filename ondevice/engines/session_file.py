@@ -24,9 +24,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.errors import SessionFileError
-from ondevice.graph_io import AttentionKind
 
 MAGIC = b"ondevice session\n"
 VERSION = 2

@@ -17,13 +17,13 @@ import pytest
 from ondevice import Model, Reply, UsageError
 from ondevice.arrays import Float32Array
 from ondevice.bundle import MANIFEST
+from ondevice.bundle_format.manifest import FileEntry, Manifest
 from ondevice.engines.protocol import Outputs, Rows
 from ondevice.generate.costs import Costs, KnownCosts
 from ondevice.generate.drafters.draft_model import NEAR, DraftModel, DraftModelDrafter
 from ondevice.generate.drafters.protocol import DraftRequest
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
-from ondevice.manifest import FileEntry, Manifest
 from tests.drafters.rounds import NO_SESSION, observe
 from tests.model_made import model_over, write_bundle
 from tests.toy_engine import VOCAB, ToyEngine, logits_after

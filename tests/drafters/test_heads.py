@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ondevice.bundle_format.model_config import HeadsEntry
 from ondevice.engines.protocol import Outputs, Proposals
 from ondevice.errors import UsageError
 from ondevice.generate.drafters.heads import BlockwiseDrafter, HeadsDrafter, MedusaDrafter
@@ -15,7 +16,6 @@ from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.generate.drafters.registry import entry
 from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
-from ondevice.model_config import HeadsEntry
 from tests.toy_engine import ToyEngine
 
 VOCAB = 6

@@ -16,7 +16,7 @@ from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Engine
 from ondevice.errors import BundleCorruptError, UsageError
 from ondevice_export import export
-from ondevice_export.checkpoint import Checkpoint
+from ondevice_export.checkpoint.directory import Checkpoint
 from tests.conftest import ENGINES, MakePair
 from tests.tiny_models import QUANTISED
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from ondevice import graph_io
-from ondevice.graph_io import AttentionKind
-from ondevice.manifest import Manifest
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.manifest import Manifest
 
 KINDS: tuple[AttentionKind, AttentionKind] = ("full", "sliding")
 CACHE_ROWS = 128

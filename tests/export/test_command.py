@@ -16,8 +16,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.manifest import Quantization
 from ondevice.errors import MissingDependencyError, PromptError, UsageError
-from ondevice.manifest import Quantization
 from ondevice_export import command, export, original
 from ondevice_export.verify import Verification, tolerance_of, verify
 from tests.conftest import REFERENCE

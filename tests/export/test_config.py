@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import Gemma4TextConfig, Gemma4UnifiedTextConfig
 
-from ondevice.model_config import Target
-from ondevice_export.config import read_target
+from ondevice.bundle_format.model_config import Target
+from ondevice_export.checkpoint.config import read_target
 
 FLAT: dict[str, dict[str, Any]] = {
     "E2B": {

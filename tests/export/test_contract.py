@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from ondevice import graph_io
 from ondevice.bundle import Bundle
+from ondevice.bundle_format import graph_io
 from ondevice_export import export
 from tests.export.conftest import Pair
 from tests.tiny_models import VOCAB

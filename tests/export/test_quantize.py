@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ondevice.weight_format import INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
 from ondevice_export.quantize import BLOCK, dequantize, quantize
 
 FloatArray = npt.NDArray[np.float32]

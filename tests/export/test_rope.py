@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from ondevice.model_config import Rope
+from ondevice.bundle_format.model_config import Rope
 
 
 @pytest.mark.parametrize(("theta", "rotated", "factor"), [(10_000.0, 1.0, 1.0), (1_000_000.0, 0.25, 8.0)])

@@ -13,10 +13,10 @@ from huggingface_hub import errors
 
 from ondevice.bundle import Bundle
 from ondevice.errors import CheckpointError
-from ondevice_export import export, source
-from ondevice_export.response_template import GEMMA_4
-from ondevice_export.source import Checkout, default_name, locate, locate_drafter
-from ondevice_export.text_files import copy_text_files
+from ondevice_export import export
+from ondevice_export.checkpoint import source
+from ondevice_export.checkpoint.source import Checkout, default_name, locate, locate_drafter
+from ondevice_export.text_files import GEMMA_4, copy_text_files
 from tests.export.conftest import Pair
 from tests.text.tokenizers_made import gemma_chat, gemma_like
 

@@ -21,7 +21,7 @@ from ondevice.engines.simd.program import read_models
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.errors import CheckpointError, UsageError
 from ondevice_export import export
-from ondevice_export.gemma_quantization import read_quantization
+from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.original import Original
 from tests.conftest import ROOT
 from tests.tiny_models import VOCAB

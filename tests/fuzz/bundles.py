@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import ondevice
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, MANIFEST, TOKENIZER
+from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import OndeviceError
-from ondevice.manifest import Manifest
 from tests.fuzz import child
 from tests.fuzz.child import Outcome
 from tests.fuzz.mutations import (

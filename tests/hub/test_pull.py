@@ -18,6 +18,7 @@ from huggingface_hub import constants
 import ondevice
 from ondevice import hub as pulling
 from ondevice.bundle import MANIFEST, Bundle
+from ondevice.bundle_format.manifest import FileEntry
 from ondevice.errors import (
     BundleCorruptError,
     BundleError,
@@ -27,7 +28,6 @@ from ondevice.errors import (
     UsageError,
 )
 from ondevice.hub import Destination
-from ondevice.manifest import FileEntry
 from tests.conftest import ROOT
 from tests.hub.served import serving
 from tests.model_made import write_bundle

@@ -14,9 +14,9 @@ from states import FrozenTarget
 
 from ondevice.bundle import Bundle
 from ondevice_export import export
-from ondevice_export.heads import weights_sha256
-from ondevice_export.models import open_target
-from ondevice_export.source import locate
+from ondevice_export.checkpoint.heads import weights_sha256
+from ondevice_export.checkpoint.models import open_target
+from ondevice_export.checkpoint.source import locate
 from tests.tiny_models import VOCAB
 
 

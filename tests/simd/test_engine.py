@@ -14,11 +14,11 @@ import pytest
 
 from ondevice import Model
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.manifest import AS_TRAINED
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.errors import UsageError
-from ondevice.manifest import AS_TRAINED
 from tests.tiny_models import CONTEXT, VOCAB
 
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 100).tolist()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.matmul.project import SCRATCH_BYTES
@@ -23,7 +24,6 @@ from ondevice.engines.simd.plan.experts import add_experts, pack_experts, room_f
 from ondevice.engines.simd.program import read_models, weight_classes
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.engines.simd.threads import ThreadPool
-from ondevice.weight_format import INT4, INT8, WeightFormat
 from tests.simd import generations, twins
 from tests.simd.forwards import run
 from tests.simd.test_projection import pack_of, random_matrix

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ondevice import preparation
+from ondevice.bundle_format.weight_format import INT4, INT8
 from ondevice.engines.simd import pack_file, pack_layout
 from ondevice.engines.simd.pack_cache import ABANDONED_S, KEPT_S, pack_sizes
 from ondevice.engines.simd.pack_file import find_pack, open_pack, was_truncated
@@ -25,7 +26,6 @@ from ondevice.engines.simd.tensor_files import Matrix, TensorFiles
 from ondevice.errors import BundleCorruptError
 from ondevice.preparation import CHECKING, PACKING, Preparation
 from ondevice.progress import Advance
-from ondevice.weight_format import INT4, INT8
 
 ENVIRONMENT = dict(os.environ)
 """The environment with the cache directory that has the compiled kernels."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, INT4, INT8, WeightFormat
 from ondevice.engines.simd.kernels.matmul.activations import groups_form
 from ondevice.engines.simd.kernels.matmul.project import (
     SCRATCH_BYTES,
@@ -21,7 +22,6 @@ from ondevice.engines.simd.kernels.matmul.project import (
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import input_form, product_kind
 from ondevice.engines.simd.tensor_files import Matrix
-from ondevice.weight_format import BFLOAT16, BY_ROW, FLOAT32, INT4, INT8, WeightFormat
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 

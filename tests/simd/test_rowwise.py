@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numba import njit
 
+from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head, rotate, to_half
 from ondevice.engines.simd.kernels.isa import vector
 from ondevice.engines.simd.kernels.isa.vector import load, load_half, store
 from ondevice.engines.simd.kernels.matmul.activations import add_normed, groups_form, inverse_rms, norm
 from ondevice.engines.simd.kernels.matmul.tables import dot, dot_row, read_row
-from ondevice.weight_format import INT4, INT8, WeightFormat
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.weight_format import WeightFormat
+from ondevice.bundle_format.weight_format import WeightFormat
 
 Floats = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]

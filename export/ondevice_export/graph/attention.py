@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ondevice.graph_io import AttentionKind
-from ondevice.model_config import LayerConfig, Rope
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import LayerConfig, Rope
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.weights import Module
 

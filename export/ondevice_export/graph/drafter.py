@@ -1,4 +1,4 @@
-"""The drafter graph: one MTP step (Gemma4AssistantForCausalLM); see `ondevice.graph_io`."""
+"""The drafter graph: one MTP step (Gemma4AssistantForCausalLM); see `ondevice.bundle_format.graph_io`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ondevice import graph_io
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
+from ondevice.bundle_format.tensor_table import DRAFTER_CENTROIDS, DRAFTER_EMBEDDING, DRAFTER_ORDERING
 from ondevice.errors import CheckpointError
-from ondevice.graph_io import AttentionKind
-from ondevice.model_config import DrafterEntry, Shortlist, Target
-from ondevice.tensor_table import DRAFTER_CENTROIDS, DRAFTER_EMBEDDING, DRAFTER_ORDERING
 from ondevice_export.graph.attention import CACHE_ROWS, Attention, KeyValue, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer

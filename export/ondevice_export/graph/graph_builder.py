@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ondevice import graph_io
+from ondevice.bundle_format import graph_io
 from ondevice_export.data_file import Region
 
 CONTRIB = "com.microsoft"

@@ -1,4 +1,4 @@
-"""The graph of one kind of heads: hidden state in, candidates and their logits out; see `ondevice.graph_io`."""
+"""The graph of one kind of heads: hidden state in, candidates and their logits out; see `graph_io`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from ondevice import graph_io
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
+from ondevice.bundle_format.tensor_table import CENTROIDS, ORDERING
 from ondevice.errors import CheckpointError
-from ondevice.model_config import HeadsEntry, Shortlist, Target
-from ondevice.tensor_table import CENTROIDS, ORDERING
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.target import softcap

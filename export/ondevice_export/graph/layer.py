@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ondevice.model_config import ExpertsConfig, Target
-from ondevice.tensor_table import PLE_TABLE
+from ondevice.bundle_format.model_config import ExpertsConfig, Target
+from ondevice.bundle_format.tensor_table import PLE_TABLE
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.weights import Module

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ondevice.weight_format import BFLOAT16
+from ondevice.bundle_format.weight_format import BFLOAT16
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
 from ondevice_export.matrices import StoredMatrix
 from ondevice_export.quantize import BLOCK

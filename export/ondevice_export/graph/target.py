@@ -1,4 +1,4 @@
-"""The target graph; `ondevice.graph_io` describes its inputs and outputs."""
+"""The target graph; `ondevice.bundle_format.graph_io` describes its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ondevice import graph_io
-from ondevice.model_config import LayerConfig, Target
-from ondevice.tensor_table import EMBEDDING, HEAD
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.model_config import LayerConfig, Target
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice_export.graph.attention import CACHE_ROWS, Attention, KeyValue, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer, per_layer_inputs

@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ondevice.model_config import Decoder
-from ondevice.tensor_table import HEAD, Format, Tensor
-from ondevice.weight_format import BFLOAT16, FLOAT32, WeightFormat
-from ondevice_export.checkpoint import Checkpoint
+from ondevice.bundle_format.model_config import Decoder
+from ondevice.bundle_format.tensor_table import HEAD, Format, Tensor
+from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import Formats
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
 from ondevice_export.matrices import MatrixWriter, RowReader, StoredMatrix
-from ondevice_export.quantized_modules import QuantizedModules
 
 _PLAIN: dict[str, Format] = {"float32": "float32", "int64": "int64"}
 

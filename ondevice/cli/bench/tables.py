@@ -13,7 +13,7 @@ from ondevice.cli.info import version_of
 from ondevice.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
-    from ondevice.manifest import Manifest
+    from ondevice.bundle_format.manifest import Manifest
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.bundle_format.model_config import Layer
 from ondevice.engines.kv_cache import SINGLE, KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
 from ondevice.engines.simd.kernels.attention.integer_tile import UNIT, move_keys, move_values
 from ondevice.engines.simd.kernels.attention.key_codes import CENTROIDS, SPAN, encode, learn
 from ondevice.engines.simd.kernels.matmul.formats import TILE
-from ondevice.model_config import Layer
 
 BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
 """Bits of a cached number."""

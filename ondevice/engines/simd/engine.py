@@ -17,6 +17,8 @@ from typing import Self
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import HeadsEntry
 from ondevice.engines.kv_cache import KINDS, KVCache, make_caches
 from ondevice.engines.layer_path import LayerPath, PathMemory
 from ondevice.engines.protocol import (
@@ -41,9 +43,7 @@ from ondevice.engines.simd.program import load_program
 from ondevice.engines.simd.target_forward import Batch, KeptRows, TargetForward
 from ondevice.engines.simd.threads import ThreadPool
 from ondevice.errors import UsageError
-from ondevice.graph_io import AttentionKind
 from ondevice.machine import ForkGuard
-from ondevice.model_config import HeadsEntry
 from ondevice.preparation import Preparation
 
 MOST_ROWS = 512

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Int64Array
+from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
@@ -25,7 +26,6 @@ from ondevice.engines.simd.plan.drafter import DrafterPlan
 from ondevice.engines.simd.plan.heads import HeadsPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
-from ondevice.graph_io import AttentionKind
 
 
 class SequenceRecord:

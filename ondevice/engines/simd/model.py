@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.simd.tensor_files import Matrix, TensorFiles, Tensors
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
-from ondevice.graph_io import AttentionKind
-from ondevice.manifest import AS_TRAINED, Manifest
-from ondevice.model_config import Decoder, DrafterEntry, HeadsEntry, LayerConfig, Target
-from ondevice.tensor_table import (
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.manifest import AS_TRAINED, Manifest
+from ondevice.bundle_format.model_config import Decoder, DrafterEntry, HeadsEntry, LayerConfig, Target
+from ondevice.bundle_format.tensor_table import (
     CENTROIDS,
     DRAFTER_CENTROIDS,
     DRAFTER_EMBEDDING,
@@ -28,6 +26,8 @@ from ondevice.tensor_table import (
     ORDERING,
     PLE_TABLE,
 )
+from ondevice.engines.simd.tensor_files import Matrix, TensorFiles, Tensors
+from ondevice.engines.simd.unsupported import UnsupportedGraphError
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,11 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.engines.simd.kernels.matmul.formats import BLOCK, TILE, pack_epilogue, pack_scales, pack_tile
 from ondevice.engines.simd.kernels.matmul.tiles import EPILOGUE_BYTES
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.progress import Advance, Progress, silent
-from ondevice.weight_format import WeightFormat
 
 VERSION = 3
 """Version of the layout, raised whenever the same bundle would be packed differently."""

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.tensor_table import Tensor, TensorTable
+from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.engines.simd.unsupported import UnsupportedGraphError
 from ondevice.errors import BundleCorruptError
 from ondevice.progress import Advance
-from ondevice.tensor_table import Tensor, TensorTable
-from ondevice.weight_format import IN_GROUPS, WeightFormat
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,11 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.protocol import Outputs, Proposals, Session
 from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Tally
 from ondevice.generate.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast, GuessedTree
 from ondevice.generate.sampling import Guess
-from ondevice.model_config import HeadsEntry, Target
 
 SIBLING = (0.1, 0.06, 0.05)
 """Prior probabilities of a second, third and further child. With the reference pair's heads the target's likeliest

@@ -1,7 +1,7 @@
 """Collects the steps of a plan, and turns sizes into addresses.
 
 Kernels do not check bounds, so this is the only file that computes their addresses. It computes them from arrays whose
-shapes `ondevice.tensor_table` has checked.
+shapes `ondevice.bundle_format.tensor_table` has checked.
 """
 
 from __future__ import annotations

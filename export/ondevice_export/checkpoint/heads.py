@@ -11,13 +11,13 @@ from typing import get_args
 
 import numpy as np
 
+from ondevice.bundle_format.model_config import MOST_OFFSETS, HeadsEntry, HeadsKind, Shortlist, Target
+from ondevice.bundle_format.tensor_table import Shapes, heads_shapes
 from ondevice.errors import CheckpointError, PairMismatchError
-from ondevice.model_config import MOST_OFFSETS, HeadsEntry, HeadsKind, Shortlist, Target
-from ondevice.tensor_table import Shapes, heads_shapes
-from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.json_fields import Fields, read_json
-from ondevice_export.models import TargetCheckpoint
-from ondevice_export.source import Checkout, default_name
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.json_fields import Fields, read_json
+from ondevice_export.checkpoint.models import TargetCheckpoint
+from ondevice_export.checkpoint.source import Checkout, default_name
 
 MODEL_TYPE = "ondevice_heads"
 KINDS: tuple[HeadsKind, ...] = get_args(HeadsKind)

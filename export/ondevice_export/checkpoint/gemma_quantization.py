@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ondevice.errors import CheckpointError
-from ondevice_export.json_fields import Fields, read_json
+from ondevice_export.checkpoint.json_fields import Fields, read_json
 
 METHOD = "gemma"
 BITS = (2, 4, 8)

@@ -1,4 +1,4 @@
-"""`config.json` of the Gemma 4 families as an `ondevice.model_config`, read without transformers.
+"""`config.json` of the Gemma 4 families as an `ondevice.bundle_format.model_config`, read without transformers.
 
 Absent fields take the defaults of `Gemma4TextConfig` or `Gemma4UnifiedTextConfig` (transformers 5.22.2). Two
 spellings of the layers' differences exist: the hub's flat one (`global_head_dim`, `num_global_key_value_heads`) and
@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ondevice.errors import CheckpointError, PairMismatchError
-from ondevice.graph_io import AttentionKind
-from ondevice.model_config import (
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import (
     MOST_EXPERTS,
     MOST_LAYERS,
     DrafterEntry,
@@ -25,7 +24,8 @@ from ondevice.model_config import (
     Shortlist,
     Target,
 )
-from ondevice_export.json_fields import Fields, read_json
+from ondevice.errors import CheckpointError, PairMismatchError
+from ondevice_export.checkpoint.json_fields import Fields, read_json
 
 TARGET_GRAPH, DRAFTER_GRAPH = "target.onnx", "drafter.onnx"
 

@@ -15,8 +15,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ondevice.errors import BundleCorruptError, UnsupportedBundleError
-from ondevice.model_config import (
+from ondevice.bundle_format.model_config import (
     DrafterEntry,
     HeadsEntry,
     InvalidFieldError,
@@ -27,7 +26,16 @@ from ondevice.model_config import (
     check_target,
     require,
 )
-from ondevice.tensor_table import Shapes, Tensor, TensorTable, check_tables, drafter_shapes, heads_shapes, target_shapes
+from ondevice.bundle_format.tensor_table import (
+    Shapes,
+    Tensor,
+    TensorTable,
+    check_tables,
+    drafter_shapes,
+    heads_shapes,
+    target_shapes,
+)
+from ondevice.errors import BundleCorruptError, UnsupportedBundleError
 
 SCHEMA = 3
 """Version of the format, raised whenever an older runtime would misread a newer bundle. Schemas 1 and 2 had no tensor

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import CheckpointError, reason
-from ondevice_export.json_fields import check_regular
+from ondevice_export.checkpoint.json_fields import check_regular
 
 _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.errors import CheckpointError
-from ondevice_export.json_fields import read_json
-from ondevice_export.safetensors_file import SafetensorsFile, TensorEntry, to_float32
+from ondevice_export.checkpoint.json_fields import read_json
+from ondevice_export.checkpoint.safetensors_file import SafetensorsFile, TensorEntry, to_float32
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.graph_io import AttentionKind
+from ondevice.bundle_format.graph_io import AttentionKind
 
 HeadsKind = Literal["medusa", "blockwise", "exit"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ondevice.model_config import (
+from ondevice.bundle_format.model_config import (
     Decoder,
     DrafterEntry,
     HeadsEntry,
@@ -24,7 +24,7 @@ from ondevice.model_config import (
     check_number,
     require,
 )
-from ondevice.weight_format import BFLOAT16, BY_ROW, FLOAT32, IN_GROUPS, WeightFormat
+from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, IN_GROUPS, WeightFormat
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""

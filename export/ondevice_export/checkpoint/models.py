@@ -1,6 +1,6 @@
 """Opens the checkpoints of a target and its drafter and checks their configurations, tensors and shapes.
 
-`ondevice.tensor_table` names the tensors of a model; a target's checkpoint adds a prefix to all names but the head's.
+`tensor_table` names the tensors of a model; a target's checkpoint adds a prefix to all names but the head's.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ondevice.bundle_format.model_config import DrafterEntry, Target
+from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
 from ondevice.errors import CheckpointError
-from ondevice.model_config import DrafterEntry, Target
-from ondevice.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
-from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.config import read_drafter, read_target
-from ondevice_export.gemma_quantization import read_quantization
-from ondevice_export.quantized_modules import QuantizedModules, plain_names
-from ondevice_export.source import Checkout, Note
+from ondevice_export.checkpoint.config import read_drafter, read_target
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.gemma_quantization import read_quantization
+from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
+from ondevice_export.checkpoint.source import Checkout, Note
 
 _PREFIXES = ("model.language_model.", "model.")
 """Prefixes of the text model's tensors; that of multimodal checkpoints is tried first, as both start with `model.`."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice_export import export, workspace
-from ondevice_export.workspace import Workspace, clean, retired_name
+from ondevice_export import bundle_writer, export
+from ondevice_export.bundle_writer import Workspace, clean, retired_name
 from tests.conftest import REFERENCE
 from tests.tiny_models import save_target
 
@@ -54,7 +54,7 @@ def test_an_export_at_work_keeps_its_directory(source: Path, tmp_path: Path) -> 
 
 
 def test_where_there_are_no_locks_a_day_must_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_lock", lambda handle: None)
+    monkeypatch.setattr(bundle_writer, "_lock", lambda handle: None)
     old, new = leftover(tmp_path / "old"), leftover(tmp_path / "new")
     os.utime(old, (0, 0))
     clean(tmp_path)

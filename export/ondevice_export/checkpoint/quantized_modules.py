@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ondevice.bundle_format.tensor_table import Shapes, is_table
+from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice.tensor_table import Shapes, is_table
-from ondevice.weight_format import BFLOAT16, BY_ROW, FLOAT32, WeightFormat
-from ondevice_export.checkpoint import Checkpoint
-from ondevice_export.gemma_quantization import GemmaQuantization
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.gemma_quantization import GemmaQuantization
 
 _OF_LINEAR = (".weight_scale", ".input_activation_scale", ".output_activation_scale")
 _OF_TABLE = (".embedding_quantized", ".embedding_scale")

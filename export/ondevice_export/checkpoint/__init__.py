@@ -1,0 +1,9 @@
+"""Finds and reads checkpoints: input is a directory or a hub id, output are checked configurations and tensors.
+
+Read `models` first: it opens target and drafter and checks every tensor's shape; `heads` does so for trained heads.
+
+    source               local directories, or repositories on the hub, which are downloaded
+    config               `config.json` as an `ondevice.bundle_format.model_config`; `json_fields` checks each field
+    directory            tensors by name, in one safetensors file or in shards; `safetensors_file` reads one file
+    gemma_quantization   which modules of a checkpoint were trained quantised; `quantized_modules` reads their codes
+"""
