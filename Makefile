@@ -33,7 +33,7 @@ demo: $(BUNDLE)/bundle.json
 	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 124 --temperature 0 --compare < models/demo_prompt.txt
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 frozen: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests/test_pyinstaller.py

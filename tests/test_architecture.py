@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +95,8 @@ def imported_by(path: Path) -> Iterator[str]:
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 
-def read_imports() -> set[Import]:
+@cache
+def all_imports() -> set[Import]:
     found = set()
     for root in (ROOT / "ondevice", ROOT / "export" / "ondevice_export"):
         for path in root.rglob("*.py"):
@@ -105,7 +107,6 @@ def read_imports() -> set[Import]:
     return found
 
 
-IMPORTS = read_imports()
 PUBLIC = "__init__.py"
 """`ondevice/__init__.py` names everything, and imports a name only when it is used."""
 
@@ -128,7 +129,7 @@ def test_every_file_is_in_a_box():
 
 
 def test_the_arrows_are_the_imports(picture):
-    imports = {each for each in IMPORTS if each.importer != PUBLIC}
+    imports = {each for each in all_imports() if each.importer != PUBLIC}
     drawn = picture.drawn(imports)
     if picture.boxes[GROUND][0] == "bundle.py":
         drawn = {(a, b) for a, b in drawn if b != GROUND}
@@ -158,7 +159,7 @@ def test_links_lead_somewhere():
 
 def reaches(importers: tuple[str, ...], imported: tuple[str, ...]) -> list[Import]:
     return sorted(
-        each for each in IMPORTS if each.importer.startswith(importers) and each.imported.startswith(imported)
+        each for each in all_imports() if each.importer.startswith(importers) and each.imported.startswith(imported)
     )
 
 
@@ -203,5 +204,5 @@ def test_the_command_line_sees_plain_data_of_the_tokens():
 
 @pytest.mark.parametrize("package", OUTSIDE)
 def test_packages_are_imported_where_they_belong(package):
-    found = [each for each in IMPORTS if each.imported == package and not each.importer.startswith("export/")]
+    found = [each for each in all_imports() if each.imported == package and not each.importer.startswith("export/")]
     assert [each for each in found if not each.importer.startswith(OUTSIDE[package])] == []

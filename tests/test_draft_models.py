@@ -33,7 +33,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def model(request: pytest.FixtureRequest, reference_bundle: Path, coarse: Path) -> Iterator[Model]:
-    with ondevice.load(reference_bundle, engine=request.param, threads=2, drafter=coarse) as loaded:
+    with ondevice.load(reference_bundle, engine=request.param, threads=1, drafter=coarse) as loaded:
         yield loaded
 
 
@@ -58,7 +58,7 @@ def test_the_text_is_that_of_plain_decoding(
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
 def test_the_draft_model_that_ships_beside_the_target(reference_bundle: Path, small: Path, temperature: float) -> None:
     options: dict[str, Any] = {"max_new_tokens": 96, "temperature": temperature, "seed": 12}
-    with ondevice.load(reference_bundle, engine="simd", threads=2, drafter=small) as model:
+    with ondevice.load(reference_bundle, engine="simd", threads=1, drafter=small) as model:
         for prompt in PROMPTS.values():
             plain = model.generate(prompt, drafter="none", **options)
             drafted = model.generate(prompt, **options, **CONSTANT)

@@ -62,14 +62,16 @@ def loaded(reference_bundle: Path) -> Iterator[Callable[[str], Model]]:
 
         @cache
         def load(setting: str) -> Model:
-            if setting in ("simd", "ort"):
-                return models.enter_context(ondevice.load(reference_bundle, engine=setting, threads=2))  # type: ignore[arg-type]
+            if setting == "simd":
+                return models.enter_context(ondevice.load(reference_bundle, engine="simd", threads=2))
+            if setting == "ort":
+                return models.enter_context(ondevice.load(reference_bundle, engine="ort", threads=1))
             if setting == "int8":
-                return models.enter_context(ondevice.load(reference_bundle, engine="simd", threads=2, kv_cache="int8"))
+                return models.enter_context(ondevice.load(reference_bundle, engine="simd", threads=1, kv_cache="int8"))
             # as small as these, a prompt of 600 tokens is long enough for lookups
             settings = LookupSettings(setting, keys=32, window=64, learn=64)  # type: ignore[arg-type]
             bundle = Bundle.open(reference_bundle)
-            return models.enter_context(Model(bundle, SimdEngine(bundle, 2, lookup=settings), 2))
+            return models.enter_context(Model(bundle, SimdEngine(bundle, 1, lookup=settings), 1))
 
         yield load
 

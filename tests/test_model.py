@@ -90,7 +90,7 @@ def test_a_known_beginning_is_not_computed_again(reference_model: Model) -> None
 def test_a_long_chat_without_its_thoughts_computes_new_tokens_only(
     reference_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve turns with replies of 600 tokens, of which the next prompt has the last 40: a template drops thoughts."""
+    """Six turns with replies of 600 tokens, of which the next prompt has the last 40: a template drops thoughts."""
     rng, rows, forward = np.random.default_rng(0), [], reference_model.engine.forward
 
     def counting(batch: Sequence[Rows]) -> list[Outputs]:
@@ -106,7 +106,7 @@ def test_a_long_chat_without_its_thoughts_computes_new_tokens_only(
         "drafter": "none",
         "logit_bias": dict.fromkeys(reference_model.manifest.eos_token_ids, -1e6),
     }
-    for turn in range(12):
+    for turn in range(6):
         new = 40 + 30 if turn else len(prompt)
         rows.clear()
         options: GenerationKeywords = {**endless, "seed": turn}

@@ -95,7 +95,7 @@ def prompt_of(model: Model, length: int = 20, seed: int = 0) -> list[int]:
 @each_bundle
 def test_self_says_what_plain_decoding_says(directory: Path, kind: KVCacheType, way: dict[str, Any]) -> None:
     """With two random choices of layers to leave out."""
-    with ondevice.load(directory, engine="simd", threads=2, kv_cache=kind) as model:
+    with ondevice.load(directory, engine="simd", threads=1, kv_cache=kind) as model:
         if not free_sub_layers(model.engine.target):
             assert "self" not in registry.offered(model.engine)
             return
@@ -115,7 +115,7 @@ def test_self_says_what_plain_decoding_says(directory: Path, kind: KVCacheType, 
 
 def test_it_is_right_where_nothing_is_missing(directories: dict[str, Path]) -> None:
     """Without the last feed-forward block of the reference model, about as often as it should be."""
-    with ondevice.load(directories["reference"], engine="simd", threads=2) as model:
+    with ondevice.load(directories["reference"], engine="simd", threads=1) as model:
         remember(model, frozenset({("attention", 9)}))
         try:
             options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 0.0}
@@ -170,7 +170,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], SwiftDrafter]:
 def test_swift_says_what_plain_decoding_says(
     directory: Path, cache: Path, eager: Callable[[Model], SwiftDrafter], kind: KVCacheType, way: dict[str, Any]
 ) -> None:
-    with ondevice.load(directory, engine="simd", threads=2, kv_cache=kind) as model:
+    with ondevice.load(directory, engine="simd", threads=1, kv_cache=kind) as model:
         if not free_sub_layers(model.engine.target):
             return
         drafter = eager(model)
@@ -275,7 +275,7 @@ def untrained(model: Model, seed: int = 0) -> EarlyExitDrafter:
 
 @each_bundle
 def test_early_exits_say_what_plain_decoding_says(directory: Path, kind: KVCacheType, way: dict[str, Any]) -> None:
-    with ondevice.load(directory, engine="simd", threads=2, kv_cache=kind) as model:
+    with ondevice.load(directory, engine="simd", threads=1, kv_cache=kind) as model:
         options: dict[str, Any] = {"max_new_tokens": 40, **way}
         plain = model.generate(prompt_of(model), drafter="none", **options)
         for schedule in (CONSTANT, {"num_assistant_tokens_schedule": "auto"}):
@@ -288,7 +288,7 @@ def test_early_exits_say_what_plain_decoding_says(directory: Path, kind: KVCache
 @two_bundles
 def test_an_early_exit_that_knows_is_right(directory: Path) -> None:
     """Its head has the plain reply by heart, but for every third token: the text is right all the same."""
-    with ondevice.load(directory, engine="simd", threads=2) as model:
+    with ondevice.load(directory, engine="simd", threads=1) as model:
         options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.0}
         prompt = prompt_of(model)
         plain = model.generate(prompt, drafter="none", **options)

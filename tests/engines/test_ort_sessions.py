@@ -34,7 +34,7 @@ def bundle(reference_bundle: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def engine(bundle: Bundle) -> Iterator[OrtEngine]:
-    made = OrtEngine(bundle, threads=2)
+    made = OrtEngine(bundle, threads=1)
     yield made
     made.close()
 

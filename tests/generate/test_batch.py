@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -13,39 +14,76 @@ import pytest
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate import batch as batch_module
-from ondevice.generate.batch import FIRST_PREFILL_CHUNK, Batch, ForwardTimes, Slot
-from ondevice.generate.loop import generate, run
+from ondevice.generate.batch import FIRST_PREFILL_CHUNK, PREFILL_DELAY_S, Batch, ForwardTimes, Slot
+from ondevice.generate.loop import Loop, generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
-from tests.toy_engine import VOCAB, ToyEngine, ToySession
+from ondevice.generate.stats import Round
+from tests import toy_engine
+from tests.toy_engine import VOCAB, ToyEngine
 
 FORWARD_S = 0.004
-"""What a forward of the slow toy takes: threads are awake long before."""
+"""Seconds of a forward of one row per sequence."""
 
 
-def slow(batch: Sequence[Rows]) -> None:
-    time.sleep(FORWARD_S)
+class Clock:
+    """The time that the batch and the toy engine read: only forwards take any, on however busy a machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def forward(self, batch: Sequence[Rows]) -> None:
+        self.now += FORWARD_S
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (batch_module, toy_engine):
+        monkeypatch.setattr(module, "perf_counter", made)
+    return made
 
 
 def prompt(seed: int, count: int = 20) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 
 
-def generated(batch: Batch, prompt_ids: list[int], tokens: int, options: SamplingOptions | None = None) -> list[int]:
-    """A whole generation, read as fast as possible."""
+def generated(
+    batch: Batch, prompt_ids: list[int], tokens: int, joined: Callable[[], object] = lambda: None
+) -> list[int]:
+    """A whole generation, read as fast as possible; `joined` is called when it has its slot."""
     slot = batch.join()
     assert slot is not None
+    joined()
     session = batch._engine.open_session()
     found: list[int] = []
-    sampler = Sampler(options or SamplingOptions(0.0))
     try:
-        for this in run(generate(session, prompt_ids, sampler, Limits(tokens)), slot.forward):
+        for this in run(generate(session, prompt_ids, Sampler(SamplingOptions(0.0)), Limits(tokens)), slot.forward):
             found += this.token_ids
             slot.pause()
             slot.resume()
     finally:
         slot.leave()
     return found
+
+
+def awaited(
+    clock: Clock, count: int, before: Callable[[Sequence[Rows]], None] = lambda batch: None
+) -> tuple[ToyEngine, Batch]:
+    """An engine whose forwards end when the readers of its batch are back: all must have joined before one submits."""
+
+    def forward(rows: Sequence[Rows]) -> None:
+        clock.forward(rows)
+        while len(batch) > 1 and any(slot._state != "submitted" for slot in batch._slots):
+            time.sleep(0.0002)
+        before(rows)
+
+    engine = ToyEngine(before=forward)
+    batch = Batch(engine, count)
+    return engine, batch
 
 
 def in_threads(*jobs: Callable[[], object]) -> list[object]:
@@ -80,18 +118,26 @@ def test_one_sequence_has_forwards_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4, 7])
-def test_many_sequences_share_forwards_and_change_nothing(count: int) -> None:
-    engine = ToyEngine(before=slow)
-    batch = Batch(engine, count)
-    jobs = [lambda seed=seed: generated(batch, prompt(seed, 30 + 10 * seed), 40) for seed in range(count)]
+def test_many_sequences_share_forwards_and_change_nothing(clock: Clock, count: int) -> None:
+    (engine, batch), together = awaited(clock, count), threading.Barrier(count)
+    jobs = [
+        lambda seed=seed: generated(batch, prompt(seed, 30 + 10 * seed), 40, together.wait) for seed in range(count)
+    ]
     assert in_threads(*jobs) == [alone(prompt(seed, 30 + 10 * seed), 40) for seed in range(count)]
     decoded = [rows for rows in engine.batches if set(rows) == {1}]
     assert np.mean([len(rows) for rows in decoded]) > 0.8 * count
 
 
-def test_a_reader_in_turn_with_others_is_not_waited_for() -> None:
+def test_a_reader_in_turn_with_others_is_not_waited_for(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread that reads two generations by turns: neither can come while the other one runs."""
-    engine = ToyEngine(before=slow)
+    waits: list[float] = []
+
+    def wait(wakeup: SimpleQueue[None], seconds: float) -> None:
+        waits.append(seconds)
+        clock.now += seconds
+
+    monkeypatch.setattr(batch_module, "_sleep", wait)
+    engine = ToyEngine(before=clock.forward)
     batch = Batch(engine, 2)
     loops = []
     for seed in (0, 1):
@@ -100,15 +146,13 @@ def test_a_reader_in_turn_with_others_is_not_waited_for() -> None:
         sampler = Sampler(SamplingOptions(0.0))
         loops.append((slot, run(generate(engine.open_session(), prompt(seed), sampler, Limits(30)), slot.forward)))
     found: list[list[int]] = [[], []]
-    started = time.perf_counter()
     for _ in range(30):
         for tokens, (slot, rounds) in zip(found, loops, strict=True):
             slot.resume()
             tokens.extend(next(rounds).token_ids)
             slot.pause()
-    waited = time.perf_counter() - started - FORWARD_S * engine.forwards
     assert found == [alone(prompt(seed), 30) for seed in (0, 1)]
-    assert waited < FORWARD_S * engine.forwards
+    assert sum(waits) < FORWARD_S
 
 
 class Waiting:
@@ -158,52 +202,71 @@ def test_a_prefill_beside_decoding_sequences_is_cut() -> None:
     assert waiting.selected() == [(1, 5), (2, 1), (0, 1)]
 
 
-def test_a_prefill_is_whole_again_when_nobody_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefill_is_whole_again_when_nobody_reads_the_others(clock: Clock) -> None:
     waiting = Waiting(ToyEngine(chunk=512), chain(500))
     other = waiting.batch.join()
     assert other is not None
     other.decoding = True
     other.pause()
     assert waiting.selected() == [(0, FIRST_PREFILL_CHUNK)]
-    monkeypatch.setattr(batch_module, "PREFILL_DELAY_S", 0.0)
+    clock.now += 1.01 * PREFILL_DELAY_S
     assert waiting.selected() == [(0, 500)]
 
 
-def test_cut_prefills_take_turns_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+class Generations:
+    """Generations that share forwards without threads: all of them submit their rows, then one forward is run."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.running: list[tuple[Slot, Loop, list[int]]] = []
+
+    def begin(self, prompt_ids: list[int], tokens: int) -> list[int]:
+        """Returns the list that the tokens will be appended to."""
+        slot, text = self.batch.join(), list[int]()
+        assert slot is not None
+        loop = generate(self.batch._engine.open_session(), prompt_ids, Sampler(SamplingOptions(0.0)), Limits(tokens))
+        self.running.append((slot, loop, text))
+        self._submit(slot, loop, text, next(loop))
+        return text
+
+    def forward(self) -> None:
+        """Run one forward, and submit the next rows of the generations that took part."""
+        self.batch._drive(self.running[0][0])
+        for slot, loop, text in list(self.running):
+            if slot._rows is None:
+                self._submit(slot, loop, text, loop.send(slot._outputs))
+
+    def _submit(self, slot: Slot, loop: Loop, text: list[int], item: Rows | Round | None) -> None:
+        while isinstance(item, Round):
+            text += item.token_ids
+            item = next(loop, None)
+        if item is None:
+            slot.leave()
+            self.running.remove((slot, loop, text))
+            return
+        slot._rows, slot.decoding, slot._state = item, len(item.wanted) == len(item.tree), "submitted"
+        self.batch._submitted.append(slot)
+
+
+def test_cut_prefills_take_turns_and_lose_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two long prompts while others decode: both get on, nobody is held up, the text is the same."""
     monkeypatch.setattr(batch_module, "PREFILL_DELAY_S", 3 * FORWARD_S)
 
     def slower(batch: Sequence[Rows]) -> None:
-        time.sleep(FORWARD_S + 0.0002 * sum(len(rows.tree) - 1 for rows in batch))
+        clock.now += FORWARD_S + 0.0002 * sum(len(rows.tree) - 1 for rows in batch)
 
     engine = ToyEngine(chunk=512, before=slower)
-    batch = Batch(engine, 4)
-    ready = threading.Event()
-
-    def decode(seed: int) -> list[int]:
-        slot = batch.join()
-        assert slot is not None
-        found: list[int] = []
-        loop = generate(engine.open_session(), prompt(seed), Sampler(SamplingOptions(0.0)), Limits(60))
-        for this in run(loop, slot.forward):
-            found += this.token_ids
-            if len(found) > 5:
-                ready.set()
-            slot.pause()
-            slot.resume()
-        slot.leave()
-        return found
-
-    def prefill(seed: int) -> list[int]:
-        assert ready.wait(30)
-        return generated(batch, prompt(seed, 300), 5)
-
-    jobs = [lambda: decode(0), lambda: decode(1), lambda: prefill(2), lambda: prefill(3)]
-    expected = [alone(prompt(0), 60), alone(prompt(1), 60), alone(prompt(2, 300), 5), alone(prompt(3, 300), 5)]
-    assert in_threads(*jobs) == expected
+    generations = Generations(Batch(engine, 4))
+    found = [generations.begin(prompt(seed), 60) for seed in (0, 1)]
+    while len(found[0]) < 6:
+        generations.forward()
+    found += [generations.begin(prompt(seed, 300), 5) for seed in (2, 3)]
+    while generations.running:
+        generations.forward()
+    assert found == [alone(prompt(0), 60), alone(prompt(1), 60), alone(prompt(2, 300), 5), alone(prompt(3, 300), 5)]
     shared = [rows for rows in engine.batches if rows[:2] == [1, 1] and len(rows) > 2]
-    assert len(shared) > 5
-    assert max(sum(rows) for rows in shared) < 250
+    assert len(shared) > 10
+    assert max(sum(rows[2:]) for rows in shared) == 60, "12 ms"
 
 
 def test_the_pace_of_a_prefill_is_what_it_adds() -> None:
@@ -296,17 +359,15 @@ def test_so_many_places_there_are_not(places: int) -> None:
         Batch(ToyEngine(), places)
 
 
-def test_trouble_of_one_sequence_is_its_own() -> None:
+def test_trouble_of_one_sequence_is_its_own(clock: Clock) -> None:
     """A session that is closed under its own generation, as nobody should: the others never hear of it."""
-    engine = ToyEngine(before=slow)
-    batch = Batch(engine, 3)
-    victim: list[ToySession] = []
+    (engine, batch), together = awaited(clock, 3), threading.Barrier(3)
 
     def doomed() -> None:
         slot = batch.join()
         assert slot is not None
+        together.wait()
         session = engine.open_session()
-        victim.append(session)
         try:
             loop = generate(session, prompt(9), Sampler(SamplingOptions(0.0)), Limits(50))
             for count, _ in enumerate(run(loop, slot.forward)):
@@ -315,26 +376,24 @@ def test_trouble_of_one_sequence_is_its_own() -> None:
         finally:
             slot.leave()
 
-    jobs = [doomed, lambda: generated(batch, prompt(1), 50), lambda: generated(batch, prompt(2), 50)]
-    error, *texts = in_threads(*jobs)
+    jobs = [lambda seed=seed: generated(batch, prompt(seed), 50, together.wait) for seed in (1, 2)]
+    error, *texts = in_threads(doomed, *jobs)
     assert isinstance(error, UsageError)
     assert texts == [alone(prompt(1), 50), alone(prompt(2), 50)]
     assert len(batch) == 0
 
 
-def test_an_interrupt_of_the_leader_harms_nobody_else() -> None:
+def test_an_interrupt_of_the_leader_harms_nobody_else(clock: Clock) -> None:
     """Whichever thread runs a shared forward when it is interrupted: that one ends, the others run it again."""
     struck: list[int] = []
 
     def strike(batch: Sequence[Rows]) -> None:
-        time.sleep(FORWARD_S)
         if len(batch) == 3 and not struck:
             struck.append(threading.get_ident())
             raise KeyboardInterrupt
 
-    engine = ToyEngine(before=strike)
-    batch = Batch(engine, 3)
-    results = in_threads(*[lambda seed=seed: generated(batch, prompt(seed), 40) for seed in range(3)])
+    (_, batch), together = awaited(clock, 3, strike), threading.Barrier(3)
+    results = in_threads(*[lambda seed=seed: generated(batch, prompt(seed), 40, together.wait) for seed in range(3)])
     interrupted = [seed for seed, result in enumerate(results) if isinstance(result, KeyboardInterrupt)]
     assert len(interrupted) == len(struck) == 1
     for seed in {0, 1, 2} - set(interrupted):

@@ -1,6 +1,8 @@
 """The recipe's files import each other by their plain names, as the directory of a script allows."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -27,3 +29,11 @@ def pair(tmp_path: Path) -> Path:
     random = np.random.default_rng(0).integers(4, VOCAB, 4000)
     (tmp_path / "text.txt").write_text(" ".join(f"w{number}" for number in random))
     return tmp_path
+
+
+@pytest.fixture
+def one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine writes texts in this process: `test_owntext.py` starts others, which all import torch."""
+    owntext = import_module("owntext")
+    monkeypatch.setattr(owntext, "writers", [])
+    monkeypatch.setattr(owntext, "ProcessPoolExecutor", lambda mp_context, **given: ThreadPoolExecutor(1, **given))

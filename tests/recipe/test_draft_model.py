@@ -15,6 +15,7 @@ import ondevice
 from ondevice_export import export
 
 
+@pytest.mark.usefixtures("one_writer")
 def test_the_command_trains_goes_on_and_drafts(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (states, train_draft_model):
         monkeypatch.setattr(module, "LENGTH", 80)

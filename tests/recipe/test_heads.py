@@ -53,6 +53,7 @@ def test_states_are_those_of_the_target(pair: Path, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(torch.from_numpy(kept[1, 8].astype(np.float32)), lower, atol=0.01, rtol=0.01)
 
 
+@pytest.mark.usefixtures("one_writer")
 def test_the_command_trains_goes_on_and_exports(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (states, train_heads):
         monkeypatch.setattr(module, "LENGTH", 96)

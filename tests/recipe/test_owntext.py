@@ -1,5 +1,7 @@
 """Text that the engine writes for a drafter to learn from."""
 
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from tests.tiny_models import VOCAB
 def test_the_engine_continues_prompts_of_the_stream(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owntext, "ROWS", 6)
     monkeypatch.setattr(owntext, "LENGTH", 100)
+    monkeypatch.setattr(owntext, "ProcessPoolExecutor", partial(ProcessPoolExecutor, 1))
     stream = np.random.default_rng(0).integers(4, VOCAB, 2000).astype(np.uint16)
     np.save(pair / "train.npy", stream)
     target = Gemma4ForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)

@@ -3,9 +3,9 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -60,6 +60,14 @@ def is_ready(url):
         return False
 
 
+def listens(address):
+    try:
+        socket.create_connection((address["host"], address["port"]), PATIENCE_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 def endless(address):
     """A long stream that has begun."""
     connection = HTTPConnection(address["host"], address["port"], timeout=PATIENCE_S)
@@ -105,7 +113,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path, reference_bundle):
     with process(reference_bundle, program=[str(script)]) as (started, address):
         wait_until(lambda: not is_ready(address["url"]))
         started.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        wait_until(lambda: not listens(address))
         assert started.poll() is None
         started.send_signal(signal.SIGINT)
         assert started.wait(PATIENCE_S) == -signal.SIGINT

@@ -24,7 +24,7 @@ from tests.trained_models import TRAINED
 FAMILIES = (*QUANTISED, *TRAINED)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def every_thread_runs() -> Iterator[None]:
     """Keep all threads in use: tiny models soon run on one thread, and thread counts could not be compared."""
     with pytest.MonkeyPatch.context() as patch:

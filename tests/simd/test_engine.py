@@ -102,7 +102,7 @@ def test_a_draft_step_is_close_too(engine: SimdEngine, oracle: OrtEngine) -> Non
 
 def test_speculation_changes_nothing(bundle: Bundle) -> None:
     """All drafters but Medusa and blockwise, which `test_heads_drafting.py` tests."""
-    with Model(bundle, SimdEngine(bundle, threads=2), threads=2) as model:
+    with Model(bundle, SimdEngine(bundle, threads=1), threads=1) as model:
         options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.0}
         prompt = PROMPT[:30] * 3
         plain = model.generate(prompt, drafter="none", **options)

@@ -26,7 +26,7 @@ SETTINGS = [(family, get_args(KVCacheType)[number % 2]) for number, family in en
 @pytest.fixture(scope="module", params=SETTINGS, ids="-".join)
 def loaded(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Iterator[Model]:
     family, kind = request.param
-    with ondevice.load(bundles[family].path, engine="simd", threads=2, kv_cache=kind) as model:
+    with ondevice.load(bundles[family].path, engine="simd", threads=1, kv_cache=kind) as model:
         yield model
 
 

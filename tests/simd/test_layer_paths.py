@@ -37,7 +37,7 @@ SETTINGS = [
 )
 def engine(bundles: dict[str, Bundle], request: pytest.FixtureRequest) -> Iterator[SimdEngine]:
     family, kind, lookup = request.param
-    made = SimdEngine(bundles[family], threads=2, kv_cache=kind, lookup=lookup)
+    made = SimdEngine(bundles[family], threads=2 if family == "e2b" else 1, kv_cache=kind, lookup=lookup)
     yield made
     made.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -88,10 +87,8 @@ REFUSED = {
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_time_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MOST_SECONDS", 0.2)
-    started = time.perf_counter()
     with pytest.raises(PromptError, match="it runs for more than"):
         ChatTemplate(source).render(MESSAGES)
-    assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize("source", ENORMOUS.values(), ids=ENORMOUS)
