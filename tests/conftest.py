@@ -251,5 +251,6 @@ def build_wheel(project: Path, directory: Path) -> Path:
 
 @pytest.fixture(scope="session", params=ENGINES)
 def reference_model(request: pytest.FixtureRequest, reference_bundle: Path) -> Iterator[Model]:
+    """With one thread: several would wait at every barrier for a core that another process of the tests has."""
     with ondevice.load(reference_bundle, engine=request.param, threads=1) as model:
         yield model

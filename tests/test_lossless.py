@@ -1,7 +1,8 @@
 """End to end on the pair that ships: the output is that of plain decoding, with every drafter, engine and attention.
 
 That drafts change nothing is tested in full over a toy engine (`tests/test_loop.py`). Drafters that run the target's
-own layers are in `tests/test_own_layers.py`, draft models in `tests/test_draft_models.py`.
+own layers are in `tests/test_own_layers.py`, draft models in `tests/test_draft_models.py`. One setting has two threads;
+that their number changes no bit is tested in `tests/simd/test_exactness.py`.
 """
 
 from __future__ import annotations

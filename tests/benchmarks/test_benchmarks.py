@@ -35,20 +35,11 @@ FACTS = {
 }  # fmt: skip
 
 
-def test_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is called is made and counted, but not called: see below."""
-    monkeypatch.setattr(attention, "_median", lambda calls, rounds: float(sum(map(callable, calls))))
-    found = attention.measure([1024], 1)
-    assert {value for times in found["1024"].values() for value in times.values()} == {attention.MEASURED}
-    assert set(found["1024"]["products"]) < set(found["1024"]["whole"])
-    assert len(attention.report(found, [1024]).splitlines()) == 2 + 2 + len(found["1024"]["whole"])
-
-
-@pytest.mark.slow
-def test_attention_with_its_own_kernels() -> None:
-    """They are compiled for this benchmark alone, for 20 s."""
+@pytest.mark.usefixtures("kernels")
+def test_attention() -> None:
     found = attention.measure([1024], 1)
     assert all(value > 0 for times in found["1024"].values() for value in times.values())
+    assert len(attention.report(found, [1024]).splitlines()) == 2 + 2 + len(found["1024"]["whole"])
 
 
 def test_attention_quality(reference_bundle: Path) -> None:
