@@ -47,19 +47,16 @@ _installing_locator = threading.Lock()
 """Held while numba's list of cache locators is replaced, which is global."""
 
 
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""Options of all compiled functions. A quotient by zero is infinite or NaN, as in numpy. Without numba's runtime a
+function counts no references and has no memory manager: one that allocates an array does not compile."""
+
+
 def kernel(function: AnyFunction) -> AnyFunction:
-    """Compile a module-level function at its first call, without fastmath, and keep the code on disk.
+    """Compile a module-level function at its first call, without fastmath, and keep the code in `code_directory`.
 
-    Without fastmath because a sum must be the same bits in every forward, and masked logits are -inf. The code of a
-    closure is not kept.
-    """
-    return compiled(function, error_model="numpy")
-
-
-def compiled(function: AnyFunction, **options: Any) -> AnyFunction:
-    """`numba.njit` that releases the GIL and keeps the compiled code in `code_directory`.
-
-    If that directory cannot be written, as on a read-only disk, every process compiles again.
+    Without fastmath because a sum must be the same bits in every forward, and masked logits are -inf. If the directory
+    cannot be written, as on a read-only disk, every process compiles again. The code of a closure is not kept.
     """
     numba_config: Any = numba.config
     cache_class: Any = caching.CompileResultCacheImpl
@@ -68,9 +65,9 @@ def compiled(function: AnyFunction, **options: Any) -> AnyFunction:
         configured = getattr(numba_config, "CACHE_LOCATOR_CLASSES", "")
         cache_class._locator_classes, numba_config.CACHE_LOCATOR_CLASSES = [KernelCacheLocator], ""
         try:
-            return cast(AnyFunction, numba.njit(nogil=True, cache=True, **options)(function))
+            return cast(AnyFunction, numba.njit(cache=True, **OPTIONS)(function))
         except RuntimeError:  # numba: no locator has a directory for this function
-            return cast(AnyFunction, numba.njit(nogil=True, **options)(function))
+            return cast(AnyFunction, numba.njit(**OPTIONS)(function))
         finally:
             cache_class._locator_classes, numba_config.CACHE_LOCATOR_CLASSES = locators, configured
 

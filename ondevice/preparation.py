@@ -61,7 +61,7 @@ class Group(NamedTuple):
     functions: int
 
 
-TOKENS = (Group("ondevice.generate.warm_up:calls", 20),)
+TOKENS = (Group("ondevice.generate.warm_up:calls", 39),)
 """Kernels of the tokens layer, for every engine."""
 
 _KERNELS = "ondevice.engines.simd.kernels.warm_up"

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numba
+import numpy as np
 import pytest
 from numba.core import event
 
 from ondevice import jit
-from ondevice.jit import ANNOUNCER, Announcer, compiled
+from ondevice.jit import ANNOUNCER, Announcer, kernel
 
 
 def ours() -> Callable[[int], int]:
@@ -37,21 +38,32 @@ def no_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_code_is_kept_in_the_cache_directory(cache: Path) -> None:
-    assert compiled(ours())(4) == 8
+    assert kernel(ours())(4) == 8
     assert list(cache.rglob("*.nbc"))
     assert not vars(numba.config)["CACHE_DIR"], "the host's own functions go where they went"
 
 
 def test_a_place_that_numba_was_told_of_is_kept_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "told"))
-    compiled(ours())(4)
+    kernel(ours())(4)
     assert list((tmp_path / "told").rglob("*.nbc"))
 
 
 @pytest.mark.usefixtures("no_place")
 def test_nothing_that_can_be_written_to_is_no_obstacle(cache: Path) -> None:
-    assert compiled(ours())(4) == 8
+    assert kernel(ours())(4) == 8
     assert list(cache.iterdir()) == []
+
+
+def test_a_function_that_allocates_does_not_compile() -> None:
+    """Its code would need numba's memory manager, at every call."""
+
+    def allocate(count: int) -> int:
+        return len(np.empty(count))
+
+    allocate.__module__ = "ondevice.somewhere"
+    with pytest.raises(numba.TypingError, match="empty"):
+        kernel(allocate)(4)
 
 
 def said(caplog: pytest.LogCaptureFixture, *functions: Callable[[int], int]) -> list[str]:
@@ -59,7 +71,7 @@ def said(caplog: pytest.LogCaptureFixture, *functions: Callable[[int], int]) -> 
     event.unregister("numba:compile", ANNOUNCER)
     with event.install_listener("numba:compile", Announcer()):
         for function in functions:
-            compiled(function)(4)
+            kernel(function)(4)
     event.register("numba:compile", ANNOUNCER)
     return [record.getMessage() for record in caplog.records]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
-from ondevice.jit import compiled
+from ondevice.bundle_format.weight_format import INT4, WeightFormat
+from ondevice.jit import kernel
 
 BLOCK = 32
 
@@ -43,8 +43,11 @@ def quantize(
     packed = np.empty((rows, width // BLOCK, size), np.uint8)
     scales = np.empty((rows, width // BLOCK), np.float32)
     blocks = np.ascontiguousarray(weights).reshape(-1, BLOCK)
-    kernel, targets = {INT4: (_quantize_int4, _INT4_TARGETS), INT8: (_quantize_int8, _INT8_TARGETS)}[form]
-    finite = kernel(blocks, targets, packed.reshape(-1, size), scales.reshape(-1))
+    out, fixed = (packed.reshape(-1, size), scales.reshape(-1)), np.empty(BLOCK, np.int32)
+    if form == INT4:
+        finite = _quantize_int4(blocks, _INT4_TARGETS, *out, fixed, np.empty(BLOCK, np.uint8))
+    else:
+        finite = _quantize_int8(blocks, _INT8_TARGETS, *out, fixed)
     return packed, scales, bool(finite)
 
 
@@ -56,7 +59,7 @@ def dequantize(
     return values.reshape(packed.shape[0], -1)
 
 
-@compiled
+@kernel
 def _to_fp16(value: np.float32) -> np.float32:
     """Round to the nearest fp16 value. Compiled without fastmath, because both methods rely on exact rounding."""
     limit = np.float32(65504.0)
@@ -69,7 +72,7 @@ def _to_fp16(value: np.float32) -> np.float32:
     return np.float32(spread - np.float32(spread - value))
 
 
-@compiled
+@kernel
 def _peak(block: npt.NDArray[np.float32]) -> np.float32:
     """The weight of largest magnitude, with its sign."""
     peak = np.float32(0.0)
@@ -79,7 +82,7 @@ def _peak(block: npt.NDArray[np.float32]) -> np.float32:
     return peak
 
 
-@compiled
+@kernel
 def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float32) -> bool:
     """Whether every weight is an int4 multiple of `scale`, within a relative error of `slack`."""
     for i in range(BLOCK):
@@ -90,7 +93,7 @@ def _on_grid(block: npt.NDArray[np.float32], scale: np.float32, slack: np.float3
     return True
 
 
-@compiled
+@kernel
 def _grid_scale(block: npt.NDArray[np.float32], peak: np.float32) -> np.float32:
     """The scale of the int4 grid that all weights of the block are on; 0 if there is none.
 
@@ -106,7 +109,7 @@ def _grid_scale(block: npt.NDArray[np.float32], peak: np.float32) -> np.float32:
     return np.float32(0.0)
 
 
-@compiled
+@kernel
 def _moments(
     block: npt.NDArray[np.float32], fixed: npt.NDArray[np.int32], inverse: np.float32, low: np.float32
 ) -> tuple[np.int32, np.int32]:
@@ -121,7 +124,7 @@ def _moments(
     return cross, square
 
 
-@compiled
+@kernel
 def _best_scale(
     block: npt.NDArray[np.float32],
     peak: np.float32,
@@ -151,17 +154,18 @@ def _best_scale(
     return _to_fp16(np.float32(best * float(peak) / float(one)))
 
 
-@compiled
-def _quantize_int4(
+@kernel
+def _quantize_int4(  # noqa: PLR0917
     blocks: npt.NDArray[np.float32],
     targets: npt.NDArray[np.float32],
     packed: npt.NDArray[np.uint8],
     scales: npt.NDArray[np.float32],
+    fixed: npt.NDArray[np.int32],
+    codes: npt.NDArray[np.uint8],
 ) -> bool:
-    """blocks [n, 32] -> packed [n, 16], scales [n]."""
+    """blocks [n, 32] -> packed [n, 16], scales [n]. `fixed` [32] and `codes` [32] are scratch."""
     finite = True
     low, high = np.float32(-8.0), np.float32(7.0)
-    codes, fixed = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.int32)
     for index in range(len(blocks)):
         block = blocks[index]
         peak = _peak(block)
@@ -177,17 +181,17 @@ def _quantize_int4(
     return finite
 
 
-@compiled
+@kernel
 def _quantize_int8(
     blocks: npt.NDArray[np.float32],
     targets: npt.NDArray[np.float32],
     packed: npt.NDArray[np.uint8],
     scales: npt.NDArray[np.float32],
+    fixed: npt.NDArray[np.int32],
 ) -> bool:
-    """blocks [n, 32] -> packed [n, 32], scales [n]."""
+    """blocks [n, 32] -> packed [n, 32], scales [n]. `fixed` [32] is scratch."""
     finite = True
     low, high = np.float32(-128.0), np.float32(127.0)
-    fixed = np.empty(BLOCK, np.int32)
     for index in range(len(blocks)):
         block = blocks[index]
         peak = _peak(block)
@@ -199,7 +203,7 @@ def _quantize_int8(
     return finite
 
 
-@compiled
+@kernel
 def _encode(
     block: npt.NDArray[np.float32],
     scale: np.float32,

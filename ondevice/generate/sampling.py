@@ -219,9 +219,8 @@ class Sampler:
     def _draw(
         self, scores: Float32Array, token_ids: Int64Array | None, position: int, best: IndexArray, values: Float64Array
     ) -> int:
-        """Fill `best` with the indices of the winners in `scores`, and `values` with their log weight + noise.
-
-        For rows without top-k: there numpy's exponentials, which are vectorised, are worth its overheads.
+        """Fill `best` with the indices of the winners in `scores`, and `values` with their log weight + noise, for rows
+        without top-k.
 
         token_ids : int64[C], the token of each score; None where it is the index
         """
@@ -359,9 +358,6 @@ MARGIN = 1e-5
 
 LOWEST = float(np.finfo(np.float32).min)
 
-MIN_TEMPERATURE = 1e-30
-"""Below this temperature, quotients overflow to infinity, which is as good as a large number: no warning is given."""
-
 
 class Kept(NamedTuple):
     """The tokens that the filters keep.
@@ -378,7 +374,9 @@ class Warp:
     """Temperature, top-k, top-p and min-p, in this order, for one generation that samples."""
 
     def __init__(self, options: SamplingOptions) -> None:
-        self._options = options
+        from ondevice.generate.sampling_kernels import weigh
+
+        self._options, self._weigh = options, weigh
         self._top_k: TopK | None = None
         self._nucleus: Nucleus | None = None
         self._scratch: Float64Array = np.empty(0)
@@ -416,14 +414,8 @@ class Warp:
         if len(self._scratch) < len(scores):
             self._scratch = np.empty(len(scores))
         weights = self._scratch[: len(scores)]
-        np.copyto(weights, scores)
-        weights -= peak
-        if self._options.temperature < MIN_TEMPERATURE:
-            with np.errstate(over="ignore"):
-                weights /= self._options.temperature
-        elif self._options.temperature != 1.0:
-            weights /= self._options.temperature
-        return np.exp(weights, out=weights)
+        self._weigh(scores, peak, self._options.temperature, weights)
+        return weights
 
     def _above(self, scores: Float32Array, peak: float, min_p: float) -> IndexArray:
         """The tokens whose weight can be `min_p` or more, and a few others, without taking exponentials."""

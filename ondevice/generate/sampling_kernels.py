@@ -1,4 +1,4 @@
-"""Compiled kernels of sampling: Gumbel noise and draws, top-k, top-p, and the masks of constraints.
+"""Compiled kernels of sampling: weights, Gumbel noise and draws, top-k, top-p, and the masks of constraints.
 
 Gumbel-max: argmax of log p + g, with Gumbel noise g that is independent between tokens, is a draw from p. Here the
 noise is a pure function of seed, position in the sequence and token id. As no draw depends on those before it, a text
@@ -6,20 +6,19 @@ depends on target, options and seed alone, whatever was drafted. And a drafter t
 near p mostly draws the same token: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant
 Speculative Decoding" (arXiv 2408.07978).
 
-The noise is the same on every CPU: it uses integers, and sums, products and quotients of float64, whose rounding IEEE
-754 fixes. The logarithms of C libraries differ in the last bit, so `logarithm` is our own.
+A draw is the same on every CPU and operating system: see `elementary`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
+from ondevice.generate.elementary import exponential, logarithm
 from ondevice.generate.request import Constraint, Mask, SamplingOptions
 from ondevice.jit import kernel
 
@@ -40,10 +39,6 @@ rounding."""
 
 MAGNITUDE = np.int32(2**31 - 1)
 """All bits of an int32 except the sign."""
-
-LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
-LN2_LOW = math.log(2.0) - LN2_HIGH
-"""The high part has 32 bits, so that its products with exponents are exact."""
 
 
 def key_of(seed: int | None) -> Key:
@@ -66,22 +61,6 @@ def hashed(start: np.uint64, index: int) -> np.uint64:
 
 
 @kernel
-def logarithm(x: float) -> float:
-    """The natural logarithm of a positive, normal number, to 2 units in the last place."""
-    mantissa, exponent = math.frexp(x)
-    if mantissa < 0.7071067811865476:
-        mantissa *= 2.0
-        exponent -= 1
-    # log((1 + s) / (1 - s)) = 2 (s + s**3 / 3 + s**5 / 5 + ...), |s| < 0.1716; s itself is exact where x is near 1
-    s = (mantissa - 1.0) / (mantissa + 1.0)
-    square = s * s
-    series = 1.0 / 23.0
-    for odd in range(21, 1, -2):
-        series = 1.0 / odd + square * series
-    return exponent * LN2_HIGH + (2.0 * s + (2.0 * s * (square * series) + exponent * LN2_LOW))
-
-
-@kernel
 def gumbel(bits: np.uint64) -> float:
     """A standard Gumbel number, within -3.7 to 36.8, from the 64 bits of a hash."""
     return -logarithm(-logarithm(1.0 - (float(bits >> DROPPED_BITS) + 0.5) * UNIT))
@@ -91,6 +70,16 @@ def gumbel(bits: np.uint64) -> float:
 def gumbel_at(key: Key, position: int, token: int) -> float:
     """The noise of a token at a position."""
     return gumbel(hashed(hashed(key[0], position), token))
+
+
+# Weights.
+
+
+@kernel
+def weigh(scores: Float32Array, peak: float, temperature: float, weights: Float64Array) -> None:
+    """weights[i] = exp((scores[i] - peak) / temperature); scores are float32[n], weights float64[n], out."""
+    for at in range(len(scores)):
+        weights[at] = exponential((scores[at] - peak) / temperature)
 
 
 # Gumbel argmax: the draw.
@@ -135,11 +124,11 @@ def gumbel_argmax(  # noqa: PLR0917
 
 
 @kernel
-def largest(block: NDArray[np.int32]) -> float:
-    """The largest of some float32, given as their bits: because of NaN, a maximum of floats is not vectorised."""
+def largest(block: Float32Array) -> float:
+    """The largest of some float32, compared by their bits: because of NaN, a maximum of floats is not vectorised."""
     most = -1 - MAGNITUDE
     for at in range(len(block)):
-        bits = block[at]
+        bits = np.float32(block[at]).view(np.int32)
         most = max(most, bits ^ ((bits >> np.int32(31)) & MAGNITUDE))  # ordered as the floats are
     return float(np.int32(most ^ ((most >> np.int32(31)) & MAGNITUDE)).view(np.float32))
 
@@ -160,10 +149,9 @@ def gumbel_argmax_all(  # noqa: PLR0917
     row = hashed(key[0], position)
     count = 0
     bound = np.inf
-    as_bits = scores.view(np.int32)
     for start in range(0, len(scores), BLOCK):
         block = scores[start : start + BLOCK]
-        share = bound * math.exp((largest(as_bits[start : start + BLOCK]) - peak) / temperature) / UNIT
+        share = bound * exponential((largest(block) - peak) / temperature) / UNIT
         least = np.uint64(share) + np.uint64(1) if share < 2.0**52 else np.uint64(1) << np.uint64(52)
         found = 0
         for at in range(len(block)):  # a loop of its own, so that it is vectorised
@@ -203,7 +191,7 @@ def insert(value: float, index: int, best: IndexArray, values: Float64Array, cou
 @kernel
 def win_bound(values: Float64Array, count: int) -> float:
     """The largest v (see `gumbel_argmax`) with which an entry of weight 1 can still get among the best."""
-    return SLACK * math.exp(-values[count - 1]) if count == len(values) else np.inf
+    return SLACK * exponential(-values[count - 1]) if count == len(values) else np.inf
 
 
 # Top-k, in one pass over the vocabulary.
@@ -314,11 +302,17 @@ class Nucleus:
 
 
 @kernel
-def digit(bits: int, shift: int) -> int:
+def bits_of(weight: float) -> int:
+    """The bits of a float64 as an int64."""
+    return int(np.float64(weight).view(np.int64))
+
+
+@kernel
+def digit(weight: float, shift: int) -> int:
     """One of the five digits of a weight's sort key, 0 for the heaviest. A weight below 2**-256 gets the digit of a
     heavier one, and vanishes in its sum by rounding.
     """
-    return ((ONE - bits) >> shift) & (DIGITS - 1)
+    return ((ONE - bits_of(weight)) >> shift) & (DIGITS - 1)
 
 
 @kernel
@@ -369,10 +363,9 @@ def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept
     """
     if len(weights) <= FEW:
         return select_few_nucleus(weights, top_p, kept, edge)
-    bits = weights.view(np.int64)
     mass[:] = 0.0
     for index in range(len(weights)):
-        mass[digit(bits[index], FIRST_SHIFT)] += weights[index]
+        mass[digit(weights[index], FIRST_SHIFT)] += weights[index]
     total = 0.0
     for index in range(DIGITS):
         total += mass[index]
@@ -382,20 +375,20 @@ def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept
     count = 0
     for index in range(len(weights)):
         kept[count] = index  # without a branch: it would be mispredicted too often
-        count += bits[index] > beyond
+        count += bits_of(weights[index]) > beyond
     edges = 0
     for at in range(count):
         edge[edges] = kept[at]
-        edges += digit(bits[kept[at]], FIRST_SHIFT) == last
+        edges += digit(weights[kept[at]], FIRST_SHIFT) == last
     for shift in range(FIRST_SHIFT - DIGIT_BITS, -1, -DIGIT_BITS):
         mass[:] = 0.0
         for at in range(edges):
-            mass[digit(bits[edge[at]], shift)] += weights[edge[at]]
+            mass[digit(weights[edge[at]], shift)] += weights[edge[at]]
         last, before = crossed(mass, before, needed)
         inside = 0
         for at in range(edges):
             edge[inside] = edge[at]
-            inside += digit(bits[edge[at]], shift) == last
+            inside += digit(weights[edge[at]], shift) == last
         edges = inside
     # A token is kept while the mass before it falls short of what is needed.
     lightest = weights[edge[0]]
@@ -421,6 +414,26 @@ MAX_TOP_K = 2**31
 """Larger values of top-k are cut to this: no vocabulary is larger."""
 
 
+class DrawScratch(NamedTuple):
+    """Scratch of `draw_few` for rows of up to m scores.
+
+    largest : float32[m]
+    weights : float64[m]
+    mass : float64[DIGITS]
+    indices : intp[3, m]
+    """
+
+    largest: Float32Array
+    weights: Float64Array
+    mass: Float64Array
+    indices: IndexArray
+
+
+def draw_scratch(m: int) -> DrawScratch:
+    """Scratch for rows of up to m scores. The operating system provides only those pages that a draw writes."""
+    return DrawScratch(np.empty(m, np.float32), np.empty(m), np.empty(DIGITS), np.empty((3, m), np.intp))
+
+
 class TopKDraw:
     """Draws from a row with top-k; at temperature 0, the likeliest tokens.
 
@@ -436,7 +449,7 @@ class TopKDraw:
             1.0 if options.top_p is None else options.top_p,
             options.min_p or 0.0,
         )
-        self._vocabulary, self._kept = np.empty(0, np.intp), np.empty(0, np.intp)
+        self._vocabulary, self._scratch = np.empty(0, np.intp), draw_scratch(0)
         self._results: dict[int, tuple[IndexArray, Float64Array]] = {}
         self.best(np.zeros(1, np.float32), None, 0, 1)  # loads the kernels before the first token
 
@@ -452,8 +465,6 @@ class TopKDraw:
             position: position in the sequence, which selects the noise.
             most: number of tokens.
         """
-        if len(self._kept) < len(scores):
-            self._kept = np.empty(len(scores), np.intp)
         if token_ids is None:
             if len(self._vocabulary) != len(scores):
                 self._vocabulary = np.arange(len(scores))
@@ -463,10 +474,12 @@ class TopKDraw:
         tokens, values = self._results[most]
         if self._greedy:
             count = argmax_few(scores, token_ids, tokens, values)
-        else:
-            count = draw_few(
-                scores, token_ids, self._temperature, *self._filters, self._key, position, tokens, values, self._kept
-            )
+            return tokens[:count], values[:count]
+        if len(self._scratch.weights) < len(scores):
+            self._scratch = draw_scratch(len(scores))
+        count = draw_few(
+            scores, token_ids, self._temperature, *self._filters, self._key, position, tokens, values, self._scratch
+        )
         return tokens[:count], values[:count]
 
 
@@ -482,7 +495,7 @@ def has_nan_or_inf(scores: Float32Array) -> bool:
 @kernel
 def draw_few(  # noqa: PLR0917
     scores: Float32Array, token_ids: IndexArray, temperature: float, k: int, top_p: float, min_p: float, key: Key,
-    position: int, tokens: IndexArray, values: Float64Array, kept: IndexArray,
+    position: int, tokens: IndexArray, values: Float64Array, scratch: DrawScratch,
 ) -> int:  # fmt: skip
     """Temperature, top-k, top-p, min-p and Gumbel argmax: fill `tokens` and `values`, and return the number of winners,
     0 where a score is NaN or +inf, or all are -inf.
@@ -491,21 +504,19 @@ def draw_few(  # noqa: PLR0917
     token_ids : intp[m], their tokens
     k, top_p, min_p : the filters; top_p = 1.0 and min_p = 0.0 keep every token
     tokens, values : intp[b] and float64[b], out: token ids and their log weight + noise, largest first
-    kept : intp[m], scratch
+    scratch : for m scores or more
     """
     if has_nan_or_inf(scores):
         return 0
-    count = select_top_k(scores, np.empty(min(k, len(scores)), np.float32), kept)
+    weights, kept, inside = scratch.weights, scratch.indices[0], scratch.indices[1]
+    count = select_top_k(scores, scratch.largest[: min(k, len(scores))], kept)
     peak = -np.inf
     for at in range(count):
         peak = max(peak, scores[kept[at]])
-    weights = np.empty(count)
     for at in range(count):
-        weights[at] = math.exp((scores[kept[at]] - peak) / temperature)
+        weights[at] = exponential((scores[kept[at]] - peak) / temperature)
     if top_p < 1.0:
-        inside = np.empty(count, np.intp)
-        mass = np.empty(DIGITS if count > FEW else 0)
-        count = select_nucleus(weights, top_p, mass, inside, np.empty(count, np.intp))
+        count = select_nucleus(weights[:count], top_p, scratch.mass, inside, scratch.indices[2])
         for at in range(count):  # `inside` is ascending, so no entry is overwritten before it is read
             kept[at] = kept[inside[at]]
             weights[at] = weights[inside[at]]
@@ -515,7 +526,7 @@ def draw_few(  # noqa: PLR0917
             kept[left] = kept[at]
             weights[left] = weights[at]
             left += 1
-    ids = np.empty(left, np.intp)
+    ids = inside[:left]
     for at in range(left):
         ids[at] = token_ids[kept[at]]
     found = gumbel_argmax(scores, kept[:left], weights[:left], ids, peak, temperature, key, position, tokens, values)
@@ -549,8 +560,10 @@ def argmax_few(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, 
 # Masks of constraints.
 
 
-ALL_ALLOWED = np.uint32(0xFFFFFFFF)
-"""A word of a mask that allows all its 32 tokens."""
+WORD = 32
+"""Tokens of a word of a mask."""
+FORBIDDEN = np.float32(-np.inf)
+"""The score of a token that may not follow."""
 
 
 class ConstraintMasks:
@@ -596,18 +609,19 @@ class ConstraintMasks:
 
 @kernel
 def keep_allowed(scores: Float32Array, mask: Mask, out: Float32Array) -> None:
-    """out = scores where the mask's bit is set, -inf elsewhere; scores and out are float32[V].
+    """out = scores where the mask's bit is set, -inf elsewhere; scores and out are float32[V]."""
+    whole = len(scores) // WORD
+    for word in range(whole):
+        block, kept = scores[WORD * word : WORD * (word + 1)], out[WORD * word : WORD * (word + 1)]
+        bits = word_of(mask, word)
+        for at in range(WORD):  # not range(len(block)), so that it is vectorised
+            kept[at] = block[at] if (bits >> np.uint32(at)) & np.uint32(1) else FORBIDDEN
+    bits = word_of(mask, whole)
+    for at in range(WORD * whole, len(scores)):
+        out[at] = scores[at] if (bits >> np.uint32(at - WORD * whole)) & np.uint32(1) else FORBIDDEN
 
-    It works on whole words of the mask where it can: inside a JSON string nearly all tokens are allowed, elsewhere few.
-    """
-    for word in range((len(scores) + 31) // 32):
-        start = 32 * word
-        stop = min(start + 32, len(scores))
-        bits = mask[word] if word < len(mask) else np.uint32(0)
-        if bits == np.uint32(0):
-            out[start:stop] = -np.inf
-        elif bits == ALL_ALLOWED:
-            out[start:stop] = scores[start:stop]
-        else:
-            for at in range(start, stop):
-                out[at] = scores[at] if (bits >> np.uint32(at - start)) & np.uint32(1) else -np.inf
+
+@kernel
+def word_of(mask: Mask, word: int) -> np.uint32:
+    """A word of a mask; those beyond its end allow nothing."""
+    return mask[word] if word < len(mask) else np.uint32(0)

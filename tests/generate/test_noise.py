@@ -1,5 +1,4 @@
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -15,22 +14,6 @@ def test_the_noise_of_a_place_is_what_it_always_was() -> None:
     key = sampling_kernels.key_of(11)
     assert key.tolist() == [PINNED_KEY]
     assert [sampling_kernels.gumbel_at(key, 1000, token).hex() for token in (0, 1, 262_143)] == PINNED_GUMBELS
-
-
-def test_compiled_code_rounds_as_python_does() -> None:
-    """Nothing was contracted or reordered: so it is the same on other CPUs."""
-    for x in np.random.default_rng(0).random(2000).tolist():
-        assert sampling_kernels.logarithm(x) == sampling_kernels.logarithm.py_func(x)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-15, 1e-300, 36.0])
-def test_the_logarithm_is_one(scale: float) -> None:
-    for x in (scale * np.random.default_rng(0).random(2000)).tolist():
-        assert sampling_kernels.logarithm(x) == pytest.approx(math.log(x), rel=2 * sys.float_info.epsilon, abs=0)
-        if scale < 1e-10:
-            assert sampling_kernels.logarithm(1.0 - x) == pytest.approx(
-                math.log(1.0 - x), rel=2 * sys.float_info.epsilon, abs=0
-            )
 
 
 def test_the_ends_of_the_noise_are_finite() -> None:
@@ -100,4 +83,4 @@ def test_a_forbidden_token_never_wins() -> None:
 
 @pytest.mark.parametrize("block", [[-3.5, -1.25, -9.0], [-np.inf, -2.0], [0.0, -0.0, 7.5], [-0.0, -1.0]], ids=str)
 def test_the_largest_of_some_floats(block: list[float]) -> None:
-    assert sampling_kernels.largest(np.array(block, np.float32).view(np.int32)) == max(block)
+    assert sampling_kernels.largest(np.array(block, np.float32)) == max(block)

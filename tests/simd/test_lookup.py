@@ -59,17 +59,22 @@ class Scan:
         return found
 
 
+def learn(keys: np.ndarray, book: np.ndarray, steps: int) -> None:
+    sums, members = np.full((16, book.shape[1] - 1), np.nan), np.full(16, -1)  # whatever was there before
+    key_codes.learn(keys, book, steps, sums, members)
+
+
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_codebooks_equal_their_twin_s(width: int) -> None:
     keys = np.random.default_rng(width).standard_normal((300, 32)).astype(np.float32)
     book = np.zeros((32 // width, width + 1, 16), np.float32)
-    key_codes.learn(keys, book, 4)
+    learn(keys, book, 4)
     np.testing.assert_allclose(book, codebook_of(twins.learn(keys, width, 4)), rtol=1e-5, atol=1e-6)
 
 
 def test_equal_keys_leave_their_centroids_where_they_are() -> None:
     book = np.zeros((8, 5, 16), np.float32)
-    key_codes.learn(np.full((64, 32), 2, np.float32), book, 3)
+    learn(np.full((64, 32), 2, np.float32), book, 3)
     assert (book[:, :4] == 2).all()
 
 

@@ -222,8 +222,9 @@ class KeyIndex:
         width = self._settings.width
         codebooks = np.zeros((heads, size // width, width + 1, CENTROIDS), np.float32)
         keys = read_keys(cache.parts(layer)[0], 0, self._settings.learn)
+        sums, members = np.empty((CENTROIDS, width)), np.empty(CENTROIDS, np.int64)
         for head in range(heads):
-            learn(np.ascontiguousarray(keys[:, head]), codebooks[head], STEPS)
+            learn(np.ascontiguousarray(keys[:, head]), codebooks[head], STEPS, sums, members)
         return codebooks
 
     def _reserve(self, stop: int, capacity: int) -> None:

@@ -37,7 +37,7 @@ def lookup() -> Calls:
         (attend_chosen_share, (_WORDS, _WORDS, 0, 0)),
         (attend_looked_up_share, (_WORDS, _WORDS, 0, 0)),
         (encode, (keys, codebooks, 0, 0, 0)),
-        (learn, (keys[0], codebooks[0], 0)),
+        (learn, (keys[0], codebooks[0], 0, np.zeros((1, 1)), _WORDS)),
     ]
 
 

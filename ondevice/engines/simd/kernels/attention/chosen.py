@@ -177,7 +177,8 @@ def score_span(tables: Tables, codes: Codes, span: int, first: int, members: int
     while done < members:
         heads = min(together(tables, first + done), members - done)
         vectors = SUMS // heads
-        for vector in range(0, UNIT, vectors):
+        for part in range(UNIT // vectors):
+            vector = part * vectors
             to = sums + (done * UNIT + vector * heads) * 64
             look_up(heads, at + vector * LANES * key_bytes, LANES * key_bytes, tables, first + done, to)
         done += heads

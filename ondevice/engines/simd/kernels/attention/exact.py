@@ -240,7 +240,8 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
         keys, values = read_i64(record + 8 * cache), read_i64(record + 8 * (cache + 1))
         sequence = read_sequence(record, kind)
         for kv_head in range(kv_heads):
-            for first in range(0, count * group, together):
+            for share in range(-(-count * group // together)):
+                first = share * together
                 pairs = Pairs(sequence, kind, row_set, first_row, group, first, min(together, count * group - first))
                 if not split and before < unit:
                     before += 1

@@ -286,15 +286,14 @@ def encode(keys: np.ndarray, codebooks: np.ndarray, first: int, out: int, stride
 
 
 @kernel
-def learn(keys: np.ndarray, codebook: np.ndarray, steps: int) -> None:
+def learn(keys: np.ndarray, codebook: np.ndarray, steps: int, sums: np.ndarray, members: np.ndarray) -> None:
     """Learn a codebook float32[codes, width + 1, 16] from keys float32[n, codes * width]: k-means of each
     sub-quantiser.
 
     It starts from evenly spaced keys and takes `steps` steps. The order of every sum is fixed. A centroid that is
-    nearest to no key is unchanged.
+    nearest to no key is unchanged. `sums` float64[16, width] and `members` int64[16] are scratch.
     """
     count, (codes, width) = len(keys), (codebook.shape[0], codebook.shape[1] - 1)
-    sums, members = np.zeros((CENTROIDS, width)), np.zeros(CENTROIDS, np.int64)
     book = Codebook(codebook.ctypes.data, codes, width)
     for code in range(codes):
         for centroid in range(CENTROIDS):

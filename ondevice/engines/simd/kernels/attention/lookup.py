@@ -183,7 +183,8 @@ def scan(tables: Tables, codes: Codes, start: int, stop: int, sums: int, scores:
         vectors = SUMS // heads
         for span in range(start, stop):
             at = codes.address + span * codes.stride
-            for vector in range(0, UNIT, vectors):
+            for part in range(UNIT // vectors):
+                vector = part * vectors
                 look_up(
                     heads, at + vector * LANES * key_bytes, LANES * key_bytes, tables, first, sums + vector * heads * 64
                 )

@@ -286,7 +286,8 @@ class States(NamedTuple):
 @kernel
 def clear(states: States, pairs: int, head_dim: int) -> None:
     """Set states to those of no positions."""
-    for state in range(states.address, states.address + pairs * states.stride, states.stride):
+    for pair in range(pairs):
+        state = states.address + pair * states.stride
         for at in range(0, 4 * head_dim, 64):
             store(state + at, full(_ZERO))
         write_f32(state + 4 * head_dim, _LOWEST)
