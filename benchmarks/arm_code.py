@@ -12,8 +12,9 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
 from ondevice.engines.simd.kernels.matmul.tiles import tile_product
+from ondevice.native import library
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 PRODUCTS = re.compile("[su]dot|smull|smlal|mla|mul")
@@ -37,7 +38,7 @@ def tile_code(cpu: str, features: str, bits: int, rows: int) -> TileCode:
     """Compile for a CPU by LLVM's name, with these features."""
     assembly = _assembly(cpu, features, bits, rows)
     loops = [body for body in _loops(assembly) if any(PRODUCTS.match(line) for line in body)]
-    isa = instruction_set.of_features(TRIPLE, features)
+    isa = instruction_set.NEON_DOTPROD if "+dotprod" in features else instruction_set.NEON
     passes = TILE // isa.lanes // isa.vectors_of_a_pass(rows)
     if not loops or passes % len(loops):
         raise AssertionError(f"{passes} passes in {len(loops)} loops")
@@ -51,7 +52,8 @@ def _assembly(cpu: str, features: str, bits: int, rows: int) -> str:
     module.triple = TRIPLE
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    with mock.patch.object(instruction_set, "target", return_value=(TRIPLE, features)):
+    name = "neon-dotprod" if "+dotprod" in features else "neon"
+    with mock.patch.object(library, "choice", return_value=library.Choice(name, None)):
         inspect.unwrap(tile_product)(builder, bits, rows, *function.args)
     builder.ret_void()
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=cpu, features=features, opt=3)

@@ -39,19 +39,18 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import score
 from ondevice.engines.simd.kernels.attention.integer_cache import quantize_queries, score_keys
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
-from ondevice.engines.simd.kernels.attention.key_codes import SHUFFLE, SPAN, SUMS, Codebook
+from ondevice.engines.simd.kernels.attention.key_codes import SHUFFLE, SUMS, Codebook
 from ondevice.engines.simd.kernels.attention.lookup import (
     LANES,
     Tables,
-    Workspace,
     look_up,
     look_up_share,
     make_tables,
     workspace_at,
 )
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
-from ondevice.engines.simd.kernels.attention.scratch import Scratch, scratch_at
+from ondevice.engines.simd.kernels.attention.scratch import scratch_at
+from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT, Scratch, Workspace
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import write_i64
@@ -71,8 +70,8 @@ WIDTHS = (1, 2, 4)
 CHOSEN, WINDOW = 1024, 512
 MOST_SECONDS = 2
 """A measurement that takes longer is not repeated: without FMA instructions, float takes half a minute."""
-SETS = {"avx2": ("x86-64-v3", "+avx2,+fma,+f16c"), "sse": ("x86-64-v2", "+sse2,+ssse3")}
-"""LLVM's CPU name and features by name, for child processes with newer instructions switched off."""
+SETS = ("avx2", "generic")
+"""Instruction sets of child processes, besides that of this machine."""
 
 _ONE = np.int64(1)
 
@@ -255,10 +254,10 @@ def main() -> None:
         print(json.dumps(measure(arguments.keys, arguments.rounds)))
         return
     print(report(measure(arguments.keys, arguments.rounds), arguments.keys), flush=True)
-    for cpu, features in SETS.values() if platform.machine() in ("x86_64", "AMD64") else ():
+    for name in SETS if platform.machine() in ("x86_64", "AMD64") else ():
         command = [sys.executable, "-m", "benchmarks.attention", "--json", "--rounds", str(arguments.rounds)]
         command += ["--keys", *map(str, arguments.keys)]
-        environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+        environment = {**os.environ, "ONDEVICE_KERNELS": name}
         answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
         print(f"\n{report(json.loads(answer), arguments.keys)}", flush=True)
     print(f"\n{machine.processor_name()}, 1 thread; {versions_line({'versions': versions(PACKAGES)})}")

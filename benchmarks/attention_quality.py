@@ -31,7 +31,7 @@ from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.attention.sizes import UNIT
 from ondevice.engines.simd.kernels.steps.layouts import LOOK_UP, LookUp, from_row
 from ondevice.engines.simd.program import Steps
 from ondevice.text.tokenizer import Tokenizer

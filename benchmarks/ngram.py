@@ -15,10 +15,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+import ondevice
 from ondevice.engines.protocol import Outputs
 from ondevice.generate.drafters.ngram import NgramDrafter, SuffixAutomaton
 from ondevice.generate.drafters.protocol import DraftRequest
@@ -99,7 +99,7 @@ def main() -> None:
     read = texts(parser.parse_args().files or standard_library(40))
     print(calibration_table(np.concatenate([guesses(text) for text in read])), end="\n\n")
     print(cost_table([word for text in read for word in text]), end="\n\n")
-    versions = f"numba {numba.__version__}, numpy {np.__version__}, Python {platform.python_version()}"
+    versions = f"ondevice {ondevice.__version__}, numpy {np.__version__}, Python {platform.python_version()}"
     print(f"{len(read)} files; {platform.machine()}, {versions}")
 
 

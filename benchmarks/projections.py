@@ -22,7 +22,7 @@ from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.matmul.formats import BLOCK, GROUPS4, GROUPS8, TILE
+from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, GROUPS4, GROUPS8, TILE
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import Gated, Project, from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement

@@ -3,9 +3,10 @@
     python -m benchmarks.start BUNDLE [--engine NAME] [--threads N] [--runs N] [--cold-runs N]
         [--prompt-tokens N] [--json]
 
-Every run is a new `python -m ondevice generate`. Cold: nothing is compiled and no weights are packed, both caches are
-empty directories. Warm: both are as the last cold run left them. Either way the bundle itself may lie in the system's
-page cache, which only root can empty; a first start after booting reads it from the disk as well.
+Every run is a new `python -m ondevice generate`. Cold: no weights are packed and, where no kernel library is shipped,
+no kernels are built: the cache is an empty directory. Warm: it is as the last cold run left it. Either way the bundle
+itself may lie in the system's page cache, which only root can empty; a first start after booting reads it from the disk
+as well.
 """
 
 from __future__ import annotations
@@ -30,9 +31,7 @@ from benchmarks.memory_watch import Memory, MemoryWatch
 from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
-
-CACHES = {"NUMBA_CACHE_DIR": "compiled", "ONDEVICE_CACHE": "packed"}
-"""The environment variable of each cache, and its name below a run's directory."""
+from ondevice.native import library
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ def main() -> None:
 
 
 def start(command: Sequence[str], caches: Path) -> Start:
-    """Run the command with its caches below a directory, up to its only line of output, which is a JSON object."""
-    environment = {**os.environ, **{name: str(caches / below) for name, below in CACHES.items()}}
+    """Run the command with its cache in a directory, up to its only line of output, which is a JSON object."""
+    environment = {**os.environ, "ONDEVICE_CACHE": str(caches)}
     started = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -87,6 +86,7 @@ def start(command: Sequence[str], caches: Path) -> Start:
 
 def report(starts: dict[str, list[Start]], facts: dict[str, Any]) -> str:
     """Markdown: medians of the runs from cold and from warm caches, and the conditions."""
+    kernels = "built at a cold start" if library.choice().file is None else "shipped"
     return "\n".join(
         [
             table(
@@ -98,7 +98,7 @@ def report(starts: dict[str, list[Start]], facts: dict[str, Any]) -> str:
             setup_line(facts),
             f"medians; a prompt of {facts['prompt_tokens']} tokens; "
             "RSS is the peak, its parts were sampled when it was largest",
-            "cold: nothing compiled, no weights packed; the bundle's files may be in the page cache all the same",
+            f"cold: an empty cache; kernels {kernels}; the bundle's files may be in the page cache all the same",
             versions_line(facts),
         ]
     )

@@ -102,8 +102,8 @@ if TYPE_CHECKING:
     from ondevice.generation import AsyncGeneration, FinishReason, Generation, Reply, Step
     from ondevice.hub import pull
     from ondevice.model import Model, load, prepare
+    from ondevice.native.building import freeze_support
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
-    from ondevice.preparation import freeze_support
     from ondevice.progress import OnPrepare, Progress
     from ondevice.text.codec import Prompt
     from ondevice.text.messages import Message, Tool, ToolCall
@@ -121,7 +121,7 @@ else:
         "hub": ("pull",),
         "model": ("Model", "load", "prepare"),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
-        "preparation": ("freeze_support",),
+        "native.building": ("freeze_support",),
         "progress": ("OnPrepare", "Progress"),
         "text.codec": ("Prompt",),
         "text.messages": ("Message", "Tool", "ToolCall"),

@@ -237,6 +237,8 @@ def _locate(location: str | Path) -> Path:
     """
     try:
         return _find(location)
+    except BundleNotFoundError:
+        raise
     except OSError as error:  # for instance a name that is too long
         raise BundleNotFoundError(location, reason(error)) from error
 

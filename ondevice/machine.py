@@ -30,11 +30,6 @@ CLEAR = Path("/proc/self/clear_refs")
 CPUINFO = Path("/proc/cpuinfo")
 DEVICE_TREE = Path("/proc/device-tree/model")
 
-AT_HWCAP, ASIMDDP = 16, 1 << 20
-"""Linux on ARM: the `getauxval` key and the bit of the dot-product instructions (<linux/auxvec.h>, <asm/hwcap.h>)."""
-PF_ARM_V82_DP = 43
-"""Windows on ARM: the feature number of the dot-product instructions (<winnt.h>)."""
-
 MIN_CAPACITY_SHARE = 0.6
 """Cores with less than this share of the fastest core's capacity are not used: a Cortex-A55 has 0.5 of the Cortex-A76
 on the same chip.
@@ -102,24 +97,6 @@ def processor_name() -> str:
 def os_name() -> str:
     """Name, release and architecture of the operating system, such as `Linux 6.8.0 x86_64`."""
     return f"{platform.system()} {platform.release()} {platform.machine()}"
-
-
-def arm_dot_products() -> bool:
-    """Whether this is a 64-bit ARM CPU with the int8 dot-product instructions (SDOT, UDOT), according to the system."""
-    if platform.machine().lower() not in ("aarch64", "arm64"):
-        return False
-    if sys.platform == "linux":
-        return bool(hardware_capabilities() & ASIMDDP)
-    if sys.platform == "win32":
-        return bool(ctypes.CDLL("kernel32").IsProcessorFeaturePresent(PF_ARM_V82_DP))
-    return sys.platform == "darwin"  # every Apple CPU has them
-
-
-def hardware_capabilities() -> int:
-    """Linux's AT_HWCAP bit mask of CPU features; the meaning of a bit depends on the architecture."""
-    read = ctypes.CDLL(None).getauxval
-    read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
-    return int(read(AT_HWCAP))
 
 
 # Cores and threads.

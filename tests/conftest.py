@@ -17,14 +17,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
-from numba.core import caching
 
 import ondevice
-from ondevice import Model, jit
-from ondevice.preparation import compiled_for
+from ondevice import Model
+from ondevice.native.functions import PARTS as PARTS_OF_KERNELS
+from ondevice.preparation import Preparation
 from ondevice_export import export
 from tests.tiny_models import save_pair
 from tests.trained_models import TRAINED, save_trained_pair
@@ -155,26 +154,6 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
     return make_once
 
 
-@pytest.fixture(autouse=True, scope="session")
-def kernels_are_saved_in_turn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let one process at a time save compiled kernels.
-
-    Two processes that save one function's code for different types at the same time could choose the same file name.
-    """
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        yield
-        return
-    save, lock = caching.IndexDataCacheFile.save, tmp_path_factory.getbasetemp().parent / "saved_code.lock"
-
-    def save_alone(self: Any, *given: Any) -> None:
-        with only_one(lock):
-            save(self, *given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caching.IndexDataCacheFile, "save", save_alone)
-        yield
-
-
 MakePair = Callable[[str], Path]
 
 
@@ -209,8 +188,7 @@ def first_preparation(once: Once, reference_export: Path) -> Path:
 
     def prepare(directory: Path) -> None:
         command = [sys.executable, "-m", "ondevice", "prepare", str(reference_export)]
-        environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-        environment["ONDEVICE_CACHE"] = str(directory / "cache")
+        environment = {**os.environ, "ONDEVICE_CACHE": str(directory / "cache")}
         ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         (directory / "stderr").write_text(ended.stderr, "utf-8")
 
@@ -218,15 +196,15 @@ def first_preparation(once: Once, reference_export: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernels(request: pytest.FixtureRequest, once: Once) -> None:
-    """Make sure that the cache directory has all compiled kernels; missing ones are compiled in several processes."""
+def kernels(once: Once) -> None:
+    """Make sure that this machine has all kernels."""
 
-    def compile_all(_: Path) -> None:
-        if not compiled_for("simd"):
-            [found] = (request.getfixturevalue("first_preparation") / "cache").glob("kernels-*")
-            shutil.copytree(found, jit.code_directory(), dirs_exist_ok=True)
+    def build(_: Path) -> None:
+        with Preparation() as preparation:
+            preparation.compile(PARTS_OF_KERNELS)
+            preparation.finish()
 
-    once("kernels", compile_all)
+    once("kernels", build)
 
 
 @pytest.fixture(scope="session")

@@ -23,11 +23,11 @@ MOST_FILES = 8
 TOKENS = ("generate/", "engines/")
 OUTSIDE = {
     "onnxruntime": ("engines/ort.py",),
-    "llvmlite": ("engines/simd/kernels/", "jit.py"),
-    "numba": ("engines/simd/kernels/", "jit.py"),
+    "llvmlite": ("engines/simd/kernels/", "native/"),
+    "numba": ("engines/simd/kernels/", "native/"),
     "tokenizers": ("text/",),
     "jinja2": ("text/",),
-    "argparse": ("cli/",),
+    "argparse": ("cli/", "native/builder.py", "native/shipping.py"),
     "argcomplete": ("cli/completion.py",),
     "llguidance": ("grammar/",),
     "huggingface_hub": ("hub.py",),

@@ -23,7 +23,7 @@ __all__ = ["export"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `exporter` on first access, and with it onnx-ir and numba: `ondevice export --help` needs neither."""
+    """Import `exporter` on first access, and with it onnx-ir, which `ondevice export --help` does not need."""
     if name != "export":
         raise AttributeError(f"module 'ondevice_export' has no attribute {name!r}")
     return import_module("ondevice_export.exporter").export

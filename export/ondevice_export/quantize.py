@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ondevice.bundle_format.weight_format import INT4, WeightFormat
-from ondevice.jit import kernel
+from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
+from ondevice.native.functions import entry, kernel
 
 BLOCK = 32
 
@@ -43,11 +43,9 @@ def quantize(
     packed = np.empty((rows, width // BLOCK, size), np.uint8)
     scales = np.empty((rows, width // BLOCK), np.float32)
     blocks = np.ascontiguousarray(weights).reshape(-1, BLOCK)
-    out, fixed = (packed.reshape(-1, size), scales.reshape(-1)), np.empty(BLOCK, np.int32)
-    if form == INT4:
-        finite = _quantize_int4(blocks, _INT4_TARGETS, *out, fixed, np.empty(BLOCK, np.uint8))
-    else:
-        finite = _quantize_int8(blocks, _INT8_TARGETS, *out, fixed)
+    run, targets = {INT4: (quantize_int4_blocks, _INT4_TARGETS), INT8: (quantize_int8_blocks, _INT8_TARGETS)}[form]
+    codes, fixed = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.int32)
+    finite = run(blocks, targets, packed.reshape(-1, size), scales.reshape(-1), codes, fixed)
     return packed, scales, bool(finite)
 
 
@@ -154,16 +152,16 @@ def _best_scale(
     return _to_fp16(np.float32(best * float(peak) / float(one)))
 
 
-@kernel
-def _quantize_int4(  # noqa: PLR0917
+@entry("export", "f32[,] f32[] u8[,] f32[] u8[] i32[]")
+def quantize_int4_blocks(  # noqa: PLR0917
     blocks: npt.NDArray[np.float32],
     targets: npt.NDArray[np.float32],
     packed: npt.NDArray[np.uint8],
     scales: npt.NDArray[np.float32],
-    fixed: npt.NDArray[np.int32],
     codes: npt.NDArray[np.uint8],
+    fixed: npt.NDArray[np.int32],
 ) -> bool:
-    """blocks [n, 32] -> packed [n, 16], scales [n]. `fixed` [32] and `codes` [32] are scratch."""
+    """blocks [n, 32] -> packed [n, 16], scales [n]. `codes` [32] and `fixed` [32] are scratch."""
     finite = True
     low, high = np.float32(-8.0), np.float32(7.0)
     for index in range(len(blocks)):
@@ -181,15 +179,16 @@ def _quantize_int4(  # noqa: PLR0917
     return finite
 
 
-@kernel
-def _quantize_int8(
+@entry("export", "f32[,] f32[] u8[,] f32[] u8[] i32[]")
+def quantize_int8_blocks(  # noqa: PLR0917
     blocks: npt.NDArray[np.float32],
     targets: npt.NDArray[np.float32],
     packed: npt.NDArray[np.uint8],
     scales: npt.NDArray[np.float32],
+    codes: npt.NDArray[np.uint8],
     fixed: npt.NDArray[np.int32],
 ) -> bool:
-    """blocks [n, 32] -> packed [n, 32], scales [n]. `fixed` [32] is scratch."""
+    """blocks [n, 32] -> packed [n, 32], scales [n]. `codes`, which int4 alone uses, and `fixed` [32] are scratch."""
     finite = True
     low, high = np.float32(-128.0), np.float32(127.0)
     for index in range(len(blocks)):

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 from ondevice import __version__, machine
@@ -70,9 +71,11 @@ def machine_facts() -> dict[str, Any]:
     Measuring takes some tenths of a second.
     """
     from ondevice.engines.simd.pack_cache import pack_sizes
+    from ondevice.native import library
 
+    kernels = library.choice()
     threads = machine.default_threads()
-    obstacles = {name: reason for name, module in ENGINES.items() if (reason := _import_obstacle(module))}
+    obstacles = {name: reason for name, module in ENGINES.items() if (reason := _obstacle(module))}
     measured: dict[str, Any] = dict.fromkeys(MEASURED)
     if "simd" not in obstacles:
         try:
@@ -86,6 +89,7 @@ def machine_facts() -> dict[str, Any]:
         "packages": {name: version_of(name) for name in PACKAGES},
         "processor": machine.processor_name(),
         "system": machine.os_name(),
+        "kernels": f"{kernels.set}, {'built on this machine' if kernels.file is None else kernels.file}",
         "physical_cores": machine.physical_cores(),
         "threads": threads,
         "engines": [name for name in ENGINES if name not in obstacles],
@@ -121,13 +125,24 @@ def _failure(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _import_obstacle(module: str) -> str | None:
-    """Why an engine's module cannot be imported; None where it can."""
+def _obstacle(module: str) -> str | None:
+    """Why an engine cannot run: its module cannot be imported, or there are no kernels; None where it can."""
     try:
-        for each in ("ondevice.model", "ondevice.jit", module):  # drafters and sampling need numba too
+        for each in ("ondevice.model", module):
             import_module(each)
+        return _kernels_obstacle()
     except Exception as error:  # a package built for another processor, an unwritable cache, ...
         return _failure(error)
+
+
+def _kernels_obstacle() -> str | None:
+    """Why this machine can have no kernels; None where it has them, or can build them."""
+    from ondevice.native import library
+
+    if not library.missing(["packing", "tokens", "forward"]):
+        return None
+    if find_spec("numba") is None:
+        return "no kernels for this CPU, and numba, which builds them, is missing: pip install numba"
     return None
 
 
@@ -185,12 +200,14 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
     """The engine that `--engine auto` would take on this machine, and the state of its pack."""
     try:
         from ondevice.engines.choice import preview
-        from ondevice.preparation import compiled_for
+        from ondevice.native import library
 
+        if obstacle := _kernels_obstacle():
+            raise OndeviceError(obstacle)
         found = preview(bundle)
     except OndeviceError as error:
         return {"weights": None, "engine": {"name": None, "reason": str(error)}, "pack": None, "prepared": False}
-    except Exception as error:  # numba is missing or broken
+    except Exception as error:  # a package that is broken
         reason = _failure(error)
         return {"weights": None, "engine": {"name": None, "reason": reason}, "pack": None, "prepared": False}
     pack = found.pack
@@ -204,7 +221,8 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
         "weights": found.weights,
         "engine": {"name": found.engine, "reason": found.reason},
         "pack": pack_facts,
-        "prepared": compiled_for(found.engine) and (pack is None or pack.status in ("packed", "small")),
+        "prepared": not library.missing(["packing", "tokens", "forward"] if found.engine == "simd" else ["tokens"])
+        and (pack is None or pack.status in ("packed", "small")),
     }
 
 

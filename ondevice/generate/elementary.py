@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ondevice.jit import kernel
+from ondevice.native.functions import kernel
 
 FRACTION_BITS = 52
 FRACTION = (1 << FRACTION_BITS) - 1

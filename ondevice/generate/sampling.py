@@ -3,27 +3,32 @@
 `Sampler` chooses the target's tokens (`choose`), predicts its choices for drafters (`guess`), and gives the
 distribution that it draws from (`distribution`). In this order it applies `Adjustments` (bias and penalties), logits
 processors, the constraint, and `Warp` (temperature and filters). `Logprobs` reports the probabilities of emitted
-tokens.
-
-The kernels are in `sampling_kernels`. It is imported where a kernel is needed, because it imports numba, which greedy
-decoding does without.
+tokens. The kernels are in `sampling_kernels`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
 from ondevice.errors import UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
+from ondevice.generate.sampling_kernels import (
+    ConstraintMasks,
+    Key,
+    Nucleus,
+    TopK,
+    TopKDraw,
+    gumbel_argmax,
+    gumbel_argmax_all,
+    key_of,
+    weigh,
+)
 from ondevice.generate.stats import TokenLogprob
-
-if TYPE_CHECKING:  # imports numba
-    from ondevice.generate.sampling_kernels import ConstraintMasks, Key, Nucleus, TopK, TopKDraw
 
 RIVALS = 4
 """Tokens that a guess is compared with, itself included: few tokens come near the winner, noise included."""
@@ -70,25 +75,15 @@ class Sampler:
         self.constraint = constraint
         self._suppressed, self._begins = tuple(suppressed), begins
         self._adjustments = Adjustments(options, suppressed, begins)
-        self._masks: ConstraintMasks | None = None
-        if constraint is not None:
-            from ondevice.generate.sampling_kernels import ConstraintMasks
-
-            self._masks = ConstraintMasks(constraint)
+        self._masks = None if constraint is None else ConstraintMasks(constraint)
         self._made_top_k_draw: TopKDraw | None = None
         self._made_rng: np.random.Generator | None = None
         self._key: Key = np.zeros(1, np.uint64)
         if self.greedy:
             return
-        from ondevice.generate import sampling_kernels
-
-        self._key = sampling_kernels.key_of(options.seed)
-        self._gumbel_argmax = sampling_kernels.gumbel_argmax
-        self._gumbel_argmax_all = sampling_kernels.gumbel_argmax_all
+        self._key = key_of(options.seed)
         self._best = np.empty(1, np.intp), np.empty(1)
         self._warp = Warp(options)
-        if options.top_k:
-            _ = self._top_k_draw  # made now, so that its kernels are loaded before the first token
 
     def without_processors(self) -> Sampler:
         """A sampler that draws alike, for drafters: processors may have a state, and are not called for guesses."""
@@ -111,13 +106,9 @@ class Sampler:
             self._made_rng = np.random.default_rng(self.options.seed)
         return self._made_rng
 
-    # Not functools.cached_property: before Python 3.12 it has one lock for all samplers. It would be held while kernels
-    # are loaded, and a process forked meanwhile would wait for it forever.
     @property
     def _top_k_draw(self) -> TopKDraw:
         if self._made_top_k_draw is None:
-            from ondevice.generate.sampling_kernels import TopKDraw
-
             self._made_top_k_draw = TopKDraw(self.options, self._key)
         return self._made_top_k_draw
 
@@ -228,11 +219,11 @@ class Sampler:
         ids, weights = self._warp.kept(scores, peak)
         temperature = self.options.temperature
         if ids is None and token_ids is None:
-            return self._gumbel_argmax_all(scores, peak, temperature, self._key, position, best, values)
+            return gumbel_argmax_all(scores, peak, temperature, self._key, position, best, values)
         if ids is None or weights is None:
             ids, weights = np.arange(len(scores)), self._warp.weights(scores, peak)
         kept_ids = ids if token_ids is None else token_ids[ids]
-        return self._gumbel_argmax(scores, ids, weights, kept_ids, peak, temperature, self._key, position, best, values)
+        return gumbel_argmax(scores, ids, weights, kept_ids, peak, temperature, self._key, position, best, values)
 
     def _scores(self, logits: Float32Array, context: Sequence[int], path: Sequence[int]) -> Float32Array:
         """The logits after adjustments, processors and constraint."""
@@ -374,19 +365,13 @@ class Warp:
     """Temperature, top-k, top-p and min-p, in this order, for one generation that samples."""
 
     def __init__(self, options: SamplingOptions) -> None:
-        from ondevice.generate.sampling_kernels import weigh
-
-        self._options, self._weigh = options, weigh
+        self._options = options
         self._top_k: TopK | None = None
         self._nucleus: Nucleus | None = None
         self._scratch: Float64Array = np.empty(0)
         if options.top_k:
-            from ondevice.generate.sampling_kernels import TopK
-
             self._top_k = TopK(options.top_k)
         if options.top_p is not None and options.top_p < 1.0:
-            from ondevice.generate.sampling_kernels import Nucleus
-
             self._nucleus = Nucleus(options.top_p)
 
     def kept(self, scores: Float32Array, peak: float) -> Kept:
@@ -414,7 +399,7 @@ class Warp:
         if len(self._scratch) < len(scores):
             self._scratch = np.empty(len(scores))
         weights = self._scratch[: len(scores)]
-        self._weigh(scores, peak, self._options.temperature, weights)
+        weigh(scores, peak, self._options.temperature, weights)
         return weights
 
     def _above(self, scores: Float32Array, peak: float, min_p: float) -> IndexArray:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
 from ondevice.generate.elementary import exponential, logarithm
 from ondevice.generate.request import Constraint, Mask, SamplingOptions
-from ondevice.jit import kernel
+from ondevice.native.functions import entry, kernel
 
 # Noise.
 
@@ -75,7 +75,7 @@ def gumbel_at(key: Key, position: int, token: int) -> float:
 # Weights.
 
 
-@kernel
+@entry("tokens", "f32[] f64 f64 f64[]")
 def weigh(scores: Float32Array, peak: float, temperature: float, weights: Float64Array) -> None:
     """weights[i] = exp((scores[i] - peak) / temperature); scores are float32[n], weights float64[n], out."""
     for at in range(len(scores)):
@@ -91,7 +91,7 @@ SLACK = 1.0 + 1e-9
 """Factor on bounds, which are computed less exactly than the values that they bound."""
 
 
-@kernel
+@entry("tokens", "f32[] i64[] f64[] i64[] f64 f64 u64[] i64 i64[] f64[]")
 def gumbel_argmax(  # noqa: PLR0917
     scores: Float32Array, indices: IndexArray, weights: Float64Array, token_ids: IndexArray, peak: float,
     temperature: float, key: Key, position: int, best: IndexArray, values: Float64Array,
@@ -133,7 +133,7 @@ def largest(block: Float32Array) -> float:
     return float(np.int32(most ^ ((most >> np.int32(31)) & MAGNITUDE)).view(np.float32))
 
 
-@kernel
+@entry("tokens", "f32[] f64 f64 u64[] i64 i64[] f64[]")
 def gumbel_argmax_all(  # noqa: PLR0917
     scores: Float32Array,
     peak: float,
@@ -212,7 +212,6 @@ class TopK:
         self._top_k = top_k
         self._largest = np.empty(0, np.float32)
         self._kept = np.empty(0, np.intp)
-        self.select(np.zeros(1, np.float32))  # loads the kernel before the first token
 
     def select(self, scores: Float32Array) -> IndexArray:
         """The selected indices of `scores`, float32[V], ascending; valid until the next call."""
@@ -222,7 +221,7 @@ class TopK:
         return self._kept[: select_top_k(scores, self._largest, self._kept)]
 
 
-@kernel
+@entry("tokens", "f32[] f32[] i64[]")
 def select_top_k(scores: Float32Array, largest: Float32Array, kept: IndexArray) -> int:
     """Fill `kept` with the selected indices, and return their number. `largest`, float32[k], is scratch: a heap of the
     k largest scores so far, smallest first, whose first entry is the score to reach.
@@ -289,7 +288,6 @@ class Nucleus:
         self._top_p = top_p
         self._mass = np.empty(DIGITS)
         self._kept, self._edge = np.empty(0, np.intp), np.empty(0, np.intp)
-        self.select(np.ones(1))  # loads the kernel before the first token
 
     def select(self, weights: Float64Array) -> IndexArray:
         """The selected indices of `weights`, ascending; valid until the next call.
@@ -353,7 +351,7 @@ def select_few_nucleus(weights: Float64Array, top_p: float, kept: IndexArray, or
     return size
 
 
-@kernel
+@entry("tokens", "f64[] f64 f64[] i64[] i64[]")
 def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept: IndexArray, edge: IndexArray) -> int:
     """Fill `kept` with the selected indices, and return their number. `mass` float64[DIGITS] and `edge` intp[n] are
     scratch.
@@ -451,7 +449,6 @@ class TopKDraw:
         )
         self._vocabulary, self._scratch = np.empty(0, np.intp), draw_scratch(0)
         self._results: dict[int, tuple[IndexArray, Float64Array]] = {}
-        self.best(np.zeros(1, np.float32), None, 0, 1)  # loads the kernels before the first token
 
     def best(
         self, scores: Float32Array, token_ids: IndexArray | None, position: int, most: int
@@ -477,9 +474,11 @@ class TopKDraw:
             return tokens[:count], values[:count]
         if len(self._scratch.weights) < len(scores):
             self._scratch = draw_scratch(len(scores))
+        largest, weights, mass, indices = self._scratch
         count = draw_few(
-            scores, token_ids, self._temperature, *self._filters, self._key, position, tokens, values, self._scratch
-        )
+            scores, token_ids, self._temperature, *self._filters, self._key, position, tokens, values,
+            largest, weights, mass, indices,
+        )  # fmt: skip
         return tokens[:count], values[:count]
 
 
@@ -492,10 +491,11 @@ def has_nan_or_inf(scores: Float32Array) -> bool:
     return wrong > 0
 
 
-@kernel
+@entry("tokens", "f32[] i64[] f64 i64 f64 f64 u64[] i64 i64[] f64[] f32[] f64[] f64[] i64[,]")
 def draw_few(  # noqa: PLR0917
     scores: Float32Array, token_ids: IndexArray, temperature: float, k: int, top_p: float, min_p: float, key: Key,
-    position: int, tokens: IndexArray, values: Float64Array, scratch: DrawScratch,
+    position: int, tokens: IndexArray, values: Float64Array, largest: Float32Array, weights: Float64Array,
+    mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
     """Temperature, top-k, top-p, min-p and Gumbel argmax: fill `tokens` and `values`, and return the number of winners,
     0 where a score is NaN or +inf, or all are -inf.
@@ -504,19 +504,19 @@ def draw_few(  # noqa: PLR0917
     token_ids : intp[m], their tokens
     k, top_p, min_p : the filters; top_p = 1.0 and min_p = 0.0 keep every token
     tokens, values : intp[b] and float64[b], out: token ids and their log weight + noise, largest first
-    scratch : for m scores or more
+    largest, weights, mass, indices : the fields of `DrawScratch` for m scores or more
     """
     if has_nan_or_inf(scores):
         return 0
-    weights, kept, inside = scratch.weights, scratch.indices[0], scratch.indices[1]
-    count = select_top_k(scores, scratch.largest[: min(k, len(scores))], kept)
+    kept, inside = indices[0], indices[1]
+    count = select_top_k(scores, largest[: min(k, len(scores))], kept)
     peak = -np.inf
     for at in range(count):
         peak = max(peak, scores[kept[at]])
     for at in range(count):
         weights[at] = exponential((scores[kept[at]] - peak) / temperature)
     if top_p < 1.0:
-        count = select_nucleus(weights[:count], top_p, scratch.mass, inside, scratch.indices[2])
+        count = select_nucleus(weights[:count], top_p, mass, inside, indices[2])
         for at in range(count):  # `inside` is ascending, so no entry is overwritten before it is read
             kept[at] = kept[inside[at]]
             weights[at] = weights[inside[at]]
@@ -535,7 +535,7 @@ def draw_few(  # noqa: PLR0917
     return found
 
 
-@kernel
+@entry("tokens", "f32[] i64[] i64[] f64[]")
 def argmax_few(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, values: Float64Array) -> int:
     """`draw_few` at temperature 0: the tokens with the largest scores, the first in a tie."""
     if has_nan_or_inf(scores):
@@ -572,7 +572,6 @@ class ConstraintMasks:
     def __init__(self, constraint: Constraint) -> None:
         self._constraint = constraint
         self._kept = np.empty(0, np.float32)
-        keep_allowed(self._kept, np.zeros(0, np.uint32), self._kept)  # loads the kernel before the first token
 
     def forced(self, context: Sequence[int], path: Sequence[int]) -> int | None:
         """The only token that may follow, where the constraint knows it; see `Constraint.forced`."""
@@ -607,7 +606,7 @@ class ConstraintMasks:
         return [*context[self._constraint.position :], *path]
 
 
-@kernel
+@entry("tokens", "f32[] u32[] f32[]")
 def keep_allowed(scores: Float32Array, mask: Mask, out: Float32Array) -> None:
     """out = scores where the mask's bit is set, -inf elsewhere; scores and out are float32[V]."""
     whole = len(scores) // WORD

@@ -1,7 +1,6 @@
 """PyInstaller's hook: lists the modules to include. Most are imported by name when first used, which it cannot see.
 
-numba's own cache needs source files next to the executable (`module_collection_mode`). ondevice stores its compiled
-code by its own rule (ondevice/jit.py), so bytecode in the archive is enough, and starts as fast.
+Bytecode in the archive is enough: a kernel library that is built on the user's machine is found again by its hash.
 """
 
 from __future__ import annotations

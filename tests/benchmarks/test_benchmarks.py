@@ -176,14 +176,14 @@ def test_the_model_of_arm_boards() -> None:
 
 CHILD = """
 import json, os
-stats = dict(engine=os.environ["NUMBA_CACHE_DIR"], load_s=1.0, prefill_s=0.1, peak_rss_bytes=5, drafter="none")
+stats = dict(engine=os.environ["ONDEVICE_CACHE"], load_s=1.0, prefill_s=0.1, peak_rss_bytes=5, drafter="none")
 print(json.dumps({"stats": stats}), flush=True)
 """
 
 
 def test_a_start_has_caches_of_its_own(tmp_path: Path) -> None:
     one = start([sys.executable, "-c", CHILD], tmp_path)
-    assert one.engine == str(tmp_path / "compiled")
+    assert one.engine == str(tmp_path)
     assert 0 < one.first_token_s < 60
     status = "Name:\tpython\nVmHWM:\t  900 kB\nRssAnon:\t     500 kB\nRssFile:\t     300 kB\nRssShmem:\t      20 kB\n"
     assert Memory.parse(status) == Memory(500 * 1024, 320 * 1024)

@@ -1,6 +1,7 @@
 """`ondevice info`: facts of this machine and of bundles, as JSON and as text."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from ondevice.cli import info
 from ondevice.cli.info import lines, size
 from ondevice.engines.simd import pack_file
 from ondevice.engines.simd.program import load_program
+from ondevice.native import library
 from ondevice_export import export
 from tests.conftest import REFERENCE
 
@@ -63,17 +65,23 @@ def test_packs_are_counted(run, cache):
     assert f"2 packs, 3.0 kB in {cache}\n" in run("info")[1]
 
 
-def test_without_numba_the_other_facts_are_printed(reference_bundle, tmp_path):
-    """In a new process, because this one has imported numba already."""
+def test_without_kernels_and_numba_the_other_facts_are_printed(reference_bundle, tmp_path):
     code = "import sys; sys.modules['numba'] = None; from ondevice.cli.main import main; sys.exit(main())"
+    environment = {**os.environ, "ONDEVICE_CACHE": str(tmp_path), "ONDEVICE_KERNELS": "generic"}
+    if library.choice().file is not None:
+        pytest.skip("a library is shipped here")
     facts: dict[str, Any] = {}
     for words in ((), (reference_bundle,)):
         ended = subprocess.run(
-            [sys.executable, "-c", code, "info", *words, "--json"], capture_output=True, text=True, check=False
+            [sys.executable, "-c", code, "info", *words, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
         )
         assert (ended.returncode, ended.stderr) == (0, "")
         facts |= json.loads(ended.stdout)
-    missing = "numba is missing: pip install numba"
+    missing = "no kernels for this CPU, and numba, which builds them, is missing: pip install numba"
     assert facts["engines"] == []
     assert facts["unavailable"] == {"simd": missing, "ort": missing}
     assert facts["instruction_set"] is facts["memory_bytes_per_s"] is facts["dot_product_ops_per_s"] is None

@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import numba
 import pytest
 
 import ondevice
@@ -177,7 +176,6 @@ def test_preparing_shows_a_bar_and_ends_when_told(
     window: Window, until: Any, reference_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped_by: str
 ) -> None:
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path))
-    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     ended: list[str] = []
     window.worker.ended.connect(ended.append)
     window.open(str(reference_bundle))

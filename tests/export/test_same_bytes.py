@@ -1,4 +1,4 @@
-"""An export has the same bytes whatever vectors the exporting CPU has, in numpy and in numba."""
+"""An export has the same bytes whatever vectors the exporting CPU has, in numpy and in kernels."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ OTHERS = {
 """Environments by name: in the first, numpy keeps to what every CPU of this kind has."""
 
 if platform.machine() in ("x86_64", "AMD64"):
-    OTHERS |= {
-        "numba for SSE": {"NUMBA_CPU_NAME": "x86-64-v2", "NUMBA_CPU_FEATURES": "+sse4.2,+ssse3,+popcnt"},
-        "numba for AVX2": {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"},
-    }
+    OTHERS |= {f"kernels for {name}": {"ONDEVICE_KERNELS": name} for name in ("generic", "avx2")}
 
 
 @pytest.fixture(scope="module", params=["e2b", "31b"])

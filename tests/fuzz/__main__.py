@@ -38,7 +38,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         room = Path(directory)
         bundle = export(PAIR / "target", room / "bundle")
-        # compile before forking, so that children inherit the kernels; one thread, because a fork copies only one
+        # load the kernels before forking, so that children inherit them; one thread, because a fork copies only one
         with ondevice.load(bundle, engine="simd", threads=1) as model:
             each: tuple[GenerationKeywords, ...] = (
                 {"max_new_tokens": 8},

@@ -6,7 +6,7 @@
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: [PYTHON=...] $0 DIRECTORY" >&2; exit 2; }
 python="$(command -v "${PYTHON:-python3}")" || { echo "$0: no ${PYTHON:-python3} here" >&2; exit 2; }
-packages=(numpy numba llvmlite tokenizers jinja2 markupsafe)
+packages=(numpy tokenizers jinja2 markupsafe)
 versions="$("$python" -c "
 import sys
 from importlib.metadata import version

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, UNITS, unit_type
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
-from ondevice.engines.simd.kernels.matmul.activations import quantize_row, row_bytes
-from ondevice.engines.simd.kernels.matmul.tiles import ACTIVATION_BYTES, SHIFT
+from ondevice.engines.simd.kernels.matmul.activations import quantize_row
+from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, SHIFT, row_bytes
 from tests.simd.twins import Floats, Quantized
 
 

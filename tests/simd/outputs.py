@@ -14,7 +14,7 @@ from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.native import library
 
 LOOKUPS = (
     LookupSettings(keys=32, window=64, learn=64),
@@ -70,5 +70,5 @@ def _in_pieces(engine: SimdEngine, session: SimdSession) -> bytes:
 
 if __name__ == "__main__":
     digests = [digest(Bundle.open(path)) for path in sys.argv[1:]]
-    answer = {"name": instruction_set.current().name, "digests": digests}
+    answer = {"set": library.choice().set, "digests": digests}
     sys.stdout.write(json.dumps(answer))

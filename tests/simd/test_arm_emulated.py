@@ -1,8 +1,8 @@
 """ARM under qemu: the same bits, and the same token ids with every drafter, as on this machine.
 
-The tests run if `tests/simd/arm64.sh` has set up an environment and $ONDEVICE_ARM64 names its directory. They take ten
-minutes, mostly to compile kernels. The instruction set is not forced: qemu reports the capabilities of the CPU that it
-emulates, and LLVM treats the CPU as `generic`.
+The tests run if `tests/simd/arm64.sh` has set up an environment, $ONDEVICE_ARM64 names its directory, and ziglang,
+which links the kernel libraries, is installed. A library is used only if the features that qemu reports allow it. The
+emulated Python has neither numba nor LLVM.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from ondevice.bundle import Bundle
+from ondevice.native import shipping
+from ondevice.native.sets import PLATFORMS
 from tests.simd.generations import replies
 from tests.simd.outputs import digest
 
@@ -27,12 +29,22 @@ pytestmark = [
 ]
 
 
-def emulated(cpu: str, module: str, *bundles: Path) -> Any:
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernel libraries for ARM, by set."""
+    pytest.importorskip("ziglang")
+    out = tmp_path_factory.mktemp("libraries")
+    for name in PLATFORMS["linux-aarch64"].sets:
+        shipping.ship(name, "linux-aarch64", out)
+    return out / "linux-aarch64"
+
+
+def emulated(library: Path, cpu: str, module: str, *bundles: Path) -> Any:
     """The parsed output of a test module on an emulated ARM CPU: Cortex-A76 (Raspberry Pi 5) or Cortex-A72 (Pi 4)."""
     system = Path(os.environ["ONDEVICE_ARM64"])
     environment = {
-        "NUMBA_CACHE_DIR": str(system / "cache"),
         "ONDEVICE_CACHE": str(system / "cache"),
+        "ONDEVICE_KERNELS": str(library),
         "PYTHONPATH": os.pathsep.join([str(system / "site"), str(ROOT)]),
     }
     emulator = [str(system / "qemu/usr/bin/qemu-aarch64-static"), "-cpu", cpu, "-L", str(system / "root")]
@@ -40,10 +52,10 @@ def emulated(cpu: str, module: str, *bundles: Path) -> Any:
     return json.loads(subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def test_a_forward_has_the_same_bits(tiny: Path, trained: Path, cpu: str, name: str) -> None:
-    digests = [digest(Bundle.open(path)) for path in (tiny, trained)]
-    assert emulated(cpu, "tests.simd.outputs", tiny, trained) == {"name": name, "digests": digests}
+def test_a_forward_has_the_same_bits(libraries: Path, tiny: Path, trained: Path, cpu: str, name: str) -> None:
+    expected = {"set": name, "digests": [digest(Bundle.open(path)) for path in (tiny, trained)]}
+    assert emulated(libraries / f"{name}.so", cpu, "tests.simd.outputs", tiny, trained) == expected
 
 
-def test_every_drafter_generates_the_same_token_ids(tiny: Path, cpu: str, name: str) -> None:
-    assert emulated(cpu, "tests.simd.generations", tiny) == replies(tiny)
+def test_every_drafter_generates_the_same_token_ids(libraries: Path, tiny: Path, cpu: str, name: str) -> None:
+    assert emulated(libraries / f"{name}.so", cpu, "tests.simd.generations", tiny) == replies(tiny)

@@ -11,12 +11,12 @@ import pytest
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
-from ondevice.engines.simd.kernels.attention.exact import PART, SPLIT_ROWS, attend_share
+from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import mix, score
 from ondevice.engines.simd.kernels.attention.float_tile import HEADS
 from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
 from ondevice.engines.simd.kernels.attention.scratch import scratch_at
+from ondevice.engines.simd.kernels.attention.sizes import PART, SPLIT_ROWS, UNIT
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import WIDTH, Attend, to_row

@@ -13,7 +13,7 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.matmul.project import SCRATCH_BYTES
+from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.experts import choose
 from ondevice.engines.simd.kernels.steps.layouts import WIDTH, Choose, to_row

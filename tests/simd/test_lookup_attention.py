@@ -14,9 +14,8 @@ from ondevice.engines.simd.caches import BITS
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels.attention import key_codes
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
-from ondevice.engines.simd.kernels.attention.key_codes import SPAN
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
+from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import (
     WIDTH,

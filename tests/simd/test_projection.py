@@ -9,16 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, INT4, INT8, WeightFormat
-from ondevice.engines.simd.kernels.matmul.activations import groups_form
-from ondevice.engines.simd.kernels.matmul.project import (
-    SCRATCH_BYTES,
-    Activations,
-    FloatRows,
-    InputRows,
-    PackedMatrix,
-    gated,
-    project,
-)
+from ondevice.engines.simd.kernels.matmul.project import Activations, FloatRows, InputRows, PackedMatrix, gated, project
+from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, groups_form
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import input_form, product_kind
 from ondevice.engines.simd.tensor_files import Matrix

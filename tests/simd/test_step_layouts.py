@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ondevice.engines.simd.kernels.steps import layouts
-from ondevice.engines.simd.kernels.steps.layouts import LAYOUTS, WIDTH, Step, from_row, read_step, to_row
+from ondevice.engines.simd.kernels.steps.access import read_step
+from ondevice.engines.simd.kernels.steps.layouts import LAYOUTS, WIDTH, Step, from_row, to_row
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

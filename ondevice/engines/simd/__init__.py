@@ -1,4 +1,4 @@
-"""The `simd` engine: runs a bundle's models as flat plans that numba kernels run, with the same bits on every CPU.
+"""The `simd` engine: runs a bundle's models as flat plans that kernels run, with the same bits on every CPU.
 
 In: a bundle, then rows of token ids. Out: logits and hidden states. Read `engine` first, for kernels `kernels/`.
 

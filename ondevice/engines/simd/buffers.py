@@ -14,9 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.simd.kernels.attention.exact import PART, SPLIT_ROWS
-from ondevice.engines.simd.kernels.attention.lookup import SHARED_UNITS, shares_bytes, workspace_at
-from ondevice.engines.simd.kernels.attention.scratch import scratch_at, state_bytes
+from ondevice.engines.simd.kernels.attention.sizes import (
+    PART,
+    SHARED_UNITS,
+    SPLIT_ROWS,
+    scratch_at,
+    shares_bytes,
+    state_bytes,
+    workspace_at,
+)
 
 LINE = 64
 """Bytes of a cache line, to which all memory here is aligned."""
@@ -152,12 +158,12 @@ class AttentionScratch:
             threads: number of threads that attend at the same time.
         """
         self._own, self._shared = Buffers(), Buffers()
-        self.stride = -(-scratch_at.py_func(0, head_dim).end // LINE) * LINE
+        self.stride = -(-scratch_at(0, head_dim).end // LINE) * LINE
         self.address = self._own.bytes(threads * self.stride)
         self._counters = np.zeros(SPLIT_ROWS * query_heads, np.int64)
         self.counters = self._own.hold(self._counters)
         self.partials = self.most_parts = 0
-        self._row_bytes = query_heads * state_bytes.py_func(head_dim)
+        self._row_bytes = query_heads * state_bytes(head_dim)
         self._rows = 0
 
     def reserve(self, rows: int, keys: int) -> None:
@@ -190,7 +196,7 @@ class LookupScratch:
             threads: number of threads that look up at the same time.
         """
         self._buffers = Buffers()
-        self.work_bytes = int(workspace_at.py_func(0, heads, codes).end)
+        self.work_bytes = int(workspace_at(0, heads, codes).end)
         self.work = self._buffers.bytes(threads * self.work_bytes)
         self.shares = self.shares_bytes = 0
         self._heads, self._areas = heads, SHARED_UNITS * threads

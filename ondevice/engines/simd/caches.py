@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ondevice.bundle_format.model_config import Layer
 from ondevice.engines.kv_cache import SINGLE, KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT, move_keys, move_values
-from ondevice.engines.simd.kernels.attention.key_codes import CENTROIDS, SPAN, encode, learn
-from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.attention.sizes import CENTROIDS, SPAN, UNIT
+from ondevice.engines.simd.kernels.entries import encode, learn, move_keys, move_values
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
 
 BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
 """Bits of a cached number."""
@@ -222,7 +222,7 @@ class KeyIndex:
         width = self._settings.width
         codebooks = np.zeros((heads, size // width, width + 1, CENTROIDS), np.float32)
         keys = read_keys(cache.parts(layer)[0], 0, self._settings.learn)
-        sums, members = np.empty((CENTROIDS, width)), np.empty(CENTROIDS, np.int64)
+        sums, members = np.zeros((CENTROIDS, width)), np.zeros(CENTROIDS, np.int64)
         for head in range(heads):
             learn(np.ascontiguousarray(keys[:, head]), codebooks[head], STEPS, sums, members)
         return codebooks

@@ -19,7 +19,7 @@ from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
 from ondevice.engines.simd.caches import KeyIndex
-from ondevice.engines.simd.kernels.attention.exact import SPLIT_ROWS
+from ondevice.engines.simd.kernels.attention.sizes import SPLIT_ROWS
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.model import DecoderLayer
 from ondevice.engines.simd.plan.drafter import DrafterPlan

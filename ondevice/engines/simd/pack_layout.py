@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle_format.weight_format import WeightFormat
-from ondevice.engines.simd.kernels.matmul.formats import BLOCK, TILE, pack_epilogue, pack_scales, pack_tile
-from ondevice.engines.simd.kernels.matmul.tiles import EPILOGUE_BYTES
+from ondevice.engines.simd.kernels.entries import pack_epilogue, pack_scales, pack_tile
+from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, EPILOGUE_BYTES, TILE
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.progress import Advance, Progress, silent
 

@@ -39,7 +39,7 @@ from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import Matrix, TensorFiles
 from ondevice.errors import BundleCorruptError
-from ondevice.preparation import SIMD, SIMD_LAST, TOKENS, Preparation
+from ondevice.preparation import Preparation
 
 MOST_PLANS = 64
 """Most plans that are kept besides the whole forward's; each has about 40 kB. The search for sub-layers to skip runs
@@ -189,7 +189,7 @@ def load_program(
     read = _Read(bundle)
     of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
     if preparation is not None:
-        preparation.compile((*TOKENS, *SIMD, SIMD_LAST))
+        preparation.compile(["packing", "tokens", "forward"])
     pack = open_pack(read.layout, read.files, threads, preparation or Preparation())
     buffers, model, drafter, places = Buffers(), read.model, read.drafter, read.layout.places
     caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import machine
-from ondevice.engines.simd.kernels import roofline as kernels
+from ondevice.engines.simd.kernels.entries import CHAINS, dots, read
 from ondevice.engines.simd.kernels.isa import instruction_set
 
 COUNT = 1 << 20
@@ -84,8 +84,8 @@ class RooflineMeasurement:
     def _reading(self) -> Roofline:
         threads, lanes = len(self._pools), instruction_set.current().lanes
         reading = self._time(self._read)
-        dots = self._time(lambda i: kernels.dots(COUNT, self._out[i].ctypes.data))
-        return Roofline(threads * PASSES * self._share / reading, threads * COUNT * kernels.CHAINS * lanes * 8 / dots)
+        multiplying = self._time(lambda i: dots(COUNT, self._out[i].ctypes.data))
+        return Roofline(threads * PASSES * self._share / reading, threads * COUNT * CHAINS * lanes * 8 / multiplying)
 
     def _fill(self, thread: int) -> None:
         """Write a thread's part of the buffer: memory is placed at the socket of the thread that touches it first."""
@@ -93,7 +93,7 @@ class RooflineMeasurement:
 
     def _read(self, thread: int) -> None:
         for _ in range(PASSES):
-            kernels.read(self._data.ctypes.data + thread * self._share, self._share)
+            read(self._data.ctypes.data + thread * self._share, self._share, self._out[thread].ctypes.data)
 
     def _time(self, function: Callable[[int], Any]) -> float:
         started = time.perf_counter()

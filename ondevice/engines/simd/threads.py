@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.forward import ARRIVALS, LINE, TICKS, run
-from ondevice.engines.simd.kernels.isa.memory import spin_for_next
+from ondevice.engines.simd.kernels.entries import ARRIVALS, LINE, TICKS, run, spin_for_next
+from ondevice.engines.simd.kernels.steps.layouts import WIDTH
+from ondevice.native.functions import address_of
 
 Plan = NDArray[np.int64]
 State = NDArray[np.int64]
@@ -54,13 +55,16 @@ if hasattr(os, "register_at_fork"):
 class _Job:
     """A plan for some threads to run.
 
-    plan, state : see `kernels.forward.run`
+    plan, steps : address and number of steps, each WIDTH numbers: see `kernels.forward.run`
+    state, slots : address and number of the forward's slots
     threads : number of threads that take part
     before : number of arrivals at the barrier before the first of them begins
     """
 
-    plan: Plan
-    state: State
+    plan: int
+    steps: int
+    state: int
+    slots: int
     threads: int
     before: int
 
@@ -118,28 +122,35 @@ class ThreadPool:
         return tried[min(near, key=lambda other: abs(other - kind))] if near else max(tried.values(), default=None)
 
     def _run(self, plan: Plan, state: State, threads: int) -> None:
-        job = _Job(plan, state, threads, self._counters.arrivals)
+        arrivals = self._counters.arrivals
+        job = _Job(address_of(plan), len(plan), address_of(state), len(state), threads, arrivals)
         try:
             self._post(job)
         except BaseException:
             self._post(job)  # for threads that have not got it; the others skip a job that they have run
             raise
         finally:
-            run(plan, state, 0, threads, self._counters.address, job.before, self._scratch[0])
+            self._share(job, 0)
 
     def _post(self, job: _Job) -> None:
         for queue in self._queues[: job.threads - 1]:
             queue.put(job)
 
+    def _share(self, job: _Job, number: int) -> None:
+        """Run a thread's share of every step of a job. The caller of `run` keeps the arrays of the plan alive."""
+        run.function(
+            job.plan, job.steps, WIDTH, job.state, job.slots,
+            number, job.threads, self._counters.address, job.before, self._scratch[number],
+        )  # fmt: skip
+
     def _work(self, number: int, queue: SimpleQueue[_Job | None]) -> None:
         address, done = self._counters.address, None
-        spin_for_next(address, -1)  # compiles, or loads, the kernel now rather than during a forward
         while (job := queue.get()) is not None:
             if job is not done:
-                run(job.plan, job.state, number, job.threads, address, job.before, self._scratch[number])
+                self._share(job, number)
                 done = job
                 # When this returns, the caller runs a kernel too, so that the GIL, which `get` needs, is free.
-                spin_for_next(address, job.before + len(job.plan) * job.threads)
+                spin_for_next.function(address, job.before + job.steps * job.threads)
 
 
 class _Counters:

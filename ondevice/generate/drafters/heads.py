@@ -15,7 +15,7 @@ import numpy as np
 from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.protocol import Outputs, Proposals, Session
 from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Tally
-from ondevice.generate.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast, GuessedTree
+from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest, Forecast, GuessedTree
 from ondevice.generate.sampling import Guess
 
 SIBLING = (0.1, 0.06, 0.05)
@@ -71,7 +71,6 @@ class HeadsDrafter:
         """The last draft, until its verdict is observed."""
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        GREEDY.guess(np.zeros(1, np.float32), None, [], [])  # loads the kernel before the first token
         self._session, self._has_hidden = session, False
         self._grows_trees = self._branches > 1 and session.exact_trees
         self._tree = None

@@ -11,7 +11,7 @@ import numpy as np
 from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Tally
-from ondevice.generate.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast, GuessedTree
+from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest, Forecast, GuessedTree
 from ondevice.generate.sampling import Guess
 
 BRANCHES = 3
@@ -71,7 +71,6 @@ class MtpDrafter:
         """The last draft, until its verdict is observed."""
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        GREEDY.guess(np.zeros(1, np.float32), None, [], [])  # loads the kernel before the first token
         self._session, self._newest = session, None
         self._grows_trees = self._branches > 1 and session.exact_trees
         self._tree = None

@@ -18,7 +18,7 @@ from ondevice.arrays import Float64Array, Int64Array
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.generate.drafters.acceptance import Calibration
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
-from ondevice.jit import kernel
+from ondevice.native.functions import entry, kernel
 
 SOURCE = "ngram"
 
@@ -63,7 +63,6 @@ class NgramDrafter:
         self._generated: list[int] = []
         self._pending: list[int] = []
         """The last tokens of `_generated`, which the automaton does not have yet."""
-        warm_up()
         self._automaton = SuffixAutomaton()
         self._calibration = Calibration()
         self._guess: Continuation | None = None
@@ -220,7 +219,7 @@ class SuffixAutomaton:
         ids = np.asarray(tokens, np.int64)
         self._tokens += len(ids)
         self._reserve(states=2 * self._tokens + 1, edges=3 * self._tokens + 1)
-        append_all(self._tables, ids)
+        append_all(*self._tables, ids)
 
     def end_text(self) -> None:
         """End the current text and start a new one: no substring spans the two."""
@@ -228,7 +227,7 @@ class SuffixAutomaton:
 
     def match_length(self) -> int:
         """Length of the longest suffix of the current text that occurred before with a token after it."""
-        return longest_match(self._tables)[1]
+        return matched_length(*self._tables)
 
     def continuation(self, most: int) -> tuple[Int64Array, Float64Array]:
         """The likeliest continuation of the current text, chosen token by token.
@@ -238,7 +237,7 @@ class SuffixAutomaton:
         """
         tokens = np.empty(most, np.int64)
         scores = np.empty(most, np.float64)
-        count = follow(self._tables, tokens, scores)
+        count = follow(*self._tables, tokens, scores)
         return tokens[:count], scores[:count]
 
     def _reserve(self, states: int, edges: int) -> None:
@@ -250,7 +249,7 @@ class SuffixAutomaton:
         # At most half full, so that a look-up ends after a step or two.
         if 2 * edges > len(tables.slots):
             tables = tables._replace(slots=np.full(1 << (2 * edges).bit_length(), NONE, np.int32))
-            index_edges(tables)
+            index_edges(*tables)
         self._tables = tables
 
 
@@ -264,16 +263,6 @@ def empty_tables() -> Tables:
     )
     tables.states[ROOT] = (0, NONE, NONE, 0)
     return tables
-
-
-def warm_up() -> None:
-    """Call every kernel once, so that they are compiled or loaded before the first token."""
-    automaton = SuffixAutomaton()
-    automaton.extend([1, 2, 1, 2, 1] * 20)  # more than the initial tables hold
-    automaton.end_text()
-    automaton.extend([1, 2])
-    automaton.match_length()
-    automaton.continuation(1)
 
 
 def _grown(table: Table, rows: int) -> Table:
@@ -302,9 +291,10 @@ def slot_of(tables: Tables, state: int, token: int) -> int:
     return slot
 
 
-@kernel
-def index_edges(tables: Tables) -> None:
+@entry("tokens", "i32[,] i32[,] i32[] i64[]")
+def index_edges(states: Table, edges: Table, slots: Table, cursor: Int64Array) -> None:
     """Enter all edges into empty `slots`."""
+    tables = Tables(states, edges, slots, cursor)
     for edge in range(tables.cursor[EDGES]):
         tables.slots[slot_of(tables, _int64(tables.edges[edge, STATE]), _int64(tables.edges[edge, TOKEN]))] = edge
 
@@ -388,9 +378,10 @@ def append(tables: Tables, token: int) -> None:
         state = states[state, LINK]
 
 
-@kernel
-def append_all(tables: Tables, tokens: Int64Array) -> None:
+@entry("tokens", "i32[,] i32[,] i32[] i64[] i64[]")
+def append_all(states: Table, edges: Table, slots: Table, cursor: Int64Array, tokens: Int64Array) -> None:
     """Append tokens to the current text. The tables must have room."""
+    tables = Tables(states, edges, slots, cursor)
     for token in tokens:
         append(tables, token)
 
@@ -403,6 +394,12 @@ def longest_match(tables: Tables) -> tuple[int, int]:
     while state != ROOT and states[state, EDGE] == NONE:
         state = int(states[state, LINK])
     return state, int(states[state, LENGTH])
+
+
+@entry("tokens", "i32[,] i32[,] i32[] i64[]")
+def matched_length(states: Table, edges: Table, slots: Table, cursor: Int64Array) -> int:
+    """Length of the suffix that `longest_match` finds."""
+    return longest_match(Tables(states, edges, slots, cursor))[1]
 
 
 @kernel
@@ -423,10 +420,12 @@ def likeliest(tables: Tables, state: int) -> tuple[int, int, int]:
     return best, total, distinct
 
 
-@kernel
-def follow(tables: Tables, tokens: Int64Array, scores: Float64Array) -> int:
+@entry("tokens", "i32[,] i32[,] i32[] i64[] i64[] f64[]")
+def follow(  # noqa: PLR0917
+    states: Table, edges: Table, slots: Table, cursor: Int64Array, tokens: Int64Array, scores: Float64Array
+) -> int:
     """Fill `tokens` and `scores` with the likeliest continuation and its raw confidences; returns their number."""
-    states, edges = tables.states, tables.edges
+    tables = Tables(states, edges, slots, cursor)
     state, length = longest_match(tables)
     for index in range(len(tokens)):
         while state != ROOT and states[state, EDGE] == NONE:

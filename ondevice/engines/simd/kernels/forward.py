@@ -12,6 +12,7 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import head
+from ondevice.engines.simd.kernels.entries import ARRIVALS, CLAIMS, LINE, TICKS
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import read_i64, ticks, wait_for_all, write_i64
 from ondevice.engines.simd.kernels.steps.experts import choose, mix, score, spread
@@ -46,13 +47,6 @@ from ondevice.engines.simd.kernels.steps.rows import (
     select,
     shortlist,
 )
-
-LINE = 64
-"""Bytes from one counter to the next: each has a cache line of its own."""
-
-ARRIVALS, CLAIMS, TICKS = 0, 1, 3
-"""Lines of the counters: 0, arrivals at the barrier; 1 and 2, claims of work; from 3 on, one line for each thread with
-the ticks that it ran and the ticks that it waited, summed over all runs."""
 
 
 @kernel

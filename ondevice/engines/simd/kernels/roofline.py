@@ -8,26 +8,26 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from ondevice.engines.simd.kernels.entries import CHAINS
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots
 from ondevice.engines.simd.kernels.isa.jit import emits, kernel
+from ondevice.engines.simd.kernels.isa.memory import write_f32
 from ondevice.engines.simd.kernels.isa.vector import I8, I32, constant, full, load, pointer_to, sum_lanes
-
-CHAINS = 12
-"""Number of independent sums: more than any CPU has dot products in flight."""
 
 
 @kernel
-def read(data: int, size: int) -> Any:
-    """The sum of float32[size / 4] at an address. What matters is the time that it takes to read them.
+def read(data: int, size: int, out: int) -> None:
+    """Write the sum of float32[size / 4] at an address. What matters is the time that it takes to read them.
 
     size : bytes, a multiple of 256
+    out : address of a float32
     """
     a = full(np.float32(0.0))
     b, c, d = a, a, a
     for at in range(data, data + size, 256):
         a, b, c, d = a + load(at), b + load(at + 64), c + load(at + 128), d + load(at + 192)
-    return sum_lanes((a + b) + (c + d))
+    write_f32(out, sum_lanes((a + b) + (c + d)))
 
 
 @kernel

@@ -15,8 +15,17 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array
 from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.matmul.activations import FLOATS_FORM, KIND, groups_form, row_bytes, steps_form
-from ondevice.engines.simd.kernels.matmul.formats import BLOCK, PLAIN, PRODUCTS, TILE
+from ondevice.engines.simd.kernels.matmul.sizes import (
+    BLOCK,
+    FLOATS_FORM,
+    KIND,
+    PLAIN,
+    PRODUCTS,
+    TILE,
+    groups_form,
+    row_bytes,
+    steps_form,
+)
 from ondevice.engines.simd.kernels.steps.layouts import (
     WIDTH,
     Attend,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import CandidateLogits, CentroidScores, Shortlist
 from ondevice.engines.simd.model import Centroids, DrafterModel

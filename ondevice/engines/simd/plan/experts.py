@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ondevice.engines.simd.kernels.isa.vector import LANES
-from ondevice.engines.simd.kernels.matmul.formats import BLOCK
-from ondevice.engines.simd.kernels.matmul.tiles import ACTIVATION_BYTES
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
+from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, BLOCK
 from ondevice.engines.simd.kernels.steps.layouts import Choose, Mix, Score, Spread
 from ondevice.engines.simd.model import Experts
 from ondevice.engines.simd.pack_layout import PackLayout

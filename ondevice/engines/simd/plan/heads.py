@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
 from ondevice.engines.simd.kernels.steps import layouts, slots
 from ondevice.engines.simd.kernels.steps.layouts import RELU, SAME, SILU, Activate, CandidateLogits
 from ondevice.engines.simd.model import HeadsModel, Shortlist, TargetModel

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from ondevice.arrays import Float32Array
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.matmul.formats import TILE
-from ondevice.engines.simd.kernels.matmul.project import SCRATCH_BYTES
+from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.kernels.steps.layouts import Attend, AttendChosen, AttendLookedUp, Head, LookUp
 from ondevice.engines.simd.model import Attention, DecoderLayer, PerLayer
 from ondevice.engines.simd.pack_layout import PackLayout

@@ -21,8 +21,7 @@ from ondevice.engines.simd.kernels.attention.float_cache import attend_heads, mi
 from ondevice.engines.simd.kernels.attention.float_cache import weigh as weigh_floats
 from ondevice.engines.simd.kernels.attention.float_tile import HEADS
 from ondevice.engines.simd.kernels.attention.integer_cache import attend_tile, mix_values, tile_size, weigh
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
-from ondevice.engines.simd.kernels.attention.key_codes import SPAN, SUMS, Codebook
+from ondevice.engines.simd.kernels.attention.key_codes import SUMS, Codebook
 from ondevice.engines.simd.kernels.attention.lookup import (
     FIRST,
     LANES,
@@ -35,11 +34,9 @@ from ondevice.engines.simd.kernels.attention.lookup import (
 )
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
 from ondevice.engines.simd.kernels.attention.scratch import (
-    BLOCK,
     KVHead,
     Pairs,
     Queries,
-    Scratch,
     States,
     clear,
     read_sequence,
@@ -50,9 +47,11 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     see,
     state_bytes,
 )
+from ondevice.engines.simd.kernels.attention.sizes import BLOCK, SPAN, UNIT, Scratch
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32
-from ondevice.engines.simd.kernels.steps.layouts import AttendChosen, AttendLookedUp, read_step
+from ondevice.engines.simd.kernels.steps.access import claim, read_step, sequence_of
+from ondevice.engines.simd.kernels.steps.layouts import AttendChosen, AttendLookedUp
 from ondevice.engines.simd.kernels.steps.slots import (
     CACHE_BITS,
     CACHES,
@@ -61,8 +60,6 @@ from ondevice.engines.simd.kernels.steps.slots import (
     LOOK_UP_STRIDE,
     SCRATCH,
     SCRATCH_STRIDE,
-    claim,
-    sequence_of,
 )
 
 _ONE_UNIT = np.int64(1)

@@ -14,15 +14,11 @@ import numpy as np
 from ondevice.engines.simd.kernels.attention.float_cache import attend_heads
 from ondevice.engines.simd.kernels.attention.float_tile import HEADS
 from ondevice.engines.simd.kernels.attention.integer_cache import attend_tile, quantize_queries, tile_size
-from ondevice.engines.simd.kernels.attention.integer_tile import MOST
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
 from ondevice.engines.simd.kernels.attention.scratch import (
-    BLOCK,
-    PAIRS,
     KVHead,
     Pairs,
     Queries,
-    Scratch,
     States,
     clear,
     fold_all,
@@ -33,11 +29,13 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     state_bytes,
     write_table,
 )
+from ondevice.engines.simd.kernels.attention.sizes import BLOCK, MOST, PAIRS, PART, Scratch
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import fetch_add, read_f32, read_i64, write_i64
 from ondevice.engines.simd.kernels.isa.vector import full, load
 from ondevice.engines.simd.kernels.matmul.activations import write_input
-from ondevice.engines.simd.kernels.steps.layouts import Attend, read_step
+from ondevice.engines.simd.kernels.steps.access import claim, read_step
+from ondevice.engines.simd.kernels.steps.layouts import Attend
 from ondevice.engines.simd.kernels.steps.slots import (
     CACHE_BITS,
     CACHES,
@@ -50,14 +48,7 @@ from ondevice.engines.simd.kernels.steps.slots import (
     SCRATCH_STRIDE,
     SEQUENCE_COUNT,
     SEQUENCES,
-    claim,
 )
-
-PART = 1024
-"""Positions of a part. At a head_dim of 512 that is 1 MB of keys and values in int8, and 2 KB of state for each
-pair."""
-SPLIT_ROWS = 16
-"""Most rows of a forward for which threads share the parts; more rows keep all threads busy."""
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _ONE_UNIT = np.int64(1)

@@ -11,9 +11,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.attention.float_tile import WIDE, mix_tile, score_tile
 from ondevice.engines.simd.kernels.attention.scratch import (
-    BLOCK,
     KVHead,
-    Scratch,
     Sequence,
     States,
     cache_row,
@@ -23,6 +21,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     score_stride,
     seen,
 )
+from ondevice.engines.simd.kernels.attention.sizes import BLOCK, Scratch
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_f32
 from ondevice.engines.simd.kernels.isa.vector import exp, full, load, max_lanes, maximum, store, sum_lanes, within

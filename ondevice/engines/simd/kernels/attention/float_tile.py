@@ -15,6 +15,7 @@ from numba import types
 
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
@@ -22,7 +23,6 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I16,
     I32,
     I64,
-    LANES,
     POINTER,
     VF32,
     constant,

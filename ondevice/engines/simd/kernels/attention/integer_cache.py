@@ -12,13 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.integer_tile import MOST, UNIT, mix_tile, score_tile
+from ondevice.engines.simd.kernels.attention.integer_tile import mix_tile, score_tile
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head
 from ondevice.engines.simd.kernels.attention.scratch import (
-    BLOCK,
-    TAIL,
     KVHead,
-    Scratch,
     Sequence,
     States,
     cache_row,
@@ -29,6 +26,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     seen,
     seen_by_any,
 )
+from ondevice.engines.simd.kernels.attention.sizes import BLOCK, MOST, TAIL, UNIT, Scratch
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import (
@@ -51,7 +49,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     sum_lanes,
     within,
 )
-from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
 
 _ZERO, _MOST_WEIGHT = np.float32(0.0), np.float32(127.0)
 _LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)

@@ -21,6 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ondevice.engines.simd.kernels.attention.sizes import UNIT
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots, groups_of_four
 from ondevice.engines.simd.kernels.isa.instruction_set import InstructionSet
@@ -39,12 +40,8 @@ from ondevice.engines.simd.kernels.isa.vector import (
     splat,
 )
 from ondevice.engines.simd.kernels.matmul import formats
-from ondevice.engines.simd.kernels.matmul.formats import TILE
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
 
-UNIT = 32
-"""Positions of a unit. The weights of a unit's values share a scale."""
-MOST = 8
-"""Most pairs of row and head ("rows" below) in one product."""
 AHEAD = 4096
 """Distance in bytes from the keys that are read to those that are prefetched."""
 CHAINS = 16 if instruction_set.current().lanes == TILE else 4

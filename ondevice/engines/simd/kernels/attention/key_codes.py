@@ -24,9 +24,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
+from ondevice.engines.simd.kernels.attention.sizes import CENTROIDS, SPAN, UNIT
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_byte
 from ondevice.engines.simd.kernels.isa.vector import (
@@ -35,7 +36,6 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I16,
     I32,
     I64,
-    LANES,
     POINTER,
     VF32,
     VI32,
@@ -49,7 +49,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     splat,
 )
 
-SHUFFLE = instruction_set.byte_shuffle(*instruction_set.target())
+SHUFFLE = instruction_set.byte_shuffle()
 KEY_BYTES, CODE_BYTES = (4, 1) if SHUFFLE == "vpermb" else (1, 16)
 """Distances in bytes within a tile: from a key's code to the next key's, and to the same key's next code of its
 nibbles."""
@@ -198,7 +198,6 @@ def _shuffled(builder: Any, table: Any, places: Any) -> Any:
     names = {
         "pshufb-512": "llvm.x86.avx512.pshuf.b.512",
         "pshufb-256": "llvm.x86.avx2.pshuf.b",
-        "pshufb-128": "llvm.x86.ssse3.pshuf.b.128",
         "tbl": "llvm.aarch64.neon.tbl1.v16i8",
     }
     if SHUFFLE:
@@ -216,12 +215,6 @@ def _lanes(builder: Any, a: Any, lanes: list[int], b: Any = None) -> Any:
 
 def _pointer(builder: Any, base: Any, index: Any, stride: int) -> Any:
     return builder.inttoptr(builder.add(base, builder.mul(index, I64(stride))), POINTER)
-
-
-CENTROIDS = 16
-SPAN = UNIT * 16
-"""Positions whose codes lie together: 16 units of UNIT positions. Vector i of codes holds position i of each of the 16
-units, so that a unit's maximum and sum are computed in one lane."""
 
 
 class Codebook(NamedTuple):
@@ -286,12 +279,16 @@ def encode(keys: np.ndarray, codebooks: np.ndarray, first: int, out: int, stride
 
 
 @kernel
-def learn(keys: np.ndarray, codebook: np.ndarray, steps: int, sums: np.ndarray, members: np.ndarray) -> None:
+def learn(  # noqa: PLR0912 - loops instead of slices, which allocate
+    keys: np.ndarray, codebook: np.ndarray, steps: int, sums: np.ndarray, members: np.ndarray
+) -> None:
     """Learn a codebook float32[codes, width + 1, 16] from keys float32[n, codes * width]: k-means of each
     sub-quantiser.
 
     It starts from evenly spaced keys and takes `steps` steps. The order of every sum is fixed. A centroid that is
-    nearest to no key is unchanged. `sums` float64[16, width] and `members` int64[16] are scratch.
+    nearest to no key is unchanged.
+
+    sums, members : float64[16, width] and int64[16], scratch
     """
     count, (codes, width) = len(keys), (codebook.shape[0], codebook.shape[1] - 1)
     book = Codebook(codebook.ctypes.data, codes, width)
@@ -307,7 +304,10 @@ def learn(keys: np.ndarray, codebook: np.ndarray, steps: int, sums: np.ndarray, 
                 codebook[code, width, centroid] = -0.5 * length
             if step == steps:
                 break
-            sums[:], members[:] = 0.0, 0
+            for centroid in range(CENTROIDS):
+                members[centroid] = 0
+                for i in range(width):
+                    sums[centroid, i] = 0.0
             for n in range(count):
                 centroid = nearest(keys.ctypes.data + 4 * n * codes * width, book, code)
                 members[centroid] += 1

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
-from ondevice.engines.simd.kernels.attention.key_codes import CODES, SPAN, SUMS, Codebook, look_up_tile
+from ondevice.engines.simd.kernels.attention import sizes
+from ondevice.engines.simd.kernels.attention.key_codes import CODES, SUMS, Codebook, look_up_tile
+from ondevice.engines.simd.kernels.attention.sizes import SHARED_UNITS, SPAN, UNIT
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
@@ -37,18 +38,9 @@ from ondevice.engines.simd.kernels.isa.vector import (
     sum_lanes,
     where_at_least,
 )
-from ondevice.engines.simd.kernels.steps.layouts import LookUp, read_step
-from ondevice.engines.simd.kernels.steps.slots import (
-    CACHES,
-    LOOK_UP,
-    LOOK_UP_STRIDE,
-    SHARES,
-    SHARES_STRIDE,
-    STOP,
-    claim,
-    sequence_of,
-    source_row,
-)
+from ondevice.engines.simd.kernels.steps.access import claim, read_step, sequence_of, source_row
+from ondevice.engines.simd.kernels.steps.layouts import LookUp
+from ondevice.engines.simd.kernels.steps.slots import CACHES, LOOK_UP, LOOK_UP_STRIDE, SHARES, SHARES_STRIDE, STOP
 
 NEAR_BYTES = 1 << 15
 """Most bytes of tables that are read together, so that they stay in the nearest cache."""
@@ -308,9 +300,6 @@ def choose(shares: int, heads: int, start: int, stop: int, budget: Budget, out: 
 
 # The step
 
-SHARED_UNITS = 4
-"""Pairs of a row and a KV head, per thread, below which threads share the keys of a pair; with more, each thread takes
-whole pairs."""
 FIRST = 1
 """Units at the beginning of a sequence that are always attended to: attention sinks."""
 LINE = 64
@@ -318,32 +307,7 @@ LINE = 64
 _ONE_ITEM, _ALL_UNITS = np.int64(1), np.int64(-1)
 
 
-class Workspace(NamedTuple):
-    """Working memory of a thread, as addresses: `tables` and `scales` of `Tables`, `products` of `make_tables`, `sums`
-    of `scan`, and the `end`.
-    """
-
-    tables: int
-    scales: int
-    products: int
-    sums: int
-
-    end: int
-
-
-@kernel
-def workspace_at(address: int, heads: int, codes: int) -> Workspace:
-    """A thread's working memory for the heads of one KV head. With address 0, `end` is its size in bytes."""
-    scales = address + heads * codes * LANES
-    products = scales + LINE * heads
-    sums = products + 64 * codes
-    return Workspace(address, scales, products, sums, sums + UNIT * SUMS * 64)
-
-
-def shares_bytes(heads: int, keys: int) -> int:
-    """Bytes for one row and KV head with so many keys: a counter of threads, then shares, then scores of every head."""
-    spans = (keys + SPAN - 1) // SPAN
-    return LINE + spans * (64 + 128 * heads)
+workspace_at = kernel(sizes.workspace_at)
 
 
 @kernel

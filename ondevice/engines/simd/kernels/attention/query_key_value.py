@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.integer_tile import UNIT
 from ondevice.engines.simd.kernels.attention.scratch import read_sequence
+from ondevice.engines.simd.kernels.attention.sizes import UNIT
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
@@ -34,18 +34,10 @@ from ondevice.engines.simd.kernels.isa.vector import (
     store_rounded_int8,
 )
 from ondevice.engines.simd.kernels.matmul.activations import norm
-from ondevice.engines.simd.kernels.matmul.formats import TILE
-from ondevice.engines.simd.kernels.steps.layouts import Head, read_step
-from ondevice.engines.simd.kernels.steps.slots import (
-    CACHE_BITS,
-    CACHES,
-    COSINES,
-    ROTARY_STRIDE,
-    SINES,
-    first_unit,
-    sequence_of,
-    source_row,
-)
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
+from ondevice.engines.simd.kernels.steps.access import first_unit, read_step, sequence_of, source_row
+from ondevice.engines.simd.kernels.steps.layouts import Head
+from ondevice.engines.simd.kernels.steps.slots import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES
 
 _ONE, _MOST = np.float32(1.0), np.float32(127.0)
 _OFFSET = np.int32(-0x7F7F7F80)

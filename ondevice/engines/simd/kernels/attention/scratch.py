@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.integer_tile import MOST, UNIT
+from ondevice.engines.simd.kernels.attention import sizes
+from ondevice.engines.simd.kernels.attention.sizes import SCORE_BYTES, WORDS, Scratch
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, store
+from ondevice.engines.simd.kernels.steps.access import source_row
 from ondevice.engines.simd.kernels.steps.slots import (
     ALL,
     BASE,
@@ -28,25 +30,10 @@ from ondevice.engines.simd.kernels.steps.slots import (
     ROW_COUNT,
     STOP,
     WINDOW,
-    source_row,
 )
 
-PAIRS = 64
-"""Most pairs that are computed together, so that all of them read keys and values from a near cache."""
-BLOCK = 256
-"""Positions that are weighed together, from a multiple of BLOCK on. Their keys and values are half a megabyte in fp16
-for a head of 512 numbers."""
-MOST_NEW = 512
-"""Most rows of a forward."""
-
-_WORDS = 4
-"""int64 per pair in the table: the first position that it sees, one more than the last, the address of its path, and
-the address of its query."""
-_SCORE_BYTES = 4 * BLOCK + 64
-"""Bytes from a pair's scores to the next pair's. Not a power of two, with which all pairs' scores would compete for the
-same lines of the nearest cache."""
-TAIL = MOST_NEW + UNIT
-"""Most positions of the units that may hold pending rows of a tree."""
+scratch_at = kernel(sizes.scratch_at)
+state_bytes = kernel(sizes.state_bytes)
 
 
 class Sequence(NamedTuple):
@@ -113,80 +100,16 @@ class KVHead(NamedTuple):
     stride: int
 
 
-class Scratch(NamedTuple):
-    """Working memory of a thread, as addresses of its parts. `tile` is the number of pairs in a tile of an int8 cache.
-
-    table : int64[PAIRS, _WORDS], what each pair sees
-    codes : int8[PAIRS, head_dim], quantised queries, tile by tile: see `integer_tile.score_tile`
-    starts : int32[PAIRS], start values of the queries' integer sums
-    query_scales : float32[PAIRS]
-    scores : MOST times _SCORE_BYTES, float32[BLOCK] per pair of a tile
-    weights : int8[BLOCK / UNIT][tile][UNIT], quantised weights
-    weight_starts : int32[BLOCK / UNIT][tile], start values of the weights' integer sums
-    weight_scales : float32[BLOCK / UNIT][tile]
-    tail_scores : float32[MOST, TAIL], scores of pending rows in the order of the cache
-    tail_weights : int8[TAIL / UNIT][tile][UNIT], weights of pending rows in the order of the cache
-    tail_scales : float32[UNIT], scales of the values on a path
-    part : states of PAIRS pairs, of the part that is being computed
-    whole : states of PAIRS pairs, of all parts so far
-    end : the address after them
-    """
-
-    table: int
-    codes: int
-    starts: int
-    query_scales: int
-    scores: int
-    weights: int
-    weight_starts: int
-    weight_scales: int
-    tail_scores: int
-    tail_weights: int
-    tail_scales: int
-    part: int
-    whole: int
-    end: int
-
-
-@kernel
-def scratch_at(address: int, head_dim: int) -> Scratch:
-    """The parts of a thread's working memory. With address 0, `end` is the size that it needs, in bytes."""
-    table = address
-    codes = table + 8 * _WORDS * PAIRS
-    starts = codes + PAIRS * head_dim
-    query_scales = starts + 4 * PAIRS
-    scores = query_scales + 4 * PAIRS
-    weights = scores + MOST * _SCORE_BYTES
-    weight_starts = weights + MOST * BLOCK
-    weight_scales = weight_starts + 4 * MOST * (BLOCK // UNIT)
-    tail_scores = weight_scales + 4 * MOST * (BLOCK // UNIT)
-    tail_weights = tail_scores + 4 * MOST * TAIL
-    tail_scales = tail_weights + MOST * TAIL
-    part = tail_scales + 4 * UNIT
-    whole = part + PAIRS * state_bytes(head_dim)
-    end = whole + PAIRS * state_bytes(head_dim)
-    return Scratch(
-        table, codes, starts, query_scales, scores, weights, weight_starts, weight_scales, tail_scores, tail_weights,
-        tail_scales, part, whole, end,
-    )  # fmt: skip
-
-
-@kernel
-def state_bytes(head_dim: int) -> Any:
-    """Bytes of a pair's state."""
-    return 4 * head_dim + 64
-
-
 @kernel
 def score_row(scratch: Scratch, pair: int) -> Any:
     """Address of the scores of pair `pair` of a tile, float32[BLOCK]."""
-    return scratch.scores + pair * _SCORE_BYTES
+    return scratch.scores + pair * SCORE_BYTES
 
 
 @kernel
 def score_stride() -> Any:
     """Bytes from a pair's scores to the next pair's."""
-    return np.int64(_SCORE_BYTES)
+    return np.int64(SCORE_BYTES)
 
 
 @kernel
@@ -218,7 +141,7 @@ def write_table(state: np.ndarray, pairs: Pairs, queries: Queries, table: int) -
         row, head = pairs.first_row + number // pairs.group, number % pairs.group
         first, stop = row_range(state, pairs.row_set, pairs.kind, row)
         own = source_row(state, pairs.row_set, row) - sequence.first_row
-        at = table + 8 * _WORDS * i
+        at = table + 8 * WORDS * i
         write_i64(at, np.int64(first))
         write_i64(at + 8, np.int64(stop))
         write_i64(at + 16, np.int64(sequence.paths + 8 * own * sequence.path_width if sequence.paths else 0))
@@ -228,14 +151,14 @@ def write_table(state: np.ndarray, pairs: Pairs, queries: Queries, table: int) -
 @kernel
 def seen(table: int, pair: int) -> Any:
     """The positions (start, stop) that a pair sees, from the table."""
-    at = table + 8 * _WORDS * pair
+    at = table + 8 * WORDS * pair
     return read_i64(at), read_i64(at + 8)
 
 
 @kernel
 def see(table: int, pairs: int, begin: int, end: int) -> None:
     """Set the positions that pairs see to begin..end - 1."""
-    for at in range(table, table + 8 * _WORDS * pairs, 8 * _WORDS):
+    for at in range(table, table + 8 * WORDS * pairs, 8 * WORDS):
         write_i64(at, np.int64(begin))
         write_i64(at + 8, np.int64(end))
 
@@ -253,14 +176,14 @@ def seen_by_any(table: int, first: int, count: int) -> Any:
 @kernel
 def query_of(table: int, pair: int) -> Any:
     """The address of a pair's query."""
-    return read_i64(table + 8 * _WORDS * pair + 24)
+    return read_i64(table + 8 * WORDS * pair + 24)
 
 
 @kernel
 def cache_row(sequence: Sequence, table: int, pair: int, position: int) -> Any:
     """The row of the cache that holds `position` for a pair: in a tree, that of its ancestor at this position."""
     depth = position - sequence.length
-    path = read_i64(table + 8 * _WORDS * pair + 16)
+    path = read_i64(table + 8 * WORDS * pair + 16)
     if depth >= 0 and path:
         position = sequence.length + read_i64(path + 8 * depth)
     return position - sequence.base

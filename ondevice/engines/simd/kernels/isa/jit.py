@@ -1,4 +1,4 @@
-"""Decorators: `kernel` compiles a function with numba, `emits` makes an intrinsic, a function that emits LLVM code."""
+"""Decorators: `kernel`, and those of intrinsics, which emit LLVM code where a kernel calls them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from numba import extending
 
-from ondevice import jit
+from ondevice.native import functions
 
 LITERAL = object()
 """In the signature of an intrinsic: an integer that is constant when a kernel is compiled; the emitter gets an int."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """`ondevice.jit.kernel`. A kernel's annotations are for readers: the type checker sees Any."""
-    return jit.kernel(function)
+    """`native.functions.kernel`. A kernel's annotations are for readers: vectors have no type that mypy knows."""
+    return functions.kernel(function)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:

@@ -6,7 +6,6 @@ Addresses are int64.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -156,14 +155,16 @@ machine."""
 _SPINS_FOR_NEXT = 20_000
 """Reads of the counter before an idle thread sleeps: about 0.5 ms, enough to choose tokens and to begin a draft."""
 
-_WINDOWS = sys.platform == "win32"
-_nap: Any = types.ExternalFunction("Sleep" if _WINDOWS else "usleep", types.int32(types.uint32))
-_LENGTH = np.uint32(0 if _WINDOWS else 20)
-"""Length of a nap: microseconds; on Windows milliseconds, where 0 offers the core to others.
 
-A nap frees the core for the thread that the barrier waits for. When other cores are busy, the system puts two threads
-on one core; with sched_yield they took 6 ms for a barrier. And a thread that wakes up is given an idle core.
-"""
+@emits(types.void)
+def nap(builder: Any) -> None:
+    """Sleep for 20 microseconds; on Windows, whose unit is milliseconds, offer the core to others.
+
+    It frees the core for the thread that the barrier waits for. When other cores are busy, the system puts two threads
+    on one core; with sched_yield they took 6 ms for a barrier. And a thread that wakes up is given an idle core.
+    """
+    name, length = ("Sleep", 0) if "windows" in builder.module.triple else ("usleep", 20)
+    call(builder, name, I32, I32(length))
 
 
 @kernel
@@ -182,7 +183,7 @@ def wait_for_all(counter: int, target: int) -> Any:
         if spins < _SPINS:
             pause()
         else:
-            _nap(_LENGTH)
+            nap()
     return ticks() - arrived
 
 

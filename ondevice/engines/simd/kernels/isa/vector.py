@@ -17,9 +17,8 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import models, overload, register_model
 
 from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import emits, kernel
-
-LANES = 16
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32, F16 = ir.FloatType(), ir.HalfType()
@@ -77,7 +76,7 @@ def widen_half(builder: Any, bits: Any) -> Any:
     """float32 <n x float> of fp16 bits <n x i16>."""
     lanes = bits.type.count
     kind = ir.VectorType(F32, lanes)
-    if instruction_set.has_half(*instruction_set.target()):
+    if instruction_set.has_half():
         return builder.fpext(builder.bitcast(bits, ir.VectorType(F16, lanes)), kind)
     # without F16C, LLVM calls a function for each lane that does not exist at run time
     wide = builder.zext(bits, ir.VectorType(I32, lanes))
@@ -91,7 +90,7 @@ def narrow_half(builder: Any, value: Any) -> Any:
     """fp16 bits <n x i16> of float32 <n x float>, rounded to nearest even, overflow to infinity."""
     lanes = value.type.count
     bits = ir.VectorType(I16, lanes)
-    if instruction_set.has_half(*instruction_set.target()):
+    if instruction_set.has_half():
         return builder.bitcast(builder.fptrunc(value, ir.VectorType(F16, lanes)), bits)
     wide = ir.VectorType(I32, lanes)
     raw = builder.bitcast(value, wide)

@@ -32,7 +32,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     store_rounded_int8,
     sum_lanes,
 )
-from ondevice.engines.simd.kernels.matmul.tiles import ACTIVATION_BYTES, MOST_ROWS, SHIFT, START
+from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, GROUPS, KIND, MOST_ROWS, SHIFT, START, STEPS
 
 
 @kernel
@@ -58,32 +58,10 @@ def quantize_block(low: Any, high: Any, zero: int, out: int) -> None:
     write_f32(out + SHIFT, bits_float(np.int32(shift)))
 
 
-GROUPS, STEPS, FLOATS = range(3)
-KIND = 32
-"""Number of bits of a form below its layout."""
-
 LARGEST_BYTES = 128
 """Bytes of a block of one row in the largest form, FLOATS."""
 
 _LEAST, _MOST = np.float32(-128.0), np.float32(127.0)
-
-
-def groups_form(zero: int) -> int:
-    """The form for a matrix with a scale for every 32 weights, in which the code `zero` is a zero weight."""
-    return GROUPS << KIND | zero
-
-
-def steps_form(step: float) -> int:
-    """The form for a matrix whose input has a static scale, a float32."""
-    return STEPS << KIND | int(np.float32(step).view(np.uint32))
-
-
-FLOATS_FORM = FLOATS << KIND
-
-
-def row_bytes(form: int, blocks: int) -> int:
-    """Bytes of a row of so many blocks."""
-    return {GROUPS: ACTIVATION_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]
 
 
 @kernel

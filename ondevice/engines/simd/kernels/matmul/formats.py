@@ -23,7 +23,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.isa.instruction_set import InstructionSet
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES, InstructionSet
 from ondevice.engines.simd.kernels.isa.jit import emits, kernel
 from ondevice.engines.simd.kernels.isa.memory import (
     read_f32,
@@ -38,7 +38,6 @@ from ondevice.engines.simd.kernels.isa.vector import (
     I8,
     I16,
     I32,
-    LANES,
     VF32,
     constant,
     floats16,
@@ -52,18 +51,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     store,
     store_half,
 )
-
-TILE = 16
-"""Output rows of a tile."""
-BLOCK = 32
-"""Neighbouring weights of a row, or activations; in group formats they share a scale."""
-
-GROUPS4, GROUPS8, STEPS2, STEPS4, STEPS8, PLAIN = range(6)
-"""Kinds of products: the form of the activations (GROUPS or STEPS, see `activations`) and the bits of a weight. PLAIN
-multiplies float32 rows with weights of any width."""
-
-PRODUCTS = {(0, 4): GROUPS4, (0, 8): GROUPS8, (1, 2): STEPS2, (1, 4): STEPS4, (1, 8): STEPS8}
-"""(form of the activations, a number from `activations`; bits of a weight) -> kind of product. All others are PLAIN."""
+from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, TILE
 
 Split = list[tuple[Any, int]]
 """Vectors of codes, each with the exponent of the power of two that its codes are multiplied by."""

@@ -17,19 +17,17 @@ from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel
 from ondevice.engines.simd.kernels.isa.memory import read_i64
 from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, store, tanh
 from ondevice.engines.simd.kernels.matmul.activations import group_address, sum_codes, write_input
-from ondevice.engines.simd.kernels.matmul.formats import GROUPS4, GROUPS8, STEPS2, STEPS4, STEPS8, TILE
-from ondevice.engines.simd.kernels.matmul.tiles import (
+from ondevice.engines.simd.kernels.matmul.sizes import (
     EPILOGUE_BYTES,
-    FLOAT_BITS,
-    FLOAT_ROWS,
+    GROUPS4,
+    GROUPS8,
     MOST_ROWS,
-    float_product,
-    step_product,
-    tile_product,
+    STEPS2,
+    STEPS4,
+    STEPS8,
+    TILE,
 )
-
-SCRATCH_BYTES = MOST_ROWS * 4 * TILE * 4
-"""Working memory of `gated` in bytes, per thread: float32, four tiles of eight rows."""
+from ondevice.engines.simd.kernels.matmul.tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product, tile_product
 
 
 class PackedMatrix(NamedTuple):

@@ -42,20 +42,15 @@ from ondevice.engines.simd.kernels.isa.vector import (
     splat,
     widen_half,
 )
-from ondevice.engines.simd.kernels.matmul.formats import BLOCK, TILE, UNPACK, UNPACK_SPLIT, most_ways
+from ondevice.engines.simd.kernels.matmul.formats import UNPACK, UNPACK_SPLIT, most_ways
+from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, BLOCK, SHIFT, START, TILE
 
-ACTIVATION_BYTES = 40
-"""Bytes of a quantised block of activations: 32 int8 `q`, then int32 `start`, then float32 `shift`."""
-START, SHIFT = 32, 36
-"""Offsets of `start` and `shift` in such a block."""
 AHEAD = 6144
 """Distance in bytes from the weights that are read to those that are prefetched."""
 CHUNK = 4096
 """Bytes of weights that one pass multiplies before the next pass continues, if a tile takes several passes. It is less
 than AHEAD, so that the passes read memory evenly; if a pass ran over a whole tile, the first one would wait for memory
 and the others not."""
-MOST_ROWS = 8
-"""Most rows of activations in one product. 12 or 16 are no faster: their sums do not fit in the registers."""
 
 
 @emits(types.void, LITERAL, LITERAL, *[types.int64] * 6)
@@ -205,12 +200,6 @@ def _block_sum(builder: Any, isa: InstructionSet, bits: int, codes: list[Any], b
 
 # Weights with one scale per output row. The activations have one static scale, so no scale is inside the loop: sums
 # stay int32 to the end, and neither their order nor the number of ways changes them.
-
-EPILOGUE_BYTES = 2 * TILE * 4
-"""Bytes of a tile's epilogue, float32[2][16]: a factor and an output step for each of its rows.
-
-out = sum * factor; then, if the step is not 0, out = clamp(round(out / step), -128, 127) * step.
-"""
 
 
 @emits(types.void, LITERAL, LITERAL, *[types.int64] * 6)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import bits_float, read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import LANES, exp, fma, full, load, store
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, store
 from ondevice.engines.simd.kernels.matmul.activations import inverse_rms, norm, norm_quantize_row
 from ondevice.engines.simd.kernels.matmul.project import count_groups, read_group
+from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, MOST_ROWS
 from ondevice.engines.simd.kernels.matmul.tables import dot
-from ondevice.engines.simd.kernels.matmul.tiles import ACTIVATION_BYTES, MOST_ROWS
-from ondevice.engines.simd.kernels.steps.layouts import Choose, Mix, Score, Spread, read_step
+from ondevice.engines.simd.kernels.steps.access import first_unit, read_step
+from ondevice.engines.simd.kernels.steps.layouts import Choose, Mix, Score, Spread
 from ondevice.engines.simd.kernels.steps.rows import best_of
-from ondevice.engines.simd.kernels.steps.slots import EXPERTS_READ, first_unit
+from ondevice.engines.simd.kernels.steps.slots import EXPERTS_READ
 
 PART = 16
 """Experts that are scored together: their part of the router, 180 KB for 26B-A4B, stays in the cache for all rows."""

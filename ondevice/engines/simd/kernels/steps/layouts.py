@@ -15,12 +15,7 @@ Layouts come by family: rows, matrices, shortlists of tokens, experts, attention
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
-
-from numba import types
-
-from ondevice.engines.simd.kernels.isa.jit import intrinsic
-from ondevice.engines.simd.kernels.isa.vector import I64
+from typing import NamedTuple
 
 # Steps on whole rows: embeddings, residual stream, per-layer inputs, selection of rows.
 
@@ -539,18 +534,3 @@ def from_row(row: Iterable[int]) -> Step:
     kind, *fields = map(int, row)
     layout = LAYOUTS[kind]
     return layout(*fields[: len(layout._fields)])
-
-
-@intrinsic
-def read_step(typing: Any, layout: Any, row: Any) -> Any:
-    """In kernels, `read_step(layout, row)`: the fields of a step in row int64[WIDTH], whose kind must be `layout`'s."""
-    kind = layout.instance_class
-    fields = types.NamedUniTuple(types.int64, len(kind._fields), kind)  # type: ignore[no-untyped-call]
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        data = context.make_array(row)(context, builder, values[1]).data
-        places = (context.get_constant(types.intp, place) for place in range(1, 1 + len(fields)))
-        numbers = [builder.load(builder.gep(data, [place], source_etype=I64), typ=I64) for place in places]
-        return context.make_tuple(builder, fields, numbers)
-
-    return fields(layout, row), generate

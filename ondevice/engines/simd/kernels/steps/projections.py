@@ -23,8 +23,8 @@ from ondevice.engines.simd.kernels.matmul.project import (
     project,
     read_group,
 )
-from ondevice.engines.simd.kernels.steps.layouts import RELU, SILU, Activate, Gated, Project, read_step
-from ondevice.engines.simd.kernels.steps.slots import claim_part, first_unit
+from ondevice.engines.simd.kernels.steps.access import claim_part, first_unit, read_step
+from ondevice.engines.simd.kernels.steps.layouts import RELU, SILU, Activate, Gated, Project
 
 
 @kernel

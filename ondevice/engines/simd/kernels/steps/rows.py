@@ -15,6 +15,7 @@ from ondevice.engines.simd.kernels.isa.memory import bits_float, read_f32, read_
 from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, store, tanh
 from ondevice.engines.simd.kernels.matmul.activations import add_normed, norm, norm_quantize_row, quantize_row
 from ondevice.engines.simd.kernels.matmul.tables import dot, dot_row, prefetch_row, read_row
+from ondevice.engines.simd.kernels.steps.access import first_unit, read_step, source_row
 from ondevice.engines.simd.kernels.steps.layouts import (
     CandidateLogits,
     CentroidScores,
@@ -23,9 +24,8 @@ from ondevice.engines.simd.kernels.steps.layouts import (
     Residual,
     Select,
     Shortlist,
-    read_step,
 )
-from ondevice.engines.simd.kernels.steps.slots import ALL, CANDIDATES, LOGITS, TOKENS, WANTED, first_unit, source_row
+from ondevice.engines.simd.kernels.steps.slots import ALL, CANDIDATES, LOGITS, TOKENS, WANTED
 
 _WANTED = np.int64(WANTED)
 """With a plain int, the functions that it is passed to would be compiled once more, for another type."""

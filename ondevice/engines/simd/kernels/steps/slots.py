@@ -3,18 +3,9 @@
 Both are int64 arrays. A forward has one array of slots; each of its sequences has a record with its rows, its tree and
 the addresses of its caches. The rows of a sequence are neighbours in both row sets, in the order of the records. Where
 a field exists for each kind of attention, full attention comes first, then sliding attention.
-
-Below: how a kernel finds a row's sequence, and how threads share the units of work of a step.
 """
 
 from __future__ import annotations
-
-from typing import Any
-
-import numpy as np
-
-from ondevice.engines.simd.kernels.isa.jit import kernel
-from ondevice.engines.simd.kernels.isa.memory import fetch_add, read_i64
 
 ALL, WANTED = 0, 1
 """The two row sets that a step can run on, all new rows or the wanted ones; and the slots with their numbers of
@@ -70,54 +61,3 @@ BASE = 7
 CACHES = 9
 """From here on, the addresses of each layer's keys and values; after all of these, the addresses of each layer's codes
 of keys and their codebook, or 0."""
-
-
-@kernel
-def sequence_of(state: np.ndarray, row_set: int, row: int) -> Any:
-    """The address of the record of the sequence to which row `row` of a row set belongs."""
-    at = state[SEQUENCES]
-    record = read_i64(at)
-    while row >= read_i64(record + 8 * (FIRST_ROW + row_set)) + read_i64(record + 8 * (ROW_COUNT + row_set)):
-        at += 8
-        record = read_i64(at)
-    return record
-
-
-@kernel
-def source_row(state: np.ndarray, row_set: int, row: int) -> Any:
-    """The index among all new rows of row `row` of a row set."""
-    if row_set == WANTED:
-        return read_i64(state[WANTED_ROWS] + 8 * row)
-    return row
-
-
-@kernel
-def first_unit(units: int, thread: int, threads: int) -> int:
-    """The first unit of a thread's equal share of `units`. The share ends where the next thread's begins."""
-    return units * thread // threads
-
-
-@kernel
-def claim(counter: int, size: int) -> Any:
-    """Claim the next `size` units of a step, and return the number of the first one. Faster cores claim more often."""
-    return fetch_add(counter, np.int64(size))
-
-
-@kernel
-def claim_part(counter: int, units: int, threads: int) -> tuple[int, int]:
-    """Claim a part of a step's units; returns (start, stop), with start == stop if none is left.
-
-    Parts get smaller: each round of as many parts as threads covers half of the units that are left (factoring; Hummel,
-    Schonberg and Flynn, 1992). The first parts are long streams of memory; the last ones are small, so that a thread
-    that was delayed does not keep the others waiting long.
-    """
-    if threads == 1:
-        return (0, units) if fetch_add(counter, np.int64(1)) == 0 else (units, units)
-    number = fetch_add(counter, np.int64(1))
-    start, size = 0, max(1, units // (2 * threads))
-    while number >= threads and start + threads * size < units:
-        number -= threads
-        start += threads * size
-        size = max(1, (units - start) // (2 * threads))
-    start = min(start + number * size, units)
-    return start, min(start + size, units)

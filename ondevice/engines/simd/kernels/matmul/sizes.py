@@ -1,0 +1,60 @@
+"""Sizes and numbers that engine and kernels share about packed matrices and activations; it imports no compiler.
+
+The layouts themselves are described in `formats` (weights), `tiles` (epilogues) and `activations`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+TILE = 16
+"""Output rows of a tile."""
+BLOCK = 32
+"""Neighbouring weights of a row, or activations; in group formats they share a scale."""
+
+GROUPS4, GROUPS8, STEPS2, STEPS4, STEPS8, PLAIN = range(6)
+"""Kinds of products: the form of the activations (GROUPS or STEPS, see `activations`) and the bits of a weight. PLAIN
+multiplies float32 rows with weights of any width."""
+
+PRODUCTS = {(0, 4): GROUPS4, (0, 8): GROUPS8, (1, 2): STEPS2, (1, 4): STEPS4, (1, 8): STEPS8}
+"""(form of the activations, a number from `activations`; bits of a weight) -> kind of product. All others are PLAIN."""
+
+ACTIVATION_BYTES = 40
+"""Bytes of a quantised block of activations: 32 int8 `q`, then int32 `start`, then float32 `shift`."""
+START, SHIFT = 32, 36
+"""Offsets of `start` and `shift` in such a block."""
+
+MOST_ROWS = 8
+"""Most rows of activations in one product. 12 or 16 are no faster: their sums do not fit in the registers."""
+SCRATCH_BYTES = MOST_ROWS * 4 * TILE * 4
+"""Working memory of `gated` in bytes, per thread: float32, four tiles of eight rows."""
+
+EPILOGUE_BYTES = 2 * TILE * 4
+"""Bytes of a tile's epilogue, float32[2][16]: a factor and an output step for each of its rows.
+
+out = sum * factor; then, if the step is not 0, out = clamp(round(out / step), -128, 127) * step.
+"""
+
+# The form of activations, a number: its layout, and below that, in KIND bits, what the layout needs.
+
+GROUPS, STEPS, FLOATS = range(3)
+KIND = 32
+"""Number of bits of a form below its layout."""
+
+
+def groups_form(zero: int) -> int:
+    """The form for a matrix with a scale for every 32 weights, in which the code `zero` is a zero weight."""
+    return GROUPS << KIND | zero
+
+
+def steps_form(step: float) -> int:
+    """The form for a matrix whose input has a static scale, a float32."""
+    return STEPS << KIND | int(np.float32(step).view(np.uint32))
+
+
+FLOATS_FORM = FLOATS << KIND
+
+
+def row_bytes(form: int, blocks: int) -> int:
+    """Bytes of a row of so many blocks."""
+    return {GROUPS: ACTIVATION_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]

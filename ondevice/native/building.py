@@ -1,0 +1,172 @@
+"""Builds parts of the kernel library on this machine, each by `builder` in a process of its own.
+
+The process is `python -m ondevice.native.builder ...` or, in a frozen application, its own executable, started again
+(`freeze_support`). It prints a line for each function that is translated, and writes an object to the cache directory.
+
+`from ondevice import freeze_support` must stay cheap: this module imports no numba.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ondevice.errors import OndeviceError
+from ondevice.native import library
+
+FUNCTIONS = {"packing": 20, "tokens": 60, "forward": 150, "export": 15, "roofline": 5}
+"""About the number of functions of each part, for the reported share."""
+
+FROZEN_COMPILE = "--ondevice-build-kernels"
+"""First argument of a frozen application's executable when it is started to build kernels."""
+
+TERMINATE_S = 3.0
+"""Seconds that a process gets to end before it is killed."""
+
+_log = logging.getLogger("ondevice")
+_freeze_support_called = False
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
+"""Directories of objects that cannot be kept; they are removed when the process ends."""
+
+
+class Build:
+    """The building of one part, in another process. Leaving the context before `wait` has returned ends the process.
+
+    Attributes:
+        file: the object that is written.
+        translated: number of functions translated so far.
+    """
+
+    def __init__(self, part: str) -> None:
+        """
+        Raises:
+            OndeviceError: no process can be started, or the directory of temporary files cannot be written.
+        """
+        self.part, self.translated = part, 0
+        if library.can_keep():
+            self.file = library.cached(part)
+        else:
+            _temporary.append(tempfile.TemporaryDirectory(prefix="ondevice-", ignore_cleanup_errors=True))
+            self.file = Path(_temporary[-1].name) / f"{part}.o"
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        command = [*_command(), "--set", library.choice().set, "--part", part, "--out", str(self.file)]
+        path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )
+        except OSError as error:
+            raise OndeviceError(
+                f"kernels for this CPU cannot be built, as no process can be started: {error}"
+            ) from error
+        threading.Thread(target=self._count, name="ondevice-build", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(TERMINATE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait at most so many seconds; returns whether the object is there.
+
+        Raises:
+            OndeviceError: the process failed.
+        """
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        if code:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise OndeviceError(
+                f"kernels for this CPU could not be built: {lines[-1] if lines else f'exit code {code}'}"
+            )
+        return True
+
+    def _count(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            for _ in self._process.stdout:
+                self.translated += 1
+        except ValueError:  # closed by __exit__ after an interruption
+            pass
+
+
+def build_now(part: str) -> Path:
+    """Build a part that was not prepared, and return its object; one line is logged."""
+    kept = library.can_keep()
+    _log.warning("compiling kernels for this CPU (%s)", library.when(kept))
+    with Build(part) as build:
+        build.wait()
+        return build.file
+
+
+# Frozen applications.
+
+
+def freeze_support() -> None:
+    """Allow a frozen application to build kernels, which needs a process. Call this before anything else.
+
+    The process is the application's executable, started again with one more argument: then this call builds the kernels
+    and ends the process. PyInstaller's hook adds the call by itself. Applications that ship a kernel library of their
+    platform build nothing. The call does nothing in an application that is not frozen.
+    """
+    global _freeze_support_called  # noqa: PLW0603
+    if not is_frozen():
+        return
+    if sys.argv[1:2] == [FROZEN_COMPILE]:
+        from ondevice.native import builder
+
+        builder.main(sys.argv[2:])
+        sys.exit()
+    _freeze_support_called = True
+
+
+def is_frozen() -> bool:
+    """Whether this application was frozen into an executable, which is then the only interpreter it has."""
+    return bool(getattr(sys, "frozen", False))
+
+
+def _command() -> list[str]:
+    """The command of a process that builds, without its options.
+
+    Raises:
+        OndeviceError: this application embeds Python without an interpreter that could be started.
+    """
+    if is_frozen():
+        if _freeze_support_called:
+            return [sys.executable, FROZEN_COMPILE]
+        raise OndeviceError(
+            "this application has no kernels for this CPU, and cannot build them: "
+            "it must call ondevice.freeze_support()"
+        )
+    if not sys.executable or not Path(sys.executable).stem.lower().startswith("python"):
+        raise OndeviceError(
+            "there are no kernels for this CPU, and no Python interpreter to build them with: "
+            "install a wheel of ondevice-runtime for this platform"
+        )
+    return [sys.executable, "-m", "ondevice.native.builder"]

@@ -1,0 +1,179 @@
+"""Functions that are compiled: `kernel` marks one for numba, `entry` makes one callable from Python.
+
+Neither imports numba. All entries, and the kernels that they call, are compiled into the kernel library (`builder`); at
+run time an entry calls its C function there with ctypes, which releases the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+PARTS = ("packing", "tokens", "forward", "export", "roofline")
+"""The parts of the kernel library, each built as one object on a machine for which none is shipped: packing of weights;
+sampling and drafting, for every engine; forwards of the simd engine; the exporter; measurements of the machine."""
+
+FAILED = -(1 << 63)
+"""Result of a C function whose kernel raised an exception."""
+
+ENTRIES: dict[str, Entry] = {}
+"""Every entry by its name, once the module that declares it is imported."""
+
+
+class Kernel:
+    """A function that numba compiles where a kernel or an entry calls it, without fastmath.
+
+    Without fastmath because a sum must be the same bits in every forward, and masked logits are -inf. Called from
+    Python, as tests and benchmarks do, it is compiled for this process.
+    """
+
+    options: ClassVar[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+    """Options of `numba.njit`, to which `builder` adds. Without numba's runtime (`_nrt`), a kernel that allocates
+    memory does not compile."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func = function
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """numba's dispatcher of the function."""
+        import numba
+
+        from ondevice.native import library, sets
+
+        target = sets.SETS[library.choice().set]  # as in the library
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = target.cpu, target.features  # type: ignore[attr-defined]
+        return numba.njit(**self.options)(self.py_func)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """numba's protocol for objects that compiled functions refer to."""
+        return self.dispatcher._numba_type_
+
+    def __call__(self, *args: Any) -> Any:
+        return self.dispatcher(*args)
+
+
+def kernel(function: AnyFunction) -> AnyFunction:
+    """Make a `Kernel` of a module-level function."""
+    return cast(AnyFunction, Kernel(function))
+
+
+class Parameter(NamedTuple):
+    """A parameter of an entry: an array with its number of dimensions, or a number, which has none."""
+
+    dtype: np.dtype[Any]
+    dims: int
+
+
+class Entry:
+    """A compiled function that Python calls.
+
+    Its C function takes numbers as they are; an array, which is contiguous, as its address and the length of each
+    dimension, all int64. It returns int64: the result, 0 for none.
+
+    Attributes:
+        name: name of the function, unique among all entries.
+        source: module that has the function.
+        part: the part of the library that holds it.
+        parameters: types of the parameters.
+    """
+
+    def __init__(self, name: str, source: str, part: str, parameters: str, function: Kernel | None = None) -> None:
+        assert part in PARTS, part
+        self.name, self.source, self.part = name, source, part
+        self.parameters = tuple(map(_parameter, parameters.split()))
+        self._kernel = function
+        self._function: Callable[..., int] | None = None
+        ENTRIES[name] = self
+
+    @property
+    def kernel(self) -> Kernel:
+        """The function as numba compiles it. For an entry that is declared by its module's name, this imports numba."""
+        if self._kernel is None:
+            self._kernel = getattr(import_module(self.source), self.name)
+        return self._kernel
+
+    @property
+    def _numba_type_(self) -> Any:
+        """numba's protocol: a kernel can call an entry."""
+        return self.kernel._numba_type_
+
+    @property
+    def function(self) -> Callable[..., int]:
+        """The C function. A part of the library that is missing is built first."""
+        if self._function is None:
+            from ondevice.native.library import function_of
+
+            self._function = function_of(self)
+        return self._function
+
+    def __call__(self, *args: Any) -> int:
+        """Call the C function.
+
+        Raises:
+            TypeError: an array has another type than declared, or is not contiguous.
+            RuntimeError: the kernel failed.
+        """
+        given: list[Any] = []
+        for (dtype, dims), value in zip(self.parameters, args, strict=True):
+            if not dims:
+                given.append(value)
+                continue
+            if value.dtype != dtype or value.ndim != dims:
+                raise TypeError(f"{self.name} takes {dims} dimensions of {dtype}, not {value.ndim} of {value.dtype}")
+            given.append(address_of(value))
+            given += value.shape
+        result = self.function(*given)
+        if result == FAILED:
+            raise RuntimeError(f"the kernel {self.name} failed")
+        return result
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """The address of a contiguous array.
+
+    Raises:
+        TypeError: the array is not contiguous.
+    """
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))  # 0.3 us; `array.ctypes.data` takes 0.9 us
+    except (TypeError, ValueError, BufferError):  # not contiguous, empty, or read-only
+        if not array.flags.c_contiguous:
+            raise TypeError("a kernel takes contiguous arrays only") from None
+        return int(array.ctypes.data)
+
+
+def entry(part: str, parameters: str) -> Callable[[AnyFunction], AnyFunction]:
+    """Decorator: the `Entry` of a module-level function, in a module that can be imported without numba.
+
+    part : one of PARTS
+    parameters : their types, such as "f32[] i64[,] f64 i64": bits of a float, int or unsigned, and dimensions
+    """
+
+    def decorate(function: AnyFunction) -> AnyFunction:
+        made = Entry(function.__name__, function.__module__, part, parameters, Kernel(function))
+        return cast(AnyFunction, made)
+
+    return decorate
+
+
+_TYPE = re.compile(r"(?P<kind>[fiu])(?P<bits>8|16|32|64)(?P<dims>\[,*\])?")
+
+
+def _parameter(text: str) -> Parameter:
+    match = _TYPE.fullmatch(text)
+    assert match is not None, text
+    dtype = np.dtype(f"{match['kind']}{int(match['bits']) // 8}")
+    return Parameter(dtype, match["dims"].count(",") + 1 if match["dims"] else 0)

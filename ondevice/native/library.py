@@ -1,0 +1,329 @@
+"""Finds the kernel library for this machine and loads the functions of its entries.
+
+A library is a file of machine code with a description beside it, a JSON file of the same name. In this order:
+
+- the file that the environment variable ONDEVICE_KERNELS names;
+- in `libraries/`, the library of this platform and of the fastest instruction set that this CPU has, or that
+  ONDEVICE_KERNELS names: `shipping` builds them for the wheels of a platform;
+- objects in the cache directory, one for each part, which `building` makes on this machine and LLVM loads.
+
+A file is used only if it is intact, was built from these sources for this platform, and needs no instruction that this
+CPU lacks. Otherwise one line is logged and the next place counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import pkgutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import ondevice
+from ondevice.machine import cache_directory
+from ondevice.native.features import native_features
+from ondevice.native.functions import PARTS, Entry
+from ondevice.native.sets import PLATFORMS, SETS, best_set, native_platform
+
+CHOICE = "ONDEVICE_KERNELS"
+"""Environment variable: path of a library, or name of an instruction set."""
+
+SHIPPED = Path(__file__).parent / "libraries"
+"""Directory of shared libraries, in a directory for each platform."""
+
+KERNELS = "ondevice.engines.simd.kernels"
+SOURCES = (
+    "ondevice.native.builder",
+    "ondevice.native.functions",
+    "ondevice.native.sets",
+    "ondevice.generate.elementary",
+    "ondevice.generate.sampling_kernels",
+    "ondevice.generate.drafters.ngram",
+    "ondevice_export.quantize",
+)
+"""Modules that a library is built from, besides all below the package KERNELS."""
+
+_log = logging.getLogger("ondevice")
+
+
+class _Loading:
+    """The lock that is held while a part is built or loaded."""
+
+    lock = threading.Lock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Replace the lock after a fork: it may have been held by a thread that the fork does not have."""
+        cls.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Loading.renew)
+
+
+_building: list[str] = []
+"""The set that this process compiles for, if it is one of `builder`."""
+
+
+class Choice(NamedTuple):
+    """The library that this process uses.
+
+    set : name of its instruction set
+    file : the shared library; None if it is built on this machine, as objects
+    """
+
+    set: str
+    file: Path | None
+
+
+@cache
+def choice() -> Choice:
+    """Choose the library of this process: see the head of this file."""
+    if _building:
+        return Choice(_building[0], None)
+    named, name = os.environ.get(CHOICE, ""), best_set()
+    if named in SETS:
+        if lacking := SETS[named].needed - native_features():
+            _log.warning("not using the kernels for %s: this CPU lacks %s", named, ", ".join(sorted(lacking)))
+        else:
+            name = named
+    places = [Path(named)] if named and named not in SETS else []
+    if (platform := native_platform()) in PLATFORMS:
+        places += SHIPPED.glob(f"{platform}/{name}{PLATFORMS[platform].suffix}")
+    for file in places:
+        try:
+            about = _check(file)
+            _load_library(file)
+            return Choice(about["set"], file)
+        except (OSError, ValueError) as error:
+            _log.warning("not using the kernels in %s: %s", file, error)
+    return Choice(name, None)
+
+
+def compile_for(name: str) -> None:
+    """Make kernels compile for a set, whatever this CPU has; called before they are imported."""
+    _building.append(name)
+    choice.cache_clear()
+
+
+def symbol(entry: Entry) -> str:
+    """The name of an entry's C function."""
+    return f"ondevice_{entry.name}"
+
+
+def function_of(entry: Entry) -> Callable[..., int]:
+    """The C function of an entry; a part of the library that is missing is built first, which takes seconds."""
+    kinds: list[Any] = []
+    for parameter in entry.parameters:
+        number = {"f8": ctypes.c_double, "f4": ctypes.c_float}.get(parameter.dtype.str[1:], ctypes.c_int64)
+        kinds += [ctypes.c_int64] * (1 + parameter.dims) if parameter.dims else [number]
+    with _Loading.lock:
+        address = _loaded(entry.part)(symbol(entry))
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(address)
+
+
+_files: dict[str, Path] = {}
+"""Objects that this process has built, for the case that the cache directory cannot be written."""
+
+
+def adopt(part: str, file: Path) -> None:
+    """Use an object that was just built for a part."""
+    _files[part] = file
+
+
+@cache
+def _loaded(part: str) -> Callable[[str], int]:
+    """Load the file that holds a part; returns a function from symbols to addresses."""
+    file = choice().file
+    if file is not None:
+        return _load_library(file)
+    if part not in _files and not is_kept(part):
+        from ondevice.native.building import build_now
+
+        adopt(part, build_now(part))
+    return _load_object(_files.get(part, cached(part)))
+
+
+@cache
+def _load_library(file: Path) -> Callable[[str], int]:
+    library = ctypes.CDLL(str(file))
+    return lambda name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def _load_object(file: Path) -> Callable[[str], int]:
+    """Load an object with LLVM's run-time linker, which llvmlite contains; numba is not imported."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(file.read_bytes()))
+    engine.finalize_object()
+    return lambda name, engine=engine: int(engine.get_function_address(name))  # type: ignore[misc]
+
+
+# Files and their descriptions.
+
+
+def cached(part: str) -> Path:
+    """The file of a part that is built on this machine."""
+    return code_directory() / f"{part}.o"
+
+
+def code_directory() -> Path:
+    """Directory of objects for these sources and this CPU's set. It may not exist or be writable."""
+    key = hashlib.sha256(repr((stamp(), choice().set, native_platform(), ondevice.__version__)).encode()).hexdigest()
+    return cache_directory() / f"kernels-{key[:16]}"
+
+
+def is_kept(part: str) -> bool:
+    """Whether a part need not be built: the library has it, or the cache directory."""
+    if choice().file is not None:
+        return True
+    try:
+        _check(cached(part))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def missing(parts: Iterable[str] = PARTS) -> list[str]:
+    """Those of some parts that have to be built on this machine."""
+    return [part for part in parts if not is_kept(part)]
+
+
+def can_keep() -> bool:
+    """Whether the directory of objects is writable. Asking creates it, and dates it as used."""
+    directory = code_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError:
+        return False
+    return True
+
+
+def when(kept: bool) -> str:
+    """How often kernels are compiled, for a message: once, or at every start and why."""
+    if kept:
+        return "once"
+    return f"at every start, because {cache_directory()} cannot be written to: set ONDEVICE_CACHE"
+
+
+def write(file: Path, code: bytes, name: str, platform: str) -> None:
+    """Write machine code for a set and, after it, its description; each appears complete or not at all."""
+    about = {
+        "version": ondevice.__version__,
+        "sources": sources(),
+        "platform": platform,
+        "set": name,
+        "sha256": hashlib.sha256(code).hexdigest(),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in ((file, code), (file.with_suffix(".json"), json.dumps(about, indent=1).encode())):
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_bytes(content)
+        part.replace(path)
+
+
+def _check(file: Path) -> dict[str, Any]:
+    """The description of a library that this machine can run.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the library must not be run; the message says why.
+    """
+    try:
+        about = json.loads(file.with_suffix(".json").read_text("utf-8"))
+        version, built_from, platform, name, digest = (about[key] for key in _FIELDS)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file.with_suffix('.json').name} is damaged") from error
+    if version != ondevice.__version__ or not (_is_archived() or _are_ours(built_from)):
+        raise ValueError("they were built from other sources")
+    if platform != native_platform():
+        raise ValueError(f"they are for {platform}, and this is {native_platform()}")
+    lacking = SETS[name].needed - native_features() if name in SETS else {str(name)}
+    if lacking:
+        raise ValueError(f"this CPU lacks {', '.join(sorted(lacking))}")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        raise ValueError("the file is damaged")
+    return dict(about)
+
+
+_FIELDS = ("version", "sources", "platform", "set", "sha256")
+
+
+# The sources.
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Hashes of the modules that a library is built from, by name: kernels contain code of those that they call.
+
+    A module without a source file (in an archive or an executable) is hashed by its bytecode, so that an update of a
+    frozen application is noticed too.
+    """
+    found = {}
+    for name in _modules():
+        spec = find_spec(name)
+        if spec is not None:
+            digest = hashlib.sha256()
+            for part in _content(spec, name):
+                digest.update(part)
+            found[name] = digest.hexdigest()[:16]
+    return found
+
+
+def stamp() -> str:
+    """A hash of all sources."""
+    return hashlib.sha256(json.dumps(sources()).encode()).hexdigest()[:16]
+
+
+def _are_ours(built_from: Any) -> bool:
+    """Whether a library was built from the modules that are here; the exporter may be missing here."""
+    return isinstance(built_from, dict) and sources().items() <= built_from.items()
+
+
+def _modules() -> Iterator[str]:
+    for found in pkgutil.walk_packages(import_module(KERNELS).__path__, f"{KERNELS}."):
+        if not found.ispkg:
+            yield found.name
+    has_exporter = find_spec("ondevice_export") is not None
+    yield from (name for name in SOURCES if has_exporter or not name.startswith("ondevice_export"))
+
+
+def _is_archived() -> bool:
+    """Whether the sources lie in an archive or an executable, where nobody edits them: only their bytecode is there."""
+    return not Path(__file__).exists()
+
+
+def _content(spec: Any, name: str) -> Iterator[bytes]:
+    """The source file of a module, or else its bytecode, which takes ten times as long to hash."""
+    try:
+        yield Path(spec.origin).read_bytes()
+    except (OSError, TypeError, ValueError):
+        yield from _bytecode(spec.loader.get_code(name))
+
+
+def _bytecode(code: CodeType) -> Iterator[bytes]:
+    """Instructions, names and constants of a code object, without file names and line numbers."""
+    yield code.co_code
+    yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _bytecode(constant)
+        elif isinstance(constant, frozenset):  # its order changes from process to process
+            yield repr(sorted(map(repr, constant))).encode()
+        else:
+            yield repr(constant).encode()

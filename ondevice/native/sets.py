@@ -1,0 +1,96 @@
+"""The instruction sets and platforms for which a kernel library can be built, and those of this machine."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from functools import cache
+
+from ondevice.native.features import native_features
+
+_V3 = "+avx,+avx2,+bmi,+bmi2,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3"
+_V4 = _V3 + ",+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl"
+
+
+@dataclass(frozen=True)
+class TargetSet:
+    """An instruction set.
+
+    name : for messages, options and file names
+    cpu : LLVM's name of a CPU, whose features a CPU without `features` has too
+    features : LLVM's names of features, `+avx,+avx2`
+    """
+
+    name: str
+    cpu: str
+    features: str
+
+    @property
+    def needed(self) -> set[str]:
+        """Names of the features that a CPU must have."""
+        return {feature[1:] for feature in self.features.split(",") if feature}
+
+
+SETS = {
+    each.name: each
+    for each in (
+        TargetSet("generic", "", ""),
+        TargetSet("avx2", "x86-64", _V3),
+        TargetSet("avxvnni", "x86-64", _V3 + ",+avxvnni"),
+        TargetSet("avx512vnni", "x86-64", _V4 + ",+avx512vnni"),
+        TargetSet("avx512vbmi", "x86-64", _V4 + ",+avx512vbmi,+avx512vnni"),
+        TargetSet("neon", "cortex-a72", "+neon"),
+        TargetSet("neon-dotprod", "cortex-a76", "+neon,+dotprod"),
+    )
+}
+"""By name, slower ones first."""
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform for which libraries are shipped.
+
+    triple : LLVM's name of it
+    linked_as : zig's name of it, with the oldest C library that it runs with
+    wheel : tag of its wheels
+    suffix : of the names of its shared libraries
+    sets : names of its sets
+    """
+
+    triple: str
+    linked_as: str
+    wheel: str
+    suffix: str
+    sets: tuple[str, ...]
+
+
+_X86, _ARM = ("generic", "avx2", "avxvnni", "avx512vnni", "avx512vbmi"), ("neon", "neon-dotprod")
+PLATFORMS = {
+    "linux-x86_64": Platform("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", ".so", _X86),
+    "linux-aarch64": Platform(
+        "aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", ".so", _ARM
+    ),
+    "macos-aarch64": Platform("arm64-apple-macosx11.0.0", "aarch64-macos", "macosx_11_0_arm64", ".dylib", _ARM[1:]),
+    "windows-x86_64": Platform("x86_64-pc-windows-gnu", "x86_64-windows-gnu", "win_amd64", ".dll", _X86),
+}
+
+
+def architecture() -> str:
+    """LLVM's name of this machine's architecture."""
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
+def native_platform() -> str:
+    """The name of this platform, as in PLATFORMS if libraries are shipped for it."""
+    system = {"win32": "windows", "darwin": "macos"}.get(sys.platform, "linux")
+    return f"{system}-{architecture()}"
+
+
+@cache
+def best_set() -> str:
+    """The fastest set that this CPU has."""
+    arm = architecture() == "aarch64"
+    usable = [each for each in SETS.values() if each.needed <= native_features() and ("neon" in each.needed) == arm]
+    return usable[-1].name if usable else "generic"

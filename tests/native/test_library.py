@@ -1,0 +1,161 @@
+"""The kernel library: what is refused, what is found again, and that nothing else is compiled or imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ondevice
+from ondevice.generate.sampling_kernels import select_top_k
+from ondevice.native import library
+from ondevice.native.functions import ENTRIES, Entry
+from ondevice.native.sets import native_platform
+
+REPLY = """
+import sys
+import ondevice
+with ondevice.load(sys.argv[1], threads=1) as model:
+    model.generate("def is_prime(n):", max_new_tokens=20, top_k=20, top_p=0.9, seed=1)
+print(*(name for name in ("numba", "llvmlite", "onnxruntime", "torch") if name in sys.modules))
+"""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package that a test may edit."""
+    source = Path(ondevice.__file__).parent
+    return Path(shutil.copytree(source, tmp_path / "copy/ondevice", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def stamp_of(package: Path) -> str:
+    """The stamp of a copy of the package, in a process that has it instead of this one."""
+    code = "from ondevice.native.library import stamp; print(stamp())"
+    environment = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    command, directory = [sys.executable, "-c", code], package.parent
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=directory)
+    return ended.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "file", ["engines/simd/kernels/isa/vector.py", "generate/sampling_kernels.py", "native/builder.py"]
+)
+def test_an_edited_source_asks_for_another_library(copy: Path, file: str) -> None:
+    before = stamp_of(copy)
+    assert stamp_of(copy) == before
+    with (copy / file).open("a") as source:
+        source.write("\n# edited\n")
+    assert stamp_of(copy) != before
+
+
+def test_a_reply_imports_no_compiler(reference_bundle: Path) -> None:
+    command = [sys.executable, "-c", REPLY, str(reference_bundle)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    linked_by = "" if library.choice().file is not None else "llvmlite"
+    assert ended.stdout.strip() == linked_by
+    assert ended.stderr == ""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a library whose description has other values for some fields."""
+
+    def write(**changed: Any) -> Path:
+        file = tmp_path / "made.so"
+        library.write(file, b"code", library.choice().set, native_platform())
+        about = file.with_suffix(".json")
+        about.write_text(json.dumps(json.loads(about.read_text("utf-8")) | changed), "utf-8")
+        return file
+
+    return write
+
+
+WRONG = {
+    "sources": ({}, "other sources"),
+    "version": ("0.0.0", "other sources"),
+    "platform": ("plan9-mips", "they are for plan9-mips"),
+    "set": ("neon-of-tomorrow", "this CPU lacks neon-of-tomorrow"),
+    "sha256": ("0" * 64, "damaged"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_library_of_something_else_is_not_loaded(
+    made: Callable[..., Path], field: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    value, reason = WRONG[field]
+    file = made(**{field: value})
+    monkeypatch.setenv(library.CHOICE, str(file))
+    assert library.choice.__wrapped__().file != file
+    assert reason in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version": 1'])
+def test_a_damaged_description_is_not_believed(
+    made: Callable[..., Path], content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = made()
+    file.with_suffix(".json").write_bytes(content)
+    monkeypatch.setenv(library.CHOICE, str(file))
+    assert library.choice.__wrapped__().file != file
+    assert "made.json is damaged" in caplog.text
+
+
+def test_a_file_that_is_no_library_is_not_loaded(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = made()
+    monkeypatch.setenv(library.CHOICE, str(file))
+    assert library.choice.__wrapped__().file != file
+    assert f"not using the kernels in {file}" in caplog.text
+
+
+def test_a_damaged_object_is_built_again(kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library.choice().file is not None:
+        pytest.skip("a shared library is used")
+    shutil.copytree(library.code_directory(), tmp_path / library.code_directory().name)
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path))
+    assert library.missing(["tokens", "forward"]) == []
+    library.cached("tokens").write_bytes(b"half an object")
+    assert library.missing(["tokens", "forward"]) == ["tokens"]
+
+
+def test_a_library_may_have_more_than_is_installed_here(made: Callable[..., Path]) -> None:
+    """Such as the exporter's kernels."""
+    assert library._check(made(sources={**library.sources(), "ondevice_elsewhere.kernels": "0"}))["sha256"]
+
+
+def test_arrays_of_another_kind_are_refused(kernels: None) -> None:
+    scores, kept = np.zeros(8, np.float32), np.zeros(8, np.intp)
+    assert select_top_k(scores, np.zeros(2, np.float32), kept) == 8
+    wrongs: list[Any] = [scores.astype(np.float64), scores.reshape(2, 4), np.zeros(16, np.float32)[::2]]
+    for wrong in wrongs:
+        with pytest.raises(TypeError):
+            select_top_k(wrong, np.zeros(2, np.float32), kept)
+    with pytest.raises(ValueError, match="argument"):
+        select_top_k(scores)  # type: ignore[call-arg]
+
+
+def test_empty_and_read_only_arrays_have_addresses(kernels: None) -> None:
+    scores = np.arange(4, dtype=np.float32)
+    scores.setflags(write=False)
+    assert select_top_k(scores, np.zeros(4, np.float32), np.zeros(4, np.intp)) == 4
+    assert select_top_k(scores[:0], np.zeros(1, np.float32), np.zeros(0, np.intp)) == 0
+
+
+def test_every_entry_has_its_function() -> None:
+    for name in pytest.importorskip("ondevice.native.builder").MODULES:
+        import_module(name)
+    assert len(ENTRIES) > 15
+    for entry in ENTRIES.values():
+        assert isinstance(entry, Entry)
+        assert entry.kernel.py_func.__code__.co_argcount == len(entry.parameters), entry.name
