@@ -1,4 +1,4 @@
-"""Names, dtypes and shapes of the graphs' inputs and outputs: written by the exporter, bound by the engines.
+"""Names, dtypes and shapes of the graphs' inputs and outputs, and operators: written by the exporter, bound by engines.
 
 Target graph (T new rows, R wanted rows, Sf and Ss cache rows of the full and sliding layers' views, *including* the T
 rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
@@ -43,6 +43,7 @@ Heads, one graph per kind (k tokens proposed, C candidates scored for each):
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 AttentionKind = Literal["full", "sliding"]
@@ -51,6 +52,17 @@ include the current one."""
 
 OPSETS = {"": 24, "com.microsoft": 1}
 """Operator set versions by domain; the empty name is ONNX's own domain."""
+
+OPERATORS: Mapping[str, frozenset[str]] = {
+    "": frozenset({
+        "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Cos", "Div", "Equal",
+        "Expand", "Gather", "Gelu", "Gemm", "MatMul", "Mul", "RMSNormalization", "Range", "ReduceSum", "Relu",
+        "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub", "Tanh",
+        "TensorScatter", "TopK", "Transpose", "Unsqueeze",
+    }),
+    "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulNBits"}),
+}  # fmt: skip
+"""Operators of exported graphs by domain. The exporter writes no others, and no graph with others is opened."""
 
 TOKEN_IDS, POSITIONS, WANTED = "token_ids", "positions", "wanted"
 LOGITS, HIDDEN = "logits", "hidden"

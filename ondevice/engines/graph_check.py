@@ -1,12 +1,18 @@
 """Checks an ONNX graph before ONNX Runtime opens it, and compares its inputs and outputs with the configuration.
 
-The graph may come from an untrusted source. ONNX Runtime reads any file that a graph names for its weights, and does
-not check some sizes that crash the process later. Engines size their buffers by the configuration in `bundle.json`, so
-the graph must agree with it. `check_graph` reads the file without onnx, with the small protobuf reader at the end.
+The graph may come from an untrusted source. ONNX Runtime reads any file that a graph names for its weights, does not
+check some sizes that crash the process later, and takes memory in proportion to sizes that the graph merely declares.
+Engines size their buffers by the configuration in `bundle.json`, so the graph must agree with it. `check_graph` reads
+the file without onnx, with the small protobuf reader at the end.
+
+Memory is limited at declared sizes only: inputs, outputs, initialisers, and the constants that shapes are made of. A
+chain of permitted nodes can still compute a large tensor.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -35,41 +41,70 @@ _OF_GRAPHS = (5, 6, 10, 11, 22, 23)
 _GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
 """Fields of onnx.ModelProto."""
 
-_NODES, _INITIALISERS, _SPARSE = 1, 5, 15
+_NODES, _INITIALISERS, _INPUTS, _OUTPUTS, _VALUES, _SPARSE = 1, 5, 11, 12, 13, 15
 """Fields of onnx.GraphProto."""
+
+_RAW, _PLACE, _IS_EXTERNAL = 9, 13, 14
+"""Fields of onnx.TensorProto."""
+
+FLOAT, UINT8, INT64, BOOL, FLOAT16, BFLOAT16 = 1, 2, 7, 9, 10, 16
+"""Values of onnx.TensorProto.DataType that exported graphs use."""
+
+_NAMES = {FLOAT: "float32", UINT8: "uint8", INT64: "int64", BOOL: "bool", FLOAT16: "float16", BFLOAT16: "bfloat16"}
+
+_WIDTHS = {FLOAT: 4, UINT8: 1, INT64: 8, FLOAT16: 2, BFLOAT16: 2}
+"""Bytes of an element, for the data types of initialisers."""
+
+_MOST_DIMENSIONS = 8
+"""Most dimensions of an initialiser; exported ones have four at most."""
+
+
+class Tensor(NamedTuple):
+    """Element type (onnx.TensorProto.DataType) and shape."""
+
+    dtype: int
+    shape: Shape
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{_NAMES.get(self.dtype, f'type {self.dtype}')}[{sizes}]"
 
 
 class Interface(NamedTuple):
-    """The shapes of a graph's inputs and outputs by name."""
+    """The element types and shapes of a graph's inputs and outputs by name."""
 
-    inputs: Mapping[str, Shape]
-    outputs: Mapping[str, Shape]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
 
 
-def check_graph(path: Path, manifest: Manifest) -> None:
-    """Check the nodes of a graph, and that its weights lie within the bundle's data files. The graph is not run.
+def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
+    """Check a graph's inputs, outputs and nodes, and the places and sizes of its weights. The graph is not run.
 
     Args:
         path: the ONNX file.
         manifest: lists the data files and their sizes.
+        expected: the interface that follows from the configuration.
 
     Raises:
-        BundleCorruptError: the file cannot be read, is not an ONNX file, or holds something that no exported graph has.
+        BundleCorruptError: the file cannot be read, is not an ONNX file, holds something that no exported graph has,
+            or has other inputs or outputs.
     """
     try:
         if path.stat().st_size > MOST_BYTES:
             raise MalformedError(f"more than {MOST_BYTES} bytes")
         model = Message(memoryview(path.read_bytes()))
-        if len(model.bytes(_GRAPH)) != 1:  # ONNX Runtime would merge several
-            raise MalformedError("it has no graph, or several")
         graph = model.message(_GRAPH)
         if model.bytes(_FUNCTIONS) or model.bytes(_TRAINING) or graph.bytes(_SPARSE):
             raise MalformedError("it has functions, training steps or sparse weights")
-        for node in graph.messages(_NODES):
-            _check_node(node)
+        found = Interface(_tensors(graph, _INPUTS), _tensors(graph, _OUTPUTS))
+        check_interface(path.name, found, expected)
         data = {table.file: manifest.files[table.file].size for table in manifest.tensors.values()}
+        constants = _Constants(manifest.target.vocab_size, sum(data.values()))
         for tensor in graph.messages(_INITIALISERS):
-            _check_weights(tensor, data)
+            constants.add(tensor, data)
+        constants.check_names(found.inputs, _tensors(graph, _VALUES))
+        for node in graph.messages(_NODES):
+            _check_node(node, constants)
     except MalformedError as error:
         raise BundleCorruptError(f"{path} is not a well-formed graph ({error}): export the bundle again") from error
     except OSError as error:
@@ -85,85 +120,198 @@ def check_interface(graph: str, found: Interface, expected: Interface) -> None:
         expected: the interface that follows from the configuration.
 
     Raises:
-        BundleCorruptError: an input or output is missing, unknown or has another shape.
+        BundleCorruptError: an input or output is missing, unknown, or has another element type or shape.
     """
     for there, here in zip(found, expected, strict=True):
         for name in sorted(there.keys() ^ here.keys()):
-            raise _disagreement(f"{name} is in {'the graph' if name in there else 'bundle.json'} alone", graph)
-        for name, shape in here.items():
-            if not _fits(there[name], shape):
-                raise _disagreement(f"{name} is {_text(there[name])}, bundle.json makes it {_text(shape)}", graph)
+            where = "the graph" if name in there else "bundle.json"
+            raise _disagreement(f"{name!r:.99} is in {where} alone", graph)
+        for name, tensor in here.items():
+            if there[name] != tensor:
+                raise _disagreement(f"{name} is {there[name]!s:.99}, bundle.json makes it {tensor}", graph)
 
 
 def target_interface(target: Target) -> Interface:
     """The inputs and outputs of the target's graph that follow from its configuration."""
-    caches = {layer: (1, None, target.layers[layer].kv_width) for layer in target.kv_layers()}
-    inputs: dict[str, Shape] = dict.fromkeys((graph_io.TOKEN_IDS, graph_io.POSITIONS, graph_io.WANTED), (None,))
-    inputs |= {graph_io.write_index(kind): (1,) for kind in _KINDS}
-    inputs |= {graph_io.mask(kind): (None, None) for kind in _KINDS}
-    inputs |= {graph_io.past(layer, part): shape for layer, shape in caches.items() for part in _PARTS}
-    outputs: dict[str, Shape] = {
-        graph_io.LOGITS: (None, target.vocab_size),
-        graph_io.HIDDEN: (None, target.hidden_size),
+    caches = {layer: Tensor(FLOAT, (1, None, target.layers[layer].kv_width)) for layer in target.kv_layers()}
+    rows = Tensor(INT64, (None,))
+    inputs = dict.fromkeys((graph_io.TOKEN_IDS, graph_io.POSITIONS, graph_io.WANTED), rows)
+    inputs |= {graph_io.write_index(kind): Tensor(INT64, (1,)) for kind in _KINDS}
+    inputs |= {graph_io.mask(kind): Tensor(BOOL, (None, None)) for kind in _KINDS}
+    inputs |= {graph_io.past(layer, part): cache for layer, cache in caches.items() for part in _PARTS}
+    outputs = {
+        graph_io.LOGITS: Tensor(FLOAT, (None, target.vocab_size)),
+        graph_io.HIDDEN: Tensor(FLOAT, (None, target.hidden_size)),
     }
-    outputs |= {graph_io.present(layer, part): shape for layer, shape in caches.items() for part in _PARTS}
+    outputs |= {graph_io.present(layer, part): cache for layer, cache in caches.items() for part in _PARTS}
     return Interface(inputs, outputs)
 
 
 def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
-    """The inputs and outputs of the drafter's graph that follow from its configuration."""
-    row: Shape = (1, target.hidden_size)
-    inputs: dict[str, Shape] = {graph_io.TOKEN_ID: (1,), graph_io.HIDDEN: row, graph_io.POSITION: (1,)}
+    """The inputs and outputs of the drafter's graph that follow from its configuration.
+
+    The width of a cache that no layer of the drafter reads is open.
+    """
+    one, row = Tensor(INT64, (1,)), Tensor(FLOAT, (1, target.hidden_size))
+    inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
+    read = {layer.kind: layer.kv_width for layer in drafter.layers}
     for kind in _KINDS:
-        cache = (1, None, target.layers[drafter.kv_layer(kind)].kv_width)
-        inputs |= {graph_io.mask(kind): (1, None)} | {graph_io.shared(kind, part): cache for part in _PARTS}
+        cache = Tensor(FLOAT, (1, None, read.get(kind)))
+        inputs |= {graph_io.mask(kind): Tensor(BOOL, (1, None))}
+        inputs |= {graph_io.shared(kind, part): cache for part in _PARTS}
     scored: Shape = (drafter.candidates,)
-    return Interface(inputs, {graph_io.CANDIDATES: scored, graph_io.LOGITS: scored, graph_io.NEXT_HIDDEN: row})
+    outputs = {
+        graph_io.CANDIDATES: Tensor(INT64, scored),
+        graph_io.LOGITS: Tensor(FLOAT, scored),
+        graph_io.NEXT_HIDDEN: row,
+    }
+    return Interface(inputs, outputs)
 
 
 def heads_interface(heads: HeadsEntry, target: Target) -> Interface:
     """The inputs and outputs of a graph of heads that follow from its configuration."""
     scored: Shape = (heads.offsets, heads.candidates)
-    outputs = {graph_io.CANDIDATES: scored, graph_io.LOGITS: scored}
-    return Interface({graph_io.HIDDEN: (1, target.hidden_size)}, outputs)
+    outputs = {graph_io.CANDIDATES: Tensor(INT64, scored), graph_io.LOGITS: Tensor(FLOAT, scored)}
+    return Interface({graph_io.HIDDEN: Tensor(FLOAT, (1, target.hidden_size))}, outputs)
 
 
-def _check_node(node: Message) -> None:
+def _tensors(graph: Message, field: int) -> dict[str, Tensor]:
+    """The element types and shapes of a field of onnx.ValueInfoProto by name.
+
+    Raises:
+        MalformedError: a name occurs twice, or a value is not a tensor whose dimensions each have a size or a symbol.
+    """
+    found: dict[str, Tensor] = {}
+    for value in graph.messages(field):
+        name, kind = value.string(1), value.message(2)
+        if name in found or kind.fields != {1}:
+            raise MalformedError(f"{name!r:.99} occurs twice or is not a tensor")
+        tensor = kind.message(1)
+        dimensions = list(tensor.message(2).messages(1))
+        if any(dimension.fields not in ({1}, {2}) for dimension in dimensions):
+            raise MalformedError(f"a dimension of {name!r:.99} has no size")
+        sizes = (dimension.integer(1) if 1 in dimension.fields else None for dimension in dimensions)
+        found[name] = Tensor(tensor.integer(1), tuple(sizes))
+    return found
+
+
+class _Constants:
+    """The initialisers of a graph.
+
+    Attributes:
+        numbers: the values of the int64 ones in the graph file itself, such as shapes, by name.
+    """
+
+    def __init__(self, vocab_size: int, most: int) -> None:
+        """
+        Args:
+            vocab_size: tokens of the vocabulary.
+            most: total size of the bundle's data files in bytes, which is more than any exported shape has elements.
+        """
+        self.numbers: dict[str, tuple[int, ...]] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._vocab_size = vocab_size
+        self._most = most
+
+    def add(self, tensor: Message, data: Mapping[str, int]) -> None:
+        """Check an initialiser's size and, if its data is external, that it lies within one of the data files.
+
+        ONNX Runtime takes memory in proportion to a dimension that a shape gives, so a number is limited too.
+
+        Args:
+            tensor: the onnx.TensorProto.
+            data: data file -> its size in bytes.
+
+        Raises:
+            MalformedError: its name occurs twice, its size is not that of its shape, or it names another file or bytes
+                outside the file.
+        """
+        name, dtype, shape = tensor.string(8), tensor.integer(2), tensor.integers(1)
+        if name in self._tensors or dtype not in _WIDTHS or len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+            raise MalformedError(f"{name!r:.99} occurs twice, or is of an unknown type or shape")
+        self._tensors[name] = Tensor(dtype, shape)
+        size = math.prod(shape) * _WIDTHS[dtype]
+        if tensor.bytes(_PLACE) or tensor.integer(_IS_EXTERNAL):
+            _check_place(name, tensor, data, size)
+            return
+        content = tensor.bytes(_RAW)
+        if len(content) != 1 or len(content[0]) != size:
+            raise MalformedError(f"{name!r:.99} has not the size of its shape, {size} bytes")
+        if dtype == INT64:
+            self.numbers[name] = tuple(number for (number,) in struct.iter_unpack("<q", content[0]))
+            if any(abs(number) > self._most for number in self.numbers[name]):
+                raise MalformedError(f"{name!r:.99} has a number above {self._most}")
+
+    def check_names(self, inputs: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Check that no input has the name of an initialiser, and that other declared values are initialisers.
+
+        ONNX Runtime believes the declared shape of a node's output.
+
+        Raises:
+            MalformedError: an input is an initialiser, or a value is not one or has another element type or shape.
+        """
+        for name in inputs.keys() & self._tensors.keys():
+            raise MalformedError(f"the input {name} is an initialiser too")
+        for name, value in values.items():
+            if self._tensors.get(name) != value:
+                raise MalformedError(f"{name!r:.99} is not an initialiser of this shape")
+
+    def check_growth(self, op: str, inputs: list[str]) -> None:
+        """Check a Range or Expand node: their outputs are as large as the numbers in their inputs say.
+
+        Raises:
+            MalformedError: a Range does not count the vocabulary, or an Expand has no constant shape or one too large.
+        """
+        numbers = [self.numbers.get(name) for name in inputs]
+        if op == "Range" and numbers != [(0,), (self._vocab_size,), (1,)]:
+            raise MalformedError("a Range does not count the vocabulary")
+        if op == "Expand":
+            shape = numbers[1] if len(numbers) == 2 else None
+            if shape is None or len(shape) > _MOST_DIMENSIONS or abs(math.prod(shape)) > self._most:
+                raise MalformedError("an Expand has no constant shape or one too large")
+
+
+def _check_node(node: Message, constants: _Constants) -> None:
     """Refuse a node that ONNX Runtime would accept although it is harmful.
 
+    - An operator that no exported graph has.
     - A head count outside 1..2**31 - 1: ONNX Runtime divides by it in 32 bits, and a zero ends the process.
     - A TensorScatter without the input `write_index`: ONNX Runtime then writes at row 0, so rejected draft rows
       overwrite committed ones and change the text.
     - Attributes that hold a graph or tensors: no other check would see these.
+    - A Range or Expand of any size: see `_Constants.check_growth`.
 
     Raises:
         MalformedError: the node has one of these.
     """
-    op = node.string(4)
-    if op == "TensorScatter" and not {graph_io.write_index(kind) for kind in _KINDS}.intersection(node.strings(1)[2:]):
+    op, inputs = node.string(4), node.strings(1)
+    if op not in graph_io.OPERATORS.get(node.string(7), ()):
+        raise MalformedError(f"{op!r:.99} is not an operator of exported graphs")
+    constants.check_growth(op, inputs)
+    if op == "TensorScatter" and not {graph_io.write_index(kind) for kind in _KINDS}.intersection(inputs[2:]):
         raise MalformedError("a TensorScatter has no write_index")
     for attribute in node.messages(5):
         name, kind = attribute.string(1), attribute.integer(20)
         if kind not in (_FLOAT, _INT, _STRING, _INTS) or any(attribute.bytes(field) for field in _OF_GRAPHS):
-            raise MalformedError(f"{name!r:.99} of {op:.99} is of an unknown type")
+            raise MalformedError(f"{name!r:.99} of {op} is of an unknown type")
         if name in ("q_num_heads", "kv_num_heads") and not (kind == _INT and 0 < attribute.integer(3) < 1 << 31):
-            raise MalformedError(f"{name} of {op:.99} is {attribute.integer(3)}")
+            raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
 
 
-def _check_weights(tensor: Message, data: Mapping[str, int]) -> None:
-    """Check that an initialiser with external data lies within one of the bundle's data files.
+def _check_place(name: str, tensor: Message, data: Mapping[str, int], size: int) -> None:
+    """Check the place of an initialiser with external data.
 
     Args:
+        name: the initialiser's name, for messages.
         tensor: the onnx.TensorProto.
         data: data file -> its size in bytes.
+        size: bytes of the initialiser's shape.
 
     Raises:
-        MalformedError: the initialiser names another file, or bytes outside the file.
+        MalformedError: the initialiser names another file, bytes outside the file, or not `size` bytes.
     """
-    entries = [(entry.string(1), entry.string(2)) for entry in tensor.messages(13)]
-    if not entries and not tensor.integer(14):
-        return
-    name, place = tensor.string(8), dict(entries)
+    entries = [(entry.string(1), entry.string(2)) for entry in tensor.messages(_PLACE)]
+    place = dict(entries)
     file = place.get("location", "")
     if len(place) != len(entries) or file not in data:
         raise MalformedError(f"the weights of {name!r:.99} lie in {file!r:.99}, which has no tensor table")
@@ -171,21 +319,12 @@ def _check_weights(tensor: Message, data: Mapping[str, int]) -> None:
     numbers = all(number.isascii() and number.isdecimal() and len(number) < 20 for number in (offset, length))
     if not numbers or int(offset) + int(length) > data[file]:
         raise MalformedError(f"the weights of {name!r:.99} lie outside {file}")
+    if int(length) != size or tensor.integer(_IS_EXTERNAL) != 1:
+        raise MalformedError(f"the weights of {name!r:.99} have not the size of their shape, {size} bytes")
 
 
 def _disagreement(what: str, graph: str) -> BundleCorruptError:
     return BundleCorruptError(f"bundle.json and {graph} disagree ({what}): export the bundle again")
-
-
-def _fits(found: Shape, expected: Shape) -> bool:
-    """Whether shapes agree. None in `found` matches any size: a graph leaves some open, as of caches no layer reads."""
-    return len(found) == len(expected) and all(
-        size is None or size == known for size, known in zip(found, expected, strict=True)
-    )
-
-
-def _text(shape: Shape) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 # The protobuf wire format, as far as the checks need it. Every length is checked against the bytes that are left.
@@ -206,25 +345,36 @@ class Message:
     """
 
     def __init__(self, data: memoryview) -> None:
-        self._fields: dict[int, list[int | memoryview]] = {}
+        self._fields: dict[int, list[int | memoryview | None]] = {}
         at = 0
         while at < len(data):
             key, at = varint(data, at)
             value, at = _value(data, at, key & 7)
             self._fields.setdefault(key >> 3, []).append(value)
 
-    def integer(self, number: int, default: int = 0) -> int:
-        """The last value of an int64 field, or `default` if there is none."""
-        value = self._fields.get(number, [default])[-1]
-        if not isinstance(value, int):
-            raise MalformedError(f"field {number} is not a number")
-        return value - 2**64 if value >= 2**63 else value
+    @property
+    def fields(self) -> set[int]:
+        """The numbers of all fields that have a value."""
+        return set(self._fields)
+
+    def integer(self, number: int) -> int:
+        """The last value of an int64 field, or 0 if there is none."""
+        return (self.integers(number) or (0,))[-1]
+
+    def integers(self, number: int) -> tuple[int, ...]:
+        """All values of an int64 field that is not packed."""
+        found = []
+        for value in self._fields.get(number, []):
+            if not isinstance(value, int):
+                raise MalformedError(f"field {number} is not a number")
+            found.append(value - 2**64 if value >= 2**63 else value)
+        return tuple(found)
 
     def bytes(self, number: int) -> list[memoryview]:
         """All values of a field of byte strings."""
         found = []
         for value in self._fields.get(number, []):
-            if isinstance(value, int):
+            if not isinstance(value, memoryview):
                 raise MalformedError(f"field {number} is a number")
             found.append(value)
         return found
@@ -233,9 +383,11 @@ class Message:
         return (Message(value) for value in self.bytes(number))
 
     def message(self, number: int) -> Message:
-        """The last message of a field; an empty one if there is none."""
+        """The one message of a field. A reader that follows the specification would merge several."""
         found = self.bytes(number)
-        return Message(found[-1] if found else memoryview(b""))
+        if len(found) != 1:
+            raise MalformedError(f"field {number} has {len(found)} messages")
+        return Message(found[0])
 
     def strings(self, number: int) -> list[str]:
         try:
@@ -263,8 +415,8 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
     raise MalformedError("a number has more than ten bytes")
 
 
-def _value(data: memoryview, at: int, kind: int) -> tuple[int | memoryview, int]:
-    """Read the value of wire type `kind` at `at`; returns it and the offset after it."""
+def _value(data: memoryview, at: int, kind: int) -> tuple[int | memoryview | None, int]:
+    """Read the value of wire type `kind` at `at`; returns it, None for one of fixed width, and the offset after it."""
     if kind == VARINT:
         return varint(data, at)
     if kind == BYTES:
@@ -275,5 +427,4 @@ def _value(data: memoryview, at: int, kind: int) -> tuple[int | memoryview, int]
         raise MalformedError(f"wire type {kind}")
     if size > len(data) - at:
         raise MalformedError("the file ends inside a field")
-    part = data[at : at + size]
-    return (part if kind == BYTES else int.from_bytes(part, "little")), at + size
+    return (data[at : at + size] if kind == BYTES else None), at + size

@@ -32,7 +32,6 @@ from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.engines.graph_check import (
     Interface,
     check_graph,
-    check_interface,
     drafter_interface,
     heads_interface,
     target_interface,
@@ -425,28 +424,17 @@ class OrtEngine:
         return graphs
 
 
-def _interface(session: ort.InferenceSession) -> Interface:
-    """Names and shapes of a graph's inputs and outputs; a dimension that is symbolic or unknown is None."""
-    inputs, outputs = (
-        {value.name: tuple(size if isinstance(size, int) else None for size in value.shape) for value in values}
-        for values in (session.get_inputs(), session.get_outputs())
-    )
-    return Interface(inputs, outputs)
-
-
 def _load(bundle: Bundle, name: str, expected: Interface, threads: int) -> ort.InferenceSession:
-    """Open a session for a graph, with checks before ONNX Runtime reads the file and after."""
+    """Check a graph, then open a session for it."""
     graph = bundle.graph(name)
-    check_graph(graph, bundle.manifest)
+    check_graph(graph, bundle.manifest, expected)
     ort.disable_telemetry_events()  # ORT_DISABLE_TELEMETRY has no effect on Windows
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     try:
-        session = ort.InferenceSession(os.fspath(graph), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(os.fspath(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own errors share no base class
         reason = str(error).splitlines()[0][:200]
         raise BundleCorruptError(f"onnxruntime cannot load {graph} ({reason}): export the bundle again") from error
-    check_interface(name, _interface(session), expected)
-    return session

@@ -1,7 +1,4 @@
-"""Checks of untrusted graphs: the files that they read, and the shapes of their inputs and outputs.
-
-The files are checked before ONNX Runtime opens a graph, the shapes after.
-"""
+"""Checks of untrusted graphs before ONNX Runtime opens them: files that they read, and sizes that they declare."""
 
 from __future__ import annotations
 
@@ -20,8 +17,21 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ondevice.bundle import MANIFEST, Bundle
+from ondevice.bundle_format.manifest import Manifest
 from ondevice.engines import graph_check
-from ondevice.engines.graph_check import Interface, MalformedError, Message, check_graph, check_interface
+from ondevice.engines.graph_check import (
+    FLOAT,
+    INT64,
+    Interface,
+    MalformedError,
+    Message,
+    Tensor,
+    check_graph,
+    check_interface,
+    drafter_interface,
+    heads_interface,
+    target_interface,
+)
 from ondevice.errors import BundleCorruptError
 
 Change = Callable[[onnx.ModelProto], object]
@@ -47,6 +57,20 @@ def altered(bundle: Path, name: str, change: Change) -> Bundle:
     model = onnx.load(bundle / name, load_external_data=False)
     change(model)
     return replaced(bundle, name, model.SerializeToString())
+
+
+def expected_of(manifest: Manifest, name: str) -> Interface:
+    """The interface of the graph with this file name."""
+    target, drafter = manifest.target, manifest.drafter
+    assert drafter is not None
+    expected = {heads.graph: heads_interface(heads, target) for heads in manifest.heads}
+    return (expected | {target.graph: target_interface(target), drafter.graph: drafter_interface(drafter, target)})[
+        name
+    ]
+
+
+def check(bundle: Bundle, name: str) -> None:
+    check_graph(bundle.graph(name), bundle.manifest, expected_of(bundle.manifest, name))
 
 
 def external(model: onnx.ModelProto) -> onnx.TensorProto:
@@ -76,7 +100,7 @@ def hidden_in_an_attribute(model: onnx.ModelProto) -> None:
     """Put external weights into a node's attribute instead of the graph's initialisers."""
     tensor = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="/etc/hostname")
-    model.graph.node.append(helper.make_node("Constant", [], ["secret"], value=tensor))
+    model.graph.node.append(helper.make_node("Relu", [], ["secret"], value=tensor))
 
 
 def behind_another_type(model: onnx.ModelProto) -> None:
@@ -86,7 +110,7 @@ def behind_another_type(model: onnx.ModelProto) -> None:
 
 def in_a_branch(model: onnx.ModelProto) -> None:
     branch = helper.make_graph([], "branch", [], [], [numpy_helper.from_array(np.zeros(1, np.float32), "w")])
-    model.graph.node.append(helper.make_node("If", ["wanted"], ["y"], then_branch=branch, else_branch=branch))
+    model.graph.node.append(helper.make_node("Relu", ["wanted"], ["y"], then_branch=branch, else_branch=branch))
 
 
 def in_a_function(model: onnx.ModelProto) -> None:
@@ -113,9 +137,9 @@ def sparse(model: onnx.ModelProto) -> None:
         (set_place("length", str(1 << 40)), "lie outside"),
         (no_length, "lie outside"),
         (second_location, "which has no tensor table|lie in"),
-        (hidden_in_an_attribute, "'value' of Constant is of an unknown type"),
-        (behind_another_type, "'value' of Constant is of an unknown type"),
-        (in_a_branch, "branch' of If is of an unknown type"),
+        (hidden_in_an_attribute, "'value' of Relu is of an unknown type"),
+        (behind_another_type, "'value' of Relu is of an unknown type"),
+        (in_a_branch, "branch' of Relu is of an unknown type"),
         (in_a_function, "functions, training steps or sparse weights"),
         (sparse, "functions, training steps or sparse weights"),
     ],
@@ -124,16 +148,182 @@ def sparse(model: onnx.ModelProto) -> None:
 def test_weights_come_from_the_data_files_alone(copy: Path, name: str, change: Change, words: str) -> None:
     bundle = altered(copy, name, change)
     with pytest.raises(BundleCorruptError, match=f"{words}.*: export the bundle again") as caught:
-        check_graph(bundle.graph(name), bundle.manifest)
+        check(bundle, name)
     assert str(caught.value).isprintable()
+
+
+GIANT = 1 << 31
+
+
+def value(model: onnx.ModelProto, name: str) -> onnx.TypeProto.Tensor:
+    """The type of an input or output."""
+    found = (*model.graph.input, *model.graph.output)
+    return next(value.type.tensor_type for value in found if value.name == name)
+
+
+def set_dimension(name: str, at: int, size: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        value(model, name).shape.dim[at].dim_value = size
+
+    return change
+
+
+def another_type(model: onnx.ModelProto) -> None:
+    value(model, "token_ids").elem_type = onnx.TensorProto.FLOAT
+
+
+def a_sequence(model: onnx.ModelProto) -> None:
+    kept = model.graph.input[0].type
+    model.graph.input[0].type.CopyFrom(helper.make_sequence_type_proto(kept))
+
+
+def an_open_dimension(model: onnx.ModelProto) -> None:
+    value(model, "token_ids").shape.dim[0].Clear()
+
+
+def an_input_twice(model: onnx.ModelProto) -> None:
+    model.graph.input.append(model.graph.input[0])
+
+
+def an_input_with_a_value(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), "token_ids"))
+
+
+def an_initialiser_twice(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(model.graph.initializer[0])
+
+
+def shape_of_a_node(model: onnx.ModelProto) -> None:
+    name = model.graph.node[0].output[0]
+    model.graph.value_info.append(helper.make_tensor_value_info(name, FLOAT, [GIANT, 192]))
+
+
+def another_shape_of_an_initialiser(model: onnx.ModelProto) -> None:
+    model.graph.value_info[0].type.tensor_type.shape.dim[0].dim_value = GIANT
+
+
+def inline(model: onnx.ModelProto) -> onnx.TensorProto:
+    """An int64 vector in the graph file itself, the shape of a Reshape."""
+    name = next(node for node in model.graph.node if node.op_type == "Reshape").input[1]
+    del model.graph.value_info[:]
+    return next(tensor for tensor in model.graph.initializer if tensor.name == name)
+
+
+def set_dims(which: Callable[[onnx.ModelProto], onnx.TensorProto], dims: list[int]) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        tensor = which(model)
+        del tensor.dims[:]
+        tensor.dims.extend(dims)
+
+    return change
+
+
+def set_type(which: Callable[[onnx.ModelProto], onnx.TensorProto], dtype: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        which(model).data_type = dtype
+
+    return change
+
+
+def not_external(model: onnx.ModelProto) -> None:
+    external(model).data_location = onnx.TensorProto.DEFAULT
+
+
+def values_in_another_field(model: onnx.ModelProto) -> None:
+    tensor = inline(model)
+    numbers = numpy_helper.to_array(tensor)
+    tensor.ClearField("raw_data")
+    tensor.int64_data.extend(numbers)
+
+
+def set_number(number: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        tensor = inline(model)
+        numbers = numpy_helper.to_array(tensor).copy()
+        numbers[0] = number
+        tensor.raw_data = numbers.tobytes()
+
+    return change
+
+
+def added(op: str, *constants: object, domain: str = "") -> Change:
+    """Add a node whose inputs are constants."""
+
+    def change(model: onnx.ModelProto) -> None:
+        names = [f"constant {number}" for number in range(len(constants))]
+        arrays = zip(map(np.asarray, constants), names, strict=True)
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for array, name in arrays)
+        model.graph.node.append(helper.make_node(op, names, ["added"], domain=domain))
+
+    return change
+
+
+def a_computed_shape(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.op_type == "Expand").input[1] = "token_ids"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_dimension("token_ids", 0, GIANT), r"token_ids is int64\[2147483648\], bundle.json makes it int64\[\?\]"),
+        (set_dimension("token_ids", 0, 0), r"token_ids is int64\[0\]"),
+        (set_dimension("full.mask", 1, GIANT), r"full.mask is bool\[\?, 2147483648\]"),
+        (set_dimension("past.0.key", 1, GIANT), r"past.0.key is float32\[1, 2147483648, 64\]"),
+        (set_dimension("hidden", 1, GIANT), r"hidden is float32\[\?, 2147483648\]"),
+        (set_dimension("present.0.value", 1, GIANT), r"present.0.value is float32\[1, 2147483648, 64\]"),
+        (another_type, r"token_ids is float32\[\?\]"),
+        (a_sequence, "'token_ids' occurs twice or is not a tensor"),
+        (an_open_dimension, "a dimension of 'token_ids' has no size"),
+        (an_input_twice, "'token_ids' occurs twice"),
+        (an_input_with_a_value, "the input token_ids is an initialiser too"),
+        (an_initialiser_twice, "occurs twice, or is of an unknown type or shape"),
+        (shape_of_a_node, "is not an initialiser of this shape"),
+        (another_shape_of_an_initialiser, "is not an initialiser of this shape"),
+        (set_dims(external, [GIANT]), "have not the size of their shape, "),
+        (set_dims(external, [-1]), "unknown type or shape"),
+        (set_dims(external, [1] * 70), "unknown type or shape"),
+        (set_dims(inline, [1 << 62, 1 << 62]), "has not the size of its shape"),
+        (set_type(external, onnx.TensorProto.FLOAT), "have not the size of their shape"),
+        (set_type(inline, onnx.TensorProto.DOUBLE), "unknown type or shape"),
+        (not_external, "have not the size of their shape"),
+        (values_in_another_field, "has not the size of its shape"),
+        (set_number(GIANT), "has a number above [0-9]+"),
+        (set_number(-(1 << 63)), "has a number above [0-9]+"),
+        (added("Range", 0, 6143, 1), "a Range does not count the vocabulary"),
+        (added("Range", np.float32(0), np.float32(1 << 28), np.float32(1)), "a Range does not count the vocabulary"),
+        (added("Expand", np.ones(1, np.float32), [1 << 20, 1 << 20]), "an Expand has no constant shape"),
+        (added("Expand", np.ones(1, np.float32)), "an Expand has no constant shape"),
+        (added("Expand", np.ones(1, np.float32), [1] * 9), "an Expand has no constant shape"),
+        (a_computed_shape, "an Expand has no constant shape"),
+        (added("ConstantOfShape", [1]), "'ConstantOfShape' is not an operator of exported graphs"),
+        (added("MatMulNBits", [1]), "'MatMulNBits' is not an operator of exported graphs"),
+        (added("Add", [1], [1], domain="other"), "'Add' is not an operator of exported graphs"),
+    ],
+)  # fmt: skip
+def test_a_graph_declares_no_size_that_its_files_do_not_have(copy: Path, change: Change, words: str) -> None:
+    """ONNX Runtime takes 2 GB for a fixed dimension of 2**31 before it refuses the graph, if at all."""
+    bundle = altered(copy, "target.onnx", change)
+    with pytest.raises(BundleCorruptError, match=f"{words}.*: export the bundle again") as caught:
+        check(bundle, "target.onnx")
+    assert str(caught.value).isprintable()
+
+
+def test_a_range_of_the_vocabulary(copy: Path) -> None:
+    vocab_size = Bundle.open(copy).manifest.target.vocab_size
+    check(altered(copy, "target.onnx", added("Range", 0, vocab_size, 1)), "target.onnx")
+
+
+@pytest.mark.parametrize("name", ["target.onnx", "drafter.onnx", "heads.medusa.onnx", "heads.blockwise.onnx"])
+def test_graphs_as_exported(reference_bundle: Path, name: str) -> None:
+    check(Bundle.open(reference_bundle), name)
 
 
 def test_two_graphs_in_a_file_are_not_made_one(copy: Path) -> None:
     """Protobuf merges repeated fields: the second graph would get the first one's weights too."""
     content = (copy / "target.onnx").read_bytes()
     bundle = replaced(copy, "target.onnx", content + content)
-    with pytest.raises(BundleCorruptError, match="it has no graph, or several"):
-        check_graph(bundle.graph("target.onnx"), bundle.manifest)
+    with pytest.raises(BundleCorruptError, match="field 7 has 2 messages"):
+        check(bundle, "target.onnx")
 
 
 def test_a_truncated_or_altered_file_is_an_error_and_never_a_crash(copy: Path, reference_bundle: Path) -> None:
@@ -146,18 +336,18 @@ def test_a_truncated_or_altered_file_is_an_error_and_never_a_crash(copy: Path, r
             data[int(rng.integers(len(data)))] = int(rng.integers(256))
         path.write_bytes(data)
         with contextlib.suppress(BundleCorruptError):
-            check_graph(path, manifest)
+            check_graph(path, manifest, expected_of(manifest, "heads.exit.onnx"))
 
 
 def test_a_file_that_cannot_be_read(reference_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleCorruptError, match="cannot be read"):
-        check_graph(tmp_path, Bundle.open(reference_bundle).manifest)
+        check_graph(tmp_path, Bundle.open(reference_bundle).manifest, Interface({}, {}))
 
 
 def test_a_file_that_is_too_large(reference_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_check, "MOST_BYTES", 1000)
     with pytest.raises(BundleCorruptError, match="more than 1000 bytes"):
-        check_graph(reference_bundle / "target.onnx", Bundle.open(reference_bundle).manifest)
+        check(Bundle.open(reference_bundle), "target.onnx")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +363,22 @@ def test_a_malformed_message(data: bytes) -> None:
 def test_fields_of_a_message() -> None:
     message = Message(memoryview(b"\x08\x05\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x02hi\x12\x01\xff"))
     assert message.integer(1) == -1, "the last counts, in two's complement"
-    assert message.integer(7, 9) == 9
+    assert message.integers(1) == (5, -1)
+    assert message.integer(7) == 0
+    assert message.fields == {1, 2}
     assert [bytes(each) for each in message.bytes(2)] == [b"hi", b"\xff"]
-    for wrong in (lambda: message.string(2), lambda: message.bytes(1), lambda: message.integer(2)):
+    for wrong in (
+        lambda: message.string(2), lambda: message.bytes(1), lambda: message.integer(2), lambda: message.message(2)
+    ):  # fmt: skip
+        with pytest.raises(MalformedError):
+            wrong()
+
+
+@pytest.mark.parametrize("data", [b"\x0d\x01\0\0\0", b"\x09\x01" + b"\0" * 7])
+def test_a_number_of_fixed_width_is_not_read(data: bytes) -> None:
+    """A protobuf reader that knows the field as a varint or as bytes skips such a number."""
+    message = Message(memoryview(data))
+    for wrong in (lambda: message.integer(1), lambda: message.bytes(1)):
         with pytest.raises(MalformedError):
             wrong()
 
@@ -186,20 +389,26 @@ def test_a_graph_of_another_model(copy: Path) -> None:
 
     bundle = replaced(copy, "target.onnx", (copy / "drafter.onnx").read_bytes())
     with pytest.raises(
-        BundleCorruptError, match=r"bundle\.json and target\.onnx disagree \(full\.key is in the graph alone"
+        BundleCorruptError, match=r"bundle\.json and target\.onnx disagree \('full\.key' is in the graph alone"
     ):
         OrtEngine(bundle, threads=1)
 
 
-def test_shapes_of_a_graph_are_compared() -> None:
-    expected = Interface({"x": (1, None)}, {"y": (None, 64)})
-    check_interface("g", Interface({"x": (1, 5)}, {"y": (None, 64)}), Interface({"x": (1, 5)}, {"y": (None, 64)}))
-    check_interface("g", Interface({"x": (1, None)}, {"y": (None, None)}), expected)
+def test_interfaces_of_a_graph_are_compared() -> None:
+    x, y = Tensor(FLOAT, (1, None)), Tensor(INT64, (None, 64))
+    expected = Interface({"x": x}, {"y": y})
+    check_interface("g", Interface({"x": x}, {"y": y}), expected)
     wrong = {
-        r"y is \[\?, 65\], bundle\.json makes it \[\?, 64\]": Interface({"x": (1, None)}, {"y": (None, 65)}),
-        r"x is \[1\], bundle\.json makes it \[1, \?\]": Interface({"x": (1,)}, {"y": (None, 64)}),
-        r"z is in the graph alone": Interface({"x": (1, None), "z": ()}, {"y": (None, 64)}),
-        r"y is in bundle\.json alone": Interface({"x": (1, None)}, {}),
+        r"y is int64\[\?, 65\], bundle\.json makes it int64\[\?, 64\]": Interface(
+            {"x": x}, {"y": Tensor(INT64, (None, 65))}
+        ),
+        r"y is int64\[\?, \?\], bundle\.json makes": Interface({"x": x}, {"y": Tensor(INT64, (None, None))}),
+        r"x is float32\[1\], bundle\.json makes it float32\[1, \?\]": Interface({"x": Tensor(FLOAT, (1,))}, {"y": y}),
+        r"x is float32\[1, 5\], bundle\.json makes": Interface({"x": Tensor(FLOAT, (1, 5))}, {"y": y}),
+        r"x is int64\[1, \?\], bundle\.json makes": Interface({"x": Tensor(INT64, (1, None))}, {"y": y}),
+        r"x is type 77\[1, \?\], bundle\.json makes": Interface({"x": Tensor(77, (1, None))}, {"y": y}),
+        r"'z\\n' is in the graph alone": Interface({"x": x, "z\n": x}, {"y": y}),
+        r"'y' is in bundle\.json alone": Interface({"x": x}, {}),
     }
     for words, found in wrong.items():
         with pytest.raises(BundleCorruptError, match=f"bundle.json and g disagree .{words}"):

@@ -166,7 +166,8 @@ def change_graph(content: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 
 def _change_model(model: onnx.ModelProto, rng: random.Random) -> str:
-    ways = (_attribute,) * 4 + (_wire,) * 3 + (_weights,) * 4 + (_interface, _nodes, _opset, _operator)
+    rare = (_interface, _interface, _declared, _number, _nodes, _opset, _operator)
+    ways = (_attribute,) * 4 + (_wire,) * 3 + (_weights,) * 4 + rare
     return rng.choice(ways)(model, rng) or _operator(model, rng)
 
 
@@ -200,6 +201,23 @@ def _interface(model: onnx.ModelProto, rng: random.Random) -> str | None:
     at = rng.randrange(len(shape.dim))
     shape.dim[at].dim_value = rng.choice((0, 1, 2, 64, 2**31, 2**62))
     return f"{value.name} dimension {at}: {shape.dim[at].dim_value}"
+
+
+def _declared(model: onnx.ModelProto, rng: random.Random) -> str | None:
+    """Declare the shape of a node's output."""
+    name = rng.choice(rng.choice(model.graph.node).output)
+    shape = [rng.choice((1, 2, 64, 192, 2**31, 2**62)) for _ in range(rng.randrange(4))]
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, rng.choice((1, 7, 9)), shape))
+    return f"{name}: {shape}"
+
+
+def _number(model: onnx.ModelProto, rng: random.Random) -> str | None:
+    """Change a number in a constant of the graph file itself, most often in a shape."""
+    tensor = rng.choice([tensor for tensor in model.graph.initializer if tensor.data_type == 7 and tensor.raw_data])
+    at = rng.randrange(len(tensor.raw_data) // 8) * 8
+    number = rng.choice((-(2**63), -1, 0, 1, 2, 64, 6144, 2**20, 2**23, 2**31, 2**62))
+    tensor.raw_data = tensor.raw_data[:at] + number.to_bytes(8, "little", signed=True) + tensor.raw_data[at + 8 :]
+    return f"{tensor.name} at {at}: {number}"
 
 
 def _nodes(model: onnx.ModelProto, rng: random.Random) -> str | None:

@@ -57,7 +57,9 @@ class GraphBuilder:
     def ops(
         self, op_type: str, *inputs: ir.Value | None, outputs: int, domain: str = "", **attributes: Any
     ) -> Sequence[ir.Value]:
-        """Add a node with several outputs and return them."""
+        """Add a node with several outputs and return them; ValueError for an operator that engines refuse."""
+        if op_type not in graph_io.OPERATORS[domain]:
+            raise ValueError(f"{op_type} is not one of graph_io.OPERATORS")
         label = "/".join([*self._scope, f"{op_type}_{len(self._nodes)}"])
         node = ir.node(op_type, inputs, attributes=attributes, domain=domain, num_outputs=outputs, name=label)
         for index, value in enumerate(node.outputs):
