@@ -246,13 +246,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Build parts of the library for a set, and print a line for each function that numba has translated."""
     parser = argparse.ArgumentParser(prog="python -m ondevice.native.builder", description=main.__doc__)
     parser.add_argument("--set", required=True, choices=SETS, help="instruction set")
-    parser.add_argument("--platform", default=native_platform(), help="platform to build for (default: %(default)s)")
+    parser.add_argument("--platform", choices=PLATFORMS, help="platform to build for (default: this one)")
     parser.add_argument("--part", action="append", choices=PARTS, help="parts to include (default: all)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="object file to write")
     args = parser.parse_args(arguments)
-    triple = PLATFORMS[args.platform].triple if args.platform in PLATFORMS else llvm.get_process_triple()
+    triple = PLATFORMS[args.platform].triple if args.platform else llvm.get_process_triple()
     code = build(SETS[args.set], triple, args.part or PARTS, lambda: print(flush=True))  # noqa: T201
-    library.write(args.out, code, args.set, args.platform)
+    library.write(args.out, code, args.set, args.platform or native_platform())
 
 
 if __name__ == "__main__":

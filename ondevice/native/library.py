@@ -22,6 +22,7 @@ import pkgutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -151,7 +152,10 @@ def _loaded(part: str) -> Callable[[str], int]:
         from ondevice.native.building import build_now
 
         adopt(part, build_now(part))
-    return _load_object(_files.get(part, cached(part)))
+    path = _files.get(part, cached(part))
+    with suppress(OSError):
+        os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
+    return _load_object(path)
 
 
 @cache
@@ -204,7 +208,7 @@ def missing(parts: Iterable[str] = PARTS) -> list[str]:
 
 
 def can_keep() -> bool:
-    """Whether the directory of objects is writable. Asking creates it, and dates it as used."""
+    """Whether the directory of objects is writable. Asking creates it."""
     directory = code_directory()
     try:
         directory.mkdir(parents=True, exist_ok=True)

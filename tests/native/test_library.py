@@ -159,3 +159,12 @@ def test_every_entry_has_its_function() -> None:
     for entry in ENTRIES.values():
         assert isinstance(entry, Entry)
         assert entry.kernel.py_func.__code__.co_argcount == len(entry.parameters), entry.name
+
+
+def test_loading_dates_the_directory(kernels: None) -> None:
+    """Directories that were not used for two weeks are removed."""
+    if library.choice().file is not None:
+        pytest.skip("a shared library is used")
+    os.utime(library.code_directory(), (0, 0))
+    library._loaded.__wrapped__("tokens")
+    assert library.code_directory().stat().st_mtime > 0
