@@ -98,10 +98,9 @@ def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
             raise MalformedError("it has functions, training steps or sparse weights")
         found = Interface(_tensors(graph, _INPUTS), _tensors(graph, _OUTPUTS))
         check_interface(path.name, found, expected)
-        data = {table.file: manifest.files[table.file].size for table in manifest.tensors.values()}
-        constants = _Constants(manifest.target.vocab_size, sum(data.values()))
+        constants = _Constants(manifest, expected)
         for tensor in graph.messages(_INITIALISERS):
-            constants.add(tensor, data)
+            constants.add(tensor)
         constants.check_names(found.inputs, _tensors(graph, _VALUES))
         for node in graph.messages(_NODES):
             _check_node(node, constants)
@@ -202,25 +201,27 @@ class _Constants:
         numbers: the values of the int64 ones in the graph file itself, such as shapes, by name.
     """
 
-    def __init__(self, vocab_size: int, most: int) -> None:
+    def __init__(self, manifest: Manifest, expected: Interface) -> None:
         """
         Args:
-            vocab_size: tokens of the vocabulary.
-            most: total size of the bundle's data files in bytes, which is more than any exported shape has elements.
+            manifest: lists the data files and their sizes.
+            expected: the graph's interface.
         """
         self.numbers: dict[str, tuple[int, ...]] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._vocab_size = vocab_size
-        self._most = most
+        self._data = {table.file: manifest.files[table.file].size for table in manifest.tensors.values()}
+        self._most = sum(self._data.values())  # no exported shape has as many elements as the data files have bytes
+        self._vocab_size = manifest.target.vocab_size
+        self._heads = max(model.query_heads for model in (manifest.target, manifest.drafter) if model is not None)
+        self._outputs = [tensor.shape for tensor in expected.outputs.values()]
 
-    def add(self, tensor: Message, data: Mapping[str, int]) -> None:
+    def add(self, tensor: Message) -> None:
         """Check an initialiser's size and, if its data is external, that it lies within one of the data files.
 
         ONNX Runtime takes memory in proportion to a dimension that a shape gives, so a number is limited too.
 
         Args:
             tensor: the onnx.TensorProto.
-            data: data file -> its size in bytes.
 
         Raises:
             MalformedError: its name occurs twice, its size is not that of its shape, or it names another file or bytes
@@ -232,7 +233,7 @@ class _Constants:
         self._tensors[name] = Tensor(dtype, shape)
         size = math.prod(shape) * _WIDTHS[dtype]
         if tensor.bytes(_PLACE) or tensor.integer(_IS_EXTERNAL):
-            _check_place(name, tensor, data, size)
+            _check_place(name, tensor, self._data, size)
             return
         content = tensor.bytes(_RAW)
         if len(content) != 1 or len(content[0]) != size:
@@ -259,6 +260,8 @@ class _Constants:
     def check_growth(self, op: str, inputs: list[str]) -> None:
         """Check a Range or Expand node: their outputs are as large as the numbers in their inputs say.
 
+        Exported graphs expand one number, token ids to the shape of an output, and masks by query heads.
+
         Raises:
             MalformedError: a Range does not count the vocabulary, or an Expand has no constant shape or one too large.
         """
@@ -267,8 +270,18 @@ class _Constants:
             raise MalformedError("a Range does not count the vocabulary")
         if op == "Expand":
             shape = numbers[1] if len(numbers) == 2 else None
-            if shape is None or len(shape) > _MOST_DIMENSIONS or abs(math.prod(shape)) > self._most:
+            if (
+                shape is None
+                or len(shape) > _MOST_DIMENSIONS
+                or abs(math.prod(shape)) > self._most_of(inputs[0], shape)
+            ):
                 raise MalformedError("an Expand has no constant shape or one too large")
+
+    def _most_of(self, name: str, shape: Shape) -> int:
+        """Most elements of the shape that this input of an Expand may get."""
+        source = self._tensors.get(name)
+        one = source is not None and source.shape in ((), (1,))
+        return self._most if one or shape in self._outputs else self._heads
 
 
 def _check_node(node: Message, constants: _Constants) -> None:

@@ -258,6 +258,17 @@ def added(op: str, *constants: object, domain: str = "") -> Change:
     return change
 
 
+def set_repeats(*shape: int) -> Change:
+    """Change how often a mask is repeated."""
+
+    def change(model: onnx.ModelProto) -> None:
+        name = next(node for node in model.graph.node if node.op_type == "Expand").input[1]
+        tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+        tensor.raw_data = np.array(shape, np.int64).tobytes()
+
+    return change
+
+
 def a_computed_shape(model: onnx.ModelProto) -> None:
     next(node for node in model.graph.node if node.op_type == "Expand").input[1] = "token_ids"
 
@@ -294,6 +305,9 @@ def a_computed_shape(model: onnx.ModelProto) -> None:
         (added("Expand", np.ones(1, np.float32), [1 << 20, 1 << 20]), "an Expand has no constant shape"),
         (added("Expand", np.ones(1, np.float32)), "an Expand has no constant shape"),
         (added("Expand", np.ones(1, np.float32), [1] * 9), "an Expand has no constant shape"),
+        (set_repeats(1 << 20, 4, 1), "an Expand has no constant shape or one too large"),
+        (set_repeats(1, 5, 1), "an Expand has no constant shape or one too large"),
+        (added("Expand", np.ones(2, np.float32), [5, 2]), "an Expand has no constant shape or one too large"),
         (a_computed_shape, "an Expand has no constant shape"),
         (added("ConstantOfShape", [1]), "'ConstantOfShape' is not an operator of exported graphs"),
         (added("MatMulNBits", [1]), "'MatMulNBits' is not an operator of exported graphs"),
@@ -308,9 +322,18 @@ def test_a_graph_declares_no_size_that_its_files_do_not_have(copy: Path, change:
     assert str(caught.value).isprintable()
 
 
-def test_a_range_of_the_vocabulary(copy: Path) -> None:
-    vocab_size = Bundle.open(copy).manifest.target.vocab_size
-    check(altered(copy, "target.onnx", added("Range", 0, vocab_size, 1)), "target.onnx")
+@pytest.mark.parametrize(
+    ("op", "constants"),
+    [
+        ("Range", [0, 6144, 1]),
+        ("Expand", [np.ones(1, np.float32), [1000, 1000]]),
+        ("Expand", [np.array(1, np.float32), [1000, 1000]]),
+        ("Expand", [np.zeros(768, np.int64), [4, 768]]),
+    ],
+    ids=["the vocabulary", "one number", "a scalar", "candidates"],
+)
+def test_sizes_that_an_export_may_have(copy: Path, op: str, constants: list[object]) -> None:
+    check(altered(copy, "heads.medusa.onnx", added(op, *constants)), "heads.medusa.onnx")
 
 
 @pytest.mark.parametrize("name", ["target.onnx", "drafter.onnx", "heads.medusa.onnx", "heads.blockwise.onnx"])
