@@ -36,7 +36,7 @@ from ondevice.generate.stats import Stats
 from ondevice.generation import AsyncGeneration, Cancellation, Generation, Reply, steps
 from ondevice.grammar.matcher import Compiler
 from ondevice.machine import ForkGuard
-from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions
+from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions, check_whole
 from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
 from ondevice.text.codec import Prompt, TextCodec
@@ -107,11 +107,11 @@ def load(
     """
     started = perf_counter()
     if threads is not None:
-        _check_number("threads", threads, 1, max(MAX_THREADS, machine.processors()))
+        check_whole("threads", threads, 1, max(MAX_THREADS, machine.processors()))
     if context_length is not None:
-        _check_number("context_length", context_length, 2)
-    _check_number("max_sequences", max_sequences, 1)
-    _check_number("cache_bytes", cache_bytes, 0)
+        check_whole("context_length", context_length, 2)
+    check_whole("max_sequences", max_sequences, 1)
+    check_whole("cache_bytes", cache_bytes, 0)
     if on_prepare is not None and not callable(on_prepare):
         raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
     if drafter is not None and not isinstance(drafter, (str, PathLike)):
@@ -545,9 +545,3 @@ def _graph_bytes(bundle: Bundle) -> int:
 
 def _vocabulary(bundle: Bundle) -> dict[str, int]:
     return Tokenizer.from_file(bundle.path / TOKENIZER).vocabulary
-
-
-def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name} must be a whole number {limits}, not {value!r:.99}")

@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+from ondevice.engines.protocol import MOST_SESSIONS
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftSampling
@@ -108,7 +109,7 @@ class GenerationOptions:
     on_prefill : called after every chunk of the prompt with the number of tokens done and in total; called again later
         if a draft model has to read a long text
     copies : number of copies of the prompt's keys and values to keep when it has been read, for as many other
-        generations of the same prompt (several replies to one prompt), which then do not read it again
+        generations of the same prompt (several replies to one prompt), which then do not read it again; 16 at most
     """
 
     max_new_tokens: int = 256
@@ -151,10 +152,10 @@ class GenerationOptions:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        _check_whole("max_new_tokens", self.max_new_tokens)
-        _check_whole("copies", self.copies, least=0)
+        check_whole("max_new_tokens", self.max_new_tokens)
+        check_whole("copies", self.copies, 0, MOST_SESSIONS)
         if self.num_assistant_tokens is not None:
-            _check_whole("num_assistant_tokens", self.num_assistant_tokens)
+            check_whole("num_assistant_tokens", self.num_assistant_tokens)
         if not isinstance(self.logprobs, bool):
             raise UsageError(f"logprobs must be True or False, not {self.logprobs!r:.99}")
         top = self.top_logprobs
@@ -246,9 +247,11 @@ class GenerationKeywords(TypedDict, total=False):
     copies: int
 
 
-def _check_whole(name: str, value: object, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r:.99}")
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise UsageError unless an option is a whole number from `least` to `most`; None sets no upper limit."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name} must be a whole number {limits}, not {value!r:.99}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

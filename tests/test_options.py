@@ -102,6 +102,8 @@ def test_a_generation_config_that_is_no_object(content: str, tmp_path: Path) -> 
         ({"draft_sampling": "greedy"}, "draft_sampling must be one of coupled, ratio"),
         ({"max_new_tokens": True}, "max_new_tokens must be a whole number"),
         ({"max_new_tokens": "5"}, "max_new_tokens must be a whole number"),
+        ({"copies": -1}, "copies must be a whole number from 0 to 16, not -1"),
+        ({"copies": 1 << 31}, "copies must be a whole number from 0 to 16, not 2147483648"),
     ],
 )
 def test_options_of_the_wrong_type(options: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ _PARTS: tuple[Literal["key", "value"], ...] = ("key", "value")
 _FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
 """Values of onnx.AttributeProto.AttributeType that exported graphs use."""
 
+_AXES = {"RMSNormalization": -1, "Softmax": -1, "TensorScatter": -2}
+"""The attribute `axis` of operators that would otherwise mix rows."""
+
 _OF_GRAPHS = (5, 6, 10, 11, 22, 23)
 """Fields of onnx.AttributeProto that hold tensors and graphs."""
 
@@ -291,6 +294,7 @@ def _check_node(node: Message, constants: _Constants) -> None:
     - A head count outside 1..2**31 - 1: ONNX Runtime divides by it in 32 bits, and a zero ends the process.
     - A TensorScatter without the input `write_index`: ONNX Runtime then writes at row 0, so rejected draft rows
       overwrite committed ones and change the text.
+    - An axis of `_AXES` other than exported: results of a row would depend on other rows, so drafts change the text.
     - Attributes that hold a graph or tensors: no other check would see these.
     - A Range or Expand of any size: see `_Constants.check_growth`.
 
@@ -307,6 +311,8 @@ def _check_node(node: Message, constants: _Constants) -> None:
         name, kind = attribute.string(1), attribute.integer(20)
         if kind not in (_FLOAT, _INT, _STRING, _INTS) or any(attribute.bytes(field) for field in _OF_GRAPHS):
             raise MalformedError(f"{name!r:.99} of {op} is of an unknown type")
+        if name == "axis" and attribute.integer(3) != _AXES.get(op, attribute.integer(3)):
+            raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
         if name in ("q_num_heads", "kv_num_heads") and not (kind == _INT and 0 < attribute.integer(3) < 1 << 31):
             raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
 

@@ -73,6 +73,9 @@ class ChatOptions:
     template_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        tools = self.tools
+        if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Sequence)):
+            raise UsageError(f"tools must be a list of declarations, not {tools!r:.60}")
         if self.thinking is not None and not isinstance(self.thinking, bool):
             raise UsageError(f"thinking must be True, False or None, not {self.thinking!r:.99}")
         options = self.template_options
@@ -120,8 +123,6 @@ def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     """
     if tools is None:
         return None
-    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise PromptError(f"tools must be a list of declarations, not {tools!r:.60}")
     declared = []
     for number, tool in enumerate(tools, 1):
         function = tool.get("function") if isinstance(tool, Mapping) else None

@@ -65,6 +65,20 @@ def test_keys_that_are_told_no_row_are_refused(reference_bundle: Path, tmp_path:
 
 
 @pytest.mark.needs("onnxruntime")
+@pytest.mark.parametrize(("op", "axis"), [("RMSNormalization", -3), ("RMSNormalization", 0), ("TensorScatter", -1)])
+def test_an_axis_that_mixes_rows_is_refused(reference_bundle: Path, tmp_path: Path, op: str, axis: int) -> None:
+    """Without this check there would be no error for a norm, but drafts would change the text."""
+
+    def change(found: onnx.GraphProto) -> None:
+        node = next(node for node in found.node if node.op_type == op)
+        next(attribute for attribute in node.attribute if attribute.name == "axis").i = axis
+
+    broken = altered(reference_bundle, tmp_path / "broken", "target.onnx", change)
+    with pytest.raises(BundleCorruptError, match=f"axis of {op} is {axis}"):
+        ondevice.load(broken, engine="ort")
+
+
+@pytest.mark.needs("onnxruntime")
 def test_a_graph_that_fails_while_it_runs_is_one_line(reference_bundle: Path, tmp_path: Path) -> None:
     def change(found: onnx.GraphProto) -> None:
         node = next(node for node in found.node if node.op_type == "Attention")

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ondevice.errors import PromptError
+from ondevice.errors import PromptError, UsageError
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.messages import plain_messages, plain_tools
+from ondevice.text.messages import ChatOptions, plain_messages, plain_tools
 from tests.text.conversations import CALLED, CONVERSATIONS, Messages, call
 from tests.text.templates import GEMMA, GEMMA_4, GEMMA_4_LARGE
 
@@ -106,8 +107,6 @@ def test_a_bad_message_is_named(messages, complaint):
 @pytest.mark.parametrize(
     ("tools", "complaint"),
     [
-        ("clock", "tools must be a list of declarations"),
-        ({"type": "function"}, "tools must be a list of declarations"),
         ([{"name": "clock"}], "tool 1 is no"),
         ([{"type": "function", "function": {"name": 5}}], "tool 1 is no"),
         ([{"type": "function", "function": {"name": "f", "parameters": b"{}"}}], "tool 1 holds b'{}', which is not"),
@@ -116,6 +115,12 @@ def test_a_bad_message_is_named(messages, complaint):
 def test_a_bad_declaration_is_named(tools, complaint):
     with pytest.raises(PromptError, match=re.escape(complaint)):
         plain_tools(tools)
+
+
+@pytest.mark.parametrize("tools", ["clock", {"type": "function"}, 5, np.zeros(3)], ids=str)
+def test_tools_are_a_list(tools):
+    with pytest.raises(UsageError, match="tools must be a list of declarations, not"):
+        ChatOptions(tools)
 
 
 def test_a_template_sees_plain_values_only():
