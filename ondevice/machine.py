@@ -125,7 +125,9 @@ def physical_cores(root: Path = Path("/")) -> int:
 
 def processors() -> int:
     """Logical processors that this process may use, hyper-threads included; at least 1."""
-    return (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()) or 1
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def core_processors(root: Path = Path("/")) -> list[int]:
@@ -229,7 +231,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:
     """Directories of this process's groups that may have a controller, from the innermost outwards."""
     mounts = root / "sys/fs/cgroup"
-    for line in _read_text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
@@ -273,7 +275,7 @@ def _group_limit(group: Path) -> int | None:
 # Linux files.
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Content of a small file; empty if it cannot be read."""
     try:
         return path.read_text("utf-8", errors="replace")
@@ -282,16 +284,16 @@ def _read_text(path: Path) -> str:
 
 
 def _words(path: Path) -> list[str]:
-    return _read_text(path).split()
+    return read_text(path).split()
 
 
 def _linux_processor_name(cpuinfo: Path, device_tree: Path) -> str:
     """`model name` on x86; on ARM, where that is missing, the board's name says more than the core's part number."""
     fields: dict[str, str] = {}
-    for line in _read_text(cpuinfo).splitlines():
+    for line in read_text(cpuinfo).splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
-    return fields.get("model name") or _read_text(device_tree).rstrip("\0") or fields.get("Model", "")
+    return fields.get("model name") or read_text(device_tree).rstrip("\0") or fields.get("Model", "")
 
 
 def _one_processor_per_core(system: Path, allowed: set[int]) -> list[int]:
@@ -301,38 +303,39 @@ def _one_processor_per_core(system: Path, allowed: set[int]) -> list[int]:
         directory = system / f"cpu{processor}"
         # The second name is the one before Linux 5.3.
         names = ("topology/core_cpus_list", "topology/thread_siblings_list")
-        siblings = next(filter(None, (_read_text(directory / name).strip() for name in names)), str(processor))
-        cores.setdefault(siblings, (int(_read_text(directory / "cpu_capacity") or 1), processor))
+        siblings = next(filter(None, (read_text(directory / name).strip() for name in names)), str(processor))
+        cores.setdefault(siblings, (int(read_text(directory / "cpu_capacity") or 1), processor))
     fastest = max(cores.values(), default=(1, 0))[0]
     return [processor for capacity, processor in cores.values() if capacity >= MIN_CAPACITY_SHARE * fastest]
 
 
 def _memory_field(path: Path, name: str) -> int:
     """Value in bytes of a line such as `VmHWM:  2048 kB`; 0 if there is no such line."""
-    lines = _read_text(path).splitlines()
+    lines = read_text(path).splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 # macOS.
 
 
-def _mac_processor_name() -> str:
-    value = ctypes.create_string_buffer(256)
+def sysctl(name: str) -> bytes | None:
+    """A value of macOS by its name: a string with a final zero byte, or an integer; None if the name is unknown."""
+    value = ctypes.create_string_buffer(4096)
     size = ctypes.c_size_t(len(value))
     read = ctypes.CDLL(None).sysctlbyname
-    if read(b"machdep.cpu.brand_string", value, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
-        return ""
-    return value.value.decode("utf-8", errors="replace")
+    if read(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
+        return None
+    return value.raw[: size.value]
+
+
+def _mac_processor_name() -> str:
+    return (sysctl("machdep.cpu.brand_string") or b"").rstrip(b"\0").decode("utf-8", errors="replace")
 
 
 def _mac_cores() -> int | None:
     """Performance cores of Apple silicon, or all cores of an Intel Mac."""
-    for name in (b"hw.perflevel0.physicalcpu", b"hw.physicalcpu"):
-        value = ctypes.c_int(0)
-        size = ctypes.c_size_t(ctypes.sizeof(value))
-        if ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)) == 0:
-            return value.value
-    return None
+    value = sysctl("hw.perflevel0.physicalcpu") or sysctl("hw.physicalcpu")
+    return None if value is None else int.from_bytes(value, sys.byteorder)
 
 
 # Windows.

@@ -1,113 +1,143 @@
 """The features of this CPU, probed without LLVM, which names them.
 
-Only those are known that the sets of `sets` need. A hypervisor or an operating system can hide features that a CPU has:
-Linux's list leaves them out, and elsewhere features that use wide registers count only if the system saves these.
+`native_features` reads this machine; the functions `of_...` each translate one system's report and are pure. Only those
+are known that the sets of `sets` need: `X86_FEATURES` and `ARM_FEATURES`, with their names elsewhere.
+
+A feature counts only if it can be used. An x86 CPU may have AVX while the system does not save its registers, and a
+hypervisor may hide features. Linux and macOS report what is left; on Windows CPUID does not, so the register state that
+the system saves is read too. A report that cannot be read means no features, never too many.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import platform
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from ondevice import machine
+
+AVX_STATE, AVX512_STATE = 0x06, 0xE6
+"""Bits of XCR0: register states that the system must save before AVX, or AVX-512, can be used."""
+
+EAX, EBX, ECX, EDX = range(4)
+LEAF_1, LEAF_7, LEAF_7_1, EXTENDED_1 = (1, 0), (7, 0), (7, 1), (0x80000001, 0)
+"""Leaves and subleaves of CPUID."""
+
+
+class X86Feature(NamedTuple):
+    linux: str
+    """Flag in /proc/cpuinfo."""
+    mac: str
+    """Word in the sysctls of `MAC_WORDS`; empty if no Mac has the feature."""
+    leaf: tuple[int, int]
+    """Leaf and subleaf of CPUID."""
+    register: int
+    bit: int
+    state: int = 0
+    """Bits of XCR0 that must be set."""
+
+
+X86_FEATURES = {
+    "sse3": X86Feature("pni", "SSE3", LEAF_1, ECX, 0),
+    "ssse3": X86Feature("ssse3", "SSSE3", LEAF_1, ECX, 9),
+    "cx16": X86Feature("cx16", "CX16", LEAF_1, ECX, 13),
+    "sse4.1": X86Feature("sse4_1", "SSE4.1", LEAF_1, ECX, 19),
+    "sse4.2": X86Feature("sse4_2", "SSE4.2", LEAF_1, ECX, 20),
+    "movbe": X86Feature("movbe", "MOVBE", LEAF_1, ECX, 22),
+    "popcnt": X86Feature("popcnt", "POPCNT", LEAF_1, ECX, 23),
+    "sahf": X86Feature("lahf_lm", "LAHF", EXTENDED_1, ECX, 0),
+    "lzcnt": X86Feature("abm", "LZCNT", EXTENDED_1, ECX, 5),
+    "bmi": X86Feature("bmi1", "BMI1", LEAF_7, EBX, 3),
+    "bmi2": X86Feature("bmi2", "BMI2", LEAF_7, EBX, 8),
+    "fma": X86Feature("fma", "FMA", LEAF_1, ECX, 12, AVX_STATE),
+    "avx": X86Feature("avx", "AVX1.0", LEAF_1, ECX, 28, AVX_STATE),
+    "f16c": X86Feature("f16c", "F16C", LEAF_1, ECX, 29, AVX_STATE),
+    "avx2": X86Feature("avx2", "AVX2", LEAF_7, EBX, 5, AVX_STATE),
+    "avxvnni": X86Feature("avx_vnni", "", LEAF_7_1, EAX, 4, AVX_STATE),
+    "avx512f": X86Feature("avx512f", "AVX512F", LEAF_7, EBX, 16, AVX512_STATE),
+    "avx512dq": X86Feature("avx512dq", "AVX512DQ", LEAF_7, EBX, 17, AVX512_STATE),
+    "avx512cd": X86Feature("avx512cd", "AVX512CD", LEAF_7, EBX, 28, AVX512_STATE),
+    "avx512bw": X86Feature("avx512bw", "AVX512BW", LEAF_7, EBX, 30, AVX512_STATE),
+    "avx512vl": X86Feature("avx512vl", "AVX512VL", LEAF_7, EBX, 31, AVX512_STATE),
+    "avx512vbmi": X86Feature("avx512vbmi", "AVX512VBMI", LEAF_7, ECX, 1, AVX512_STATE),
+    "avx512vnni": X86Feature("avx512_vnni", "AVX512VNNI", LEAF_7, ECX, 11, AVX512_STATE),
+}
+"""Features of x86-64 by LLVM's names."""
+
+MAC_WORDS = ("machdep.cpu.features", "machdep.cpu.leaf7_features", "machdep.cpu.extfeatures")
+MAC_AVX, MAC_AVX512 = "hw.optional.avx1_0", "hw.optional.avx512f"
+"""Intel Macs: sysctls with the names of CPUID's bits, and whether the system saves the registers."""
+
+
+class ArmFeature(NamedTuple):
+    hwcap: int
+    """Bit of Linux's AT_HWCAP (<asm/hwcap.h>)."""
+    mac: str
+    """A sysctl. Before version 12, macOS has not all of them, but every ARM Mac has all of these features."""
+    windows: int
+    """Argument of IsProcessorFeaturePresent (<winnt.h>)."""
+
+
+ARM_FEATURES = {
+    "neon": ArmFeature(1 << 1, "hw.optional.neon", 19),
+    "lse": ArmFeature(1 << 8, "hw.optional.arm.FEAT_LSE", 34),
+    "dotprod": ArmFeature(1 << 20, "hw.optional.arm.FEAT_DotProd", 43),
+}
+"""Features of 64-bit ARM by LLVM's names. Linux's are asimd, atomics and asimddp."""
 
 AT_HWCAP = 16
-ASIMDDP = 1 << 20
-"""Linux: number of the auxiliary vector's entry with capabilities, and the bit of ARM's dot products."""
+"""Key of Linux's `getauxval` (<linux/auxvec.h>)."""
 
-PF_AVX2, PF_AVX512F, PF_ARM_V82_DP = 40, 41, 43
-"""Windows: numbers for IsProcessorFeaturePresent."""
 
-OTHER_NAMES = {
-    "abm": "lzcnt",
-    "avx1.0": "avx",
-    "avx512_vbmi": "avx512vbmi",
-    "avx512_vnni": "avx512vnni",
-    "avx_vnni": "avxvnni",
-    "bmi1": "bmi",
-    "lahf": "sahf",
-    "lahf_lm": "sahf",
-    "pni": "sse3",
-    "sse4_1": "sse4.1",
-    "sse4_2": "sse4.2",
-}
-"""Names in Linux's /proc/cpuinfo and macOS's sysctl, in lower case, where LLVM has others."""
-
-CPUID = {
-    (1, 2): {0: "sse3", 9: "ssse3", 12: "fma", 13: "cx16", 19: "sse4.1", 20: "sse4.2", 22: "movbe", 23: "popcnt"}
-    | {28: "avx", 29: "f16c"},
-    (7, 1): {3: "bmi", 5: "avx2", 8: "bmi2", 16: "avx512f", 17: "avx512dq", 28: "avx512cd", 30: "avx512bw"}
-    | {31: "avx512vl"},
-    (7, 2): {1: "avx512vbmi", 11: "avx512vnni"},
-    (0x80000001, 2): {0: "sahf", 5: "lzcnt"},
-}
-"""(leaf of the instruction CPUID, register: 0 to 3 for EAX to EDX) -> bit -> feature; Intel's manual, volume 2A."""
-
-AVX_VNNI = (7, 1, 0, 4)
-"""Leaf, subleaf, register and bit of `avxvnni`."""
-
-WIDE = {"avx", "avx2", "avxvnni", "f16c", "fma"}
-"""Features that need the system to save registers of 256 bits; those that begin with avx512 need 512."""
+def architecture() -> str:
+    """LLVM's name of the architecture of this process: of an emulated one, if a machine emulates it."""
+    # On Windows, `platform` names the machine's own architecture.
+    name = sysconfig.get_platform().removeprefix("win-") if sys.platform == "win32" else platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
 @cache
 def native_features() -> frozenset[str]:
-    """LLVM's names of the features that this CPU has, as far as `sets` needs them."""
-    machine = platform.machine().lower()
-    if machine in ("aarch64", "arm64"):
-        return frozenset({"neon", "dotprod"} if arm_dot_products() else {"neon"})
-    if machine not in ("x86_64", "amd64"):
-        return frozenset()
-    if sys.platform == "win32":
-        present = ctypes.CDLL("kernel32").IsProcessorFeaturePresent
-        return of_cpuid(_cpuid(), bool(present(PF_AVX2)), bool(present(PF_AVX512F)))
-    if sys.platform == "darwin":
-        names = ("machdep.cpu.features", "machdep.cpu.leaf7_features", "machdep.cpu.extfeatures")
-        return of_names(" ".join(map(_sysctl, names)))
-    return of_cpuinfo(Path("/proc/cpuinfo").read_text("utf-8", "replace"))
+    """LLVM's names of the features that this CPU has, as far as `sets` needs them; none where that is unknown."""
+    x86, arm = (architecture() == name for name in ("x86_64", "aarch64"))
+    found: frozenset[str] = frozenset()
+    if sys.platform == "linux":
+        if x86:
+            found = of_cpuinfo(machine.read_text(machine.CPUINFO))
+        elif arm:
+            found = of_capabilities(hardware_capabilities())
+    elif sys.platform == "darwin":
+        if x86:
+            found = of_intel_mac(machine.sysctl)
+        elif arm:
+            found = of_arm_mac(machine.sysctl)
+    elif sys.platform == "win32":
+        kernel = ctypes.CDLL("kernel32")
+        if x86:
+            found = _windows_x86(kernel)
+        elif arm:
+            found = of_arm_windows(kernel.IsProcessorFeaturePresent)
+    return found
+
+
+# Linux.
 
 
 def of_cpuinfo(text: str) -> frozenset[str]:
-    """The features in /proc/cpuinfo: those of the first processor."""
-    lines = (line.partition(":") for line in text.splitlines())
-    return of_names(next((flags for name, _, flags in lines if name.strip() == "flags"), ""))
+    """Features of x86-64 that all processors in a /proc/cpuinfo have."""
+    lines = {line for line in text.splitlines() if line.startswith("flags")}
+    flags = [set(line.partition(":")[2].split()) for line in lines]
+    common = set.intersection(*flags) if flags else set()
+    return frozenset(name for name, feature in X86_FEATURES.items() if feature.linux in common)
 
 
-def of_names(names: str) -> frozenset[str]:
-    """LLVM's names of features that a system lists, separated by spaces."""
-    return frozenset(OTHER_NAMES.get(name, name) for name in names.lower().split())
-
-
-def of_cpuid(registers: Mapping[tuple[int, int], tuple[int, ...]], saves_256: bool, saves_512: bool) -> frozenset[str]:
-    """The features that CPUID reports, as far as the system saves the registers that they use.
-
-    registers : EAX to EDX by leaf and subleaf
-    """
-    found = {
-        name
-        for (leaf, register), bits in CPUID.items()
-        for bit, name in bits.items()
-        if registers[leaf, 0][register] >> bit & 1
-    }
-    leaf, subleaf, register, bit = AVX_VNNI
-    if registers[leaf, subleaf][register] >> bit & 1:
-        found.add("avxvnni")
-    if not saves_256:
-        found -= WIDE
-    return frozenset(found if saves_512 else {name for name in found if not name.startswith("avx512")})
-
-
-def arm_dot_products() -> bool:
-    """Whether a 64-bit ARM CPU has the int8 dot-product instructions (SDOT, UDOT), according to the system."""
-    if sys.platform == "linux":
-        return bool(hardware_capabilities() & ASIMDDP)
-    if sys.platform == "win32":
-        return bool(ctypes.CDLL("kernel32").IsProcessorFeaturePresent(PF_ARM_V82_DP))
-    return sys.platform == "darwin"  # every Apple CPU has them
+def of_capabilities(hwcap: int) -> frozenset[str]:
+    """Features of 64-bit ARM in the bit mask AT_HWCAP."""
+    return frozenset(name for name, feature in ARM_FEATURES.items() if hwcap & feature.hwcap)
 
 
 def hardware_capabilities() -> int:
@@ -117,41 +147,107 @@ def hardware_capabilities() -> int:
     return int(read(AT_HWCAP))
 
 
-def _sysctl(name: str) -> str:
-    """A string that macOS's sysctl has under a name; "" if there is none."""
-    size = ctypes.c_size_t(1 << 12)
-    text = ctypes.create_string_buffer(size.value)
-    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), text, ctypes.byref(size), None, 0)
-    return "" if failed else text.value.decode("ascii", "replace")
+# macOS.
+
+Sysctl = Callable[[str], bytes | None]
+"""Reads a value by its name; None if the system does not know the name."""
 
 
-def _cpuid() -> dict[tuple[int, int], tuple[int, ...]]:
-    """EAX to EDX of the leaves that `of_cpuid` reads. Windows has no list of features, so the instruction is run."""
-    ask = _cpuid_function()
-    found = {}
-    for leaf, subleaf in ((1, 0), (7, 0), (7, 1), (0x80000001, 0)):
+def of_intel_mac(read: Sysctl) -> frozenset[str]:
+    """Features of x86-64 by macOS, also in a process that an ARM Mac translates."""
+    words = {word for name in MAC_WORDS for word in (read(name) or b"").rstrip(b"\0").decode("ascii").split()}
+    avx, avx512 = (any(read(name) or b"") for name in (MAC_AVX, MAC_AVX512))
+    saved = AVX512_STATE if avx and avx512 else AVX_STATE if avx else 0
+    return frozenset(
+        name
+        for name, feature in X86_FEATURES.items()
+        if feature.mac in words and saved & feature.state == feature.state
+    )
+
+
+def of_arm_mac(read: Sysctl) -> frozenset[str]:
+    """Features of 64-bit ARM by macOS; also those that the system is too old to know."""
+    return frozenset(name for name, feature in ARM_FEATURES.items() if any(read(feature.mac) or b"\1"))
+
+
+# Windows.
+#
+# IsProcessorFeaturePresent knows AVX2 and AVX512F but neither FMA, F16C nor VNNI, and there are CPUs with AVX2 and
+# without FMA. So x86-64 needs CPUID, an instruction without a system call. It is written to a page that is never
+# writable and executable at once, as compilers do. A process that forbids new code has no features by this.
+
+CPUID_CODE = bytes.fromhex(
+    "53"  # push rbx
+    "89c8"  # mov eax, ecx
+    "89d1"  # mov ecx, edx
+    "0fa2"  # cpuid
+    "418900"  # mov [r8], eax
+    "41895804"  # mov [r8 + 4], ebx
+    "41894808"  # mov [r8 + 8], ecx
+    "4189500c"  # mov [r8 + 12], edx
+    "5b"  # pop rbx
+    "c3"  # ret
+)
+"""Machine code of `void cpuid(uint32_t leaf, uint32_t subleaf, uint32_t registers[4])`, in Windows' calling convention.
+"""
+MEM_COMMIT_RESERVE, MEM_RELEASE, PAGE_READWRITE, PAGE_EXECUTE_READ = 0x3000, 0x8000, 0x04, 0x20
+
+Registers = tuple[int, int, int, int]
+"""EAX, EBX, ECX and EDX."""
+
+
+def of_cpuid(cpuid: Callable[[int, int], Registers], saved: int) -> frozenset[str]:
+    """Features of x86-64 by CPUID.
+
+    Args:
+        cpuid: the registers of a leaf and subleaf.
+        saved: XCR0, the register states that the system saves.
+    """
+
+    def is_there(leaf: int, subleaf: int) -> bool:
+        """Whether the CPU has a leaf: of others it returns the highest one's registers."""
+        return leaf <= cpuid(leaf & 0x80000000, 0)[EAX] and (subleaf == 0 or subleaf <= cpuid(leaf, 0)[EAX])
+
+    leaves = {feature.leaf for feature in X86_FEATURES.values()}
+    registers = {leaf: cpuid(*leaf) for leaf in leaves if is_there(*leaf)}
+    return frozenset(
+        name
+        for name, feature in X86_FEATURES.items()
+        if feature.leaf in registers
+        and registers[feature.leaf][feature.register] >> feature.bit & 1
+        and saved & feature.state == feature.state
+    )
+
+
+def of_arm_windows(is_present: Callable[[int], int]) -> frozenset[str]:
+    """Features of 64-bit ARM by IsProcessorFeaturePresent."""
+    return frozenset(name for name, feature in ARM_FEATURES.items() if is_present(feature.windows))
+
+
+def cpuid_at(address: int) -> Callable[[int, int], Registers]:
+    """A function that calls machine code with the arguments of `CPUID_CODE`."""
+    function = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)(address)
+
+    def cpuid(leaf: int, subleaf: int) -> Registers:
         registers = (ctypes.c_uint32 * 4)()
-        ask(leaf, subleaf, registers)
-        found[leaf, subleaf] = tuple(registers)
-    return found
+        function(leaf, subleaf, ctypes.addressof(registers))
+        return (registers[EAX], registers[EBX], registers[ECX], registers[EDX])
+
+    return cpuid
 
 
-def _cpuid_function() -> Any:
-    """A function (leaf, subleaf, out: uint32[4]) of machine code."""
-    windows = sys.platform == "win32"
-    enter = "89c8 89d1" if windows else "4989d0 89f8 89f1"  # mov r8, rdx; mov eax, leaf; mov ecx, subleaf
-    store = "418900 41895804 41894808 4189500c"  # mov [r8 + 4 i], register i
-    code = bytes.fromhex(f"53 {enter} 0fa2 {store} 5b c3")  # push rbx; ...; cpuid; ...; pop rbx; ret
-    kind: Any = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
-    if windows:
-        allocate: Any = ctypes.CDLL("kernel32").VirtualAlloc
-        allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_ulong] * 2
-        commit, execute = 0x3000, 0x40
-        address = allocate(None, len(code), commit, execute)
-        ctypes.memmove(address, code, len(code))
-        return kind(address)
-    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    page.write(code)
-    function = kind(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-    function.page = page
-    return function
+def _windows_x86(kernel: ctypes.CDLL) -> frozenset[str]:
+    size = ctypes.c_size_t(len(CPUID_CODE))
+    kernel.VirtualAlloc.restype = ctypes.c_void_p
+    kernel.GetEnabledXStateFeatures.restype = ctypes.c_uint64
+    address = kernel.VirtualAlloc(None, size, MEM_COMMIT_RESERVE, PAGE_READWRITE)
+    if not address:
+        return frozenset()
+    page = ctypes.c_void_p(address)
+    try:
+        ctypes.memmove(page, CPUID_CODE, len(CPUID_CODE))
+        if not kernel.VirtualProtect(page, size, PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
+            return frozenset()
+        return of_cpuid(cpuid_at(address), int(kernel.GetEnabledXStateFeatures()))
+    finally:
+        kernel.VirtualFree(page, ctypes.c_size_t(0), MEM_RELEASE)

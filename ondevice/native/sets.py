@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from dataclasses import dataclass
 from functools import cache
 
-from ondevice.native.features import native_features
+from ondevice.native.features import architecture, native_features
 
 _V3 = "+avx,+avx2,+bmi,+bmi2,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3"
 _V4 = _V3 + ",+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl"
+_NOT_A72 = "-aes,-crc,-perfmon,-sha2"
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,10 @@ class TargetSet:
     """An instruction set.
 
     name : for messages, options and file names
-    cpu : LLVM's name of a CPU, whose features a CPU without `features` has too
-    features : LLVM's names of features, `+avx,+avx2`
+    cpu : LLVM's name of a CPU, which decides the order of instructions
+    features : LLVM's names of features, `+avx,+avx2`, of all those that not every CPU of the architecture has: code for
+        the set may contain any instruction that `cpu` and `features` allow, so what `cpu` has beyond them is switched
+        off, `-rcpc`
     """
 
     name: str
@@ -29,7 +31,7 @@ class TargetSet:
     @property
     def needed(self) -> set[str]:
         """Names of the features that a CPU must have."""
-        return {feature[1:] for feature in self.features.split(",") if feature}
+        return {feature[1:] for feature in self.features.split(",") if feature.startswith("+")}
 
 
 SETS = {
@@ -40,8 +42,9 @@ SETS = {
         TargetSet("avxvnni", "x86-64", _V3 + ",+avxvnni"),
         TargetSet("avx512vnni", "x86-64", _V4 + ",+avx512vnni"),
         TargetSet("avx512vbmi", "x86-64", _V4 + ",+avx512vbmi,+avx512vnni"),
-        TargetSet("neon", "cortex-a72", "+neon"),
-        TargetSet("neon-dotprod", "cortex-a76", "+neon,+dotprod"),
+        TargetSet("neon", "cortex-a72", f"+neon,{_NOT_A72}"),
+        # Kunpeng 920 has dot products without RCPC, with which LLVM loads what other threads have stored.
+        TargetSet("neon-dotprod", "cortex-a76", f"+neon,+dotprod,+lse,{_NOT_A72},-fullfp16,-ras,-rcpc,-rdm,-ssbs"),
     )
 }
 """By name, slower ones first."""
@@ -76,12 +79,6 @@ PLATFORMS = {
 }
 
 
-def architecture() -> str:
-    """LLVM's name of this machine's architecture."""
-    machine = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
-
-
 def native_platform() -> str:
     """The name of this platform, as in PLATFORMS if libraries are shipped for it."""
     system = {"win32": "windows", "darwin": "macos"}.get(sys.platform, "linux")
@@ -91,6 +88,11 @@ def native_platform() -> str:
 @cache
 def best_set() -> str:
     """The fastest set that this CPU has."""
-    arm = architecture() == "aarch64"
-    usable = [each for each in SETS.values() if each.needed <= native_features() and ("neon" in each.needed) == arm]
-    return usable[-1].name if usable else "generic"
+    return fastest(architecture(), native_features())
+
+
+def fastest(architecture: str, features: frozenset[str]) -> str:
+    """The fastest set of which a CPU has every feature; the one without features if there is no other."""
+    arm = architecture == "aarch64"
+    usable = [each.name for each in SETS.values() if each.needed <= features and ("neon" in each.needed) == arm]
+    return usable[-1] if usable else "generic"

@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from benchmarks.arm_code import TRIPLE, tile_code
 from ondevice.engines.simd.kernels.isa.memory import ticks
+from ondevice.native.sets import SETS
 
 MOST = {
     ("cortex-a76", 4): {1: 108, 2: 172, 4: 344, 5: 407, 8: 638},
@@ -22,10 +23,10 @@ MOST = {
 
 @pytest.mark.parametrize(("cpu", "bits"), MOST)
 def test_the_tile_takes_no_more_instructions(cpu: str, bits: int) -> None:
-    features = "+neon,+dotprod" if cpu == "cortex-a76" else "+neon"
+    target = next(each for each in SETS.values() if each.cpu == cpu)
     products = 32 if cpu == "cortex-a76" else 64
     for rows, most in MOST[cpu, bits].items():
-        code = tile_code(cpu, features, bits, rows)
+        code = tile_code(cpu, target.features, bits, rows)
         assert code.count() <= most, (rows, code.count())
         assert code.count("sdot|smull|smlal") == products * rows, "sixteen or eight products each"
         assert code.count("prfm") == bits, "one prefetch per line of 64 bytes"
