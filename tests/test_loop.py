@@ -207,6 +207,19 @@ def test_a_drafter_that_proposes_more_than_it_may_is_named() -> None:
         generated(GREEDY, Limits(60), Chatterbox(1.0))
 
 
+def test_reading_done_once_is_not_part_of_what_a_draft_costs() -> None:
+    """A drafter that claims an hour of reading per draft has spent, without it, less than no time."""
+
+    class Reader(Guesser):
+        def draft(self, request: DraftRequest) -> Draft:
+            return replace(super().draft(request), reading_s=3600.0)
+
+    _, rounds = generated(GREEDY, Limits(20), Reader(0.7))
+    drafted = [this for this in rounds if this.drafted]
+    assert drafted
+    assert all(this.draft_seconds < 0 for this in drafted)
+
+
 class Resting(ConstantSchedule):
     """Rests in two rounds of three."""
 

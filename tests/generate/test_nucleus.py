@@ -57,6 +57,12 @@ def test_almost_everything_keeps_all_that_has_weight_enough_to_count() -> None:
     assert Nucleus(ALMOST_1).select(np.ones(5000)).tolist() == list(range(5000))
 
 
+def test_weights_too_light_to_add_up_one_by_one_are_all_kept() -> None:
+    """Their sum is part of the mass, but added one by one to 1 they are lost, so the mass needed is never reached."""
+    light = 2.0**-54 * (1.0 + np.arange(2, 202) * 2.0**-16)  # heavier from id to id, in one leading digit
+    assert Nucleus(ALMOST_1).select(np.concatenate([[1.0], light])).tolist() == list(range(201))
+
+
 def test_a_set_does_not_depend_on_the_ones_before() -> None:
     random = np.random.default_rng(1)
     nucleus = Nucleus(0.6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.engines.protocol import KVCacheType, TokenTree
+from ondevice.engines.protocol import AttentionType, KVCacheType, TokenTree
 from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from tests.simd.forwards import drafted, extend, run
@@ -74,6 +74,23 @@ def test_attention_is_exact_until_there_is_enough_to_choose_from(bundle: Bundle,
     first = next(position for position in range(len(IDS)) if (position + 1 - 64) // 32 - 1 > 1 and position >= 128)
     assert all(same[:first])
     assert not any(same[first + 32 :])
+
+
+@pytest.mark.parametrize("mode", ["lookup", "nomad"])
+def test_rows_before_the_first_lookup_are_exact_beside_rows_that_look_up(
+    bundle: Bundle, kind: KVCacheType, mode: AttentionType
+) -> None:
+    """In one forward, when the codebooks are learnt already."""
+    settings = LookupSettings(mode, keys=32, window=64, learn=96)
+    exact, looking = session_of(bundle, kind, None), session_of(bundle, kind, settings)
+    found = []
+    for session in (exact, looking):
+        extend(session, IDS[:120])
+        found.append(run(session, IDS[120:180], range(60)).logits)
+    before = settings.begin - 1 - 120  # the row at position p sees p + 1
+    same = [np.array_equal(a, b) for a, b in zip(*found, strict=True)]
+    assert all(same[:before])
+    assert not any(same[before:])
 
 
 def test_choosing_all_keys_is_exact(bundle: Bundle, kind: KVCacheType) -> None:
