@@ -83,7 +83,8 @@ def test_without_kernels_and_numba_the_other_facts_are_printed(reference_bundle,
         facts |= json.loads(ended.stdout)
     missing = "no kernels for this CPU, and numba, which builds them, is missing: pip install numba"
     assert facts["engines"] == []
-    assert facts["unavailable"] == {"simd": missing, "ort": missing}
+    assert set(facts["unavailable"]) == {"simd", "ort"}
+    assert facts["unavailable"]["simd"] == missing  # `ort` may lack onnxruntime too
     assert facts["instruction_set"] is facts["memory_bytes_per_s"] is facts["dot_product_ops_per_s"] is None
     assert facts["threads"] >= 1
     assert facts["engine"] == {"name": None, "reason": missing}
