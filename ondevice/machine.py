@@ -12,6 +12,7 @@ import os
 import platform
 import struct
 import sys
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from os import PathLike
@@ -412,6 +413,21 @@ class _MemoryStatus(ctypes.Structure):
 def _windows_memory(field: Literal["total", "available"]) -> int:
     status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
     return int(getattr(status, field)) if ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status)) else 0
+
+
+class ForkedLock:
+    """A lock of a process. A fork gets another one: the first may be held by a thread that the fork does not have.
+
+    It is made once per module and used as `with made.lock`, so that a thread which forks releases what it acquired.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.lock = threading.Lock()
 
 
 class ForkGuard:

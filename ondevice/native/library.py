@@ -20,7 +20,6 @@ import logging
 import os
 import pkgutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -31,7 +30,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import ondevice
-from ondevice.machine import cache_directory
+from ondevice.machine import ForkedLock, cache_directory
 from ondevice.native.features import native_features
 from ondevice.native.functions import PARTS, Entry
 from ondevice.native.sets import PLATFORMS, SETS, best_set, native_platform
@@ -55,22 +54,8 @@ SOURCES = (
 """Modules that a library is built from, besides all below the package KERNELS."""
 
 _log = logging.getLogger("ondevice")
-
-
-class _Loading:
-    """The lock that is held while a part is built or loaded."""
-
-    lock = threading.Lock()
-
-    @classmethod
-    def renew(cls) -> None:
-        """Replace the lock after a fork: it may have been held by a thread that the fork does not have."""
-        cls.lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Loading.renew)
-
+_LOADING = ForkedLock()
+"""Held while a part is built or loaded."""
 
 _building: list[str] = []
 """The set that this process compiles for, if it is one of `builder`."""
@@ -128,7 +113,7 @@ def function_of(entry: Entry) -> Callable[..., int]:
     for parameter in entry.parameters:
         number = {"f8": ctypes.c_double, "f4": ctypes.c_float}.get(parameter.dtype.str[1:], ctypes.c_int64)
         kinds += [ctypes.c_int64] * (1 + parameter.dims) if parameter.dims else [number]
-    with _Loading.lock:
+    with _LOADING.lock:
         address = _loaded(entry.part)(symbol(entry))
     return ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(address)
 

@@ -7,7 +7,6 @@ kind of work from the times of its runs. The number of threads changes no result
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.kernels.entries import ARRIVALS, LINE, TICKS, run, spin_for_next
 from ondevice.engines.simd.kernels.steps.layouts import WIDTH
+from ondevice.machine import ForkedLock
 from ondevice.native.functions import address_of
 
 Plan = NDArray[np.int64]
@@ -33,22 +33,11 @@ NEIGHBOURS = 64
 work of nearly the same size."""
 
 
-class _OneAtATime:
-    """A lock that a thread pool holds while several of its threads compute.
+_ONE_AT_A_TIME = ForkedLock()
+"""Held by a thread pool while several of its threads compute.
 
-    Two pools on the same cores stall at their barriers: two small models at once gave 90 tokens/s each, in turns 600.
-    """
-
-    lock = threading.Lock()
-
-    @classmethod
-    def renew(cls) -> None:
-        """Replace the lock after a fork: it may have been held by a thread that the fork does not have."""
-        cls.lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_OneAtATime.renew)
+Two pools on the same cores stall at their barriers: two small models at once gave 90 tokens/s each, in turns 600.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +90,7 @@ class ThreadPool:
         if choice is None:
             choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind), self._choices.values())
         threads = choice.threads
-        with _OneAtATime.lock if threads > 1 else nullcontext():
+        with _ONE_AT_A_TIME.lock if threads > 1 else nullcontext():
             started = time.perf_counter()
             self._run(plan, state, threads)
             now = time.perf_counter()
