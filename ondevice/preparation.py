@@ -41,7 +41,6 @@ class Preparation:
     def __init__(self, on_prepare: OnPrepare | None = None) -> None:
         self._on_prepare = on_prepare
         self._builds: list[Build] = []
-        self._functions = 0
         self._work: list[str] = []
         self._logged = False
         self._packed_s = 0.0
@@ -67,7 +66,6 @@ class Preparation:
         if not parts:
             return
         self._work.insert(0, f"compiling kernels {library.when(library.can_keep())}")
-        self._functions = sum(FUNCTIONS[part] for part in parts)
         for part in parts:
             self._builds.append(self._processes.enter_context(Build(part)))
         for build in self._builds:
@@ -117,8 +115,9 @@ class Preparation:
     def _report(self, stage: str) -> None:
         if self._on_prepare is None:
             return
-        compiled = sum(min(build.translated, FUNCTIONS[build.part]) for build in self._builds)
-        total = self._functions * SECONDS_PER_FUNCTION + self._packing_s
-        done = compiled * SECONDS_PER_FUNCTION + self._packed_s
+        done, total = self._packed_s, self._packing_s
+        for build in self._builds:
+            building_s = FUNCTIONS[build.part] * SECONDS_PER_FUNCTION
+            done, total = done + build.share * building_s, total + building_s
         self._share = max(self._share, done / total if total else 1.0)
         self._on_prepare(stage, self._share)

@@ -131,6 +131,7 @@ def test_a_cache_that_cannot_be_written_is_said_in_the_one_line(
     assert f"at every start, because {tmp_path / 'file' / 'below'} cannot be written to: set ONDEVICE_CACHE" in line
     assert line.endswith(", packing")
     assert heard == sorted(heard)
+    assert heard[-1] == 1.0
 
 
 def test_a_cancel_while_a_generation_begins_is_not_lost(

@@ -75,7 +75,7 @@ def machine_facts() -> dict[str, Any]:
 
     kernels = library.choice()
     threads = machine.default_threads()
-    obstacles = {name: reason for name, module in ENGINES.items() if (reason := _obstacle(module))}
+    obstacles = {name: reason for name in ENGINES if (reason := _obstacle(name))}
     measured: dict[str, Any] = dict.fromkeys(MEASURED)
     if "simd" not in obstacles:
         try:
@@ -125,25 +125,29 @@ def _failure(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _obstacle(module: str) -> str | None:
+def _obstacle(engine: str) -> str | None:
     """Why an engine cannot run: its module cannot be imported, or there are no kernels; None where it can."""
     try:
-        for each in ("ondevice.model", module):
+        for each in ("ondevice.model", ENGINES[engine]):
             import_module(each)
-        return _kernels_obstacle()
+        return _kernels_obstacle(engine)
     except Exception as error:  # a package built for another processor, an unwritable cache, ...
         return _failure(error)
 
 
-def _kernels_obstacle() -> str | None:
-    """Why this machine can have no kernels; None where it has them, or can build them."""
-    from ondevice.native import library
-
-    if not library.missing(["packing", "tokens", "forward"]):
-        return None
-    if find_spec("numba") is None:
+def _kernels_obstacle(engine: str) -> str | None:
+    """Why this machine can have no kernels for an engine; None where it has them, or can build them."""
+    if _missing_kernels(engine) and find_spec("numba") is None:
         return "no kernels for this CPU, and numba, which builds them, is missing: pip install numba"
     return None
+
+
+def _missing_kernels(engine: str) -> list[str]:
+    """The parts of the kernel library that an engine needs and this machine lacks."""
+    from ondevice.native import library
+    from ondevice.native.functions import PARTS_OF_ENGINES
+
+    return library.missing(PARTS_OF_ENGINES[engine])
 
 
 def bundle_facts(bundle: Bundle) -> dict[str, Any]:
@@ -200,11 +204,10 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
     """The engine that `--engine auto` would take on this machine, and the state of its pack."""
     try:
         from ondevice.engines.choice import preview
-        from ondevice.native import library
 
-        if obstacle := _kernels_obstacle():
-            raise OndeviceError(obstacle)
         found = preview(bundle)
+        if obstacle := _kernels_obstacle(found.engine):
+            raise OndeviceError(obstacle)
     except OndeviceError as error:
         return {"weights": None, "engine": {"name": None, "reason": str(error)}, "pack": None, "prepared": False}
     except Exception as error:  # a package that is broken
@@ -221,8 +224,7 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
         "weights": found.weights,
         "engine": {"name": found.engine, "reason": found.reason},
         "pack": pack_facts,
-        "prepared": not library.missing(["packing", "tokens", "forward"] if found.engine == "simd" else ["tokens"])
-        and (pack is None or pack.status in ("packed", "small")),
+        "prepared": not _missing_kernels(found.engine) and (pack is None or pack.status in ("packed", "small")),
     }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import AttentionOptions, Engine, KVCacheType
 from ondevice.errors import MissingDependencyError, UsageError
+from ondevice.native.functions import PARTS_OF_ENGINES
 from ondevice.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def open_engine(
     if attention.looks_up:
         raise UsageError("the ort engine has no lookup attention: use --engine simd or --attention exact")
     if preparation is not None:
-        preparation.compile(["tokens"])
+        preparation.compile(PARTS_OF_ENGINES["ort"])
     return _ort_engine()(bundle, threads, context_length)
 
 

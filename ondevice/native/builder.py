@@ -49,6 +49,8 @@ LIBC = ("memcpy", "memset", "memmove", "fmaf", "sqrtf", "usleep", "Sleep")
 """The functions of the C library that kernels may declare. For most of them LLVM has instructions."""
 
 I64 = ir.IntType(64)
+C_TYPES = {"i64": I64, "f32": ir.FloatType(), "f64": ir.DoubleType()}
+"""LLVM's types by the names of `Parameter.c_types`."""
 
 
 def build(target: TargetSet, triple: str, parts: Sequence[str], on_function: Callable[[], None]) -> bytes:
@@ -177,7 +179,7 @@ class CFunction:
 
     def _emit(self, entry: Entry, compiled: Any) -> None:
         context = cpu_target.target_context
-        kinds = [kind for parameter in entry.parameters for kind in _c_types(parameter)]
+        kinds = [C_TYPES[name] for parameter in entry.parameters for name in parameter.c_types()]
         function = ir.Function(self.module, ir.FunctionType(I64, kinds), self.name)
         builder = ir.IRBuilder(function.append_basic_block())
         given, values = iter(function.args), []
@@ -218,13 +220,6 @@ class CFunction:
 def _numba_type(parameter: Parameter) -> Any:
     number = numba.from_dtype(parameter.dtype)
     return types.Array(number, parameter.dims, "C") if parameter.dims else number
-
-
-def _c_types(parameter: Parameter) -> list[Any]:
-    """The LLVM types in which a C function takes a parameter."""
-    if parameter.dims:
-        return [I64] * (1 + parameter.dims)
-    return [{"f8": ir.DoubleType(), "f4": ir.FloatType()}.get(parameter.dtype.str[1:], I64)]
 
 
 def _collect(target: TargetSet, triple: str, on_function: Callable[[], None]) -> CollectingGenerator:

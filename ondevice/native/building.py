@@ -21,8 +21,8 @@ from typing import Self
 from ondevice.errors import OndeviceError
 from ondevice.native import library
 
-FUNCTIONS = {"packing": 20, "tokens": 60, "forward": 150, "export": 15, "roofline": 5}
-"""About the number of functions of each part, for the reported share."""
+FUNCTIONS = {"packing": 10, "tokens": 52, "forward": 156, "export": 12, "roofline": 4}
+"""About the number of functions of each part (it changes with the instruction set), for the reported share."""
 
 FROZEN_COMPILE = "--ondevice-build-kernels"
 """First argument of a frozen application's executable when it is started to build kernels."""
@@ -40,8 +40,8 @@ class Build:
     """The building of one part, in another process. Leaving the context before `wait` has returned ends the process.
 
     Attributes:
+        part: the part.
         file: the object that is written.
-        translated: number of functions translated so far.
     """
 
     def __init__(self, part: str) -> None:
@@ -49,7 +49,8 @@ class Build:
         Raises:
             OndeviceError: no process can be started, or the directory of temporary files cannot be written.
         """
-        self.part, self.translated = part, 0
+        self.part = part
+        self._translated = 0
         if library.can_keep():
             self.file = library.cached(part)
         else:
@@ -89,6 +90,11 @@ class Build:
         self._process.stdout.close()
         self._errors.close()
 
+    @property
+    def share(self) -> float:
+        """The share of the part's functions that are translated; 1.0 once `wait` has returned True."""
+        return 1.0 if self._process.returncode == 0 else min(1.0, self._translated / FUNCTIONS[self.part])
+
     def wait(self, seconds: float | None = None) -> bool:
         """Wait at most so many seconds; returns whether the object is there.
 
@@ -111,7 +117,7 @@ class Build:
         assert self._process.stdout is not None
         try:
             for _ in self._process.stdout:
-                self.translated += 1
+                self._translated += 1
         except ValueError:  # closed by __exit__ after an interruption
             pass
 

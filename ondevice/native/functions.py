@@ -23,6 +23,9 @@ PARTS = ("packing", "tokens", "forward", "export", "roofline")
 """The parts of the kernel library, each built as one object on a machine for which none is shipped: packing of weights;
 sampling and drafting, for every engine; forwards of the simd engine; the exporter; measurements of the machine."""
 
+PARTS_OF_ENGINES = {"simd": ("packing", "tokens", "forward"), "ort": ("tokens",)}
+"""The parts that generations on an engine need."""
+
 FAILED = -(1 << 63)
 """Result of a C function whose kernel raised an exception."""
 
@@ -75,6 +78,12 @@ class Parameter(NamedTuple):
 
     dtype: np.dtype[Any]
     dims: int
+
+    def c_types(self) -> list[str]:
+        """The parameters of the C function that stand for this one: "i64", or "f32" or "f64" for a float."""
+        if self.dims:
+            return ["i64"] * (1 + self.dims)
+        return [f"f{8 * self.dtype.itemsize}" if self.dtype.kind == "f" else "i64"]
 
 
 class Entry:

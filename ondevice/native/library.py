@@ -107,12 +107,12 @@ def symbol(entry: Entry) -> str:
     return f"ondevice_{entry.name}"
 
 
+_C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double}
+
+
 def function_of(entry: Entry) -> Callable[..., int]:
     """The C function of an entry; a part of the library that is missing is built first, which takes seconds."""
-    kinds: list[Any] = []
-    for parameter in entry.parameters:
-        number = {"f8": ctypes.c_double, "f4": ctypes.c_float}.get(parameter.dtype.str[1:], ctypes.c_int64)
-        kinds += [ctypes.c_int64] * (1 + parameter.dims) if parameter.dims else [number]
+    kinds = [_C_TYPES[name] for parameter in entry.parameters for name in parameter.c_types()]
     with _LOADING.lock:
         address = _loaded(entry.part)(symbol(entry))
     return ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(address)

@@ -1,4 +1,4 @@
-"""The ONNX graphs of target, drafter and heads, built from an `model_config` while their weights are stored.
+"""The ONNX graphs of target, drafter and heads, built from a `model_config` while their weights are stored.
 
 Input: a configuration and a checkpoint's tensors. Output: a graph for ONNX Runtime, a data file and its tensor table.
 `target.TargetGraph`, `drafter.DrafterGraph` and `heads.HeadsGraph` build one graph each; read `target` first.

@@ -183,9 +183,9 @@ class LookupScratch:
 
     Attributes:
         work, work_bytes: tables and sums of the first thread, and bytes to the next thread's: see
-            `attention.lookup.workspace_at`.
+            `attention.sizes.workspace_at`.
         shares, shares_bytes: the scores and shares of units of keys, and bytes for each row and KV head that are looked
-            up at the same time: see `attention.lookup.shares_bytes`.
+            up at the same time: see `attention.sizes.shares_bytes`.
     """
 
     def __init__(self, heads: int, codes: int, threads: int) -> None:

@@ -39,6 +39,7 @@ from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import Matrix, TensorFiles
 from ondevice.errors import BundleCorruptError
+from ondevice.native.functions import PARTS_OF_ENGINES
 from ondevice.preparation import Preparation
 
 MOST_PLANS = 64
@@ -189,7 +190,7 @@ def load_program(
     read = _Read(bundle)
     of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
     if preparation is not None:
-        preparation.compile(["packing", "tokens", "forward"])
+        preparation.compile(PARTS_OF_ENGINES["simd"])
     pack = open_pack(read.layout, read.files, threads, preparation or Preparation())
     buffers, model, drafter, places = Buffers(), read.model, read.drafter, read.layout.places
     caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}

@@ -1,9 +1,10 @@
-"""Numba kernels on raw addresses, for x86-64 (AVX2 to AVX-512 VNNI) and ARM NEON.
+"""Kernels on raw addresses, compiled by numba before they run, for x86-64 (AVX2 to AVX-512 VNNI) and ARM NEON.
 
 In: a plan int64[steps, WIDTH] and a forward's slots, both full of addresses. Out: what the steps write to memory.
 Kernels check nothing: `ondevice.engines.simd.plan` makes every address from arrays whose shapes were checked. Each
 output element is summed in one fixed order, whatever the number of rows, the thread or the instruction set.
 
+    entries.py  the functions that Python calls; `ondevice.native` builds, loads and calls them
     forward.py  runs all steps of a plan, with a barrier after each: read this first
     steps/      the layout of every kind of step, what changes between forwards (`slots`), and steps on rows and
                 matrices

@@ -7,5 +7,6 @@ by block. Out: float32, or activations for the next product. Read in this order:
     tiles        one tile: the code emitted for 16 output rows times 1 to 8 rows, with the arithmetic of a block
     formats      the layout of weights in a tile, for each width, and how they get there
     activations  the layout of activations, how they are quantised, and the norms that come before
+    sizes        the forms of activations and their bytes, for Python and kernels: imports no numba
     tables       single rows of embedding tables, which are not packed
 """

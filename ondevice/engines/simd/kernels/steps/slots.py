@@ -41,7 +41,7 @@ LOOK_UP, LOOK_UP_STRIDE = 24, 25
 """Address of the working memory of lookups, and bytes of it for each thread: see `attention.lookup.Workspace`."""
 SHARES, SHARES_STRIDE = 26, 27
 """Address of the scores and shares of units of keys, and bytes of it for each row and KV head that are looked up at the
-same time: see `attention.lookup.shares_bytes`."""
+same time: see `attention.sizes.shares_bytes`."""
 EXPERTS_READ = 28
 """Number of experts whose weights the forward has read so far, in all layers together."""
 SLOTS = 29
