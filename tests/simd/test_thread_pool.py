@@ -68,7 +68,7 @@ def test_each_kind_of_work_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatc
         made = 0
         started: ClassVar[list[int | None]] = []
 
-        def __init__(self, most: int, start: int | None, others: object) -> None:
+        def __init__(self, most: int, start: int | None) -> None:
             Fixed.made += 1
             self.threads = min(most, Fixed.made)
             self.tried = Fixed.made != 1

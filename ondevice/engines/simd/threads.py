@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -88,7 +87,7 @@ class ThreadPool:
         """
         choice = self._choices.get(kind)
         if choice is None:
-            choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind), self._choices.values())
+            choice = self._choices[kind] = ThreadChoice(self.threads, self._served(kind))
         threads = choice.threads
         with _ONE_AT_A_TIME.lock if threads > 1 else nullcontext():
             started = time.perf_counter()
@@ -173,26 +172,29 @@ class _Counters:
         return share
 
 
-MEMORY = 3
-"""Runs that a median is taken of: enough to ignore one outlier, few enough to follow a machine whose load changes."""
+RUNS = 3
+"""Runs that a median is taken of, and runs that must agree: enough to ignore one outlier, few enough to follow a
+machine whose load changes."""
 
 TRIAL_SHARE = 0.01
-"""Most time that trials of other thread counts may lose, as a share of all time."""
+"""Most time that trials of fewer threads may lose without a reason, as a share of all time."""
 
-BETWEEN_TRIALS = 16
-"""Fewest runs from one trial to the next."""
+RETURN_RUNS = 4
+"""Runs on fewer threads before more are tried again. After each trial in vain it doubles, until TRIAL_SHARE allows a
+trial earlier. Where a core was busy for a moment only, fewer threads so cost four runs and not sixteen."""
 
 GAIN = 0.97
 """More threads are kept only if they take less than this share of the time: a core that gains nothing stays free."""
 
 WAITED = 0.5
-"""Time that threads wait at barriers, as a number of threads, from which on one thread fewer is tried at once."""
+"""Time that threads wait at barriers, as a number of threads, which in RUNS runs one after another is a reason to try
+one thread fewer at once."""
 
 WAKING = 1e-3
 """Seconds of a run below which the first run with more threads is not counted: they take 0.1 ms to wake up."""
 
 CHANGED = 1.2
-"""Factor by which runs must be slower than when a trial of fewer threads last failed, for another one at once: probably
+"""Factor by which runs must be slower than when fewer threads failed, for waiting to be a reason again: probably
 another program runs now."""
 
 FORGOTTEN = 2.0
@@ -204,41 +206,36 @@ class ThreadChoice:
 
     Threads of a forward wait for each other at hundreds of barriers. If the cores are oversubscribed, the system stops
     one thread for a time slice, some milliseconds, and the others wait: with one of two cores busy, two threads took
-        1.6
-    times as long as one. And a forward of 0.1 ms gains nothing from a second thread.
+    1.6 times as long as one. And a forward of 0.1 ms gains nothing from a second thread.
 
-    So another count is tried now and then, for one to three runs, and kept if it is faster. Trials may lose TRIAL_SHARE
-    of the time. When a count can be afforded again follows from what its last trial lost, or if it had none, from what
-    shorter kinds of work lost by it. Without the latter, the four kinds of forwards in a round with an early exit tried
-    one thread all at once and lost 75 ms in a reply of 2.7 s (E2B's shape). Long waits at barriers suggest that fewer
-    threads are faster, and bring their trial forward.
+    So another count is tried now and then, for one to three runs, and kept if each of them is faster than recent runs.
+    Fewer threads are tried at once when threads have waited long in several runs, and otherwise only when TRIAL_SHARE
+    of the time spent so far pays for what the trial is expected to lose: what it lost the last time or, the first time,
+    what it loses if the work divides evenly. More threads are tried soon after fewer were chosen, and ever more seldom
+    while that fails.
 
     Attributes:
         threads: number of threads for the next run.
         tried: whether another count was ever tried.
     """
 
-    def __init__(self, most: int, start: int | None = None, others: Collection[ThreadChoice] = ()) -> None:
+    def __init__(self, most: int, start: int | None = None) -> None:
         """
         Args:
             most: number of threads of the pool.
             start: first count, learnt by another kind of work; None takes `most`.
-            others: the choices for other kinds of work on the same pool; a live collection.
         """
-        self._others = others
         self._ladder = ladder(most)
         self._rung = len(self._ladder) - 1 if start is None else self._ladder.index(start)
         self.tried = False
-        self._losses = [0.0] * len(self._ladder)
-        """Seconds that the last trial of each count lost."""
-        self._limits = [0.0] * len(self._ladder)
-        """The time that it had to stay under, in seconds per unit."""
-        self._recent: deque[float] = deque(maxlen=MEMORY)
+        self._failures: dict[int, _Failure] = {}
+        """The last trial in vain of each rung of the ladder."""
+        self._recent: deque[float] = deque(maxlen=RUNS)
         self._trial: _Trial | None = None
         self._credit = 0.0
-        self._since_trial = 0
-        self._waiting = 0
-        self._upwards = False
+        """Seconds that trials may lose now."""
+        self._since_trial = self._waiting = 0
+        self._return_runs = RETURN_RUNS
         self._last: float | None = None
         self.threads = self._ladder[self._rung]
 
@@ -268,68 +265,67 @@ class ThreadChoice:
         self._recent.append(seconds / units)
         self._since_trial += 1
         self._waiting = self._waiting + 1 if waited * self.threads > WAITED else 0
-        rung = self._due(now)
-        if rung is not None:
+        if len(self._recent) < RUNS:
+            return
+        usual = median(self._recent)
+        if (rung := self._due(usual, units)) is not None:
             more = rung > self._rung
-            limit = median(self._recent) * (GAIN if more else 1.0)
-            self._trial = _Trial(rung, limit, waking=more and seconds < WAKING)
+            self._trial = _Trial(rung, usual * (GAIN if more else 1.0), waking=more and seconds < WAKING)
             self.threads = self._ladder[rung]
 
-    def _due(self, now: float) -> int | None:
-        """The rung of the ladder to try now; None if none is due."""
-        if len(self._recent) < MEMORY - 1:
-            return None
-        rested = self._since_trial >= BETWEEN_TRIALS
-        below, top = self._rung - 1, len(self._ladder) - 1
-        if self._rung and self._waiting >= MEMORY - 1:
-            tried = self._losses[below] > 0 and median(self._recent) < CHANGED * self._limits[below]
-            if rested or not tried:
+    def _due(self, usual: float, units: int) -> int | None:
+        """The rung of the ladder to try now; None if none is due.
+
+        Args:
+            usual: seconds per unit of recent runs.
+            units: amount of work of the last run, which a trial is expected to have too.
+        """
+        above, below = self._rung + 1, self._rung - 1
+        if above < len(self._ladder):
+            failure = self._failures.get(above)
+            if self._since_trial >= self._return_runs or (failure is not None and self._credit >= failure.lost):
+                return above
+        if below >= 0:
+            failure = self._failures.get(below)
+            if failure is not None:
+                failure.usual = min(failure.usual, usual)
+            if self._waiting >= RUNS and (failure is None or usual > CHANGED * failure.usual):
                 return below
-        upwards = self._rung == 0 or (self._upwards and self._rung < top)
-        rung = self._rung + 1 if upwards else below
-        if not rested or self._credit < (self._losses[rung] or self._expected_loss(rung)):
-            return None
-        if any(other.tries(now) for other in tuple(self._others)):
-            return None  # the result of the other trial may make this one unnecessary
-        self._upwards = not upwards
-        return rung
-
-    def _expected_loss(self, rung: int) -> float:
-        """Seconds that the first trial of a rung may lose: shorter work's loss, as a share, applied to this work."""
-        if rung > self._rung:
-            return 0.0
-        own = median(self._recent)
-        lost = ((other, other.lost_share(rung)) for other in tuple(self._others))
-        return own * min((share for other, share in lost if share and other.takes_at_most(own)), default=0.0)
-
-    def tries(self, now: float) -> bool:
-        """Whether a trial is under way and runs are still being made."""
-        return self._trial is not None and self._last is not None and now - self._last < FORGOTTEN
-
-    def takes_at_most(self, seconds: float) -> bool:
-        """Whether a run's median time is known to be at most this."""
-        return bool(self._recent) and median(self._recent) <= seconds
-
-    def lost_share(self, rung: int) -> float:
-        """Loss of the last trial of a rung, as a share of a run; 0 if it lost nothing or there was none."""
-        return self._losses[rung] / self._limits[rung] if self._limits[rung] else 0.0
+            evenly = usual * units * (self._ladder[self._rung] / self._ladder[below] - 1.0)
+            if self._credit >= (evenly if failure is None else failure.lost):
+                return below
+        return None
 
     def _conclude(self, trial: _Trial) -> None:
         self.tried = True
         if trial.faster:
-            self._losses[trial.rung] = self._losses[self._rung] = 0.0
+            self._failures.clear()
+            self._recent = deque(trial.times, maxlen=RUNS)
+            self._return_runs = RETURN_RUNS
             self._rung = trial.rung
-            self._recent = deque(trial.times, maxlen=MEMORY)
         else:
-            self._losses[trial.rung], self._limits[trial.rung] = trial.lost, trial.limit
-            self._credit -= trial.lost
+            self._failures[trial.rung] = _Failure(trial.lost, trial.limit)
+            self._credit = max(self._credit - trial.lost, 0.0)
+            if trial.rung > self._rung:
+                self._return_runs *= 2
         self._end_trial()
 
     def _end_trial(self) -> None:
         self._trial = None
         self._since_trial = self._waiting = 0
-        self._credit = min(self._credit, max(self._losses))
         self.threads = self._ladder[self._rung]
+
+
+@dataclass
+class _Failure:
+    """A trial in vain.
+
+    lost : seconds that it lost
+    usual : seconds per unit of the runs before it or, if they were faster, of any runs since
+    """
+
+    lost: float
+    usual: float
 
 
 @dataclass
@@ -361,7 +357,7 @@ class _Trial:
 
     @property
     def decided(self) -> bool:
-        return len(self.times) == MEMORY or not self.faster
+        return len(self.times) == RUNS or not self.faster
 
 
 def ladder(most: int) -> list[int]:
