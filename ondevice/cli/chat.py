@@ -27,7 +27,7 @@ from ondevice.cli.prompts import read_json, standard_input
 from ondevice.cli.reply_view import TextView, dim, stream_reply, summary
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
 from ondevice.machine import expanded
-from ondevice.text.prompt_file import decode
+from ondevice.text.prompt_file import decode, read_lines
 
 if TYPE_CHECKING:
     from ondevice.generate.stats import Stats
@@ -404,7 +404,7 @@ def typed_lines() -> Iterator[str]:
 
 def piped_lines() -> Iterator[str]:
     """Lines of standard input that is not a terminal."""
-    for line in standard_input():
+    for line in read_lines(standard_input(), "standard input"):
         yield decode(line, "standard input")
 
 

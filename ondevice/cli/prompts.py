@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.cli.options import add_chat_arguments
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
-from ondevice.text.prompt_file import decode, load_prompts, read_text
+from ondevice.text.prompt_file import load_prompts, read_stream, read_text
 
 if TYPE_CHECKING:
     from ondevice.model import Model
@@ -112,8 +112,8 @@ def _read_prompt_text(args: argparse.Namespace) -> str:
     if args.file is not None:
         return read_text(args.file)
     if args.prompt == "-":
-        return decode(standard_input().read(), "standard input")
-    piped = decode(standard_input().read(), "standard input").rstrip("\n") if _has_piped_input() else ""
+        return read_stream(standard_input(), "standard input")
+    piped = read_stream(standard_input(), "standard input").rstrip("\n") if _has_piped_input() else ""
     return f"{piped}\n\n{args.prompt}" if piped else str(args.prompt)
 
 

@@ -16,6 +16,7 @@ from ondevice.bundle import Bundle
 from ondevice.cli.main import INTERRUPTED
 from ondevice.cli.options import add_drafter_argument, add_model_arguments, load_model
 from ondevice.errors import MissingDependencyError, UsageError
+from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
     from ondevice.server.running import Server, Setup
@@ -136,7 +137,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
         raise UsageError("--api-key and --api-key-file cannot be combined: leave one of them out")
     key: str | None = args.api_key
     if args.api_key_file is not None:
-        lines = Path(args.api_key_file).read_text("utf-8").splitlines()
+        lines = read_text(Path(args.api_key_file)).splitlines()
         key = lines[0].strip() if lines else ""
     if key is not None and not key:
         raise UsageError("the API key is empty")

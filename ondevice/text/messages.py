@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with a message's thoughts, in order of precedence."""
 
+
+FUNCTION_NAME = re.compile(r"[\w.-]{1,128}")
+"""Names that a function may have: those that the APIs of OpenAI and Anthropic allow, and what the parser of Gemma 4's
+replies reads as a name. Quotes, braces or control tokens would end the call in the middle of its name."""
 
 OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token")
 """Variables of a template that `template_options` cannot set."""
@@ -129,6 +134,11 @@ def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
             raise PromptError(
                 f'tool {number} is no {{"type": "function", "function": {{"name": ...}}}} but {tool!r:.60}'
+            )
+        if not FUNCTION_NAME.fullmatch(function["name"]):
+            raise PromptError(
+                f"tool {number} has a function name that is not 1 to 128 letters, digits, _, - or .: "
+                f"{function['name']!r:.60}"
             )
         declared.append(plain(tool, f"tool {number}"))
     return declared

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ondevice.errors import PromptError
 
@@ -21,17 +22,50 @@ BUILT_IN: tuple[Prompt, ...] = (
 )
 
 
+MAX_TEXT_BYTES = 64 << 20
+"""Most bytes of a text: ten times the longest context. A device such as /dev/zero has no end."""
+
+
 def read_text(path: Path) -> str:
     """Text of a UTF-8 file, unchanged except for a byte order mark.
 
     Raises:
-        PromptError: the file cannot be read, or is not UTF-8.
+        PromptError: the file cannot be read, is not UTF-8, or has more than MAX_TEXT_BYTES.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            return read_stream(file, str(path))
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}") from error
-    return decode(content, str(path))
+
+
+def read_stream(file: BinaryIO, name: str) -> str:
+    """The UTF-8 text that a file or a pipe has left.
+
+    Args:
+        name: what errors call it.
+
+    Raises:
+        PromptError: it is not UTF-8, or has more than MAX_TEXT_BYTES.
+    """
+    content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise PromptError(f"{name} is longer than {MAX_TEXT_BYTES >> 20} MB")
+    return decode(content, name)
+
+
+def read_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of a file or a pipe.
+
+    Raises:
+        PromptError: a line has more than MAX_TEXT_BYTES.
+    """
+    number = 0
+    while line := file.readline(MAX_TEXT_BYTES + 1):
+        number += 1
+        if len(line) > MAX_TEXT_BYTES:
+            raise PromptError(f"{name} line {number} is longer than {MAX_TEXT_BYTES >> 20} MB")
+        yield line
 
 
 def decode(content: bytes, name: str) -> str:

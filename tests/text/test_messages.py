@@ -110,6 +110,11 @@ def test_a_bad_message_is_named(messages, complaint):
         ([{"name": "clock"}], "tool 1 is no"),
         ([{"type": "function", "function": {"name": 5}}], "tool 1 is no"),
         ([{"type": "function", "function": {"name": "f", "parameters": b"{}"}}], "tool 1 holds b'{}', which is not"),
+        (
+            [{"type": "function", "function": {"name": 'a"b<|tool_call>'}}],
+            "tool 1 has a function name that is not 1 to",
+        ),
+        ([{"type": "function", "function": {"name": "a" * 129}}], "tool 1 has a function name that is not 1 to"),
     ],
 )
 def test_a_bad_declaration_is_named(tools, complaint):

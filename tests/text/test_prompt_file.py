@@ -1,7 +1,13 @@
+import io
+import os
+import re
+from pathlib import Path
+
 import pytest
 
 from ondevice.errors import PromptError
-from ondevice.text.prompt_file import BUILT_IN, load_prompts
+from ondevice.text import prompt_file
+from ondevice.text.prompt_file import BUILT_IN, load_prompts, read_lines, read_text
 
 
 @pytest.fixture
@@ -12,6 +18,24 @@ def write(tmp_path):
         return path
 
     return write
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/zero")
+def test_a_file_without_an_end_is_not_read_into_memory(monkeypatch, write):
+    """Such as /dev/zero: the limit is what is read of it."""
+    monkeypatch.setattr(prompt_file, "MAX_TEXT_BYTES", 1 << 20)
+    for path in (Path("/dev/zero"), write(bytes((1 << 20) + 1))):
+        with pytest.raises(PromptError, match=f"^{re.escape(str(path))} is longer than 1 MB$"):
+            read_text(path)
+    assert read_text(write(b"x" * (1 << 20))) == "x" * (1 << 20)
+
+
+def test_a_line_without_an_end_is_not_read_into_memory(monkeypatch):
+    monkeypatch.setattr(prompt_file, "MAX_TEXT_BYTES", 4)
+    lines = read_lines(io.BytesIO(b"abc\nabcd\n"), "standard input")
+    assert next(lines) == b"abc\n"
+    with pytest.raises(PromptError, match="standard input line 2 is longer than 0 MB"):
+        next(lines)
 
 
 def test_built_in_prompts_need_no_file():

@@ -128,7 +128,8 @@ class AnswerFile:
     """The answers file, one JSON object per line, in the order of completion.
 
     Each answer is written at once. If a kill cuts off the last line, it is removed when the file is opened again and
-    its request is answered again, so that no answer is lost or written twice.
+    its request is answered again, so that no answer is lost or written twice. A device or a pipe is only written: it
+    has no answers to continue from.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,10 +147,12 @@ class AnswerFile:
             OSError: it cannot be written.
             UsageError: another process writes to it, or it was not written by this command.
         """
-        self._file = self.path.open("a+b", buffering=0)
+        keeps = self.path.is_file() or not self.path.exists()
+        self._file = self.path.open("a+b" if keeps else "ab", buffering=0)
         try:
-            self._lock()
-            self._read_answers()
+            if keeps:
+                self._lock()
+                self._read_answers()
         except BaseException:
             self._file.close()
             raise

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,13 +95,15 @@ class RequestFile:
             chat: treat a prompt that is a text as a user's message.
 
         Raises:
-            PromptError: the file cannot be read.
+            PromptError: the file cannot be read, or is a pipe or a device.
         """
         self.path = path
         self._common = dict(common)
         self._model_identity = model_identity
         self._chat = chat
         with self._open() as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise PromptError(f"{path} is no regular file, but is read twice: write the prompts to a file first")
             self.count = sum(1 for line in file if line.strip())
         """Number of lines that are not blank."""
 

@@ -217,6 +217,31 @@ def test_a_file_of_another_program_is_not_changed(run, bundle, tmp_path, content
     assert path.read_text() == content
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no named pipes in a directory")
+def test_a_pipe_of_answers_is_only_written(run, bundle, tmp_path):
+    """Reading it, as a file is read to be continued, would not end for a device such as /dev/full."""
+    path, prompts = tmp_path / "answers", tmp_path / "prompts.jsonl"
+    prompts.write_bytes(to_line({"prompt": "abc"}) + to_line({"prompt": "abcd"}))
+    os.mkfifo(path)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(path.read_bytes()))
+    reader.start()
+    code, _, err = run("batch", bundle, prompts, "--out", path, "--max-new-tokens", 4)
+    if reader.is_alive() and code:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    reader.join()
+    assert code == 0, err
+    assert {json.loads(line)["line"] for line in found[0].splitlines()} == {1, 2}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no named pipes in a directory")
+def test_a_device_of_prompts_is_refused(run, bundle, tmp_path):
+    """The file is read twice, and a device such as /dev/zero has no end."""
+    code, _, err = run("batch", bundle, "/dev/zero", "--out", tmp_path / "answers.jsonl")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "/dev/zero is no regular file" in err
+
+
 def test_the_prompts_are_never_written_to(run, bundle, tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_bytes(to_line({"prompt": "abc"}))
