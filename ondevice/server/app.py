@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -64,7 +65,11 @@ def make_app(bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metri
 
 
 class Endpoints:
-    """What answers each path. `generate` and `query` make endpoints, the other methods are endpoints."""
+    """What answers each path. `generate` and `query` make endpoints, the other methods are endpoints.
+
+    Fields are read, and queries are answered, in other threads: walking a body of 15 MB takes seconds, in which other
+    requests and replies must go on.
+    """
 
     def __init__(self, bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics) -> None:
         self._bundle = bundle
@@ -79,7 +84,7 @@ class Endpoints:
         async def answer(request: Request) -> Response:
             fields = await read_fields(request)
             stream = fields.flag("stream")
-            asked, make_writer = read_request(fields)
+            asked, make_writer = await asyncio.to_thread(read_request, fields)
             try:
                 replies = await Replies.begin(asked, self._manager, self._queue, self._metrics)
                 writer = make_writer(replies.model, replies.choices)
@@ -96,7 +101,7 @@ class Endpoints:
             fields = await read_fields(request)
             try:
                 async with self._manager.borrow() as model:
-                    return JSONResponse(answer_query(model, fields))
+                    return await asyncio.to_thread(lambda: JSONResponse(answer_query(model, fields)))
             except Exception as error:
                 raise RequestError.of(error, fields) from error
 

@@ -119,6 +119,8 @@ def encode_prompt(
     if isinstance(prompt, str):
         _check_length(prompt, tokenizer, most_tokens)
         return _not_empty(tokenizer.encode(prompt), "tokenizer makes no token of this prompt")
+    if most_tokens is not None and len(prompt) > most_tokens:  # before rendering them, which takes seconds
+        raise ContextOverflowError(len(prompt), most_tokens, counted=False)
     messages = [item for item in prompt if isinstance(item, Mapping)]
     if len(messages) < len(prompt):
         raise PromptError("a prompt list holds either messages with 'role' and 'content' or token ids, nothing else")

@@ -8,8 +8,9 @@ import pytest
 import ondevice
 from ondevice.errors import BundleCorruptError
 from ondevice.server.metrics import Metrics
+from ondevice.server.requests import Fields
 from tests.model_made import load_toy
-from tests.server.served import serving, wait_until
+from tests.server.served import PATIENCE_S, serving, wait_until
 
 
 def test_health(served):
@@ -49,6 +50,31 @@ def test_tokenize_and_detokenize(served, served_model):
 @pytest.mark.parametrize("tokens", ["a", [-1], [6144], [True], [1.5]])
 def test_detokenize_refuses_bad_ids(served, tokens):
     assert served.post("/detokenize", tokens=tokens).body["error"]["param"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reader"),
+    [("/tokenize", {"content": "abc"}, "text"), ("/v1/chat/completions", {"messages": []}, "objects")],
+)
+def test_a_request_that_takes_long_to_read_stops_no_other(served, monkeypatch, path, fields, reader):
+    """As one of 15 MB does, whose objects are walked one by one."""
+    reading, answered = threading.Event(), threading.Event()
+    method = getattr(Fields, reader)
+
+    def slow(self, name):
+        reading.set()
+        assert answered.wait(PATIENCE_S / 10)
+        return method(self, name)
+
+    monkeypatch.setattr(Fields, reader, slow)
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(served.post(path, **fields).status))
+    thread.start()
+    assert reading.wait(PATIENCE_S)
+    assert served.get("/health").status == 200
+    answered.set()
+    thread.join()
+    assert statuses[0] in (200, 400)
 
 
 def test_unknown_path_and_wrong_method(served):

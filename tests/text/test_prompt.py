@@ -107,6 +107,12 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer, templ
         encode_prompt(prompt, tokenizer, template, 100)
 
 
+def test_more_messages_than_tokens_are_refused_before_they_are_rendered(tokenizer, template, monkeypatch):
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: pytest.fail("they were rendered"))
+    with pytest.raises(ContextOverflowError, match="at least 101 tokens and the context holds 100"):
+        encode_prompt(user("a") * 101, tokenizer, template, 100)
+
+
 @pytest.mark.parametrize("text", ["a" * 6300, "ab " * 300, "def spam"])
 def test_a_text_has_as_many_tokens_as_are_told_before_or_more(tokenizer, text):
     assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
