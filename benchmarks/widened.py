@@ -10,8 +10,9 @@ exporter asks for them, so an export takes no more memory than any other.
   mean square, and a norm gives c times the pair's values. Norms before a projection are divided by c; norms after one
   keep their weights, as what they add to the hidden state has to be c times as large. The embedding needs no change, as
   the model itself multiplies it by sqrt(W).
-- Heads: number i of a head is number (D' / D) * i of the wide one, which is rotated by the same frequency, also beside
-  the same partner half a head further. Added heads give zero.
+- Heads: number i of a query or key is number (D' / D) * i of the wide one, which is rotated by the same frequency, also
+  beside the same partner half a head further. Values, which are not rotated, keep their places, so that the output
+  projection keeps its blocks of 32. Added heads give zero.
 - Layers: the pair's lie last among the layers with a KV cache of their own, and last among those without. The others
   are random, and what they add is multiplied by zero. So drafts with a part of the layers look better than they are.
 - Tokens that only the wide vocabulary has: the last number of the hidden state is positive, and their rows of the
@@ -239,13 +240,14 @@ class Widening:
             raise CheckpointError("a layer of the pair does not fit the layer in its place")
         e, after = np.float32(math.sqrt(step)), np.float32(_power(self.c))
         dims, inner = step * np.arange(pair.head_dim), np.arange(pair.intermediate_size)
-        queries = _blocks(self._pair.query_heads, wide.head_dim, dims)
-        values = _blocks(pair.kv_heads, wide.head_dim, dims)
+        queries, keys = (_blocks(count, wide.head_dim, dims) for count in (self._pair.query_heads, pair.kv_heads))
+        unturned = np.arange(pair.head_dim)
+        values, mixed = (_blocks(count, wide.head_dim, unturned) for count in (pair.kv_heads, self._pair.query_heads))
         places = {
             "self_attn.q_proj.weight": (queries, self.hidden, e),
-            "self_attn.k_proj.weight": (values, self.hidden, e),
+            "self_attn.k_proj.weight": (keys, self.hidden, e),
             "self_attn.v_proj.weight": (values, self.hidden, e),
-            "self_attn.o_proj.weight": (self.hidden, queries, after / e),
+            "self_attn.o_proj.weight": (self.hidden, mixed, after / e),
             "mlp.gate_proj.weight": (inner, self.hidden, np.float32(1)),
             "mlp.up_proj.weight": (inner, self.hidden, np.float32(1)),
             "mlp.down_proj.weight": (self.hidden, inner, after),

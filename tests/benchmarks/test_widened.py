@@ -16,6 +16,7 @@ from ondevice_export import export
 
 if TYPE_CHECKING:
     from ondevice import Model
+    from ondevice.options import GenerationKeywords
 
 PROMPT = (PAIR.parent / "demo_prompt.txt").read_text("utf-8")
 TOKENS = 100
@@ -57,9 +58,8 @@ def test_logits_and_hidden_states_are_the_pairs(models: tuple[Model, Model]) -> 
 
 def test_the_text_and_the_drafts_are_the_pairs(models: tuple[Model, Model]) -> None:
     for configuration in (PLAIN, *(Configuration(name, "4") for name in ("mtp", "medusa", "blockwise"))):
-        replies = [
-            model.generate(PROMPT, max_new_tokens=TOKENS, temperature=0, **configuration.options()) for model in models
-        ]
+        options: GenerationKeywords = {**configuration.options(), "max_new_tokens": TOKENS, "temperature": 0.0}
+        replies = [model.generate(PROMPT, **options) for model in models]
         pair, wide = replies
         assert len(pair.token_ids) == TOKENS
         assert wide.token_ids == pair.token_ids
