@@ -128,11 +128,11 @@ def setting_name(configuration: Configuration) -> str:
     )
 
 
-def scenarios(model: Model, human_eval: Path | None, limit: int | None) -> list[Scenario]:
+def scenarios(model: Model, human_eval: Path | None) -> list[Scenario]:
     """The prompts of `ondevice bench --scenarios`, and of HumanEval if there is a file."""
-    found = load_scenarios(limit, as_chat=CHAT_TEMPLATE in model.manifest.files)
+    found = load_scenarios(None, as_chat=CHAT_TEMPLATE in model.manifest.files)
     if human_eval is not None:
-        found.append(Scenario(HUMAN_EVAL, tuple(load_prompts(human_eval, limit, as_chat=False))))
+        found.append(Scenario(HUMAN_EVAL, tuple(load_prompts(human_eval, None, as_chat=False))))
     return found
 
 
@@ -145,6 +145,7 @@ def measure(
     *,
     tokens: int,
     turns: int,
+    skip: int = 0,
     servers: Servers | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Iterator[Record]:
@@ -152,6 +153,7 @@ def measure(
 
     Args:
         tokens: of a reply, at most.
+        skip: number of each kind's prompts that come before the given ones, for the records.
         servers: llama.cpp's, by setting.
         progress: called after every reply of ours.
 
@@ -173,14 +175,14 @@ def measure(
             replies = [run.token_ids for run in runs[PLAIN_NAME][0]]
             if not repeated:
                 repeated = [repeated_share(reply) for reply in replies]
-            for number, reply in enumerate(replies):
+            for at, reply in enumerate(replies):
                 if len(reply) < SHORTEST:
                     continue
                 for setting, repeats in runs.items():
-                    of_prompt = [repeat[number] for repeat in repeats]
-                    yield _record(case, number, setting, of_prompt, repeated[number])
+                    yield _record(case, skip + at, setting, [repeat[at] for repeat in repeats], repeated[at])
                 if servers:
-                    yield from _of_servers(model, servers, case, number, turns=turns, repeated=repeated[number])
+                    ids = model.encode(kind.prompts[at])
+                    yield from _of_servers(servers, case, skip + at, ids, turns=turns, repeated=repeated[at])
 
 
 def check_equal(kind: str, runs: Mapping[str, Sequence[Sequence[Run]]]) -> None:
@@ -225,10 +227,9 @@ def _record(case: Case, prompt: int, setting: str, runs: Sequence[Run], repeated
 
 
 def _of_servers(
-    model: Model, servers: Servers, case: Case, number: int, *, turns: int, repeated: float
+    servers: Servers, case: Case, prompt: int, ids: Sequence[int], *, turns: int, repeated: float
 ) -> Iterator[Record]:
     """The same prompt on llama.cpp, in turns as well; its replies are its own, as its arithmetic is."""
-    ids = model.encode(case.scenario.prompts[number])
     options = {"n_predict": case.options["max_new_tokens"], "temperature": case.temperature, "seed": SEED}
     options |= {"top_k": TOP_K, "top_p": TOP_P, "min_p": 0.0} if case.temperature else {}
     found: dict[str, list[Completion]] = {setting: [] for setting in servers}
@@ -241,7 +242,7 @@ def _of_servers(
             continue
         yield Record(
             kind=case.scenario.name,
-            prompt=number,
+            prompt=prompt,
             temperature=case.temperature,
             setting=f"llama.cpp {setting}",
             tokens=len(replies[0].token_ids) - 1,
@@ -391,10 +392,11 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
             for name, options in speculative(arguments.mtp_gguf, arguments.mtp_drafts).items():
                 server = LlamaServer(arguments.llama_server, arguments.gguf, model.threads, options)
                 servers[name] = stack.enter_context(server)
+        chosen = slice(arguments.skip, None if arguments.limit is None else arguments.skip + arguments.limit)
         kinds = [
-            each
-            for each in scenarios(model, arguments.human_eval, arguments.limit)
-            if arguments.kinds is None or each.name in arguments.kinds
+            Scenario(each.name, each.prompts[chosen])
+            for each in scenarios(model, arguments.human_eval)
+            if each.prompts[chosen] and (arguments.kinds is None or each.name in arguments.kinds)
         ]
         replies = sum(len(kind.prompts) for kind in kinds) * len(configurations(model))
         total = replies * len(TEMPERATURES) * arguments.turns
@@ -405,6 +407,7 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
                 kinds,
                 tokens=arguments.tokens,
                 turns=arguments.turns,
+                skip=arguments.skip,
                 servers=servers,
                 progress=bar.update,
             )
@@ -418,6 +421,7 @@ def main() -> None:
     parser.add_argument("--human-eval", type=Path, metavar="FILE", help="HumanEval's tasks, JSON lines")
     parser.add_argument("--kinds", nargs="+", choices=(*FILES, HUMAN_EVAL), metavar="KIND", help="(default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts of each kind (default: all)")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="first prompts of each kind to leave out")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of a reply (default: 96)")
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="(default: 3)")
     parser.add_argument("--threads", type=int, metavar="N", help="default: the physical cores")

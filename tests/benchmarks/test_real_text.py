@@ -84,6 +84,14 @@ def test_a_run_on_the_reference_pair(
     assert capsys.readouterr().out == printed
     with pytest.raises(SystemExit, match="prompts in common"):
         merge([stored, stored])
+    other, shorter = tmp_path / "other.json", tmp_path / "shorter.json"
+    for path, more in ((other, ["--skip", "1"]), (shorter, ["--skip", "1", "--tokens", "18"])):
+        monkeypatch.setattr("sys.argv", ["real_text", *map(str, [reference_bundle, *options, "--json", path, *more])])
+        real_text.main()
+    both, _ = merge([stored, other])
+    assert {(record.kind, record.prompt) for record in both if record not in records} == {("chat", 1)}
+    with pytest.raises(SystemExit, match="other conditions"):
+        merge([stored, shorter])
 
 
 @pytest.mark.parametrize("options", [["x", "--merge", "y"], ["x", "--llama-server", "y"], ["x", "--tokens", "8"], []])
