@@ -1,6 +1,6 @@
 """A bundle of Gemma 4 E2B's exact shapes that computes the reference pair's function: real text at E2B's real cost.
 
-    python -m benchmarks.widened DIRECTORY [--head-bits 4] [--size E2B|small] [--gguf FILE]
+    python -m benchmarks.widened DIRECTORY [--head-bits 4] [--size E2B|small]
     python -m benchmarks.widened DIRECTORY --beside bundles/reference    # compares the greedy texts of the two
 
 Every tensor of the pair lies in a larger one of zeros. Nothing is written but the bundle: rows are computed as the
@@ -19,8 +19,10 @@ exporter asks for them, so an export takes no more memory than any other.
   embedding are negative there, which takes their logits to minus the soft cap. Their clusters are never scored, but for
   as many as the wide model scores more than the pair does: the candidates are the pair's and tokens that lose.
 
-Window, context and control tokens are the pair's. Matrices before a norm are scaled by powers of two only: int4 codes
-are the pair's own, and the norm's epsilon counts for up to twice as much or as little.
+Window, context and control tokens are the pair's. At E2B's shape, all matrices of the target but the gates of per-layer
+embeddings are scaled by powers of two: their int4 codes are the pair's own. A norm's epsilon counts for up to twice as
+much or as little, and so greedy texts may part where two tokens are about equally likely. `benchmarks.widened_gguf`
+writes the same weights for llama.cpp, and `benchmarks.real_text` measures both.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ import numpy.typing as npt
 
 from benchmarks import e2b_shape
 from benchmarks.e2b_shape import FloatArray, RandomCheckpoint
+from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
 from ondevice.bundle_format.model_config import Decoder, DrafterEntry, LayerConfig, Shortlist, Target
 from ondevice.bundle_format.tensor_table import (
@@ -54,6 +57,8 @@ from ondevice.bundle_format.tensor_table import (
     Shapes,
     drafter_shapes,
 )
+from ondevice.cli.bench.scenarios import load_scenarios
+from ondevice.cli.bench.tables import table
 from ondevice.errors import CheckpointError
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint.config import read_drafter, read_target
@@ -86,7 +91,9 @@ OF_THE_PAIR = (
     "rope_parameters",
     "final_logit_softcapping",
 )
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+CONTROL = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKENS = 96
+"""Of the replies that are compared."""
 
 _SMALL: Fields = {
     "hidden_size": 384,
@@ -454,7 +461,7 @@ def widened(size: str, pair: Path = PAIR) -> Iterator[WidePair]:
         assistant = stack.enter_context(open_drafter(locate(str(pair / "drafter")), source))
         trained = stack.enter_context(open_heads(locate(str(pair / "heads")), source))
         own = read_json(pair / "target" / "config.json")
-        kept = {name: own[name] for name in (*OF_THE_PAIR, *TOKENS) if name in own}
+        kept = {name: own[name] for name in (*OF_THE_PAIR, *CONTROL) if name in own}
         checkout = _checkout(directory / f"widened-{size}", {**fields, **kept}, pair / "target")
         family, config = read_target(checkout.directory)
         text = {name: own[name] for name in OF_THE_PAIR[:-1] if name in own}
@@ -499,13 +506,36 @@ def write_bundle(out: Path, size: str = "E2B", head_bits: int = 8, quantize: str
         bundle.commit(make_manifest(wide.target, wide.drafter, options, wide.heads), graphs.tensors)
 
 
+def compare(wide: Path, pair: Path) -> str:
+    """Markdown: greedy replies of the two bundles, with the number of tokens before the first that differs."""
+    replies: list[list[tuple[int, ...]]] = []
+    with load(pair) as first, load(wide) as second:
+        kinds = load_scenarios(None, as_chat=CHAT_TEMPLATE in first.manifest.files)
+        prompts = [(kind.name, prompt) for kind in kinds for prompt in kind.prompts]
+        for model in (first, second):
+            generated = (model.generate(prompt, max_new_tokens=TOKENS, temperature=0.0) for _, prompt in prompts)
+            replies.append([reply.token_ids for reply in generated])
+    lines, same = [], 0
+    for (name, _), own, other in zip(prompts, *replies, strict=True):
+        differ = (at for at, (one, two) in enumerate(zip(own, other, strict=False)) if one != two)
+        first_difference = next(differ, min(len(own), len(other)))
+        same += own == other
+        lines.append([name, str(len(own)), "all" if own == other else str(first_difference)])
+    rows = table(["prompt", "tokens", "equal"], lines, left={"prompt"})
+    return f"{rows}\n\n{same} of {len(lines)} greedy replies are the pair's, token for token"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--size", choices=SIZES, default="E2B")
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--beside", type=Path, metavar="BUNDLE", help="compare the bundle with this one of the pair")
     arguments = parser.parse_args()
-    write_bundle(arguments.directory, arguments.size, arguments.head_bits)
+    if arguments.beside is not None:
+        print(compare(arguments.directory, arguments.beside))
+    else:
+        write_bundle(arguments.directory, arguments.size, arguments.head_bits)
 
 
 if __name__ == "__main__":

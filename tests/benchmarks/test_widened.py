@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ondevice
-from benchmarks.widened import PAIR, write_bundle
+from benchmarks.widened import PAIR, compare, write_bundle
 from ondevice.cli.bench.measure import PLAIN, Configuration
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice_export import export
@@ -72,12 +72,13 @@ def test_other_prompts_and_sampled_text(models: tuple[Model, Model]) -> None:
         assert wide.text == pair.text
 
 
-def test_the_quantised_bundle_generates(tmp_path: Path, kernels: None) -> None:
-    """In int4, logits differ a little where the norm's epsilon counts otherwise; most of a short text is the same."""
+def test_int4_codes_are_the_pairs(tmp_path: Path, kernels: None) -> None:
+    """Only the gates of per-layer embeddings and the epsilon of norms differ: texts part late, and seldom."""
     export(PAIR / "target", tmp_path / "pair", head_bits=4)
     write_bundle(tmp_path / "wide", "small", head_bits=4)
-    texts = []
-    for name in ("pair", "wide"):
-        with ondevice.load(tmp_path / name, engine="simd", threads=1) as model:
-            texts.append(model.generate(PROMPT, max_new_tokens=24, temperature=0).text)
-    assert texts[0] == texts[1]
+    lines = compare(tmp_path / "wide", tmp_path / "pair").splitlines()
+    replies = [line.split("|")[1:4] for line in lines[2:-2]]
+    assert len(replies) == 15
+    equal = [int(tokens if same.strip() == "all" else same) for _, tokens, same in replies]
+    assert sum(equal) > 0.6 * sum(int(tokens) for _, tokens, _ in replies)
+    assert lines[-1].endswith("of 15 greedy replies are the pair's, token for token")
