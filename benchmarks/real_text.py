@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 HUMAN_EVAL = "HumanEval"
 TEMPERATURES = (0.0, 1.0)
-TOP_K, TOP_P, SEED = 64, 0.95, 1
+TOP_K, TOP_P = 64, 0.95
 
 LEFT_OUT = ("self", "swift", "early-exit")
 """Drafters that run a part of the layers."""
@@ -56,7 +56,7 @@ LENGTHS = ("2", "4", "6", "8")
 
 GRAM, REPETITIVE = 8, 0.25
 SHORTEST = 16
-"""A reply with fewer tokens is left out: its speed would be that of a few rounds."""
+"""A reply with fewer tokens is left out, and counted: its speed would be that of a few rounds."""
 
 RESAMPLES = 2000
 PLAIN_NAME = "plain"
@@ -163,49 +163,52 @@ def measure(
     backend = Backend(model.engine.name, model.threads)
     variants = [Variant(backend, each) for each in configurations(model)]
     for kind in kinds:
-        repeated: list[float] = []
-        for temperature in TEMPERATURES:
-            options: GenerationKeywords = {"max_new_tokens": tokens, "temperature": temperature, "seed": SEED}
-            if temperature:
-                options |= {"top_k": TOP_K, "top_p": TOP_P}
-            case = Case(kind, temperature, options)
-            found = measure_case({backend: model}, variants, case, turns, progress)
-            runs = {setting_name(variant.configuration): each for variant, each in found.items()}
-            check_equal(kind.name, runs)
-            replies = [run.token_ids for run in runs[PLAIN_NAME][0]]
-            if not repeated:
-                repeated = [repeated_share(reply) for reply in replies]
-            for at, reply in enumerate(replies):
-                if len(reply) < SHORTEST:
-                    continue
-                for setting, repeats in runs.items():
-                    yield _record(case, skip + at, setting, [repeat[at] for repeat in repeats], repeated[at])
+        for number, prompt in enumerate(kind.prompts, skip):
+            start = number % len(variants)
+            rotated = [*variants[start:], *variants[:start]]
+            repeated = 0.0
+            for temperature in TEMPERATURES:
+                case = _case(Scenario(kind.name, (prompt,)), number, temperature, tokens)
+                found = measure_case({backend: model}, rotated, case, turns, progress)
+                runs = {setting_name(each.configuration): [run for [run] in found[each]] for each in variants}
+                check_equal(f"{kind.name}, prompt {number}", runs)
+                if temperature == 0:
+                    repeated = repeated_share(runs[PLAIN_NAME][0].token_ids)
+                for setting, replies in runs.items():
+                    yield _record(case, number, setting, replies, repeated)
                 if servers:
-                    ids = model.encode(kind.prompts[at])
-                    yield from _of_servers(servers, case, skip + at, ids, turns=turns, repeated=repeated[at])
+                    ids = model.encode(prompt)
+                    yield from _of_servers(servers, case, number, ids, turns=turns, repeated=repeated)
 
 
-def check_equal(kind: str, runs: Mapping[str, Sequence[Sequence[Run]]]) -> None:
-    """Check that all replies are those of plain decoding.
+def _case(scenario: Scenario, prompt: int, temperature: float, tokens: int) -> Case:
+    """A prompt at a temperature. Each prompt has a seed of its own: with a common one, their draws would be alike."""
+    seed = 1000 * [*FILES, HUMAN_EVAL].index(scenario.name) + prompt
+    options: GenerationKeywords = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed}
+    if temperature:
+        options |= {"top_k": TOP_K, "top_p": TOP_P}
+    return Case(scenario, temperature, options)
+
+
+def check_equal(prompt: str, runs: Mapping[str, Sequence[Run]]) -> None:
+    """Check that all replies to a prompt are those of plain decoding.
 
     Args:
-        runs: by setting, turn and prompt.
+        prompt: for the message.
+        runs: by setting and turn.
 
     Raises:
-        SystemExit: one is not; the message names setting, prompt, turn and the first token that differs.
+        SystemExit: one is not; the message names prompt, turn, setting and the first token that differs.
     """
-    plain = [run.token_ids for run in runs[PLAIN_NAME][0]]
-    for setting, repeats in runs.items():
-        for turn, repeat in enumerate(repeats):
-            for number, (run, wanted) in enumerate(zip(repeat, plain, strict=True)):
-                if run.token_ids != wanted:
-                    pairs = zip(run.token_ids, wanted, strict=False)
-                    shorter = min(len(run.token_ids), len(wanted))
-                    first = next((at for at, (own, other) in enumerate(pairs) if own != other), shorter)
-                    raise SystemExit(
-                        f"{kind}, prompt {number}, turn {turn}: the reply of {setting} differs from plain decoding's "
-                        f"from token {first} on"
-                    )
+    wanted = runs[PLAIN_NAME][0].token_ids
+    for setting, replies in runs.items():
+        for turn, found in enumerate(reply.token_ids for reply in replies):
+            if found != wanted:
+                differ = (at for at, (own, other) in enumerate(zip(found, wanted, strict=False)) if own != other)
+                first = next(differ, min(len(found), len(wanted)))
+                raise SystemExit(
+                    f"{prompt}, turn {turn}: the reply of {setting} differs from plain decoding's from token {first} on"
+                )
 
 
 def _record(case: Case, prompt: int, setting: str, runs: Sequence[Run], repeated: float) -> Record:
@@ -230,7 +233,8 @@ def _of_servers(
     servers: Servers, case: Case, prompt: int, ids: Sequence[int], *, turns: int, repeated: float
 ) -> Iterator[Record]:
     """The same prompt on llama.cpp, in turns as well; its replies are its own, as its arithmetic is."""
-    options = {"n_predict": case.options["max_new_tokens"], "temperature": case.temperature, "seed": SEED}
+    options: dict[str, Any] = {"n_predict": case.options["max_new_tokens"], "temperature": case.temperature}
+    options |= {"seed": case.options["seed"]}
     options |= {"top_k": TOP_K, "top_p": TOP_P, "min_p": 0.0} if case.temperature else {}
     found: dict[str, list[Completion]] = {setting: [] for setting in servers}
     for turn in range(turns):
@@ -238,8 +242,6 @@ def _of_servers(
         for setting in [*order[turn % len(order) :], *order[: turn % len(order)]]:
             found[setting].append(servers[setting].complete(ids, options))
     for setting, replies in found.items():
-        if min(len(reply.token_ids) for reply in replies) < SHORTEST:
-            continue
         yield Record(
             kind=case.scenario.name,
             prompt=prompt,
@@ -255,6 +257,12 @@ def _of_servers(
 
 
 # The tables.
+
+
+def long_enough(records: Sequence[Record]) -> list[Record]:
+    """The records without short replies; llama.cpp's also have to have a plain reply of ours to be compared with."""
+    known = {each.case for each in records if each.setting == PLAIN_NAME and each.tokens + 1 >= SHORTEST}
+    return [record for record in records if record.case in known and record.tokens + 1 >= SHORTEST]
 
 
 def geometric(values: Sequence[float]) -> tuple[float, float, float]:
@@ -291,6 +299,7 @@ def settings_table(records: Sequence[Record], temperature: float) -> str:
         lines.append(
             [
                 setting,
+                str(len(these)),
                 f"{geometric([each.tokens_per_s for each in these])[0]:.1f}",
                 interval_text(list(ratios.values())),
                 interval_text([ratio for case, ratio in ratios.items() if case in varied]),
@@ -298,7 +307,14 @@ def settings_table(records: Sequence[Record], temperature: float) -> str:
                 f"{sum(each.taken for each in these) / drafts:.0%}" if drafts else "",
             ]
         )
-    titles = ["setting", "tokens/s", "speed-up", "where the greedy reply does not repeat itself", "tokens/round"]
+    titles = [
+        "setting",
+        "prompts",
+        "tokens/s",
+        "speed-up",
+        "where the greedy reply does not repeat itself",
+        "tokens/round",
+    ]
     return table([*titles, "first drafts accepted"], lines, left={"setting"})
 
 
@@ -335,6 +351,7 @@ def kinds_table(records: Sequence[Record]) -> str:
 
 def report(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
     """Markdown: all settings greedy and sampled, `auto` by kind, and the conditions."""
+    everything, records = records, long_enough(records)
     if not records:
         return f"no reply had {SHORTEST} tokens"
     parts = []
@@ -345,13 +362,15 @@ def report(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
         varied = sum(record.repeated < REPETITIVE for record in own.values())
         parts += [f"Temperature {temperature:g}, {len(own)} prompts, {varied} without repetition:", ""]
         parts += [settings_table(records, temperature), ""]
-    parts += ["`auto` and the best single drafter and length of each kind, plain decoding included:", ""]
+    parts += ["`auto` and the best single drafter and length of each kind, plain decoding included. The best is chosen"]
+    parts += ["afterwards, on the same replies, which favours it:", ""]
     parts += [kinds_table(records), ""]
     parts += [
         "Speed-ups are over plain decoding of ondevice: geometric means over prompts, 95 % intervals.",
         f"Left out, as added layers do nothing and drafts without them cost little: {', '.join(LEFT_OUT)}.",
+        f"Left out, with fewer than {SHORTEST} tokens: {len(everything) - len(records)} of {len(everything)} replies.",
         f"Replies of at most {facts['tokens']} tokens, {facts['turns']} turns; sampled with top-k {TOP_K}, top-p "
-        f"{TOP_P:g}, seed {SEED}. All replies of ondevice equal plain decoding's.",
+        f"{TOP_P:g} and a seed for each prompt. All replies of ondevice equal plain decoding's.",
         setup_line(dict(facts)),
         versions_line(dict(facts)),
     ]

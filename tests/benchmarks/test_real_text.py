@@ -46,22 +46,30 @@ def test_the_report() -> None:
     other = [replace(each, prompt=1, repeated=0.9) for each in (PLAIN, MTP, AUTO)]
     lines = report([PLAIN, MTP, AUTO, *other], FACTS).splitlines()
     assert lines[0] == "Temperature 0, 2 prompts, 1 without repetition:"
-    assert lines[5].replace(" ", "") == "|mtp|20.0|2.00[2.00,2.00]|2.00|3.00|90%|"
-    assert lines[12].replace(" ", "") == "|chat|0|2|50%|10.0|mtp|2.00|1.90|0.95|"
+    assert lines[5].replace(" ", "") == "|mtp|2|20.0|2.00[2.00,2.00]|2.00|3.00|90%|"
+    assert lines[13].replace(" ", "") == "|chat|0|2|50%|10.0|mtp|2.00|1.90|0.95|"
     assert "Left out" in "\n".join(lines)
     assert "self, swift, early-exit" in "\n".join(lines)
 
 
 def test_a_reply_that_differs_ends_the_run() -> None:
-    runs = {
-        "plain": [[Run((1, 2, 3), 0.1, Stats())]],
-        "mtp 4": [[Run((1, 2, 3), 0.1, Stats())], [Run((1, 5, 3), 0.1, Stats())]],
-    }
-    with pytest.raises(SystemExit, match=r"chat, prompt 0, turn 1: the reply of mtp 4 differs .* from token 1 on"):
-        check_equal("chat", runs)
-    shorter = {**runs, "mtp 4": [[Run((1, 2), 0.1, Stats())]]}
+    plain = Run((1, 2, 3), 0.1, Stats())
+    runs = {"plain": [plain, plain], "mtp 4": [plain, Run((1, 5, 3), 0.1, Stats())]}
+    with pytest.raises(SystemExit, match=r"chat, prompt 7, turn 1: the reply of mtp 4 differs .* from token 1 on"):
+        check_equal("chat, prompt 7", runs)
     with pytest.raises(SystemExit, match="from token 2 on"):
-        check_equal("chat", shorter)
+        check_equal("chat", {**runs, "mtp 4": [Run((1, 2), 0.1, Stats())]})
+    check_equal("chat", {**runs, "mtp 4": [plain]})
+
+
+def test_short_replies_are_left_out_and_counted() -> None:
+    short = [replace(each, prompt=1, tokens=3) for each in (PLAIN, MTP, AUTO)]
+    other = replace(PLAIN, setting="llama.cpp plain", tokens=2)
+    alone = replace(other, prompt=1, tokens=95)
+    printed = report([PLAIN, MTP, AUTO, *short, other, alone], FACTS)
+    assert "Temperature 0, 1 prompts" in printed
+    assert "Left out, with fewer than 16 tokens: 5 of 8 replies." in printed
+    assert "llama.cpp" not in printed
 
 
 def test_a_run_on_the_reference_pair(
