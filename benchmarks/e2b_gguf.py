@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +23,7 @@ import numpy.typing as npt
 from benchmarks.e2b_shape import noise
 from benchmarks.footprint import TARGETS
 from benchmarks.shape import target_model
-from ondevice.bundle_format.model_config import Target
+from ondevice.bundle_format.model_config import DrafterEntry, LayerConfig, Target
 
 try:
     import gguf
@@ -30,6 +33,7 @@ except ModuleNotFoundError:
 
 ARCHITECTURE = gguf.MODEL_ARCH.GEMMA4
 HEAD = "model.embed_tokens.weight"
+HEAD_KINDS = {4: Kind.Q4_0, 8: Kind.Q8_0}
 STILL = 1e30
 """Divisor of the frequencies without rotation (llama.cpp, `Gemma4Model.generate_extra_tensors`)."""
 
@@ -38,46 +42,84 @@ _SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn
 """Tensor names that the gguf package does not map."""
 
 
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor of a file.
+
+    name, shape, kind : as llama.cpp knows it
+    data : called when its turn comes; the bytes of the blocks, or float32, in pieces one after the other
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    data: Callable[[], Iterable[npt.NDArray[Any]]]
+
+    @property
+    def nbytes(self) -> int:
+        block, size = gguf.GGML_QUANT_SIZES[self.kind]
+        return int(np.prod(self.shape, dtype=np.int64)) // int(block) * int(size)
+
+    def tofile(self, file: BinaryIO) -> None:
+        """Write the data, as an array's method of this name does."""
+        for piece in self.data():
+            file.write(np.ascontiguousarray(piece).data)
+
+
 def write_gguf(path: Path, head_bits: int, size: str = "E2B") -> None:
-    """Write the file; an older one there is replaced."""
+    """Write the random model; an older file there is replaced."""
     with tempfile.TemporaryDirectory() as directory:
         model = target_model(size, Path(directory))
     config = model.config
-    head = {4: Kind.Q4_0, 8: Kind.Q8_0}[head_bits]
-    kinds = {name: _kind(name, shape, head) for name, shape in model.shapes.items()}
     names = gguf.get_tensor_name_map(ARCHITECTURE, len(config.layers))
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURE])
     writer.add_name(f"gemma-4-{size}-shape")
-    _describe(writer, config)
-    turning = rope_divisors(config)
-    writer.add_tensor_info("rope_freqs.weight", turning.shape, turning.dtype, turning.nbytes)
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config.vocab_size)
+    describe(writer, config, config)
+    blocks = {kind: gguf.quantize(noise(), kind) for kind in (Kind.Q4_0, Kind.Q8_0)}
+    tensors = []
     for name, shape in model.shapes.items():
-        kind = kinds[name]
-        own = _own_name(name, names)
-        writer.add_tensor_info(own, shape, np.dtype(np.float32), _bytes(shape, kind), kind)
+        kind = tensor_kind(name, shape, Kind.Q4_0, HEAD_KINDS[head_bits])
+        tensors.append(GgufTensor(own_name(name, names), shape, kind, partial(_noise_of, shape, kind, blocks)))
+    write_file(writer, tensors, rope_divisors(config))
+
+
+def write_file(writer: Any, tensors: Sequence[GgufTensor], turning: npt.NDArray[np.float32]) -> None:
+    """Write header, metadata and tensors, then close the file.
+
+    Args:
+        writer: gguf's, with all metadata.
+        turning: of `rope_divisors`.
+    """
+    everything = [GgufTensor("rope_freqs.weight", turning.shape, Kind.F32, lambda: [turning]), *tensors]
+    for tensor in everything:
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, tensor.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    blocks = {kind: gguf.quantize(noise(), kind) for kind in set(kinds.values())}
-    writer.write_tensor_data(turning)
-    for name, shape in model.shapes.items():
-        kind = kinds[name]
-        if kind is Kind.F32:
-            writer.write_tensor_data(np.ones(shape, np.float32) if len(shape) == 1 else np.resize(noise(), shape))
-        else:
-            writer.write_tensor_data(np.resize(blocks[kind], _bytes(shape, kind)))
+    for tensor in everything:
+        writer.write_tensor_data(tensor)
     writer.close()
 
 
-def rope_divisors(config: Target) -> npt.NDArray[np.float32]:
+def _noise_of(shape: tuple[int, ...], kind: Kind, blocks: Mapping[Kind, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """The noise in the form of a tensor; norms are ones."""
+    if kind is Kind.F32:
+        return [np.ones(shape, np.float32) if len(shape) == 1 else np.resize(noise(), shape)]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    return [np.resize(blocks[kind], int(np.prod(shape, dtype=np.int64)) // int(block) * int(size))]
+
+
+def rope_divisors(config: Target | DrafterEntry) -> npt.NDArray[np.float32]:
     """float32[head_dim / 2]: 1 for the full layers' frequencies that turn."""
-    half = _head_dim(config, "full") // 2
+    half = _head_dim(config.layers, "full") // 2
     turning = int(half * config.rope["full"].rotated)
     return np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
 
 
-def _own_name(name: str, names: Any) -> str:
-    """llama.cpp's name of a tensor."""
+def own_name(name: str, names: Any) -> str:
+    """llama.cpp's name of a tensor; `names` is gguf's map."""
     _, _, layer, part = [*name.split(".", 3), ""][:4]
     if part in _SCALES:
         return f"blk.{layer}.{_SCALES[part]}"
@@ -87,43 +129,37 @@ def _own_name(name: str, names: Any) -> str:
     return f"{own}.weight"
 
 
-def _kind(name: str, shape: tuple[int, ...], head: Kind) -> Kind:
+def tensor_kind(name: str, shape: tuple[int, ...], layers: Kind, head: Kind) -> Kind:
+    """The form of a tensor: float32, or the blocks of the layers' matrices or the head's."""
     if len(shape) == 1 or name.endswith("router.proj.weight"):
         return Kind.F32
-    return head if name == HEAD else Kind.Q4_0
+    return head if name == HEAD else layers
 
 
-def _bytes(shape: tuple[int, ...], kind: Kind) -> int:
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    return int(np.prod(shape, dtype=np.int64)) // int(block) * int(size)
+def _head_dim(layers: Sequence[LayerConfig], kind: str) -> int:
+    return next(layer.head_dim for layer in layers if layer.kind == kind)
 
 
-def _head_dim(config: Target, kind: str) -> int:
-    return next(layer.head_dim for layer in config.layers if layer.kind == kind)
+def describe(writer: Any, config: Target | DrafterEntry, target: Target) -> None:
+    """The metadata that llama.cpp's `llama_model_gemma4::load_arch_hparams` and its base class read.
 
-
-def _describe(writer: Any, config: Target) -> None:
-    """The metadata that llama.cpp's `llama_model_gemma4::load_arch_hparams` and its base class read."""
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.context_length)
+    Args:
+        config: of the model in the file: the target itself, or its drafter.
+    """
+    writer.add_context_length(target.context_length)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(len(config.layers))
     writer.add_feed_forward_length([layer.intermediate_size for layer in config.layers])
-    if (experts := config.layers[0].experts) is not None:
-        writer.add_expert_count(experts.count)
-        writer.add_expert_used_count(experts.top)
-        writer.add_expert_feed_forward_length(experts.intermediate_size)
     writer.add_head_count(config.query_heads)
     writer.add_head_count_kv([layer.kv_heads for layer in config.layers])
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window(target.sliding_window)
     writer.add_sliding_window_pattern([layer.kind == "sliding" for layer in config.layers])
-    writer.add_shared_kv_layers(len(config.layers) - config.first_shared_layer)
-    writer.add_embedding_length_per_layer_input(config.ple_size)
-    if config.softcap is not None:
-        writer.add_final_logit_softcapping(config.softcap)
-    full, sliding = _head_dim(config, "full"), _head_dim(config, "sliding")
+    if isinstance(config, Target):
+        _describe_target(writer, config)
+    else:
+        writer.add_shared_kv_layers(len(config.layers))
+    full, sliding = _head_dim(config.layers, "full"), _head_dim(config.layers, "sliding")
     writer.add_key_length(full)
     writer.add_value_length(full)
     writer.add_rope_dimension_count(full)
@@ -132,6 +168,17 @@ def _describe(writer: Any, config: Target) -> None:
     writer.add_value_length_swa(sliding)
     writer.add_rope_dimension_count_swa(sliding)
     writer.add_rope_freq_base_swa(config.rope["sliding"].theta)
+
+
+def _describe_target(writer: Any, config: Target) -> None:
+    if (experts := config.layers[0].experts) is not None:
+        writer.add_expert_count(experts.count)
+        writer.add_expert_used_count(experts.top)
+        writer.add_expert_feed_forward_length(experts.intermediate_size)
+    writer.add_shared_kv_layers(len(config.layers) - config.first_shared_layer)
+    writer.add_embedding_length_per_layer_input(config.ple_size)
+    if config.softcap is not None:
+        writer.add_final_logit_softcapping(config.softcap)
 
 
 def main() -> None:

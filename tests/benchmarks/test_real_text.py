@@ -1,0 +1,150 @@
+"""`benchmarks.real_text`: its statistics, its check of every reply, and a run on the reference pair."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import llama_server, real_text
+from benchmarks.llama_server import LlamaServer, speculative
+from benchmarks.real_text import Record, check_equal, geometric, interval_text, merge, repeated_share, report
+from ondevice.cli.bench.measure import Run
+from ondevice.generate.stats import Stats
+
+FACTS = {
+    "bundle": "toy", "weights": "int4", "engine": "simd", "threads": 2, "processor": "a CPU", "system": "an OS",
+    "versions": {"numpy": "2"}, "tokens": 96, "turns": 3,
+}  # fmt: skip
+PLAIN = Record("chat", 0, 0.0, "plain", 95, (9.5, 9.5, 19.0), rounds=285, drafts=0, taken=0, repeated=0.1)
+MTP = replace(PLAIN, setting="mtp", seconds=(4.75, 19.0, 4.75), rounds=95, drafts=90, taken=81)
+AUTO = replace(MTP, setting="auto", seconds=(5.0, 5.0, 5.0))
+
+
+def test_the_share_that_repeats_itself() -> None:
+    assert repeated_share([]) == 0
+    assert repeated_share(range(50)) == 0
+    assert repeated_share([*range(8), *range(100, 124), *range(8)]) == pytest.approx(16 / 40)
+    assert repeated_share([7] * 20) == 1
+
+
+def test_speed_ups_are_taken_turn_by_turn() -> None:
+    assert MTP.speed_up(PLAIN) == 2.0
+    assert replace(MTP, tokens=190).speed_up(PLAIN) == 4.0
+    mean, low, high = geometric([1.0, 4.0])
+    assert mean == pytest.approx(2.0)
+    assert low == pytest.approx(1.0)
+    assert high == pytest.approx(4.0)
+    assert interval_text([1.5]) == "1.50"
+    assert interval_text([]) == "-"
+
+
+def test_the_report() -> None:
+    other = [replace(each, prompt=1, repeated=0.9) for each in (PLAIN, MTP, AUTO)]
+    lines = report([PLAIN, MTP, AUTO, *other], FACTS).splitlines()
+    assert lines[0] == "Temperature 0, 2 prompts, 1 without repetition:"
+    assert lines[5].replace(" ", "") == "|mtp|2|20.0|2.00[2.00,2.00]|2.00|3.00|90%|"
+    assert lines[13].replace(" ", "") == "|chat|0|2|50%|10.0|mtp|2.00|1.90|0.95|"
+    assert "Left out" in "\n".join(lines)
+    assert "self, swift, early-exit" in "\n".join(lines)
+
+
+def test_a_reply_that_differs_ends_the_run() -> None:
+    plain = Run((1, 2, 3), 0.1, Stats())
+    runs = {"plain": [plain, plain], "mtp 4": [plain, Run((1, 5, 3), 0.1, Stats())]}
+    with pytest.raises(SystemExit, match=r"chat, prompt 7, turn 1: the reply of mtp 4 differs .* from token 1 on"):
+        check_equal("chat, prompt 7", runs)
+    with pytest.raises(SystemExit, match="from token 2 on"):
+        check_equal("chat", {**runs, "mtp 4": [Run((1, 2), 0.1, Stats())]})
+    check_equal("chat", {**runs, "mtp 4": [plain]})
+
+
+def test_short_replies_are_left_out_and_counted() -> None:
+    short = [replace(each, prompt=1, tokens=3) for each in (PLAIN, MTP, AUTO)]
+    other = replace(PLAIN, setting="llama.cpp plain", tokens=2)
+    alone = replace(other, prompt=1, tokens=95)
+    printed = report([PLAIN, MTP, AUTO, *short, other, alone], FACTS)
+    assert "Temperature 0, 1 prompts" in printed
+    assert "Left out, with fewer than 16 tokens: 5 of 8 replies." in printed
+    assert "llama.cpp" not in printed
+
+
+def test_a_run_on_the_reference_pair(
+    reference_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, stored = tmp_path / "tasks.jsonl", tmp_path / "found.json"
+    tasks.write_text(json.dumps({"task_id": "T/0", "prompt": "def add(a, b):\n"}))
+    options = ["--human-eval", tasks, "--kinds", "chat", "HumanEval", "--limit", "1", "--tokens", "20", "--turns", "1"]
+    monkeypatch.setattr("sys.argv", ["real_text", *map(str, [reference_bundle, *options, "--json", stored])])
+    real_text.main()
+    printed = capsys.readouterr().out
+    records, facts = merge([stored])
+    settings = {record.setting for record in records}
+    constant = {"mtp 2", "mtp 4", "mtp 6", "mtp 8"}
+    assert settings == {"plain", "mtp", "ngram", "medusa", "blockwise", "auto"} | constant
+    assert {record.kind for record in records} <= {"chat", "HumanEval"}
+    assert facts["turns"] == 1
+    monkeypatch.setattr("sys.argv", ["real_text", "--merge", str(stored)])
+    real_text.main()
+    assert capsys.readouterr().out == printed
+    with pytest.raises(SystemExit, match="prompts in common"):
+        merge([stored, stored])
+    other, shorter = tmp_path / "other.json", tmp_path / "shorter.json"
+    for path, more in ((other, ["--skip", "1"]), (shorter, ["--skip", "1", "--tokens", "18"])):
+        monkeypatch.setattr("sys.argv", ["real_text", *map(str, [reference_bundle, *options, "--json", path, *more])])
+        real_text.main()
+    both, _ = merge([stored, other])
+    assert {(record.kind, record.prompt) for record in both if record not in records} == {("chat", 1)}
+    with pytest.raises(SystemExit, match="other conditions"):
+        merge([stored, shorter])
+
+
+@pytest.mark.parametrize("options", [["x", "--merge", "y"], ["x", "--llama-server", "y"], ["x", "--tokens", "8"], []])
+def test_options_that_do_not_fit(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["real_text", *options])
+    with pytest.raises(SystemExit, match="2"):
+        real_text.main()
+
+
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, fields):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(fields).encode())
+
+    def do_GET(self):
+        self.answer({"status": "ok"})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        timings = {"predicted_n": 7, "predicted_ms": 500.0, "draft_n": 6, "draft_n_accepted": 4}
+        self.answer({"tokens": asked["prompt"][: asked["n_predict"]], "timings": timings})
+
+    def log_message(self, *words):
+        pass
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program is a script with an interpreter line")
+def test_llama_server(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!{sys.executable}\n{SERVER}")
+    program.chmod(0o755)
+    with LlamaServer(program, Path("model.gguf"), 2, speculative(Path("mtp.gguf"), 3)["mtp 3"]) as server:
+        found = server.complete([5, 6, 7], {"n_predict": 2})
+    assert found == llama_server.Completion((5, 6), seconds=0.5, rounds=2, drafted=6, accepted=4)
+    assert list(speculative(None, 3)) == ["plain", "ngram"]
+    with pytest.raises(SystemExit, match="give the path of llama-server"):
+        LlamaServer(tmp_path / "absent", Path("model.gguf"), 2)
+    program.write_text(f"#!{sys.executable}\nraise SystemExit(3)")
+    with pytest.raises(SystemExit, match="ended with exit code 3"):
+        LlamaServer(program, Path("model.gguf"), 2)
