@@ -43,7 +43,6 @@ PLACES: dict[str, Callable[[str], Conversation]] = {
     "an argument": lambda word: ([USER, {"role": "assistant", "tool_calls": [call("f", {"a": [word]})]}], {}),
     "a thought": lambda word: ([USER, {"role": "assistant", "content": "x", "reasoning": word}], {}),
     "a result": lambda word: ([*CALLED, {"role": "tool", "tool_call_id": "call_1", "content": word}], {}),
-    "a tool's name": lambda word: ([USER], {"tools": [function(name=word)]}),
     "a tool's parameter": lambda word: ([USER], {"tools": [function(parameters={word: {"description": word}})]}),
 }
 
@@ -56,6 +55,11 @@ def test_a_control_token_is_text(place, tokenizer, template):
     )
     assert controls(ids, tokenizer) == controls(expected, tokenizer)
     assert EVIL in tokenizer.decode(ids)
+
+
+def test_a_tool_is_not_named_so(tokenizer, template):
+    with pytest.raises(PromptError, match="function name"):
+        encode_prompt([USER], tokenizer, template, chat=ChatOptions(tools=[function(name=EVIL)]))
 
 
 def test_json_cannot_hide_one(tokenizer, template):
