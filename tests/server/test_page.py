@@ -126,7 +126,10 @@ def test_copy(open_page, scripted):
 
 def test_growing_text_is_rendered_as_the_whole_text(open_page, served):
     page = open_page(served)
-    text = "1. one\n\n2. two\n\n# Head\n\na | b\n--|--\nc | d\n\n```js\n1\n\n2\n```\n\npara\n\n> quote\n\n- x\n\n- y\n\nend"
+    text = (
+        "1. one\n\n2. two\n\n# Head\n\na | b\n--|--\nc | d\n\n"
+        "```js\n1\n\n2\n```\n\npara\n\n> quote\n\n- x\n\n- y\n\nend"
+    )
     grown, settled, whole = page.evaluate(
         """async (text) => {
             const { GrowingMarkdown } = await import("./rendering.js");
