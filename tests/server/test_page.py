@@ -109,6 +109,47 @@ def test_markdown_and_nothing_else(open_page, scripted):
     ]
 
 
+def test_copy(open_page, scripted):
+    page = open_page(scripted.served)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    scripted.says("Run:\n\n```python\nprint(1)\n```\n\n- one\n- two<turn|>")
+    send(page, "Code")
+    wait_for_end(page)
+    expect(page.locator(".bar .language")).to_have_text("python")
+    page.get_by_role("button", name="Copy the code").click()
+    expect(page.locator(".bar .copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "print(1)\n"
+    page.get_by_role("button", name="Copy the reply").click()
+    expect(page.locator(".turn > .copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "Run:\n\n```python\nprint(1)\n```\n\n- one\n- two"
+
+
+def test_growing_text_is_rendered_as_the_whole_text(open_page, served):
+    page = open_page(served)
+    text = (
+        "1. one\n\n2. two\n\n# Head\n\na | b\n--|--\nc | d\n\n"
+        "```js\n1\n\n2\n```\n\npara\n\n> quote\n\n- x\n\n- y\n\nend"
+    )
+    grown, settled, whole = page.evaluate(
+        """async (text) => {
+            const { GrowingMarkdown } = await import("./rendering.js");
+            const element = document.createElement("div");
+            const growing = new GrowingMarkdown(element, () => null);
+            for (const character of text) {
+                growing.text += character;
+                growing.render();
+            }
+            const grown = element.innerText;
+            const settled = growing.settled;
+            growing.end();
+            return [grown, settled, element.innerText];
+        }""",
+        text,
+    )
+    assert settled > len(text) / 2
+    assert grown.split() == whole.split()
+
+
 def test_a_second_message_has_the_first_before_it(open_page, scripted):
     page = open_page(scripted.served)
     bodies = []

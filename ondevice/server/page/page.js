@@ -1,4 +1,4 @@
-"use strict";
+import { add, addCopyButton, GrowingMarkdown } from "./rendering.js";
 
 const $ = (id) => document.getElementById(id);
 const messages = []; // messages of the conversation, in the form of the API
@@ -58,42 +58,17 @@ async function* events(body) {
   }
 }
 
-/* Append an element with a class name and a text to `parent`, and return it. */
-function add(parent, kind, name, text = "") {
-  const made = document.createElement(kind);
-  made.className = name;
-  made.textContent = text;
-  parent.append(made);
-  return made;
-}
-
-/* Convert Markdown to elements. HTML in the text is shown as text; only the tags in ALLOWED_TAGS reach the page. */
-function formatted(text) {
-  return DOMPurify.sanitize(marked.parse(text), { ALLOWED_TAGS, ALLOWED_ATTR: ["href", "start"], RETURN_DOM_FRAGMENT: true });
-}
-
-const ALLOWED_TAGS = [
-  "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "strong",
-  "table", "tbody", "td", "th", "thead", "tr", "ul", "#text",
-];
-const escaped = ({ text }) => text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
-
-marked.use({ gfm: true, breaks: true, renderer: { html: escaped, image: escaped } });
-DOMPurify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.tagName === "A") Object.assign(node, { target: "_blank", rel: "noopener noreferrer" });
-});
-
 /* The elements of a reply: thoughts, text, tool calls, and a line of figures. */
 class Reply {
   constructor() {
-    this.text = "";
     this.thoughts = "";
     this.turn = add($("conversation"), "article", "turn reply");
     this.details = add(this.turn, "details", "thoughts");
     this.details.hidden = true;
     this.summary = add(this.details, "summary", "", "Thinking…");
     this.thoughtText = add(this.details, "div", "text");
-    this.body = add(this.turn, "div", "body");
+    this.atEnd = true; // whether the newest text was in view before the text that is not rendered yet
+    this.markdown = new GrowingMarkdown(add(this.turn, "div", "body"), () => scroll(this.atEnd));
   }
 
   take(delta) {
@@ -106,17 +81,18 @@ class Reply {
       add(this.turn, "pre", "call", `${call.function.name}(${call.function.arguments})`);
     }
     if (delta.content) {
-      this.text += delta.content;
       this.summary.textContent = "Thoughts";
-      this.show();
+      if (!this.markdown.frame) this.atEnd = isAtEnd();
+      this.markdown.append(delta.content);
     }
   }
 
-  show() {
-    this.body.replaceChildren(formatted(this.text));
+  get text() {
+    return this.markdown.text;
   }
 
   end(timings, reason) {
+    this.markdown.end();
     this.summary.textContent = "Thoughts";
     const figures = [];
     if (timings) {
@@ -129,6 +105,7 @@ class Reply {
     }
     if (reason === "length") figures.push("cut where the context ends");
     if (reason === "stopped") figures.push("stopped");
+    if (this.text && navigator.clipboard) addCopyButton(this.turn, "Copy the reply", () => this.text);
     if (figures.length) add(this.turn, "div", "figures", figures.join(" · "));
   }
 
