@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from ondevice import __version__
 from ondevice.bundle import CHAT_TEMPLATE, Bundle
+from ondevice.generate.drafters import registry
 from ondevice.model import Model
 from ondevice.server.anthropic import count_tokens, read_message
 from ondevice.server.delivery import CLIENT_LEFT, MakeWriter, deliver
@@ -141,6 +142,7 @@ class Endpoints:
                     },
                 },
                 "engine": model.engine.name,
+                "drafters": [*registry.offered(model.engine), registry.NONE],
                 "kv_cache": model.engine.kv_cache,
                 "threads": model.threads,
                 "load_s": model.load_s,

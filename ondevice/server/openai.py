@@ -43,7 +43,8 @@ def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]
     if not messages:
         raise fields.wrong("messages", "a list of at least one message")
     request = read_request(fields, CHAT_NAMES, [messages], {**_chat_options(fields), **_chat_logprobs(fields)})
-    return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields))
+    rounds = fields.flag("return_rounds")
+    return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields), include_rounds=rounds)
 
 
 def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
@@ -154,6 +155,12 @@ class ChatCompletionWriter(OpenAIWriter):
 
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
+    def __init__(
+        self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False, include_rounds: bool = False
+    ) -> None:
+        super().__init__(model, choices, include_usage=include_usage)
+        self._include_rounds = include_rounds
+
     def opening(self) -> Iterator[ServerSentEvent]:
         for choice in self.choices:
             yield self._delta(choice, {"role": "assistant", "content": ""})
@@ -172,8 +179,9 @@ class ChatCompletionWriter(OpenAIWriter):
             delta["tool_calls"] = [
                 {"index": index, **call.as_openai()} for index, call in enumerate(step.tool_calls, first)
             ]
-        if delta or step.logprobs:
-            yield self._delta(choice, delta, step.logprobs)
+        more = {"round": _round(step)} if self._include_rounds else {}
+        if delta or step.logprobs or more:
+            yield self._delta(choice, delta, step.logprobs, **more)
         if step.finish_reason:
             finish = _finish_name(step.finish_reason)
             yield self._delta(choice, {}, finish_reason=finish, timings=choice.stats.timings())
@@ -239,6 +247,17 @@ class CompletionWriter(OpenAIWriter):
 
 def _finish_name(reason: FinishReason | None) -> str | None:
     return None if reason is None else FINISH_NAMES[reason].openai
+
+
+def _round(step: Step) -> dict[str, Any]:
+    """This server's `round`: one pass of draft, forward, verify; the first of a reply is its prefill."""
+    return {
+        "tokens": len(step.token_ids),
+        "drafted": step.drafted,
+        "accepted": step.accepted,
+        "source": step.source,
+        "time_ms": round(1e3 * step.seconds, 3),
+    }
 
 
 def _prompt_progress(progress: PrefillProgress) -> dict[str, Any]:

@@ -42,6 +42,20 @@ def test_streamed_chat_equals_the_reply_of_generate(served, served_model):
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
 
 
+def test_rounds_are_sent_if_asked_for(served):
+    asked = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    assert not any("round" in chunk for chunk in served.messages(CHAT, **asked))
+    chunks = served.messages(CHAT, **asked, return_rounds=True)
+    rounds = [chunk["round"] for chunk in chunks if "round" in chunk]
+    timings = chunks[-1]["timings"]
+    assert sum(each["tokens"] for each in rounds) == timings["predicted_n"] == 24
+    assert sum(each["drafted"] for each in rounds) == timings["draft_n"] > 0
+    assert sum(each["accepted"] for each in rounds) == timings["draft_n_accepted"]
+    assert {each["source"] for each in rounds if not each["drafted"]} <= {"none"}
+    assert sum(each["time_ms"] for each in rounds[1:]) == pytest.approx(timings["predicted_ms"], abs=0.1)
+    assert served.post(CHAT, **asked, return_rounds=1).body["error"]["param"] == "return_rounds"
+
+
 def test_a_stream_ends_with_usage_if_asked_for(served):
     options = {"messages": MESSAGES, "max_tokens": 4}
     plain = served.messages(CHAT, **options)

@@ -120,7 +120,7 @@ def test_copy(open_page, scripted):
     expect(page.locator(".bar .copy")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "print(1)\n"
     page.get_by_role("button", name="Copy the reply").click()
-    expect(page.locator(".turn > .copy")).to_have_text("Copied")
+    expect(page.locator(".foot .copy")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "Run:\n\n```python\nprint(1)\n```\n\n- one\n- two"
 
 
@@ -161,7 +161,7 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     send(page, "second")
     wait_for_end(page)
     assert [message["content"] for message in bodies[-1]["messages"]] == ["first", "One.", "second"]
-    page.click("#clear")
+    page.click("#new")
     expect(page.locator(".turn")).to_have_count(0)
     send(page, "third")
     wait_for_end(page)

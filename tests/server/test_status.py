@@ -31,6 +31,7 @@ def test_properties(served, served_model, reference_bundle):
     assert props["default_generation_settings"]["n_ctx"] == served_model.context_length
     assert props["default_generation_settings"]["params"]["top_k"] == 64
     assert props["total_slots"] == 4
+    assert {"ngram", "auto", "none"} <= set(props["drafters"])
     assert props["chat_template"] == (reference_bundle / "chat_template.jinja").read_text("utf-8")
     assert props["build_info"] == f"ondevice {ondevice.__version__}"
 

@@ -1,175 +1,282 @@
-import { add, addCopyButton, GrowingMarkdown } from "./rendering.js";
+/* The page: the list of conversations, the open one, its messages, and the settings. */
+
+import { chunks, properties, waitingRequests } from "./api.js";
+import { add } from "./rendering.js";
+import { Reply } from "./reply.js";
+import * as store from "./store.js";
 
 const $ = (id) => document.getElementById(id);
-const messages = []; // messages of the conversation, in the form of the API
-let running = null; // AbortController of the running request; null if none is running
-let key = sessionStorage.getItem("key") ?? "";
+const THEMES = { "": "as the system", dark: "dark", light: "light" };
+const QUEUE_MS = 1000; // between questions whether a request waits
+const SPOKEN = 600; // characters of a reply that a screen reader is given when it is complete
+const narrow = matchMedia("(max-width: 50rem)");
 
-const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
+let open = store.newConversation();
+let running = null; // { abort: AbortController, done: Promise } of the reply that is being written
+let contextLength = 0;
+let atEnd = true; // whether the newest text is in view
 
-/* Send a request. If the server answers 401, ask the user for an API key and send it again. */
-async function ask(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: headers() });
-  if (answer.status !== 401) return answer;
-  await askForKey();
-  return ask(path, options);
+/* The open conversation. */
+
+function button(parent, name, label, act) {
+  const made = add(parent, "button", name, label);
+  made.type = "button";
+  made.addEventListener("click", act);
+  return made;
 }
 
-function askForKey() {
-  const dialog = $("key-dialog");
-  if (!dialog.open) dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => {
-      key = $("key").value;
-      sessionStorage.setItem("key", key);
-      resolve();
-    }, { once: true });
+function follow() {
+  if (atEnd) $("conversation").scrollTop = $("conversation").scrollHeight;
+}
+
+function showMessages() {
+  $("turns").replaceChildren();
+  open.messages.forEach((message, index) => {
+    if (message.role === "user") showQuestion(message, index);
+    else showButtons(Reply.of($("turns"), message));
+  });
+  showContext(open.messages.at(-1)?.used ?? 0);
+  atEnd = true;
+  follow();
+}
+
+function showQuestion(message, index) {
+  const turn = add($("turns"), "article", "turn user");
+  turn.setAttribute("aria-label", "Your message");
+  add(turn, "div", "text", message.content);
+  const buttons = add(turn, "div", "buttons");
+  button(buttons, "edit", "Edit", () => edit(turn, message, index)).setAttribute("aria-label", "Edit the message");
+}
+
+function edit(turn, message, index) {
+  if (running) return;
+  const form = document.createElement("form");
+  form.className = "editor";
+  const field = add(form, "textarea", "");
+  field.value = message.content;
+  field.setAttribute("aria-label", "Message");
+  const row = add(form, "div", "row");
+  add(row, "span", "hint", "Replaces this message and all after it");
+  button(row, "", "Cancel", showMessages);
+  add(row, "button", "primary", "Send").type = "submit";
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = field.value.trim();
+    if (text) answerTo(text, index);
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") showMessages();
+    else submitOnEnter(event, form);
+  });
+  turn.replaceChildren(form);
+  turn.classList.add("editing");
+  field.focus();
+}
+
+/* Only the last reply can be written again: the messages after another one answer that one. */
+function showButtons(reply) {
+  for (const old of document.querySelectorAll(".again")) old.remove();
+  button(reply.buttons, "again", "Regenerate", () => {
+    if (!running) answerTo(open.messages.at(-2).content, open.messages.length - 2);
   });
 }
 
-/* Wait until the server is ready, showing its progress; then show the name of the model. */
-async function introduce() {
-  for (;;) {
-    const answer = await fetch("health").catch(() => null);
-    if (answer?.ok) break;
-    const error = answer && (await answer.json()).error;
-    const share = error?.progress ? `: ${Math.round(100 * error.progress)} %` : "";
-    $("status").textContent = error ? `${error.message}${share}` : "The server does not answer.";
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
-  const props = await (await ask("props")).json();
-  $("model").textContent = document.title = props.model_alias;
-  $("thinking-option").hidden = !props.chat_template.includes("enable_thinking");
-  $("status").textContent = "";
+function showContext(used) {
+  const number = (value) => value.toLocaleString("en");
+  $("context").textContent = used && contextLength ? `${number(used)} of ${number(contextLength)} tokens` : "";
 }
 
-/* Yield the JSON objects of a stream of server-sent events. */
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      if (part.startsWith("data: {")) yield JSON.parse(part.slice(6));
-    }
-  }
+/* Put a message at `index`, in place of all from there on, and let the model answer it. */
+function answerTo(text, index = open.messages.length) {
+  if (running) return;
+  open.messages.length = index;
+  open.messages.push({ role: "user", content: text });
+  showMessages();
+  const abort = new AbortController();
+  running = { abort, done: null };
+  running.done = answer(open, abort.signal);
 }
 
-/* The elements of a reply: thoughts, text, tool calls, and a line of figures. */
-class Reply {
-  constructor() {
-    this.thoughts = "";
-    this.turn = add($("conversation"), "article", "turn reply");
-    this.details = add(this.turn, "details", "thoughts");
-    this.details.hidden = true;
-    this.summary = add(this.details, "summary", "", "Thinking…");
-    this.thoughtText = add(this.details, "div", "text");
-    this.atEnd = true; // whether the newest text was in view before the text that is not rendered yet
-    this.markdown = new GrowingMarkdown(add(this.turn, "div", "body"), () => scroll(this.atEnd));
-  }
-
-  take(delta) {
-    if (delta.reasoning_content) {
-      this.thoughts += delta.reasoning_content;
-      this.details.hidden = false;
-      this.thoughtText.textContent = this.thoughts;
-    }
-    for (const call of delta.tool_calls ?? []) {
-      add(this.turn, "pre", "call", `${call.function.name}(${call.function.arguments})`);
-    }
-    if (delta.content) {
-      this.summary.textContent = "Thoughts";
-      if (!this.markdown.frame) this.atEnd = isAtEnd();
-      this.markdown.append(delta.content);
-    }
-  }
-
-  get text() {
-    return this.markdown.text;
-  }
-
-  end(timings, reason) {
-    this.markdown.end();
-    this.summary.textContent = "Thoughts";
-    const figures = [];
-    if (timings) {
-      figures.push(`${timings.predicted_n} tokens`);
-      if (timings.predicted_per_second) figures.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
-      if (timings.draft_n) {
-        figures.push(`${Math.round((100 * timings.draft_n_accepted) / timings.draft_n)} % of ${timings.draft_n} drafted tokens accepted`);
-      }
-      if (timings.cache_n) figures.push(`${timings.cache_n} prompt tokens known`);
-    }
-    if (reason === "length") figures.push("cut where the context ends");
-    if (reason === "stopped") figures.push("stopped");
-    if (this.text && navigator.clipboard) addCopyButton(this.turn, "Copy the reply", () => this.text);
-    if (figures.length) add(this.turn, "div", "figures", figures.join(" · "));
-  }
-
-  fail(message) {
-    add(this.turn, "div", "failure", message);
-  }
-}
-
-async function send(text) {
-  messages.push({ role: "user", content: text });
-  const question = add($("conversation"), "article", "turn user");
-  add(question, "div", "text", text);
-  const reply = new Reply();
-  scroll(true);
-  running = new AbortController();
+async function answer(conversation, signal) {
   busy(true);
+  const asked = request(store.forTheModel(conversation.messages, store.settings().system));
+  const reply = new Reply($("turns"), follow);
+  conversation.messages.push(reply.message);
+  keep(conversation);
+  atEnd = true;
+  follow();
+  const queue = setInterval(showQueue, QUEUE_MS);
   let timings = null;
   let reason = null;
+  let read = 0; // tokens of the prompt
   try {
-    const thinking = $("thinking-option").hidden ? {} : { chat_template_kwargs: { enable_thinking: $("thinking").checked } };
-    const body = JSON.stringify({ messages, stream: true, return_progress: true, ...thinking });
-    const answer = await ask("v1/chat/completions", { method: "POST", body, signal: running.signal });
-    if (!answer.ok) throw new Error((await answer.json()).error.message);
-    for await (const chunk of events(answer.body)) {
-      if (chunk.error) throw new Error(chunk.error.message);
+    for await (const chunk of chunks(asked, signal)) {
       const progress = chunk.prompt_progress;
-      $("status").textContent = progress && progress.processed < progress.total
-        ? `Reading: ${Math.round((100 * progress.processed) / progress.total)} %` : "";
-      const atEnd = isAtEnd();
-      reply.take(chunk.choices[0].delta);
-      scroll(atEnd);
+      if (progress) {
+        clearInterval(queue);
+        read = progress.total;
+        const share = Math.round((100 * progress.processed) / progress.total);
+        $("status").textContent = progress.processed < read ? `Reading the conversation: ${share} %` : "";
+      }
+      if (chunk.round) {
+        clearInterval(queue);
+        $("status").textContent = "";
+        showContext(read + reply.sums.tokens);
+      }
+      reply.take(chunk);
       timings = chunk.timings ?? timings;
       reason = chunk.choices[0].finish_reason ?? reason;
     }
   } catch (error) {
-    if (running.signal.aborted) reason = "stopped";
+    if (signal.aborted) reason = "stopped";
     else reply.fail(error.message);
   }
-  const atEnd = isAtEnd();
+  clearInterval(queue);
+  if (timings) reply.message.used = timings.cache_n + timings.prompt_n + timings.predicted_n;
+  else if (read) reply.message.used = read + reply.sums.tokens;
   reply.end(timings, reason);
-  scroll(atEnd);
-  if (reply.text) messages.push({ role: "assistant", content: reply.text });
-  else messages.pop(); // a message without a reply is not part of the conversation
+  showButtons(reply);
+  showContext(reply.message.used ?? 0);
+  follow();
   running = null;
   busy(false);
+  keep(conversation);
+  const { content, failure } = reply.message;
+  $("announcer").textContent = failure ?? `Reply complete: ${content.slice(0, SPOKEN)}`;
+}
+
+function request(messages) {
+  const { system, thinking, theme, ...fields } = store.settings();
+  if (!$("thinking-option").hidden) fields.chat_template_kwargs = { enable_thinking: $("thinking").checked };
+  return { messages, stream: true, return_progress: true, return_rounds: true, ...fields };
+}
+
+async function showQueue() {
+  const waiting = await waitingRequests().catch(() => 0);
+  if (running && waiting && !$("status").textContent.startsWith("Reading")) {
+    $("status").textContent = `Waiting for a free place: ${waiting} in the queue`;
+  }
 }
 
 function busy(is) {
   $("send").hidden = is;
   $("stop").hidden = !is;
-  $("clear").disabled = is;
-  if (!is) {
+  $("turns").classList.toggle("busy", is);
+  if (is) {
+    $("announcer").textContent = "The model is writing.";
+  } else {
     $("status").textContent = "";
-    $("message").focus();
+    if (!narrow.matches) $("message").focus({ preventScroll: true });
   }
 }
 
-function isAtEnd() {
-  const { scrollHeight, scrollTop, clientHeight } = $("conversation");
-  return scrollHeight - scrollTop - clientHeight < 40;
+/* The list of conversations. */
+
+function keep(conversation) {
+  conversation.changed = Date.now();
+  try {
+    store.save(conversation);
+  } catch {
+    $("status").textContent = "This browser has no room for more: export or delete conversations.";
+  }
+  showList();
 }
 
-function scroll(wanted) {
-  if (wanted) $("conversation").scrollTop = $("conversation").scrollHeight;
+function showList() {
+  $("list").replaceChildren();
+  for (const each of store.conversations()) {
+    const item = add($("list"), "li", "");
+    const name = button(item, "name", store.titleOf(each), () => show(each));
+    if (each.id !== open.id) continue;
+    item.className = "open";
+    name.setAttribute("aria-current", "true");
+    const buttons = add(item, "div", "buttons");
+    button(buttons, "", "Rename", () => rename(item, each));
+    button(buttons, "", "Export", () => store.download(store.titleOf(each), each));
+    button(buttons, "", "Delete", async () => {
+      if (!confirm(`Delete “${store.titleOf(each)}”?`)) return;
+      await show(store.newConversation());
+      store.remove(each);
+      showList();
+    });
+  }
+}
+
+function rename(item, conversation) {
+  const field = document.createElement("input");
+  field.value = store.titleOf(conversation);
+  field.setAttribute("aria-label", "Name of the conversation");
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") showList();
+    if (event.key !== "Enter") return;
+    open.title = field.value.trim();
+    keep(open);
+  });
+  item.replaceChildren(field);
+  field.select();
+}
+
+/* Open a conversation. A reply that is being written is stopped and kept. */
+async function show(conversation) {
+  running?.abort.abort();
+  await running?.done;
+  open = store.conversations().find(({ id }) => id === conversation.id) ?? conversation;
+  showMessages();
+  showList();
+  if (narrow.matches) showSide(false);
+  $("message").focus();
+}
+
+function showSide(is) {
+  document.body.classList.toggle("side", is);
+  $("menu").setAttribute("aria-expanded", is);
+}
+
+/* Settings. */
+
+function showTheme() {
+  const theme = store.settings().theme ?? "";
+  document.documentElement.dataset.theme = theme;
+  $("theme").setAttribute("aria-label", `Colours: ${THEMES[theme]}`);
+  $("theme").title = `Colours: ${THEMES[theme]}`;
+}
+
+function fillSettings() {
+  const kept = store.settings();
+  for (const field of $("settings-form").querySelectorAll("[name]")) field.value = kept[field.name] ?? "";
+}
+
+$("settings-form").addEventListener("change", ({ target }) => {
+  if (!target.checkValidity()) return;
+  const value = target.type === "number" && target.value ? Number(target.value) : target.value;
+  store.saveSettings({ [target.name]: value === "" ? undefined : value });
+});
+
+$("settings").addEventListener("click", () => {
+  fillSettings();
+  $("settings-dialog").showModal();
+});
+
+$("defaults").addEventListener("click", () => {
+  const names = [...$("settings-form").querySelectorAll("[name]")].map(({ name }) => [name, undefined]);
+  store.saveSettings(Object.fromEntries(names));
+  fillSettings();
+});
+
+$("theme").addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  store.saveSettings({ theme: names[(names.indexOf(store.settings().theme ?? "") + 1) % names.length] });
+  showTheme();
+});
+
+$("thinking").addEventListener("change", ({ target }) => store.saveSettings({ thinking: target.checked }));
+
+/* Writing a message, and keys. */
+
+function submitOnEnter(event, form) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  form.requestSubmit();
 }
 
 $("form").addEventListener("submit", (event) => {
@@ -177,26 +284,55 @@ $("form").addEventListener("submit", (event) => {
   const text = $("message").value.trim();
   if (!text || running) return;
   $("message").value = "";
-  send(text);
+  answerTo(text);
 });
 
 $("message").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "ArrowUp" && !$("message").value) {
     event.preventDefault();
-    $("form").requestSubmit();
+    [...document.querySelectorAll(".edit")].at(-1)?.click();
   }
+  submitOnEnter(event, $("form"));
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key === "Escape") {
+    running?.abort.abort();
+    if (narrow.matches) showSide(false);
+  }
+  if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    show(store.newConversation());
+  }
 });
 
-$("stop").addEventListener("click", () => running?.abort());
+$("conversation").addEventListener("scroll", () => {
+  const { scrollHeight, scrollTop, clientHeight } = $("conversation");
+  atEnd = scrollHeight - scrollTop - clientHeight < 40;
+}, { passive: true });
 
-$("clear").addEventListener("click", () => {
-  messages.length = 0;
-  $("conversation").replaceChildren();
-  $("message").focus();
-});
+$("stop").addEventListener("click", () => running?.abort.abort());
+$("new").addEventListener("click", () => show(store.newConversation()));
+$("menu").addEventListener("click", () => showSide(!document.body.classList.contains("side")));
+$("shade").addEventListener("click", () => showSide(false));
+addEventListener("storage", showList); // another tab has changed something
 
-introduce();
+async function start() {
+  showTheme();
+  showSide(!narrow.matches);
+  showList();
+  const props = await properties((text) => ($("status").textContent = text));
+  const { n_ctx: length, params } = props.default_generation_settings;
+  contextLength = length;
+  $("thinking-option").hidden = !props.chat_template.includes("enable_thinking");
+  $("thinking").checked = store.settings().thinking ?? false;
+  for (const [name, value] of Object.entries(params)) {
+    const field = $("settings-form").elements[name];
+    if (field) field.placeholder = Number(value.toFixed(4));
+  }
+  for (const name of props.drafters) add($("settings-form").elements.drafter, "option", "", name).value = name;
+  $("status").textContent = "";
+  $("model").textContent = document.title = props.model_alias;
+}
+
+start();

@@ -5,6 +5,8 @@ const ALLOWED_TAGS = [
   "table", "tbody", "td", "th", "thead", "tr", "ul", "#text",
 ];
 const OPEN_BLOCKS = 2; // the next characters can join the last block to the one before it, as with the items of a list
+const LABEL_MS = 2000; // for which a button says that it has copied
+const BUSY_SHARE = 0.2; // of the time may go into rendering: a long block that is rendered again takes long
 const escaped = ({ text }) => text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
 
 marked.use({ gfm: true, breaks: true, renderer: { html: escaped, image: escaped } });
@@ -26,9 +28,11 @@ export function addCopyButton(parent, label, read) {
   const button = add(parent, "button", "copy", "Copy");
   button.type = "button";
   button.setAttribute("aria-label", label);
+  let timer = 0;
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(read());
-    button.textContent = "Copied";
+    clearTimeout(timer);
+    button.textContent = await navigator.clipboard.writeText(read()).then(() => "Copied", () => "Refused");
+    timer = setTimeout(() => (button.textContent = "Copy"), LABEL_MS);
   });
 }
 
@@ -50,7 +54,8 @@ function formatted(text) {
   return made;
 }
 
-/* Text that grows. At most once per animation frame, the blocks that further text can change are rendered again. */
+/* Text that grows. The blocks that further text can change are rendered again: at most once per animation frame, and
+less often where that takes long. */
 export class GrowingMarkdown {
   constructor(element, afterwards) {
     this.element = element;
@@ -58,15 +63,22 @@ export class GrowingMarkdown {
     this.text = "";
     this.settled = 0; // characters of the text whose elements no longer change
     this.settledNodes = 0;
+    this.timer = 0;
     this.frame = 0;
+    this.restUntil = 0; // time before which nothing is rendered
   }
 
   append(text) {
     this.text += text;
-    this.frame ||= requestAnimationFrame(() => this.render());
+    if (this.timer || this.frame) return;
+    this.timer = setTimeout(() => {
+      this.timer = 0;
+      this.frame = requestAnimationFrame(() => this.render());
+    }, this.restUntil - performance.now());
   }
 
   render() {
+    const begin = performance.now();
     this.frame = 0;
     const tokens = marked.lexer(this.text.slice(this.settled));
     const blocks = tokens.map((token, index) => ({ token, index })).filter(({ token }) => token.type !== "space");
@@ -80,10 +92,13 @@ export class GrowingMarkdown {
     }
     this.element.append(formatted(this.text.slice(this.settled)));
     this.afterwards();
+    const end = performance.now();
+    this.restUntil = end + (end - begin) * (1 / BUSY_SHARE - 1);
   }
 
   /* Render the whole text: a link can refer to an address that comes later. */
   end() {
+    clearTimeout(this.timer);
     cancelAnimationFrame(this.frame);
     this.element.replaceChildren(formatted(this.text));
   }
