@@ -66,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ondevice")
     group.addoption("--without", action="append", default=[], choices=list(PARTS), help="leave out its tests")
     group.addoption("--tiny-models", metavar="DIR", help="made by `python -m tests.tiny_models DIR`, with the oracle")
+    group.addoption("--pictures", action="store_true", help="write the page's pictures to docs/images")
 
 
 def pytest_configure(config: pytest.Config) -> None:

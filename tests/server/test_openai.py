@@ -43,7 +43,7 @@ def test_streamed_chat_equals_the_reply_of_generate(served, served_model):
 
 
 def test_rounds_are_sent_if_asked_for(served):
-    asked = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    asked = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0, "drafter": "mtp"}
     assert not any("round" in chunk for chunk in served.messages(CHAT, **asked))
     chunks = served.messages(CHAT, **asked, return_rounds=True)
     rounds = [chunk["round"] for chunk in chunks if "round" in chunk]

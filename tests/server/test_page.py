@@ -1,5 +1,7 @@
 """The page at `/`, in a browser without a window."""
 
+import gzip
+import json
 import re
 import shutil
 import time
@@ -70,11 +72,12 @@ def test_send_and_stream(open_page, scripted):
     )
     send(page, "Why is the sky <i>blue</i>?")
     wait_for_end(page)
-    expect(page.locator(".user")).to_have_text("Why is the sky <i>blue</i>?")
+    expect(page.locator(".user .text")).to_have_text("Why is the sky <i>blue</i>?")
     expect(page.locator(".body pre code")).to_have_text("print('<b>blue</b>')\n")
     expect(page.locator(".body p").last).to_have_text("That is all.")
     thoughts = page.locator("details .text")
     expect(thoughts).not_to_be_visible()
+    expect(page.locator("summary")).to_have_text(re.compile(r"Thought for \d+(\.\d)? s"))
     page.click("summary")
     expect(thoughts).to_have_text("Light is scattered.")
     expect(page.locator(".figures")).to_have_text(re.compile(r"\d+ tokens · \d+\.\d tokens/s"))
@@ -124,6 +127,43 @@ def test_copy(open_page, scripted):
     assert page.evaluate("navigator.clipboard.readText()") == "Run:\n\n```python\nprint(1)\n```\n\n- one\n- two"
 
 
+def test_a_refused_clipboard_is_said_and_the_label_returns(open_page, scripted):
+    page = open_page(scripted.served)
+    scripted.says("One.<turn|>")
+    send(page, "Copy")
+    wait_for_end(page)
+    page.evaluate("navigator.clipboard.writeText = () => Promise.reject(new Error('no'))")
+    page.clock.install()
+    page.get_by_role("button", name="Copy the reply").click()
+    expect(page.locator(".foot .copy")).to_have_text("Refused")
+    page.clock.run_for(3000)
+    expect(page.locator(".foot .copy")).to_have_text("Copy")
+
+
+def test_a_long_block_is_rendered_seldom(open_page, served):
+    """After a rendering of 50 ms, 200 ms pass before the next one, and it has all text that came meanwhile."""
+    page = open_page(served)
+    rest, waits, text = page.evaluate(
+        """async () => {
+            const { GrowingMarkdown } = await import("./rendering.js");
+            let now = 1000;
+            const waits = [];
+            performance.now = () => now;
+            window.setTimeout = (act, ms) => waits.push(ms);
+            const growing = new GrowingMarkdown(document.createElement("div"), () => (now += 50));
+            growing.append("one ");
+            growing.render();
+            growing.timer = 0;
+            growing.append("two ");
+            growing.append("three");
+            growing.render();
+            return [growing.restUntil - now, waits, growing.element.textContent];
+        }"""
+    )
+    assert (rest, waits[1:]) == (200, [200])
+    assert text.strip() == "one two three"
+
+
 def test_growing_text_is_rendered_as_the_whole_text(open_page, served):
     page = open_page(served)
     text = (
@@ -166,6 +206,176 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     send(page, "third")
     wait_for_end(page)
     assert [message["content"] for message in bodies[-1]["messages"]] == ["third"]
+
+
+def bodies_of(page):
+    """The bodies of the requests for replies, as they are sent."""
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    return bodies
+
+
+def test_rounds_and_context(open_page, scripted):
+    """Drafts that repeat the text are accepted: the bars and figures show it, and stay after the page is loaded again."""
+    page = open_page(scripted.served)
+    scripted.says(REPEATING)
+    send(page, "Repeat")
+    wait_for_end(page)
+    figures = page.locator(".figures")
+    expect(figures).to_have_text(re.compile(r"tokens per round · \d+ % of \d+ drafted tokens accepted"))
+    shown = figures.inner_text()
+    for name in ("drafted", "accepted"):
+        assert page.locator(f".rounds .{name}").get_attribute("d").startswith("M")
+    expect(page.locator("#context")).to_have_text(re.compile(r"^[\d,]+ of [\d,]+ tokens$"))
+    page.reload()
+    page.click("#list .name")
+    expect(figures).to_have_text(shown)
+    assert page.locator(".rounds .accepted").get_attribute("d").startswith("M")
+
+
+def test_regenerate_and_edit(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    scripted.says("One.<turn|>")
+    send(page, "first")
+    wait_for_end(page)
+    scripted.says("Two.<turn|>")
+    send(page, "second")
+    wait_for_end(page)
+    scripted.says("Three.<turn|>")
+    page.click("text=Regenerate")
+    expect(page.locator(".body").last).to_have_text("Three.")
+    wait_for_end(page)
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["first", "One.", "second"]
+    page.locator(".edit").first.click()
+    page.fill(".editor textarea", "changed")
+    page.press(".editor textarea", "Enter")
+    expect(page.locator(".turn")).to_have_count(2)
+    wait_for_end(page)
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["changed"]
+    page.press("#message", "ArrowUp")
+    page.press(".editor textarea", "Escape")
+    expect(page.locator(".user .text")).to_have_text("changed")
+
+
+def test_conversations_are_kept(open_page, scripted):
+    page = open_page(scripted.served)
+    scripted.says("One.<turn|>")
+    send(page, "first question")
+    wait_for_end(page)
+    page.keyboard.press("Control+Shift+O")
+    expect(page.locator(".turn")).to_have_count(0)
+    send(page, "second question")
+    wait_for_end(page)
+    expect(page.locator("#list .name")).to_have_text(["second question", "first question"])
+    page.get_by_role("button", name="Rename").click()
+    page.fill("#list input", "A name")
+    page.press("#list input", "Enter")
+    page.reload()
+    expect(page.locator("#list .name")).to_have_text(["A name", "first question"])
+    page.click("text=A name")
+    expect(page.locator(".body")).to_have_text("One.")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    assert download.value.suggested_filename == "A name.json"
+    kept = json.loads(download.value.path().read_text("utf-8"))
+    assert [message["content"] for message in kept["messages"]] == ["second question", "One."]
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete").click()
+    expect(page.locator("#list .name")).to_have_text(["first question"])
+    assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('conversation')).length") == 1
+
+
+def test_settings(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    scripted.says("One.<turn|>")
+    page.click("#settings")
+    expect(page.get_by_label("Top-k")).to_have_attribute("placeholder", "64")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Drafter").select_option("none")
+    page.click("#done")
+    page.reload()
+    expect(page.locator("#model")).to_have_text("reference")
+    send(page, "first")
+    wait_for_end(page)
+    assert bodies[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (bodies[-1]["temperature"], bodies[-1]["drafter"]) == (0.5, "none")
+    page.click("#settings")
+    page.click("#defaults")
+    page.click("#done")
+    send(page, "second")
+    wait_for_end(page)
+    assert {"temperature", "drafter"}.isdisjoint(bodies[-1])
+    assert bodies[-1]["messages"][0]["role"] == "user"
+
+
+def test_tool_calls_are_shown(open_page, scripted):
+    page = open_page(scripted.served)
+    scripted.says('<|tool_call>call:get_weather{city:<|"|>Bern<|"|>,days:2}<tool_call|><|tool_response>')
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.continue_(post_data={**route.request.post_data_json, "tools": tools}),
+    )
+    send(page, "Weather?")
+    wait_for_end(page)
+    expect(page.locator(".call summary")).to_have_text("Calls get_weather")
+    page.click(".call summary")
+    expect(page.locator(".call pre")).to_contain_text('"city": "Bern"')
+
+
+REPEATING = (
+    "Sorting by keys keeps the order of equal entries:\n\n```python\n"
+    + "".join(f"rows.sort(key=lambda row: row.{name})  # stable\n" for name in ("name", "size", "date", "owner", "kind"))
+    + "```\n\nThe **last** key counts most, so write it last.<turn|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"),
+    [
+        ("page-light", (1000, 640), "light"),
+        ("page-dark", (1000, 640), "dark"),
+        ("page-narrow", (320, 640), "light"),
+    ],
+)
+def test_pictures(open_page, scripted, request, tmp_path, name, size, scheme):
+    """Nothing is wider than the window; with --pictures, the pictures of the documentation are written."""
+    page = open_page(scripted.served)
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.emulate_media(color_scheme=scheme)
+    page.reload()
+    expect(page.locator("#model")).to_have_text("reference")
+    scripted.says(REPEATING)
+    send(page, "How do I sort rows by several keys in Python?")
+    wait_for_end(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+    assert page.evaluate("document.querySelector('#conversation').scrollWidth") <= size[0]
+    folder = ROOT / "docs" / "images" if request.config.getoption("--pictures") else tmp_path
+    folder.mkdir(exist_ok=True)
+    page.locator("#message").blur()
+    page.screenshot(path=folder / f"{name}.png")
+    assert (folder / f"{name}.png").stat().st_size < 150_000
+
+
+def test_colours(open_page, served):
+    page = open_page(served)
+    page.emulate_media(color_scheme="light")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.click("#theme")
+    expect(page.locator("#theme")).to_have_attribute("aria-label", "Colours: dark")
+    dark = page.evaluate(background)
+    assert dark != light
+    page.reload()
+    expect(page.locator("#theme")).to_have_attribute("aria-label", "Colours: dark")
+    assert page.evaluate(background) == dark
+
+
+def test_the_page_is_small(served):
+    assert sum(len(gzip.compress((PAGE / name).read_bytes())) for name in FILES.values()) < 60_000
 
 
 def end_slowly(served, gate):

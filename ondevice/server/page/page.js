@@ -328,7 +328,7 @@ async function start() {
   $("thinking").checked = store.settings().thinking ?? false;
   for (const [name, value] of Object.entries(params)) {
     const field = $("settings-form").elements[name];
-    if (field) field.placeholder = Number(value.toFixed(4));
+    if (field) field.placeholder = value === null ? "off" : Number(value.toFixed(4));
   }
   for (const name of props.drafters) add($("settings-form").elements.drafter, "option", "", name).value = name;
   $("status").textContent = "";
