@@ -83,7 +83,8 @@ function showButtons(reply) {
 
 function showContext(used) {
   const number = (value) => value.toLocaleString("en");
-  $("context").textContent = used && contextLength ? `${number(used)} of ${number(contextLength)} tokens` : "";
+  $("context").textContent = used && contextLength ? `${number(used)} of ${number(contextLength)}` : "";
+  if ($("context").textContent) add($("context"), "span", "unit", " tokens");
 }
 
 /* Put a message at `index`, in place of all from there on, and let the model answer it. */
@@ -332,6 +333,7 @@ async function start() {
   }
   for (const name of props.drafters) add($("settings-form").elements.drafter, "option", "", name).value = name;
   $("status").textContent = "";
+  showContext(open.messages.at(-1)?.used ?? 0);
   $("model").textContent = document.title = props.model_alias;
 }
 

@@ -2,7 +2,7 @@
 
 import { add, addCopyButton, GrowingMarkdown } from "./rendering.js";
 
-const SVG = "http://www.w3.org/2000/svg";
+const SVG = document.querySelector("svg").namespaceURI;
 const SHOWN_ROUNDS = 160; // the newest ones; kept with the conversation too
 const BAR_HEIGHT = 28; // pixels
 const BAR_STEP = 5;
@@ -154,7 +154,6 @@ export class Reply {
   show(figures) {
     const { rounds } = this.message;
     this.line.textContent = figures.join(" · ");
-    this.bars.svg.classList.toggle("none", !rounds.some(([drafted]) => drafted));
     this.bars.show(rounds, `Drafted and accepted tokens of the last ${Math.min(rounds.length, SHOWN_ROUNDS)} rounds`);
   }
 
@@ -185,6 +184,7 @@ export class Reply {
     this.summary.textContent = thought === undefined ? "Thoughts" : `Thought for ${seconds(thought)}`;
     if (failure) this.turn.insertBefore(add(this.turn, "div", "failure", failure), this.foot);
     this.show(figures);
+    this.bars.svg.classList.toggle("none", !this.message.rounds.length);
     if (this.markdown.text && navigator.clipboard) addCopyButton(this.buttons, "Copy the reply", () => this.markdown.text);
   }
 }
