@@ -12,7 +12,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-NAMES = ("page.js", "api.js", "store.js", "reply.js", "rendering.js", "page.css", "vendor/marked.js", "vendor/purify.js")
+NAMES = (
+    "page.js",
+    "api.js",
+    "store.js",
+    "reply.js",
+    "rendering.js",
+    "page.css",
+    "vendor/marked.js",
+    "vendor/purify.js",
+)
 FILES = {"/": "index.html", **{f"/{name}": name for name in NAMES}}
 
 HEADERS = {

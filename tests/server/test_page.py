@@ -216,9 +216,9 @@ def bodies_of(page):
 
 
 def test_rounds_and_context(open_page, scripted):
-    """Drafts that repeat the text are accepted: the bars and figures show it, and stay after the page is loaded again."""
+    """Drafts that repeat the text are accepted: bars and figures show it, and stay after the page is loaded again."""
     page = open_page(scripted.served)
-    scripted.says(REPEATING)
+    scripted.says(answer_about("entry"))
     send(page, "Repeat")
     wait_for_end(page)
     page.click("text=Regenerate")  # the drafter knows the text now
@@ -328,34 +328,36 @@ def test_tool_calls_are_shown(open_page, scripted):
     expect(page.locator(".call pre")).to_contain_text('"city": "Bern"')
 
 
-REPEATING = (
-    "Sorting by keys keeps the order of equal entries:\n\n```python\n"
-    + "".join(f"rows.sort(key=lambda row: row.{name})  # stable\n" for name in ("name", "size", "date", "owner", "kind"))
-    + "```\n\nThe **last** key counts most, so write it last.<turn|>"
-)
+def answer_about(row, names=("name", "size", "date", "owner", "kind")):
+    """A reply whose lines repeat each other."""
+    lines = "".join(f"{row}s.sort(key=lambda {row}: {row}.{name})  # stable\n" for name in names)
+    return (
+        f"Sorting {row}s by keys keeps the order of equal entries:\n\n```python\n{lines}```\n\n"
+        "The **last** key counts most, so write it last.<turn|>"
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "scheme"),
+    ("name", "row", "size", "scheme"),
     [
-        ("page-light", (1000, 640), "light"),
-        ("page-dark", (1000, 640), "dark"),
-        ("page-narrow", (320, 640), "light"),
+        ("page-light", "row", (1000, 640), "light"),
+        ("page-dark", "file", (1000, 640), "dark"),
+        ("page-narrow", "user", (320, 640), "light"),
     ],
 )
-def test_pictures(open_page, scripted, request, tmp_path, name, size, scheme):
+def test_pictures(open_page, scripted, request, tmp_path, name, row, size, scheme):
     """Nothing is wider than the window; with --pictures, the pictures of the documentation are written."""
     page = open_page(scripted.served)
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.emulate_media(color_scheme=scheme)
     page.reload()
     expect(page.locator("#model")).to_have_text("reference")
-    scripted.says(REPEATING.replace("# stable", "# keeps order").replace("entries", "rows"))
-    send(page, "How do I sort rows?")  # the drafter knows some of the next text
+    scripted.says(answer_about(row, ("owner", "date", "kind", "size", "name")))
+    send(page, "Does sorting keep the order?")  # the drafter knows much of the next text, but not the order of names
     wait_for_end(page)
     page.keyboard.press("Control+Shift+O")
-    scripted.says(REPEATING)
-    send(page, "How do I sort rows by several keys in Python?")
+    scripted.says(answer_about(row))
+    send(page, f"How do I sort {row}s by several keys?")
     wait_for_end(page)
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
     assert page.evaluate("document.querySelector('#conversation').scrollWidth") <= size[0]

@@ -135,7 +135,7 @@ async function answer(conversation, signal) {
   clearInterval(queue);
   if (timings) reply.message.used = timings.cache_n + timings.prompt_n + timings.predicted_n;
   else if (read) reply.message.used = read + reply.sums.tokens;
-  reply.end(timings, reason);
+  reply.end(reason);
   showButtons(reply);
   showContext(reply.message.used ?? 0);
   follow();

@@ -157,11 +157,10 @@ export class Reply {
     this.bars.show(rounds, `Drafted and accepted tokens of the last ${Math.min(rounds.length, SHOWN_ROUNDS)} rounds`);
   }
 
-  /* The stream is over. `timings` are the server's; `reason` tells why. */
-  end(timings, reason) {
+  /* The stream is over; `reason` tells why. */
+  end(reason) {
     this.endThoughts();
     const figures = this.sums.figures;
-    if (timings?.cache_n) figures.push(`${timings.cache_n} prompt tokens known`);
     if (reason === "length") figures.push("cut at the limit of tokens or context");
     if (reason === "stopped") figures.push("stopped");
     Object.assign(this.message, {
