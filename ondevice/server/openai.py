@@ -179,7 +179,7 @@ class ChatCompletionWriter(OpenAIWriter):
             delta["tool_calls"] = [
                 {"index": index, **call.as_openai()} for index, call in enumerate(step.tool_calls, first)
             ]
-        more = {"round": _round(step)} if self._include_rounds else {}
+        more: dict[str, Any] = {"round": _round(step)} if self._include_rounds else {}
         if delta or step.logprobs or more:
             yield self._delta(choice, delta, step.logprobs, **more)
         if step.finish_reason:

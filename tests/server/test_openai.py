@@ -5,6 +5,9 @@ import math
 
 import pytest
 
+from ondevice.generation import Step
+from ondevice.server.openai import ChatCompletionWriter
+from ondevice.server.replies import Choice
 from tests.server.served import text_of
 from tests.text.conversations import WEATHER
 
@@ -43,17 +46,26 @@ def test_streamed_chat_equals_the_reply_of_generate(served, served_model):
 
 
 def test_rounds_are_sent_if_asked_for(served):
-    asked = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0, "drafter": "mtp"}
+    asked = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0}
     assert not any("round" in chunk for chunk in served.messages(CHAT, **asked))
     chunks = served.messages(CHAT, **asked, return_rounds=True)
     rounds = [chunk["round"] for chunk in chunks if "round" in chunk]
     timings = chunks[-1]["timings"]
     assert sum(each["tokens"] for each in rounds) == timings["predicted_n"] == 24
-    assert sum(each["drafted"] for each in rounds) == timings["draft_n"] > 0
+    assert sum(each["drafted"] for each in rounds) == timings["draft_n"]
     assert sum(each["accepted"] for each in rounds) == timings["draft_n_accepted"]
     assert {each["source"] for each in rounds if not each["drafted"]} <= {"none"}
     assert sum(each["time_ms"] for each in rounds[1:]) == pytest.approx(timings["predicted_ms"], abs=0.1)
     assert served.post(CHAT, **asked, return_rounds=1).body["error"]["param"] == "return_rounds"
+
+
+def test_a_round_tells_what_was_drafted(served_model):
+    choice = Choice(0, None)
+    writer = ChatCompletionWriter(served_model, [choice], include_rounds=True)
+    [event] = writer.step(choice, Step("", (5, 6, 7), 4, 2, "ngram", 0.0105, None))
+    assert isinstance(event.data, dict)
+    assert event.data["choices"][0]["delta"] == {}
+    assert event.data["round"] == {"tokens": 3, "drafted": 4, "accepted": 2, "source": "ngram", "time_ms": 10.5}
 
 
 def test_a_stream_ends_with_usage_if_asked_for(served):

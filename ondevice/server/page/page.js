@@ -316,6 +316,7 @@ $("stop").addEventListener("click", () => running?.abort.abort());
 $("new").addEventListener("click", () => show(store.newConversation()));
 $("menu").addEventListener("click", () => showSide(!document.body.classList.contains("side")));
 $("shade").addEventListener("click", () => showSide(false));
+narrow.addEventListener("change", () => showSide(!narrow.matches));
 addEventListener("storage", showList); // another tab has changed something
 
 async function start() {
