@@ -15,6 +15,7 @@ one rule for each question:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -82,6 +83,10 @@ class Controller:
         """Tokens of recent rounds, and their time in plain rounds."""
         self._since_plain = 0
         """Rounds with a draft since the last one without."""
+        self._rest = 0
+        """Rounds to come in which no drafter is asked."""
+        self._resting = False
+        """Whether this is one."""
         self._asked: list[str] = []
         """The drafters asked in this round."""
         self._chosen: str | None = None
@@ -90,9 +95,20 @@ class Controller:
     def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         """The drafters worth asking in the next round. Called once as it begins; where there are none, it has no plan.
 
-        A drafter that is not asked costs next to nothing.
+        Where all are in debt, nothing is measured or decided until the first has paid: such a round costs next to
+        nothing, also on models whose forward takes a fraction of a millisecond.
         """
-        chosen = [drafter for drafter in drafters if self._credit.get(drafter.name, CREDIT) >= 0]
+        chosen: list[Drafter] = []
+        self._resting = self._rest > 0
+        if self._resting:
+            self._rest -= 1
+        else:
+            chosen = [drafter for drafter in drafters if self._credit.get(drafter.name, CREDIT) >= 0]
+            if not chosen:
+                income = CREDIT_SHARE / len(drafters)
+                self._rest = math.ceil(-max(self._credit[drafter.name] for drafter in drafters) / income)
+                for drafter in drafters:
+                    self._credit[drafter.name] += self._rest * income
         self._asked, self._chosen = [drafter.name for drafter in chosen], None
         return chosen
 
@@ -138,7 +154,9 @@ class Controller:
         return Plan(drafter, max(nodes, 1), row_floors, step_floors)
 
     def observe(self, this: Round) -> None:
-        """Learn from the finished round, in which drafters were asked or not."""
+        """Learn from the finished round."""
+        if self._resting:
+            return
         self.costs.observe(this)
         forward = this.forward
         if forward is None or forward.rows != forward.wanted:
