@@ -24,7 +24,8 @@ from ondevice.cli.options import (
 )
 from ondevice.cli.progress import unseen_keys
 from ondevice.cli.prompts import read_json, standard_input
-from ondevice.cli.reply_view import TextView, dim, stream_reply, summary
+from ondevice.cli.reply_view import TextView, stream_reply, summary
+from ondevice.cli.style import Style, styled
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import decode, read_lines
@@ -288,7 +289,7 @@ def _think(conversation: Conversation, rest: str) -> None:
 
 
 def _thoughts(conversation: Conversation, rest: str) -> None:
-    _print(dim(conversation.thoughts, sys.stderr) or "no thoughts in the last reply")
+    _print(styled(conversation.thoughts, Style.DIM, sys.stderr) or "no thoughts in the last reply")
 
 
 def _set(conversation: Conversation, rest: str) -> None:

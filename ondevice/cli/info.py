@@ -9,8 +9,6 @@ import argparse
 import dataclasses
 import json
 import platform
-import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -21,6 +19,7 @@ from typing import Any
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
 from ondevice.cli.progress import byte_bar
+from ondevice.cli.style import columns
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 
@@ -60,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts))
     else:
-        columns = shutil.get_terminal_size((sys.maxsize, 0)).columns  # without a terminal, no line is wrapped
-        print("\n".join(lines(facts, columns)))
+        print("\n".join(lines(facts, columns())))
     return 0
 
 
@@ -228,17 +226,17 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def lines(facts: Mapping[str, Any], columns: int) -> list[str]:
-    """Facts as text: labels on the left, values aligned and wrapped to `columns` on the right.
+def lines(facts: Mapping[str, Any], width: int) -> list[str]:
+    """Facts as text: labels on the left, values aligned and wrapped to `width` columns on the right.
 
     A fact of `LISTS` has a line per entry, so an empty one, such as `unavailable`, has none.
     """
     rows = {_label(name): _paragraphs(name, value) for name, value in facts.items()}
-    width = max(map(len, rows)) + 2
+    indent = max(map(len, rows)) + 2
     return [
-        f"{'' if index else label:{width}}{line}"
+        f"{'' if index else label:{indent}}{line}"
         for label, paragraphs in rows.items()
-        for index, line in enumerate(_wrapped(paragraphs, columns - width))
+        for index, line in enumerate(_wrapped(paragraphs, width - indent))
     ]
 
 
@@ -252,10 +250,9 @@ def size(count: int) -> str:
     return f"{shown:.2f} GB"
 
 
-def _wrapped(paragraphs: list[str], columns: int) -> list[str]:
+def _wrapped(paragraphs: list[str], width: int) -> list[str]:
     """Wrap paragraphs, keeping each path (to be copied) and each item of a list on one line."""
-    width = max(columns, LEAST_COLUMNS)
-    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False).wrap
+    wrap = textwrap.TextWrapper(max(width, LEAST_COLUMNS), break_long_words=False, break_on_hyphens=False).wrap
     return [line.replace(KEPT_SPACE, " ") for paragraph in paragraphs for line in wrap(paragraph)]
 
 

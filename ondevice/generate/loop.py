@@ -98,12 +98,14 @@ def generate(
         reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
         speculation.report(emitted, outputs, path, last=reason is not None)
 
+        accepted = min(verdict.accepted, len(emitted))
         seconds = perf_counter() - started
         own = seconds - waited - speculation.draft_seconds - speculation.control_seconds - speculation.search_seconds
         this = Round(
             token_ids=tuple(emitted),
             drafted=len(draft),
-            accepted=min(verdict.accepted, len(emitted)),
+            accepted=accepted,
+            corrected=accepted < len(emitted) and draft.has_children(path[-1] - 1),
             depth=draft.depth,
             source=draft.source,
             rows=len(draft) + 1,

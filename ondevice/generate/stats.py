@@ -20,13 +20,23 @@ drift: the drafter's last drafts were accepted far less than forecast.
 """
 
 
+Origin = Literal["accepted", "corrected", "plain"]
+"""Where an emitted token comes from.
+
+accepted: a drafted token, which the target accepted.
+corrected: the target's own token, where the draft had another one in its place.
+plain: the target's own token, where nothing was drafted for its place.
+"""
+
+
 @dataclass(frozen=True)
 class Round:
     """One pass of the loop: the prefill with the first token, or draft, forward, verify, commit.
 
     token_ids : emitted tokens
     drafted : tokens proposed
-    accepted : proposed tokens that the target accepted
+    accepted : proposed tokens that the target accepted, which `token_ids` begins with
+    corrected : whether the draft had other tokens in the place of the last one of `token_ids`
     depth : tokens on the longest path of the draft, the most that could be accepted
     source : name of the drafter
     rows : this sequence's rows in the round's forward, or in all forwards of a prefill; 0: cancelled before a forward
@@ -43,6 +53,7 @@ class Round:
     token_ids: tuple[int, ...]
     drafted: int = 0
     accepted: int = 0
+    corrected: bool = False
     depth: int = 0
     source: str = "none"
     rows: int = 1
@@ -54,6 +65,12 @@ class Round:
     threads: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The origin of each token of `token_ids`."""
+        own: Origin = "corrected" if self.corrected else "plain"
+        return tuple("accepted" if at < self.accepted else own for at in range(len(self.token_ids)))
 
 
 class ForwardCost(NamedTuple):

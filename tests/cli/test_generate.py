@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -93,6 +94,26 @@ def test_compare_prints_the_speed_up_and_that_the_tokens_are_equal(run, bundle):
     code, out, _ = run("generate", bundle, "ab", "--temperature", 1, "--compare", "--json")
     assert code == 0
     assert json.loads(out)["comparison"]["equal"] is True
+
+
+def test_watch_drafts_keeps_the_text_and_adds_a_legend(run, bundle):
+    words = ["generate", bundle, "abc abc abc", "-n", 40, "--num-assistant-tokens-schedule", "constant"]
+    _, text, _ = run(*words)
+    code, out, err = run(*words, "--watch-drafts")
+    assert (code, out) == (0, text)
+    legend, summary = err.splitlines()
+    found = re.fullmatch(r"tokens: (\d+) accepted, (\d+) corrected, (\d+) plain; (\d\.\d\d) tokens per round", legend)
+    assert found
+    assert sum(map(int, found.groups()[:3])) == 40
+    assert int(found[1]) > 0
+    assert f"{found[4]} tokens per round" in summary
+
+
+@pytest.mark.parametrize("form", ["--json", "--json-lines"])
+def test_watch_drafts_is_for_text(run, bundle, form):
+    code, out, err = run("generate", bundle, "ab", "--watch-drafts", form)
+    assert (code, out) == (2, "")
+    assert "--watch-drafts shows text" in err
 
 
 def test_compare_fails_where_the_tokens_differ(run, bundle, monkeypatch):

@@ -1,0 +1,46 @@
+"""The command line at a terminal: colours, cursor and width. What goes to a pipe or a file is never styled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from enum import StrEnum
+from typing import TextIO
+
+RESET = "\x1b[0m"
+
+MOST_COLUMNS = 10_000
+"""Width without a terminal: lines are not wrapped."""
+
+
+class Style(StrEnum):
+    """Escape codes that begin a style. Colours are of the terminal's own 16, which fit its background."""
+
+    DIM = "\x1b[2m"
+    ACCEPTED = "\x1b[32m"
+    """Drafted tokens that were accepted: green."""
+    CORRECTED = "\x1b[1;35m"
+    """The target's tokens in the place of wrong drafts: magenta and bold, which does not depend on telling red from
+    green."""
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that understands escape codes."""
+    if os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return False
+    return os.name != "nt" or "WT_SESSION" in os.environ  # the old console of Windows prints the escape codes
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether text on a stream may be styled: on a terminal, unless `NO_COLOR` is set and not empty (no-color.org)."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def styled(text: str, style: Style, stream: TextIO) -> str:
+    """The text in a style, or unchanged where the stream has no colours."""
+    return f"{style}{text}{RESET}" if text and has_colours(stream) else text
+
+
+def columns() -> int:
+    """Width of the terminal on standard output, or `$COLUMNS`; `MOST_COLUMNS` without either."""
+    return shutil.get_terminal_size((MOST_COLUMNS, 0)).columns
