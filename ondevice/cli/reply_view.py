@@ -105,11 +105,10 @@ class TextView:
 
     def step(self, step: Step) -> None:
         if step.reasoning and not self._thinking_since:
-            self._thinking_since = perf_counter()
-            self._print_dim("(thinking ...", end="")
+            self._begin_thoughts()
         self._answer(step)
         for call in step.tool_calls:
-            self._write(("" if self._last in ("", "\n") else "\n") + f"{_call_line(call)}\n")
+            self._call(call)
 
     def end(self, reply: Reply) -> None:
         self._end_thoughts()
@@ -122,12 +121,19 @@ class TextView:
             self._write(("," if self._last else "") + ",".join(map(str, step.token_ids)))
         self._write(step.text)
 
+    def _call(self, call: ToolCall) -> None:
+        self._write(("" if self._last in ("", "\n") else "\n") + f"{_call_line(call)}\n")
+
     def _write(self, text: str, style: Style | None = None) -> None:
         if text:
             self._end_thoughts()
             self._last = text[-1]
             sys.stdout.write(text if style is None else styled(text, style, sys.stdout))
             sys.stdout.flush()
+
+    def _begin_thoughts(self) -> None:
+        self._thinking_since = perf_counter()
+        self._print_dim("(thinking ...", end="")
 
     def _end_thoughts(self) -> None:
         """Complete the line about thoughts with their duration."""

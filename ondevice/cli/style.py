@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TextIO
 
@@ -11,6 +13,12 @@ RESET = "\x1b[0m"
 
 MOST_COLUMNS = 10_000
 """Width without a terminal: lines are not wrapped."""
+
+LEAST_COLUMNS = 20
+"""Width of the right column of `aligned` at least, however narrow the terminal is."""
+
+KEPT_SPACE = "\0"
+"""Stands for a space at which lines are not broken."""
 
 
 class Style(StrEnum):
@@ -39,6 +47,28 @@ def has_colours(stream: TextIO) -> bool:
 def styled(text: str, style: Style, stream: TextIO) -> str:
     """The text in a style, or unchanged where the stream has no colours."""
     return f"{style}{text}{RESET}" if text and has_colours(stream) else text
+
+
+def aligned(rows: Mapping[str, Sequence[str]], width: int) -> list[str]:
+    """Lines with labels on the left and wrapped paragraphs on the right.
+
+    Args:
+        rows: paragraphs by label; a label without paragraphs has no line. `kept` marks words that stay on one line.
+        width: columns of the terminal; the right column has at least `LEAST_COLUMNS`.
+    """
+    indent = max(map(len, rows), default=0) + 2
+    right = max(width - indent, LEAST_COLUMNS)
+    wrap = textwrap.TextWrapper(right, break_long_words=False, break_on_hyphens=False).wrap
+    return [
+        f"{'' if index else label:{indent}}{line}".replace(KEPT_SPACE, " ")
+        for label, paragraphs in rows.items()
+        for index, line in enumerate(line for paragraph in paragraphs for line in wrap(paragraph))
+    ]
+
+
+def kept(text: str) -> str:
+    """The text for `aligned`, which breaks no line at its spaces."""
+    return text.replace(" ", KEPT_SPACE)
 
 
 def columns() -> int:
