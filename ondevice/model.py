@@ -137,6 +137,7 @@ def load(
             except BaseException:
                 made.close()
                 raise
+        which.mark_used()
         return made
 
     def open_draft(which: Bundle, on_prepare: OnPrepare | None) -> Engine:

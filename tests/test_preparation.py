@@ -41,7 +41,7 @@ def test_everything_that_generations_need_is_compiled_at_once(reference_export: 
     assert announced == "preparing for this machine: compiling kernels once"
     assert ready.startswith(f"{reference_export}: ready on this machine")
     cache = first_preparation / "cache"
-    assert {path.suffix for path in cache.rglob("*") if path.is_file()} <= {".o", ".json", ".pack"}
+    assert {path.suffix for path in cache.rglob("*") if path.is_file()} <= {".o", ".json", ".pack", ".used"}
 
     ended = subprocess.run(
         [sys.executable, "-c", SECOND, str(reference_export)],

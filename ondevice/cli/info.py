@@ -19,7 +19,7 @@ from typing import Any
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
 from ondevice.cli.progress import byte_bar
-from ondevice.cli.style import aligned, columns, kept
+from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 
@@ -226,16 +226,6 @@ def lines(facts: Mapping[str, Any], width: int) -> list[str]:
     A fact of `LISTS` has a line per entry, so an empty one, such as `unavailable`, has none.
     """
     return aligned({_label(name): _paragraphs(name, value) for name, value in facts.items()}, width)
-
-
-def size(count: int) -> str:
-    """A number of bytes in B, kB, MB or GB, 1000-based as in file managers and on hubs."""
-    shown = float(count)
-    for unit in ("B", "kB", "MB"):
-        if shown < 1000:
-            return f"{shown:.0f} {unit}" if unit == "B" else f"{shown:.1f} {unit}"
-        shown /= 1000
-    return f"{shown:.2f} GB"
 
 
 def _label(name: str) -> str:

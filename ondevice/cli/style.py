@@ -1,4 +1,7 @@
-"""The command line at a terminal: colours, cursor and width. What goes to a pipe or a file is never styled."""
+"""How the command line looks: colours, the width of the terminal, aligned text, sizes and ages.
+
+What goes to a pipe or a file is neither coloured nor wrapped.
+"""
 
 from __future__ import annotations
 
@@ -74,3 +77,21 @@ def kept(text: str) -> str:
 def columns() -> int:
     """Width of the terminal on standard output, or `$COLUMNS`; `MOST_COLUMNS` without either."""
     return shutil.get_terminal_size((MOST_COLUMNS, 0)).columns
+
+
+def size(count: int) -> str:
+    """A number of bytes in B, kB, MB or GB, 1000-based as in file managers and on hubs."""
+    shown = float(count)
+    for unit in ("B", "kB", "MB"):
+        if shown < 1000:
+            return f"{shown:.0f} {unit}" if unit == "B" else f"{shown:.1f} {unit}"
+        shown /= 1000
+    return f"{shown:.2f} GB"
+
+
+def age(seconds: float) -> str:
+    """How long ago something was, in the largest fitting unit, as `3 days ago`."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if (count := int(seconds / length)) > 0:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"

@@ -13,7 +13,8 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.cli import info
-from ondevice.cli.info import lines, size
+from ondevice.cli.info import lines
+from ondevice.cli.style import size
 from ondevice.engines.simd import pack_file
 from ondevice.engines.simd.program import load_program
 from ondevice.native import library
