@@ -73,7 +73,11 @@ def report(facts: dict[str, Any]) -> str:
             f"a draft step takes {facts['draft_share']:.2f} of the time of a plain step",
             f"probability that the first 1, 2, ... drafted tokens are accepted: {survival}",
             f"predicted: {facts['predicted_speed_up']:.2f} times plain decoding; "
-            + ("--drafter self skips these blocks, auto may" if facts["pays"] else "too slow, no drafter uses it"),
+            + (
+                "--drafter self skips these blocks, auto may"
+                if facts["pays"]
+                else "too slow for auto; --drafter self tries it all the same"
+            ),
         ]
     )
 
