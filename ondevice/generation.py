@@ -54,6 +54,7 @@ class Step:
     reasoning : new text of the model's thoughts, which come before the answer
     tool_calls : calls that this round completed
     logprobs : one entry per token of `token_ids`, if requested
+    prompt_logprobs : in the first step, one entry per token of the prompt after its first one, if requested
     pieces : `text`, token by token: one for every token of this round, while `token_ids` leaves out tokens that are
         held back and those behind a stop string
     """
@@ -68,6 +69,7 @@ class Step:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     pieces: tuple[Piece, ...] = ()
 
 
@@ -85,6 +87,7 @@ class Reply:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @classmethod
     def of(cls, steps: Iterable[Step], stats: Stats) -> Reply:
@@ -98,6 +101,7 @@ class Reply:
             reasoning="".join(step.reasoning for step in taken),
             tool_calls=tuple(call for step in taken for call in step.tool_calls),
             logprobs=tuple(each for step in taken for each in step.logprobs),
+            prompt_logprobs=tuple(each for step in taken for each in step.prompt_logprobs),
         )
 
     @property
@@ -337,6 +341,7 @@ def steps(
                 reasoning=parsed.reasoning,
                 tool_calls=parsed.tool_calls,
                 logprobs=logprobs,
+                prompt_logprobs=current.prompt_logprobs,
                 pieces=tuple(pieces),
             )
             if reason:

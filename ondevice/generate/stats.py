@@ -47,6 +47,8 @@ class Round:
     forward : cost of the round without its draft; None for a prefill
     threads : threads that computed its forward
     logprobs : log probabilities of the emitted tokens, where they were asked for
+    prompt_logprobs : those of the prompt's tokens after the first one, in the round of the prefill, where they were
+        asked for
     finish_reason : why the generation ends with this round; None if it goes on
     """
 
@@ -64,6 +66,7 @@ class Round:
     forward: ForwardCost | None = None
     threads: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
 
     @property
@@ -90,7 +93,7 @@ class ForwardCost(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The probability that the target gave to an emitted token.
+    """The probability that the target gave to an emitted token, or to a token of the prompt.
 
     logprob : natural logarithm of the token's probability under the target's own logits, before biases, penalties,
         temperature and filters
