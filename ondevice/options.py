@@ -80,6 +80,7 @@ class GenerationDefaults:
 class GenerationOptions:
     """The keywords of `Model.stream` and `Model.generate`. None takes the value of the bundle's generation_config.json.
 
+    max_new_tokens : tokens to generate at most; 0 only reads the prompt
     temperature : 0 is greedy
     presence_penalty, frequency_penalty, logit_bias : as in OpenAI's API; see `SamplingOptions`
     logprobs, top_logprobs : return the log probability of each token, and those of up to 20 most likely alternatives,
@@ -87,7 +88,6 @@ class GenerationOptions:
     prompt_logprobs : return the log probabilities of the prompt's own tokens too, with as many alternatives: in
         `reply.prompt_logprobs`, one entry for every token after the first. The whole prompt is computed, without its
         cached beginning
-    max_new_tokens : tokens to generate at most; 0 only reads the prompt
     stop : strings that end the text; they are not part of it
     drafter : a name of `ondevice.generate.drafters.registry`, `none`, a `Drafter` object of the application, which
         serves one generation at a time, or a draft model: the path of a bundle with the same vocabulary. `auto+` before

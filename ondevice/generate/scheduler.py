@@ -189,8 +189,9 @@ class Scheduler:
 
     @contextmanager
     def _session(self, request: GenerationRequest) -> Iterator[Session]:
-        """A session with the cached beginning of the prompt, or an empty one if all of the prompt is to be looked up. It
-        goes to the cache however the generation ends.
+        """A session with the cached beginning of the prompt, or an empty one if all of the prompt is to be looked up.
+
+        It goes to the cache however the generation ends.
         """
         fresh = request.prompt_logprobs is not None
         session = self.engine.open_session() if fresh else self._cache.take(request.prompt_ids)

@@ -302,7 +302,7 @@ def test_set_changes_options(run, bundle, monkeypatch):
     [
         ("/set heat 5", "unknown option heat: /set takes"),
         ("/set temperature hot", "invalid float value: 'hot'\n"),
-        ("/set max_new_tokens 0", "max_new_tokens must be a whole number"),
+        ("/set max_new_tokens -1", "max_new_tokens must be a whole number"),
         ("/clear all", "/clear takes no argument"),
         ("/what now", "unknown command /what: /help lists the commands"),
     ],

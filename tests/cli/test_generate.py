@@ -136,7 +136,7 @@ def test_compare_fails_where_the_tokens_differ(run, bundle, monkeypatch):
         (["--file", "missing.txt"], None, "cannot read missing.txt: No such file"),
         (["a" * 500], None, "the prompt has 501 tokens"),
         (["ab", "--top-p", "7"], None, "top_p"),
-        (["ab", "--max-new-tokens", "0"], None, "max_new_tokens"),
+        (["ab", "--max-new-tokens", "-1"], None, "max_new_tokens"),
         (["ab", "--stop", ""], None, "non-empty"),
         (["ab", "--drafter", "mtp"], None, "no MTP drafter"),
     ],
