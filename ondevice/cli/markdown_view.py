@@ -126,7 +126,7 @@ def change(before: list[str], after: list[str]) -> str:
     if before == after:
         return ""
     last = len(before) - 1
-    if same == last and len(after) > last and after[last].startswith(before[last]):
+    if same >= last and len(after) > last and after[last].startswith(before[last]):
         return "\n".join([after[last].removeprefix(before[last]), *after[last + 1 :]])
     first = min(same, last, max(len(after) - 1, 0))
     up = f"\x1b[{last - first}A" if last > first else ""

@@ -207,6 +207,7 @@ def test_the_tail_fits_the_screen():
         ([], ["a", "b"], "a\nb"),
         (["a"], ["ab"], "b"),
         (["a"], ["ab", "c"], "b\nc"),
+        (["a", "b"], ["a", "b", "", "c"], "\n\nc"),
         (["a", "b"], ["a", "b"], ""),
         (["a", "b"], [], "\r\x1b[1A\x1b[J"),
         (["a", "b"], ["b", "c"], "\r\x1b[1A\x1b[Jb\nc"),
