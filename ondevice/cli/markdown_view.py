@@ -35,6 +35,10 @@ UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127,
 
 TAB_SIZE = 4
 
+LATER = 16
+"""A block is parsed again when a line has ended and it is longer by one part in so many: parsing a list of a thousand
+items after each of them would take longer than generating it."""
+
 
 def can_format() -> bool:
     """Whether standard output is a terminal, and `rich` is installed."""
@@ -48,6 +52,8 @@ class MarkdownView(TextView):
         super().__init__()
         self._block = ""
         """Text of the block that is not complete yet."""
+        self._parsed_from = 0
+        """Length from which `_block` is parsed again."""
         self._rows: list[str] = []
         """Rows of the screen that show the end of `_block`; the cursor is behind the last one."""
         self._formatted = False
@@ -63,11 +69,14 @@ class MarkdownView(TextView):
             return
         self._end_thoughts()
         self._block += text
-        if "\n" in text and (complete := complete_blocks(self._block)):
-            rest = self._block[len(complete) :]
-            self._block = complete
-            self._complete()
-            self._block = rest
+        if "\n" in text and len(self._block) >= self._parsed_from:
+            complete = complete_blocks(self._block)
+            if complete:
+                rest = self._block[len(complete) :]
+                self._block = complete
+                self._complete()
+                self._block = rest
+            self._parsed_from = len(self._block) + len(self._block) // LATER
         self._draw(tail(self._block, *shutil.get_terminal_size()))
 
     def _begin_thoughts(self) -> None:
@@ -102,7 +111,7 @@ def complete_blocks(text: str) -> str:
 
     lines = text.splitlines(keepends=True)
     whole = lines if text.endswith("\n") else lines[:-1]
-    parsed = MarkdownIt().enable("table").parse("".join(whole))
+    parsed = MarkdownIt().enable("table").disable("inline").parse("".join(whole))
     begins = [token.map[0] for token in parsed if token.level == 0 and token.map is not None]
     return "".join(whole[: begins[-1]]) if len(begins) > 1 else ""
 

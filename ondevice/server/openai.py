@@ -223,6 +223,8 @@ class CompletionWriter(OpenAIWriter):
         """
         super().__init__(model, choices, include_usage=include_usage)
         self._scores_prompts = scores_prompts
+        self._echoes: dict[int, dict[str, Any]] = {}
+        """The echoed prompts as they were written, by index of the choice."""
         self._lengths = [0] * len(choices)
         """Characters written of each reply, with its prompt if that is echoed: where its next token begins."""
 
@@ -246,11 +248,15 @@ class CompletionWriter(OpenAIWriter):
 
     def _echoed(self, choice: Choice, echo: Echo) -> dict[str, Any]:
         """The prompt as the beginning of the text."""
+        if choice.index in self._echoes:
+            return self._echoes[choice.index]
         self._lengths[choice.index] = len(echo.text)
         scores = None
         if self._scores_prompts and self.model.tokenizer is not None:
             scores = prompt_logprobs(echo, (choice.first or choice).reply.prompt_logprobs, self.model.tokenizer)
-        return {**self._text(choice, echo.text, (), 0), "logprobs": scores, "finish_reason": None}
+        written = {**self._text(choice, echo.text, (), 0), "logprobs": scores, "finish_reason": None}
+        self._echoes[choice.index] = written
+        return written
 
     def _text(self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return {
