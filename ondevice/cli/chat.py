@@ -26,7 +26,7 @@ from ondevice.cli.options import (
 from ondevice.cli.progress import unseen_keys
 from ondevice.cli.prompts import read_json, standard_input
 from ondevice.cli.reply_view import TextView, View, stream_reply, summary
-from ondevice.cli.style import Style, aligned, columns, styled
+from ondevice.cli.style import Style, aligned, columns, styled, wrapped
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import decode, read_lines
@@ -389,7 +389,8 @@ CHAT_COMMANDS = {
     "/save": ChatCommand(_save, "write the conversation to a file, as JSON", "FILE"),
     "/load": ChatCommand(_load, "continue a conversation from a file", "FILE"),
     "/stats": ChatCommand(
-        lambda conversation, rest: _print(conversation.stats()), "show speed and drafts of the last reply"
+        lambda conversation, rest: _print(wrapped(conversation.stats(), columns())),
+        "show speed and drafts of the last reply",
     ),
     "/help": ChatCommand(_help, "show this list"),
 }

@@ -26,6 +26,7 @@ from ondevice.cli.reply_view import (
     stream_reply,
     summary,
 )
+from ondevice.cli.style import columns, wrapped
 from ondevice.errors import UsageError
 from ondevice.text.prompt_file import read_text
 
@@ -86,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
         reply = stream_reply(model, prompt, options, view)
         interrupted = reply.finish_reason == "cancelled"
         if isinstance(view, DraftsView):
-            print(view.legend(reply.stats), file=sys.stderr)
+            _note(view.legend(reply.stats))
         if not as_objects:
-            print(summary(reply.stats), file=sys.stderr)
+            _note(summary(reply.stats))
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))
             interrupted = plain.finish_reason == "cancelled"
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         extra = {"comparison": comparison.as_json()} if comparison else {}
         print(json.dumps({**as_json(reply), **extra}))
     elif comparison:
-        print(comparison.line(), file=sys.stderr)
+        _note(comparison.line())
     if interrupted:
         return INTERRUPTED
     return FAILED if comparison and not comparison.equal else 0
@@ -109,6 +110,11 @@ def _view(args: argparse.Namespace, *, as_ids: bool) -> View | None:
     if args.json:
         return None
     return DraftsView(as_ids=as_ids) if args.watch_drafts else TextView(as_ids=as_ids)
+
+
+def _note(line: str) -> None:
+    """Print a line on stderr, wrapped to the terminal."""
+    print(wrapped(line, columns()), file=sys.stderr)
 
 
 def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:

@@ -6,7 +6,6 @@ begins; then it is printed once more, formatted, in its place. Lines above it ne
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from ondevice.cli.reply_view import TextView
-from ondevice.cli.style import has_colours, is_terminal
+from ondevice.cli.style import ESCAPE_CODE, has_colours, is_terminal
 
 if TYPE_CHECKING:
     from rich.markdown import Markdown
@@ -27,8 +26,6 @@ CODE_THEME = "ansi_dark"
 
 STYLES = {"markdown.code": "cyan", "markdown.h1": "bold", "markdown.h2": "bold", "markdown.h3": "bold"}
 """Rich's own have backgrounds and underlines."""
-
-ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Control characters, with which a reply could move the cursor."""

@@ -6,11 +6,14 @@ What goes to a pipe or a file is neither coloured nor wrapped.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TextIO
+
+ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 RESET = "\x1b[0m"
 
@@ -67,6 +70,20 @@ def aligned(rows: Mapping[str, Sequence[str]], width: int) -> list[str]:
         for label, paragraphs in rows.items()
         for index, line in enumerate(line for paragraph in paragraphs for line in wrap(paragraph))
     ]
+
+
+def wrapped(text: str, width: int) -> str:
+    """A text with line breaks between words, so that no line is wider unless a word is; escape codes have no width."""
+    lines, used = [""], 0
+    for word in text.split(" "):
+        length = len(ESCAPE_CODE.sub("", word))
+        if used and used + 1 + length > width:
+            lines.append(word)
+            used = length
+        else:
+            lines[-1] += f" {word}" if used else word
+            used += length + bool(used)
+    return "\n".join(lines)
 
 
 def kept(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ondevice.cli.main import INTERRUPTED
 from ondevice.cli.options import add_model_arguments, load_model
 from ondevice.cli.progress import ProgressBar
-from ondevice.cli.prompts import add_prompt_set_arguments, check_limit, fitting_prompts
+from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import UsageError
 
 SECONDS = 300.0
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ondevice.tuning import Tuning
 
-    check_limit(args)
+    check_counts(args)
     if not args.seconds > 0:
         raise UsageError(f"--seconds must be more than 0, not {args.seconds:g}")
     interrupted = False

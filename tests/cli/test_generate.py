@@ -109,6 +109,13 @@ def test_watch_drafts_keeps_the_text_and_adds_a_legend(run, bundle):
     assert f"{found[4]} tokens per round" in summary
 
 
+def test_lines_fit_a_narrow_terminal(run, bundle, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, _, err = run("generate", bundle, "abc", "-n", 12, "--watch-drafts", "--compare")
+    assert max(map(len, err.splitlines())) <= 40
+    assert "tokens per round" in err.replace("\n", " ")
+
+
 @pytest.mark.parametrize("form", ["--json", "--json-lines"])
 def test_watch_drafts_is_for_text(run, bundle, form):
     code, out, err = run("generate", bundle, "ab", "--watch-drafts", form)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ondevice.cli.reply_view import DraftsView, JsonLinesView, TextView
-from ondevice.cli.style import Style, columns, styled
+from ondevice.cli.style import Style, columns, styled, wrapped
 from ondevice.generate.stats import Stats
 from ondevice.generation import Piece, Reply, Step
 from ondevice.text.messages import ToolCall
@@ -128,6 +128,12 @@ def test_drafts_without_colours_are_plain_text(capsys, monkeypatch, name, value)
     show(view, *DRAFTED)
     assert capsys.readouterr().out == "abcd\ne\n"
     assert view.legend(Stats()) == "tokens: 3 accepted, 1 corrected, 2 plain; 0.00 tokens per round"
+
+
+def test_lines_are_wrapped_between_words_and_codes_have_no_width():
+    assert wrapped("\x1b[32mone two\x1b[0m, three", 8) == "\x1b[32mone two\x1b[0m,\nthree"
+    assert wrapped("a longest b", 3) == "a\nlongest\nb"
+    assert wrapped("", 3) == ""
 
 
 def test_the_width_is_that_of_the_terminal_or_unlimited(monkeypatch):
