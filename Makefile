@@ -30,7 +30,7 @@ $(BUNDLE)/bundle.json: $(VENV)/.run $(wildcard models/reference/*/*) $(wildcard 
 	$(BIN)/ondevice export models/reference/target --out $(BUNDLE)
 
 demo: $(BUNDLE)/bundle.json
-	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 124 --temperature 0 --compare < models/demo_prompt.txt
+	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 124 --temperature 0 --watch-drafts --compare < models/demo_prompt.txt
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal

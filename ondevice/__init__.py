@@ -68,8 +68,10 @@ __all__ = [
     "Model",
     "OnPrepare",
     "OndeviceError",
+    "Origin",
     "Outputs",
     "PairMismatchError",
+    "Piece",
     "Progress",
     "Prompt",
     "PromptError",
@@ -98,8 +100,8 @@ if TYPE_CHECKING:
     from ondevice.generate.drafters.draft_model import DraftSampling
     from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
     from ondevice.generate.request import LogitsProcessor, SamplingOptions
-    from ondevice.generate.stats import Stats, TokenLogprob
-    from ondevice.generation import AsyncGeneration, FinishReason, Generation, Reply, Step
+    from ondevice.generate.stats import Origin, Stats, TokenLogprob
+    from ondevice.generation import AsyncGeneration, FinishReason, Generation, Piece, Reply, Step
     from ondevice.hub import pull
     from ondevice.model import Model, load, prepare
     from ondevice.native.building import freeze_support
@@ -116,8 +118,8 @@ else:
         "generate.drafters.draft_model": ("DraftSampling",),
         "generate.drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
         "generate.request": ("LogitsProcessor", "SamplingOptions"),
-        "generate.stats": ("Stats", "TokenLogprob"),
-        "generation": ("AsyncGeneration", "FinishReason", "Generation", "Reply", "Step"),
+        "generate.stats": ("Origin", "Stats", "TokenLogprob"),
+        "generation": ("AsyncGeneration", "FinishReason", "Generation", "Piece", "Reply", "Step"),
         "hub": ("pull",),
         "model": ("Model", "load", "prepare"),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),

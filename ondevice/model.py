@@ -137,6 +137,7 @@ def load(
             except BaseException:
                 made.close()
                 raise
+        which.mark_used()
         return made
 
     def open_draft(which: Bundle, on_prepare: OnPrepare | None) -> Engine:
@@ -323,7 +324,16 @@ class Model:
 
         limits = Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
-        request = GenerationRequest(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs, chosen.copies)
+        request = GenerationRequest(
+            prompt_ids,
+            sampler,
+            limits,
+            drafting,
+            stats,
+            chosen.wanted_logprobs,
+            chosen.wanted_prompt_logprobs,
+            chosen.copies,
+        )
         rounds = self._scheduler.rounds(request)
         self.last_stats = stats
         return Generation(

@@ -80,10 +80,14 @@ class GenerationDefaults:
 class GenerationOptions:
     """The keywords of `Model.stream` and `Model.generate`. None takes the value of the bundle's generation_config.json.
 
+    max_new_tokens : tokens to generate at most; 0 only reads the prompt
     temperature : 0 is greedy
     presence_penalty, frequency_penalty, logit_bias : as in OpenAI's API; see `SamplingOptions`
     logprobs, top_logprobs : return the log probability of each token, and those of up to 20 most likely alternatives,
         before temperature, filters and penalties; the same with and without drafts
+    prompt_logprobs : return the log probabilities of the prompt's own tokens too, with as many alternatives: in
+        `reply.prompt_logprobs`, one entry for every token after the first. The whole prompt is computed, without its
+        cached beginning
     stop : strings that end the text; they are not part of it
     drafter : a name of `ondevice.generate.drafters.registry`, `none`, a `Drafter` object of the application, which
         serves one generation at a time, or a draft model: the path of a bundle with the same vocabulary. `auto+` before
@@ -124,6 +128,7 @@ class GenerationOptions:
     logit_bias: Mapping[int, float] | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     stop: str | Sequence[str] | None = None
     drafter: str | PathLike[str] | Drafter | None = None
     draft_sampling: DraftSampling = "coupled"
@@ -152,12 +157,13 @@ class GenerationOptions:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        check_whole("max_new_tokens", self.max_new_tokens)
+        check_whole("max_new_tokens", self.max_new_tokens, 0)
         check_whole("copies", self.copies, 0, MOST_SESSIONS)
         if self.num_assistant_tokens is not None:
             check_whole("num_assistant_tokens", self.num_assistant_tokens)
-        if not isinstance(self.logprobs, bool):
-            raise UsageError(f"logprobs must be True or False, not {self.logprobs!r:.99}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r:.99}")
         top = self.top_logprobs
         if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MAX_TOP_LOGPROBS:
             raise UsageError(f"top_logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {top!r:.99}")
@@ -188,6 +194,11 @@ class GenerationOptions:
     def wanted_logprobs(self) -> Logprobs | None:
         """The requested log probabilities; None if there was no request."""
         return Logprobs(self.top_logprobs) if self.logprobs or self.top_logprobs else None
+
+    @property
+    def wanted_prompt_logprobs(self) -> Logprobs | None:
+        """The requested log probabilities of the prompt; None if there was no request."""
+        return Logprobs(self.top_logprobs) if self.prompt_logprobs else None
 
     @property
     def answer(self) -> ResponseFormat:
@@ -232,6 +243,7 @@ class GenerationKeywords(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     logprobs: bool
     top_logprobs: int
+    prompt_logprobs: bool
     stop: str | Sequence[str] | None
     drafter: str | PathLike[str] | Drafter | None
     draft_sampling: DraftSampling

@@ -190,6 +190,46 @@ def test_a_tree_is_counted_by_its_depth() -> None:
     assert all(this.accepted <= this.depth <= this.drafted for this in drafted)
 
 
+@pytest.mark.parametrize("luck", [0.0, 0.6, 1.0])
+def test_a_chain_s_rounds_say_which_tokens_were_drafted(luck: float) -> None:
+    _, rounds = generated(GREEDY, Limits(60), Guesser(luck), 4)
+    assert rounds[0].origins == ("plain",)
+    for this in rounds[1:-1]:
+        last = "plain" if this.accepted == this.drafted else "corrected"
+        assert this.origins == ("accepted",) * this.accepted + (last,)
+    assert {origin for this in rounds for origin in this.origins} >= {"accepted" if luck else "corrected"}
+
+
+def test_a_tree_s_rounds_say_which_tokens_were_drafted() -> None:
+    """The target's token corrects a draft only if that has a token in its place: other branches do not count."""
+    drafts: list[Draft] = []
+
+    class Recorder(Guesser):
+        def draft(self, request: DraftRequest) -> Draft:
+            drafts.append(super().draft(request))
+            return drafts[-1]
+
+    _, rounds = generated(GREEDY, Limits(80), Recorder(0.7, tree=True), 7)
+    seen = set()
+    for draft, this in zip(drafts, [each for each in rounds if each.drafted], strict=True):
+        edges = list(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+        node = ROOT
+        for token in this.token_ids[: this.accepted]:
+            node = edges.index((node, token))
+        last = "corrected" if any(parent == node for parent, _ in edges) else "plain"
+        if this.finish_reason is None:
+            assert this.origins == ("accepted",) * this.accepted + (last,)
+            seen.add((last, this.accepted < this.depth))
+    assert seen >= {("corrected", True), ("plain", True)}
+
+
+def test_a_reply_that_ends_inside_a_draft_ends_with_an_accepted_token() -> None:
+    plain, _ = generated(GREEDY, Limits(12))
+    stop = next(token for token in plain[3:] if token not in plain[:3])
+    _, rounds = generated(GREEDY, Limits(40, frozenset({stop})), Guesser(1.0), 20)
+    assert [this.origins for this in rounds] == [("plain",), ("accepted",) * plain.index(stop)]
+
+
 def test_a_tree_is_refused_where_the_engine_is_exact_in_chains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToySession, "exact_trees", False)
     with pytest.raises(UsageError, match="proposed a tree, and this engine verifies chains"):

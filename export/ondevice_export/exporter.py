@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -37,6 +37,7 @@ def export(
     revision: str | None = None,
     progress: Progress = silent,
     note: Note = _log.info,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> Path:
     """Export a Gemma 4 checkpoint, with its drafter and heads, to a bundle directory.
 
@@ -51,6 +52,7 @@ def export(
         revision: branch, tag or commit of `source` on the hub.
         progress: called with the number of weights written so far and in total.
         note: called with one-line messages for the user.
+        on_begin: called when everything is checked, before the first weight is read.
 
     Returns:
         The bundle's directory.
@@ -78,7 +80,7 @@ def export(
                 if options.heads != "auto":
                     raise
                 note(f"no heads: {error}")
-        _write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note)
+        _write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note, on_begin=on_begin)
     return place
 
 
@@ -91,6 +93,7 @@ def _write(
     *,
     progress: Progress,
     note: Note,
+    on_begin: Callable[[], None],
 ) -> None:
     shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats)
     if target.modules is not None:
@@ -106,6 +109,7 @@ def _write(
     manifest = make_manifest(target, drafter, options, heads)
     with _disk_errors(out), BundleWriter(out) as bundle:
         _check_space(out, needed)
+        on_begin()
         graphs = GraphFiles(bundle.directory, options, advance)
         table = graphs.write_target(target)
         if drafter is not None:

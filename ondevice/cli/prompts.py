@@ -139,14 +139,16 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
 
 
-def check_limit(args: argparse.Namespace) -> None:
-    """Check `--limit` before a model is loaded.
+def check_counts(args: argparse.Namespace) -> None:
+    """Check `--limit` and `--max-new-tokens` before a model is loaded.
 
     Raises:
-        UsageError: it leaves no prompt.
+        UsageError: one of them leaves nothing to do.
     """
-    if args.limit is not None and args.limit < 1:
-        raise UsageError(f"--limit must be a whole number from 1 on, not {args.limit}")
+    for name in ("limit", "max_new_tokens"):
+        count = getattr(args, name, None)
+        if count is not None and count < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be a whole number from 1 on, not {count}")
 
 
 def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list[int]]:

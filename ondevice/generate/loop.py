@@ -11,6 +11,7 @@ round, then the helpers. What is accepted is decided in `verify`, how much to dr
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -37,6 +38,7 @@ def generate(
     drafters: Sequence[Drafter] = (),
     controller: Controller | None = None,
     logprobs: Logprobs | None = None,
+    prompt_logprobs: Logprobs | None = None,
 ) -> Loop:
     """Continue `prompt_ids`. The first round is the prefill together with the first new token.
 
@@ -53,15 +55,30 @@ def generate(
         drafters, controller: both, or neither for plain decoding. The controller chooses among the drafters.
         logprobs: looks up every emitted token; None where they are not wanted. The time that this takes is not part of
             any round.
+        prompt_logprobs: looks up the prompt's tokens after the first one; the session is empty then. None where they
+            are not wanted.
     """
     # Prefill and first token.
     started = perf_counter()
     tokens = list(prompt_ids)  # prompt and reply so far; the last one has no KV yet once the prefill is done
-    outputs = yield from _prefill(session, tokens, limits)
+    scores: list[TokenLogprob] = []
+    if prompt_logprobs is None:
+        outputs = yield from _prefill(session, tokens, limits)
+    else:
+        outputs = yield from _scoring_prefill(session, tokens, limits, prompt_logprobs, scores)
     if outputs is None:
         yield Round((), rows=0, seconds=perf_counter() - started, finish_reason="cancelled")
         return
     session.snapshot()
+    if not limits.max_new_tokens:
+        yield Round(
+            (),
+            rows=len(prompt_ids),
+            seconds=perf_counter() - started,
+            prompt_logprobs=tuple(scores),
+            finish_reason="length",
+        )
+        return
     first = sampler.choose(outputs.logits[0], tokens)
     speculation = Speculation(drafters, controller, session, sampler)
     speculation.begin(tokens, first, outputs)
@@ -73,6 +90,7 @@ def generate(
         rows=len(prompt_ids),
         seconds=perf_counter() - started,
         logprobs=_look_up(logprobs, [first], outputs, path),
+        prompt_logprobs=tuple(scores),
         finish_reason=reason,
     )
 
@@ -100,12 +118,14 @@ def generate(
         if reason is not None:
             speculation.report(drafters, outputs, path)
 
+        accepted = min(verdict.accepted, len(emitted))
         seconds = perf_counter() - started
         own = seconds - waited - speculation.draft_seconds - speculation.control_seconds - speculation.search_seconds
         this = Round(
             token_ids=tuple(emitted),
             drafted=len(draft),
-            accepted=min(verdict.accepted, len(emitted)),
+            accepted=accepted,
+            corrected=accepted < len(emitted) and draft.has_children(path[-1] - 1),
             depth=draft.depth,
             source=draft.source,
             rows=len(draft) + 1,
@@ -153,6 +173,37 @@ def _prefill(
         limits.on_prefill(session.length, len(tokens))
     assert outputs is not None
     return outputs
+
+
+SCORED_ROWS = 16
+"""Rows of a prefill that looks up the prompt's tokens: all rows have logits, a megabyte each at Gemma's vocabulary."""
+
+
+def _scoring_prefill(
+    session: Session, tokens: Sequence[int], limits: Limits, logprobs: Logprobs, scores: list[TokenLogprob]
+) -> Generator[Rows, Outputs | None, Outputs | None]:
+    """`_prefill` of an empty session that also looks up every token but the first, in the row of the token before it.
+
+    These are the rows of logits that the token would be chosen from if it were generated.
+
+    Args:
+        scores: the log probabilities are appended to it.
+    """
+    assert not session.length
+    outputs = None
+    while session.length < len(tokens):
+        if limits.cancelled():
+            return None
+        begin = session.length
+        chunk = tokens[begin : begin + min(session.max_rows(), SCORED_ROWS)]
+        outputs = yield Rows(session, TokenTree.chain(chunk), range(len(chunk)))
+        assert outputs is not None
+        following = tokens[begin + 1 : begin + 1 + len(chunk)]
+        scores += _look_up(logprobs, following, outputs, range(len(following)))
+        session.commit(range(len(chunk)))
+        limits.on_prefill(session.length, len(tokens))
+    assert outputs is not None
+    return replace(outputs, logits=outputs.logits[-1:], hidden=outputs.hidden[-1:])
 
 
 # Drafting.

@@ -94,7 +94,7 @@ class SamplingOptions:
 class Limits:
     """When a generation ends, and the callbacks that it makes on the way.
 
-    max_new_tokens : tokens to generate at most
+    max_new_tokens : tokens to generate at most; 0 only reads the prompt
     stop_ids : token ids that end the reply; the stop token is emitted
     cancelled : called before every forward; True ends the generation
     on_prefill : called after every prefill chunk with the prompt's tokens done so far and their total

@@ -54,6 +54,8 @@ class GenerationRequest:
     sampler, limits, drafting : how to choose tokens, when to stop, how to draft
     stats : filled in while the generation runs
     logprobs : looks up emitted tokens; None where that is not wanted
+    prompt_logprobs : looks up the prompt's tokens after the first one, so that no cached beginning is used; None where
+        that is not wanted
     copies : copies of the prompt's session to leave in the cache after the prefill, for other generations of the same
         prompt
     """
@@ -64,6 +66,7 @@ class GenerationRequest:
     drafting: Drafting
     stats: Stats
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     copies: int = 0
 
 
@@ -147,6 +150,7 @@ class Scheduler:
                     drafters=drafters,
                     controller=controller,
                     logprobs=request.logprobs,
+                    prompt_logprobs=request.prompt_logprobs,
                 )
                 for this in loop.run(generation, slot.forward):
                     if this.rows and not request.stats.new_tokens:
@@ -194,8 +198,12 @@ class Scheduler:
 
     @contextmanager
     def _session(self, request: GenerationRequest) -> Iterator[Session]:
-        """A session with the cached beginning of the prompt. It goes to the cache however the generation ends."""
-        session = self._cache.take(request.prompt_ids)
+        """A session with the cached beginning of the prompt, or an empty one if all of the prompt is to be looked up.
+
+        It goes to the cache however the generation ends.
+        """
+        fresh = request.prompt_logprobs is not None
+        session = self.engine.open_session() if fresh else self._cache.take(request.prompt_ids)
         request.stats.cached_tokens = session.length
         try:
             yield session

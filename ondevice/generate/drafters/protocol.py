@@ -169,6 +169,10 @@ class Draft:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return max(depths, default=0)
 
+    def has_children(self, node: int) -> bool:
+        """Whether a token was proposed behind this node, or, for ROOT, behind the newest token."""
+        return node in self.parents.tolist()
+
     @classmethod
     def chain(cls, tokens: Sequence[int], confidence: Sequence[float] = (), source: str = "none") -> Draft:
         """A draft in which each token follows the one before."""

@@ -6,6 +6,7 @@ To add a drafter, write a file in this package and an entry in `_ENTRIES`. An ap
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # the command line lists the names without importing numpy or
     from ondevice.generate.costs import Costs
     from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
     from ondevice.generate.drafters.protocol import Drafter
+
+_log = logging.getLogger("ondevice")
 
 NONE = "none"
 AUTO = "auto"
@@ -33,6 +36,8 @@ class DrafterEntry:
     summary : one line for users
     make : creates the drafters for a sequence of an engine; the costs are this machine's
     obstacle : returns why it cannot draft for an engine's bundle, and what to do; None where it can
+    loses : whether it is expected to be slower than plain decoding for an engine's bundle here. It is then used only
+        where it is named, and neither offered nor a part of `auto`
     needs_grammar : whether it drafts only where a grammar constrains the reply
     unless_mtp : whether `auto` includes it only if the bundle has no MTP drafter. MTP tokens cost less and are right
         more often; trying drafters that it dominates took a fifth of the reference pair's first reply
@@ -43,6 +48,7 @@ class DrafterEntry:
     summary: str
     make: Callable[[Engine, Costs], Sequence[Drafter]]
     obstacle: Callable[[Engine], str | None] = lambda engine: None
+    loses: Callable[[Engine], bool] = lambda engine: False
     needs_grammar: bool = False
     unless_mtp: bool = False
     make_for_auto: Callable[[Engine, Costs], Sequence[Drafter]] | None = None
@@ -107,11 +113,13 @@ def entry(name: str, engine: Engine) -> DrafterEntry:
 
 
 def methods(engine: Engine) -> list[str]:
-    """The names of single drafters that can draft any text for this bundle: without `auto` and `grammar`."""
+    """The names of single drafters that draft any text for this bundle: without `auto`, `grammar`, and those that are
+    expected to lose.
+    """
     return [
         name
         for name, each in REGISTRY.items()
-        if name != AUTO and not each.needs_grammar and each.obstacle(engine) is None
+        if name != AUTO and not each.needs_grammar and each.obstacle(engine) is None and not each.loses(engine)
     ]
 
 
@@ -147,8 +155,14 @@ def _self(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.self_speculative import SkippingDrafter
 
     record = _tuned(engine)
-    if record is None or not record.pays:
+    if record is None or not record.usable:
         return [SkippingDrafter("self", engine, None)]
+    if not record.pays:
+        _log.warning(
+            "`ondevice tune` predicts %.2f times plain decoding for `self`, which drafts only where that pays: "
+            "--num-assistant-tokens-schedule constant drafts always",
+            record.speed_up,
+        )
     costs.assume("self", record.draft_share)
     return [SkippingDrafter("self", engine, path_of(record.skips), record.survival[0])]
 
@@ -220,7 +234,12 @@ def _no_tuned_layers(engine: Engine) -> str | None:
     record = _tuned(engine)
     if record is None:
         return "the layers that a draft of this bundle can leave out are not known yet: run `ondevice tune BUNDLE`"
-    return None if record.pays else "`ondevice tune` found no layers that a draft could leave out with a gain here"
+    return None if record.usable else "`ondevice tune` found no layers that a draft of this bundle could leave out"
+
+
+def _loses_when_tuned(engine: Engine) -> bool:
+    record = _tuned(engine)
+    return record is not None and not record.pays
 
 
 def _no_heads(kind: str) -> Callable[[Engine], str | None]:
@@ -259,6 +278,7 @@ _ENTRIES = (
         "the model itself, without the attention and MLP blocks that `ondevice tune` found dispensable",
         _self,
         _no_tuned_layers,
+        _loses_when_tuned,
     ),
     DrafterEntry(
         "swift",
