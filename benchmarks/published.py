@@ -1,0 +1,137 @@
+"""Publish a measurement of real text: `python -m benchmarks.published FILE...`, the JSON files of `benchmarks.real_text`.
+
+Its tables go into RESULTS.md. From these the figures that README.md and docs/drafting.md quote are written, and the
+README's picture is drawn; without a file, only this second step is done. In each page, the text between the lines
+`<!-- measured -->` and `<!-- /measured -->` is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.picture import PICTURE, REAL_TEXT, RESULTS, draw, read_interval, read_tables
+from benchmarks.real_text import TEMPERATURES, merge, report
+
+ROOT = RESULTS.parent.parent
+README, DRAFTING = ROOT / "README.md", ROOT / "docs" / "drafting.md"
+
+BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting's line in a table of RESULTS.md: means over prompts.
+
+    speed_up : relative to plain decoding of ondevice
+    varied : the same, over the prompts whose greedy reply does not repeat itself
+    prompts : number of them
+    """
+
+    tokens_per_s: float
+    speed_up: float
+    varied: float
+    prompts: int
+
+
+Found = Mapping[float, Mapping[str, Setting]]
+"""Settings by temperature and name."""
+
+
+def read_settings(results: str) -> Found:
+    """The settings in the tables of real text of a RESULTS.md."""
+    tables = read_tables(results, REAL_TEXT)
+    return {
+        temperature: {
+            row["setting"]: Setting(
+                read_interval(row["tokens/s"])[0],
+                read_interval(row["speed-up"])[0],
+                read_interval(row["where the greedy reply does not repeat itself"])[0],
+                int(row["prompts"]),
+            )
+            for row in table
+        }
+        for temperature, table in zip(TEMPERATURES, tables, strict=False)
+    }
+
+
+def results_text(files: list[Path]) -> str:
+    """The command, the tables and the conditions of JSON files, for RESULTS.md."""
+    records, facts = merge(files)
+    most = max(record.prompt for record in records) + 1
+    drafts = next((record.setting.rpartition(" ")[2] for record in records if record.setting.startswith("llama.cpp mtp")), 3)
+    command = (
+        "`python -m benchmarks.widened DIR --head-bits 4`, "
+        "`python -m benchmarks.widened_gguf target.gguf --drafter drafter.gguf --head-bits 4`, then\n"
+        f"`python -m benchmarks.real_text DIR --human-eval humaneval.jsonl --limit {most} --turns {facts['turns']} "
+        f"--tokens {facts['tokens']} --llama-server llama-server --gguf target.gguf --mtp-gguf drafter.gguf "
+        f"--mtp-drafts {drafts}`"
+    )
+    return f"{command}\n\n{report(records, facts)}\n"
+
+
+def readme_text(found: Found) -> str:
+    """What the README says below its picture."""
+    greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
+    others = [max(value.speed_up for name, value in one.items() if name.startswith("llama.cpp")) for one in (greedy, sampled)]
+    return (
+        f"Over {greedy['auto'].prompts} prompts, `ondevice` with drafts decodes {greedy['auto'].speed_up:.1f} times as fast "
+        f"as without them at temperature 0 ({greedy['auto'].varied:.1f} times\n"
+        f"where the text does not repeat itself) and {sampled['auto'].speed_up:.1f} times at temperature 1: "
+        f"{greedy['auto'].speed_up / others[0]:.1f} and {sampled['auto'].speed_up / others[1]:.1f} times the fastest "
+        "setting of llama.cpp, on the\nsame weights and cores.\n"
+    )
+
+
+def drafting_text(found: Found) -> str:
+    """What docs/drafting.md says about lengths, draft models and heads."""
+    greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
+    lengths = [name for name in sampled if re.fullmatch(r"mtp \d+", name)]
+    best = max(lengths, key=lambda name: sampled[name].speed_up)
+    listed = ", ".join(f"{sampled[name].speed_up:.2f}" for name in lengths)
+    names = ", ".join(name.removeprefix("mtp ") for name in lengths)
+    return (
+        f"- At temperature 1, MTP drafts of {names} tokens give {listed} times plain decoding: {best.removeprefix('mtp ')} "
+        f"tokens are best, and the lengths that\n  the drafter chooses by itself, trees included, give "
+        f"{sampled['mtp'].speed_up:.2f} (`auto`: {sampled['auto'].speed_up:.2f}).\n"
+        "- A draft model was not measured there: only the reference pair, its MTP drafter and its heads exist at E2B's cost.\n"
+        f"- Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} at 1, "
+        f"where MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.\n"
+    )
+
+
+def filled(page: str, text: str) -> str:
+    """A page with another text in its measured block.
+
+    Raises:
+        SystemExit: it has no such block, or several.
+    """
+    found, count = BLOCK.subn(lambda _: text, page)
+    if count != 1:
+        raise SystemExit(f"expected one block <!-- measured -->, found {count}")
+    return found
+
+
+def publish() -> None:
+    """Write what README.md and docs/drafting.md quote from RESULTS.md, and draw the picture."""
+    results = RESULTS.read_text("utf-8")
+    found = read_settings(results)
+    for path, text in ((README, readme_text(found)), (DRAFTING, drafting_text(found))):
+        path.write_text(filled(path.read_text("utf-8"), text), "utf-8")
+    PICTURE.write_text(draw(results), "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="written by benchmarks.real_text --json")
+    files = parser.parse_args().files
+    if files:
+        RESULTS.write_text(filled(RESULTS.read_text("utf-8"), results_text(files)), "utf-8")
+    publish()
+
+
+if __name__ == "__main__":
+    main()
