@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from benchmarks.real_text import TEMPERATURES, merge, report
 
 ROOT = RESULTS.parent.parent
 README, DRAFTING = ROOT / "README.md", ROOT / "docs" / "drafting.md"
+
+WIDTH = 124
+"""Of a line in the pages."""
 
 BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
 
@@ -62,7 +66,7 @@ def results_text(files: list[Path]) -> str:
     """The command, the tables and the conditions of JSON files, for RESULTS.md."""
     records, facts = merge(files)
     most = max(record.prompt for record in records) + 1
-    drafts = next((record.setting.rpartition(" ")[2] for record in records if record.setting.startswith("llama.cpp mtp")), 3)
+    [drafts] = {record.setting.rpartition(" ")[2] for record in records if record.setting.startswith("llama.cpp mtp")}
     command = (
         "`python -m benchmarks.widened DIR --head-bits 4`, "
         "`python -m benchmarks.widened_gguf target.gguf --drafter drafter.gguf --head-bits 4`, then\n"
@@ -76,31 +80,36 @@ def results_text(files: list[Path]) -> str:
 def readme_text(found: Found) -> str:
     """What the README says below its picture."""
     greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
-    others = [max(value.speed_up for name, value in one.items() if name.startswith("llama.cpp")) for one in (greedy, sampled)]
-    return (
-        f"Over {greedy['auto'].prompts} prompts, `ondevice` with drafts decodes {greedy['auto'].speed_up:.1f} times as fast "
-        f"as without them at temperature 0 ({greedy['auto'].varied:.1f} times\n"
-        f"where the text does not repeat itself) and {sampled['auto'].speed_up:.1f} times at temperature 1: "
-        f"{greedy['auto'].speed_up / others[0]:.1f} and {sampled['auto'].speed_up / others[1]:.1f} times the fastest "
-        "setting of llama.cpp, on the\nsame weights and cores.\n"
+    auto, others = greedy["auto"], [llama_best(one) for one in (greedy, sampled)]
+    text = (
+        f"Over {auto.prompts} prompts, `ondevice` with drafts decodes {auto.speed_up:.1f} times as fast as without them at "
+        f"temperature 0 ({auto.varied:.1f} times where the text does not repeat itself) and {sampled['auto'].speed_up:.1f} "
+        f"times at temperature 1. That is {auto.speed_up / others[0]:.1f} and {sampled['auto'].speed_up / others[1]:.1f} times "
+        "the fastest setting of llama.cpp, on the same weights and cores. The weights are not Gemma's, whose own MTP drafter "
+        "may be accepted more or less often."
     )
+    return textwrap.fill(text, WIDTH) + "\n"
+
+
+def llama_best(settings: Mapping[str, Setting]) -> float:
+    """Speed-up of llama.cpp's fastest setting over plain decoding of ondevice."""
+    return max(setting.speed_up for name, setting in settings.items() if name.startswith("llama.cpp"))
 
 
 def drafting_text(found: Found) -> str:
     """What docs/drafting.md says about lengths, draft models and heads."""
     greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
     lengths = [name for name in sampled if re.fullmatch(r"mtp \d+", name)]
-    best = max(lengths, key=lambda name: sampled[name].speed_up)
-    listed = ", ".join(f"{sampled[name].speed_up:.2f}" for name in lengths)
-    names = ", ".join(name.removeprefix("mtp ") for name in lengths)
-    return (
-        f"- At temperature 1, MTP drafts of {names} tokens give {listed} times plain decoding: {best.removeprefix('mtp ')} "
-        f"tokens are best, and the lengths that\n  the drafter chooses by itself, trees included, give "
-        f"{sampled['mtp'].speed_up:.2f} (`auto`: {sampled['auto'].speed_up:.2f}).\n"
-        "- A draft model was not measured there: only the reference pair, its MTP drafter and its heads exist at E2B's cost.\n"
-        f"- Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} at 1, "
-        f"where MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.\n"
-    )
+    listed = " / ".join(f"{sampled[name].speed_up:.2f}" for name in lengths)
+    names = " / ".join(name.removeprefix("mtp ") for name in lengths)
+    sentences = [
+        f"At temperature 1, MTP drafts of constantly {names} tokens give {listed} times plain decoding; with lengths and trees "
+        f"that the drafter chooses by itself it gives {sampled['mtp'].speed_up:.2f}, and `auto` {sampled['auto'].speed_up:.2f}.",
+        "A draft model was not measured there: only the reference pair and its heads have a copy of E2B's cost.",
+        f"Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} at 1, where "
+        f"MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.",
+    ]
+    return "".join(textwrap.fill(each, WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n" for each in sentences)
 
 
 def filled(page: str, text: str) -> str:
