@@ -1,4 +1,4 @@
-"""Publish a measurement of real text: `python -m benchmarks.published FILE...`, the JSON files of `benchmarks.real_text`.
+"""Publish a measurement of real text: `python -m benchmarks.published FILE...`, JSON files of `benchmarks.real_text`.
 
 Its tables go into RESULTS.md. From these the figures that README.md and docs/drafting.md quote are written, and the
 README's picture is drawn; without a file, only this second step is done. In each page, the text between the lines
@@ -80,13 +80,13 @@ def results_text(files: list[Path]) -> str:
 def readme_text(found: Found) -> str:
     """What the README says below its picture."""
     greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
-    auto, others = greedy["auto"], [llama_best(one) for one in (greedy, sampled)]
+    auto, other = greedy["auto"], sampled["auto"]
+    lead, other_lead = auto.speed_up / llama_best(greedy), other.speed_up / llama_best(sampled)
     text = (
-        f"Over {auto.prompts} prompts, `ondevice` with drafts decodes {auto.speed_up:.1f} times as fast as without them at "
-        f"temperature 0 ({auto.varied:.1f} times where the text does not repeat itself) and {sampled['auto'].speed_up:.1f} "
-        f"times at temperature 1. That is {auto.speed_up / others[0]:.1f} and {sampled['auto'].speed_up / others[1]:.1f} times "
-        "the fastest setting of llama.cpp, on the same weights and cores. The weights are not Gemma's, whose own MTP drafter "
-        "may be accepted more or less often."
+        f"Over {auto.prompts} prompts, `ondevice` with drafts decodes {auto.speed_up:.1f} times as fast as without them "
+        f"at temperature 0 ({auto.varied:.1f} times where the text does not repeat itself) and {other.speed_up:.1f} times "
+        f"at temperature 1. That is {lead:.1f} and {other_lead:.1f} times the fastest setting of llama.cpp, on the same "
+        "weights and cores. The weights are not Gemma's, whose own MTP drafter may be accepted more or less often."
     )
     return textwrap.fill(text, WIDTH) + "\n"
 
@@ -103,11 +103,12 @@ def drafting_text(found: Found) -> str:
     listed = " / ".join(f"{sampled[name].speed_up:.2f}" for name in lengths)
     names = " / ".join(name.removeprefix("mtp ") for name in lengths)
     sentences = [
-        f"At temperature 1, MTP drafts of constantly {names} tokens give {listed} times plain decoding; with lengths and trees "
-        f"that the drafter chooses by itself it gives {sampled['mtp'].speed_up:.2f}, and `auto` {sampled['auto'].speed_up:.2f}.",
+        f"At temperature 1, MTP drafts of constantly {names} tokens give {listed} times plain decoding; with lengths and "
+        f"trees that the drafter chooses by itself it gives {sampled['mtp'].speed_up:.2f}, and `auto` "
+        f"{sampled['auto'].speed_up:.2f}.",
         "A draft model was not measured there: only the reference pair and its heads have a copy of E2B's cost.",
-        f"Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} at 1, where "
-        f"MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.",
+        f"Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} at 1, "
+        f"where MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.",
     ]
     return "".join(textwrap.fill(each, WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n" for each in sentences)
 

@@ -357,7 +357,8 @@ def spread_lines(records: Sequence[Record]) -> list[str]:
     ratios = [max(record.seconds) / min(record.seconds) - 1 for record in records]
     middle, upper = np.quantile(ratios, (0.5, 0.9))
     lines = [
-        f"A reply's slowest turn takes {middle:.0%} longer than its fastest (median; {upper:.0%} at the 90th percentile)."
+        f"A reply's slowest turn takes {middle:.0%} longer than its fastest in the median, {upper:.0%} at the 90th "
+        "percentile."
     ]
     stalls = [
         f"{record.setting} {max(record.seconds):.0f} s ({record.kind}, T={record.temperature:g})"

@@ -45,7 +45,16 @@ PANE = (WIDTH - GAP) // 2
 BEGIN_S, END_S = 1.0, 6.0
 """The picture's time before the first token, and after the last output before it starts again."""
 
-STYLES = {"1": "bold", "2": "dim", "31": "red", "32": "green", "33": "yellow", "34": "blue", "35": "magenta", "36": "cyan"}
+STYLES = {
+    "1": "bold",
+    "2": "dim",
+    "31": "red",
+    "32": "green",
+    "33": "yellow",
+    "34": "blue",
+    "35": "magenta",
+    "36": "cyan",
+}
 """Parameters of the escape sequence for colours, and the classes of text; others are shown plain."""
 
 CSS = """\
@@ -165,7 +174,9 @@ def record(command: Sequence[str], prompt: Path, directory: Path) -> list[Piece]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
     screen = Screen(COLUMNS)
     with prompt.open("rb") as given:
-        process = subprocess.Popen(command, stdin=given, stdout=terminal, stderr=terminal, cwd=directory, env=environment)
+        process = subprocess.Popen(
+            command, stdin=given, stdout=terminal, stderr=terminal, cwd=directory, env=environment
+        )
     os.close(terminal)
     while chunk := _read(controller):
         screen.write(chunk.decode("utf-8", "replace"), time.perf_counter())
