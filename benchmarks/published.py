@@ -83,10 +83,11 @@ def readme_text(found: Found) -> str:
     auto, other = greedy["auto"], sampled["auto"]
     lead, other_lead = auto.speed_up / llama_best(greedy), other.speed_up / llama_best(sampled)
     text = (
-        f"Over {auto.prompts} prompts, `ondevice` with drafts decodes {auto.speed_up:.1f} times as fast as without them "
-        f"at temperature 0 ({auto.varied:.1f} times where the text does not repeat itself) and {other.speed_up:.1f} times "
-        f"at temperature 1. That is {lead:.1f} and {other_lead:.1f} times the fastest setting of llama.cpp, on the same "
-        "weights and cores. The weights are not Gemma's, whose own MTP drafter may be accepted more or less often."
+        f"Over {auto.prompts} prompts, `ondevice` with drafts decodes {auto.speed_up:.1f} times as fast as without "
+        f"them at temperature 0 ({auto.varied:.1f} times where the text does not repeat itself) and "
+        f"{other.speed_up:.1f} times at temperature 1. That is {lead:.1f} and {other_lead:.1f} times the fastest "
+        "setting of llama.cpp, on the same weights and cores. The weights are not Gemma's, whose own MTP drafter may "
+        "be accepted more or less often."
     )
     return textwrap.fill(text, WIDTH) + "\n"
 
@@ -103,12 +104,12 @@ def drafting_text(found: Found) -> str:
     listed = " / ".join(f"{sampled[name].speed_up:.2f}" for name in lengths)
     names = " / ".join(name.removeprefix("mtp ") for name in lengths)
     sentences = [
-        f"At temperature 1, MTP drafts of constantly {names} tokens give {listed} times plain decoding; with lengths and "
-        f"trees that the drafter chooses by itself it gives {sampled['mtp'].speed_up:.2f}, and `auto` "
+        f"At temperature 1, MTP drafts of constantly {names} tokens give {listed} times plain decoding; with lengths "
+        f"and trees that the drafter chooses by itself it gives {sampled['mtp'].speed_up:.2f}, and `auto` "
         f"{sampled['auto'].speed_up:.2f}.",
         "A draft model was not measured there: only the reference pair and its heads have a copy of E2B's cost.",
-        f"Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} at 1, "
-        f"where MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.",
+        f"Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} "
+        f"at 1, where MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.",
     ]
     return "".join(textwrap.fill(each, WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n" for each in sentences)
 

@@ -58,7 +58,8 @@ STYLES = {
 """Parameters of the escape sequence for colours, and the classes of text; others are shown plain."""
 
 CSS = """\
-text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328; white-space: pre }
+text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace }
+text { fill: #1f2328; white-space: pre }
 .pane { fill: #f6f8fa; stroke: #d1d9e0 } .title { font-weight: bold; font-size: 12px } .command { fill: #0969da }
 .bold { font-weight: bold } .dim { fill: #59636e } .red { fill: #d1242f } .green { fill: #1a7f37 }
 .yellow { fill: #9a6700 } .blue { fill: #0969da } .magenta { fill: #8250df } .cyan { fill: #1b7c83 }
@@ -114,7 +115,11 @@ class Screen:
 
     def pieces(self) -> list[Piece]:
         """All text that ever was on the screen; neighbours of the same time and style are one piece."""
-        stay = [Piece(*place, *cell, None) for place, cell in self._cells.items() if cell[0] != " "]
+        stay = [
+            Piece(row, column, text, style, begin, None)
+            for (row, column), (text, style, begin) in self._cells.items()
+            if text != " "
+        ]
         cells = sorted([*self._gone, *stay], key=lambda each: (each.begin, each.row, each.column))
         joined: list[Piece] = []
         for cell in cells:

@@ -1,6 +1,6 @@
 """Hooks of `mkdocs.yml`: pages of the repository that lie outside docs/, and links that lead out of it.
 
-The Markdown of all pages is written for readers of the repository. A link to a page of the site stays a link to it; a link
+The Markdown of all pages is written for readers of the repository. A link to a page of the site stays a link to it; one
 to any other file of the repository leads to the file on GitHub.
 """
 
@@ -51,7 +51,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def site_path(path: str, repository: str) -> str:
-    """Where a link to a file of the repository leads: within the site if it is part of it, else to the repository's pages.
+    """Where a link to a file leads: within the site if the file is part of it, else to the repository's pages.
 
     Args:
         path: from the root of the repository.
