@@ -67,14 +67,17 @@ def results_text(files: list[Path]) -> str:
     records, facts = merge(files)
     most = max(record.prompt for record in records) + 1
     [drafts] = {record.setting.rpartition(" ")[2] for record in records if record.setting.startswith("llama.cpp mtp")}
-    command = (
-        "`python -m benchmarks.widened DIR --head-bits 4`, "
-        "`python -m benchmarks.widened_gguf target.gguf --drafter drafter.gguf --head-bits 4`, then\n"
-        f"`python -m benchmarks.real_text DIR --human-eval humaneval.jsonl --limit {most} --turns {facts['turns']} "
-        f"--tokens {facts['tokens']} --llama-server llama-server --gguf target.gguf --mtp-gguf drafter.gguf "
-        f"--mtp-drafts {drafts}`"
-    )
-    return f"{command}\n\n{report(records, facts)}\n"
+    commands = [
+        "python -m benchmarks.widened DIR --head-bits 4",
+        "python -m benchmarks.widened_gguf target.gguf --drafter drafter.gguf --head-bits 4",
+        f"python -m benchmarks.real_text DIR --human-eval humaneval.jsonl --limit {most} --turns {facts['turns']} "
+        f"--tokens {facts['tokens']} \\",
+        "    --llama-server llama-server --gguf target.gguf --mtp-gguf drafter.gguf "
+        f"--mtp-drafts {drafts} --json found.json",
+        "python -m benchmarks.published found.json",
+    ]
+    block = "\n".join(["```", *commands, "```"])
+    return f"{block}\n\n{report(records, facts)}\n"
 
 
 def readme_text(found: Found) -> str:
