@@ -170,11 +170,13 @@ def prepare(
     threads: int | None = None,
     on_prepare: OnPrepare | None = None,
 ) -> None:
-    """Do now what the first `load` of a bundle on this machine would do: compile kernels and pack weights.
+    """Do now what the first `load` of a bundle on this machine would do: compile kernels and pack weights. Then measure
+    what rows and drafts cost here, so that the first reply drafts as well as later ones.
 
     The arguments and errors are those of `load`.
     """
-    load(bundle, engine=engine, threads=threads, on_prepare=on_prepare).close()
+    with load(bundle, engine=engine, threads=threads, on_prepare=on_prepare) as model:
+        model._scheduler.measure_costs()
 
 
 def _costs_file(bundle: Bundle, engine: Engine, attention: str, threads: int) -> CostsFile:

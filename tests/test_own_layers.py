@@ -282,7 +282,7 @@ def test_early_exits_say_what_plain_decoding_says(directory: Path, kind: KVCache
             model.forget()
             reply = model.generate(prompt_of(model), drafter=untrained(model), **options, **schedule)
             assert reply.token_ids == plain.token_ids
-            assert reply.stats.drafted
+            assert reply.stats.drafted or schedule is not CONSTANT  # `auto` need not draft where it does not pay
 
 
 @two_bundles

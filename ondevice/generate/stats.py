@@ -9,14 +9,13 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 """stop: a stop token or stop string, or the end of a constraint; length: `max_new_tokens`; context: the context is
 full."""
 
-IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable", "drift"]
+IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable"]
 """Why a round drafted nothing.
 
 no_room: the generation may emit only one more token.
 measuring: the cost of a plain row is being measured.
 no_match: the drafter had nothing to propose, or would have to read a text first, which would not pay.
-unprofitable: no draft is expected to pay.
-drift: the drafter's last drafts were accepted far less than forecast.
+unprofitable: no draft is expected to pay, or earlier ones have lost what drafting may lose.
 """
 
 
@@ -32,7 +31,7 @@ class Round:
     rows : this sequence's rows in the round's forward, or in all forwards of a prefill; 0: cancelled before a forward
     seconds : wall time of the round, drafting included
     draft_seconds : part of `seconds` spent on making the draft, without work done once for later drafts too
-    control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafter and schedule
+    control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafters and controller
     idle : why nothing was drafted; None where something was, or where there is no drafter
     forward : cost of the round without its draft; None for a prefill
     threads : threads that computed its forward

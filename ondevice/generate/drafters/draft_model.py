@@ -6,7 +6,8 @@ generations share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import Literal, NamedTuple
 
@@ -14,9 +15,8 @@ import numpy as np
 
 from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import Engine, Outputs, Rows, Session, TokenTree
-from ondevice.generate.controller import expected_rate
 from ondevice.generate.costs import Costs
-from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Trust
+from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits
@@ -76,7 +76,6 @@ class DraftModelDrafter:
         """Number of generated tokens from which reading the text is considered again."""
         self._proposals: list[Proposal] = []
         self._own: tuple[Sampler, np.random.Generator] | None = None
-        self._full_trust = Trust()
 
     def expect(self, limits: Limits) -> None:
         self._limits = limits
@@ -101,7 +100,7 @@ class DraftModelDrafter:
         if self._new < self._reconsider_at:
             return Forecast(NO_TOKENS, self.name)
         nodes = min(nodes, self._model.engine.context_length - self._length)
-        forecast = Forecast(self._acceptance.survival(max(nodes, 0)), self.name, steady=True)
+        forecast = Forecast(self._acceptance.survival(max(nodes, 0)), self.name)
         behind = self._length - self._matching
         if behind <= NEAR or self._model.reading_s(behind, self._costs) <= self._savings(forecast):
             return forecast
@@ -128,15 +127,16 @@ class DraftModelDrafter:
                 break
             chance = self._calibration.probability(proposal.raw)
             survival *= chance
-            if survival >= request.floor or proposal.probs is None:
+            pays = request.pays_row(len(path), survival)
+            if pays or proposal.probs is None:
                 self._proposals.append(proposal)  # a token that the ratio rule does not see is not judged
-            if survival < request.floor:
+            if not pays:
                 break
             path.append(proposal.token)
             confidence.append(chance)
             if proposal.probs is not None:
                 probs.append(proposal.probs)
-            if len(path) == request.nodes or survival * expected[len(path)] < request.floor:
+            if len(path) == request.nodes or not request.pays_step(len(path), survival * expected[len(path)]):
                 break
             coming = [proposal.token]
         chain = Draft.chain(path, confidence, self.name)
@@ -172,12 +172,15 @@ class DraftModelDrafter:
 
     def _savings(self, forecast: Forecast) -> float:
         """Seconds that reading may take to be expected to pay."""
-        if not (rate := expected_rate(forecast, self._costs, self._full_trust)):
-            return 0.0
+        count = len(forecast.survival)
+        plain, *forwards = self._costs.forwards(count + 1)
+        tokens: Iterator[float] = accumulate(forecast.survival.tolist(), initial=1.0)
+        drafted = zip(tokens, [plain, *forwards], [0.0, *self._costs.drafts(self.name, count)], strict=False)
+        best = min((forward + draft) / brought for brought, forward, draft in drafted)  # seconds of a token
         left = self._new
         if self._limits is not None:
             left = min(left, self._limits.max_new_tokens - self._new)
-        return left * max(self._costs.forwards(1)[0] - 1.0 / rate, 0.0) / READING_RETURN
+        return left * (plain - best) / READING_RETURN
 
     def _catch_up(self, context: Sequence[int]) -> bool:
         """Take a session if there is none. If more than NEAR tokens are unread, read all but the newest.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -99,7 +99,8 @@ class NgramDrafter:
 
     def draft(self, request: DraftRequest) -> Draft:
         confidence = self._confidence(request.nodes)
-        count = sum(survival >= request.floor for survival in accumulate(confidence, mul))
+        survivals = accumulate(confidence, mul)
+        count = len(list(takewhile(lambda node: request.pays_row(*node), enumerate(survivals))))
         return Draft.chain(self._guessed(request.nodes).tokens[:count].tolist(), confidence[:count], SOURCE)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
