@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "recording.svg"
 PROMPT = ROOT / "models" / "demo_prompt.txt"
 
-WITHOUT, WITH = ("--drafter", "none"), ("--compare",)
+WITHOUT, WITH = ("--drafter=none",), ("--compare",)
 """What the two commands add to the common options."""
 
 COLUMNS, ROWS = 62, 24
@@ -215,11 +215,11 @@ def _read(controller: int) -> bytes:
         return b""
 
 
-def draw(panes: Sequence[tuple[str, str, Sequence[Piece]]]) -> str:
+def draw(panes: Sequence[tuple[str, Sequence[str], Sequence[Piece]]]) -> str:
     """The picture of terminals side by side.
 
     Args:
-        panes: title, command and output of each.
+        panes: title, words of the command, and output of each. A command is broken between words only.
     """
     length = max(piece.begin for _, _, pieces in panes for piece in pieces) + BEGIN_S + END_S
     rows = max(piece.row for _, _, pieces in panes for piece in pieces) + 1
@@ -280,10 +280,10 @@ def _text(piece: Piece, left: float, top: float, rules: Rules) -> str:
     return f'<text class="{classes}" x="{x:.1f}" y="{y:.1f}" textLength="{length:.1f}">{escape(piece.text)}</text>'
 
 
-def _wrapped(command: str) -> list[str]:
-    """The lines of a command on a terminal, broken between words."""
+def _wrapped(command: Sequence[str]) -> list[str]:
+    """The lines of a command on a terminal, broken between its words."""
     lines = ["$"]
-    for word in command.split(" "):
+    for word in command:
         if len(lines[-1]) + 1 + len(word) > COLUMNS - 2:
             lines[-1] += " \\"
             lines.append("   ")
@@ -295,12 +295,14 @@ def main() -> None:
     arguments, options = _arguments()
     program = shutil.which("ondevice", path=str(Path(sys.executable).parent)) or "ondevice"
     bundle = arguments.bundle.absolute()
+    subprocess.run([program, "prepare", str(bundle)], check=True)  # so that neither run reports on it
     panes = []
     for title, added in (("without drafts", WITHOUT), ("with drafts, then compared with plain decoding", WITH)):
-        given = ["generate", bundle.name, "-", "-n", str(arguments.tokens), "--seed", str(arguments.seed)]
-        given += [*added, *(options if added is WITH else [])]
+        extra = options if added is WITH else []
+        given = ["generate", bundle.name, "-", *added, *extra, f"-n{arguments.tokens}", f"--seed={arguments.seed}"]
         pieces = record([program, *given], arguments.prompt, bundle.parent)
-        panes.append((title, f"{shlex.join(['ondevice', *given])} < {arguments.prompt.name}", pieces))
+        command = ["ondevice", *map(shlex.quote, given), f"< {arguments.prompt.name}"]
+        panes.append((title, command, pieces))
     arguments.out.write_text(draw(panes), "utf-8")
     print(arguments.out)
 

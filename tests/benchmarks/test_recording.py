@@ -63,11 +63,12 @@ def test_times_begin_at_the_first_text_that_stays() -> None:
 
 def test_the_picture_shows_every_piece_at_its_time() -> None:
     pieces = [Piece(0, 0, "a < b", "green", 0.0, None), Piece(1, 2, "gone", "", 1.0, 2.0)]
-    drawn = draw([("one", "ondevice generate", pieces), ("two", "ondevice chat", pieces[:1])])
+    drawn = draw([("one", ["ondevice", "generate"], pieces), ("two", ["ondevice", "x" * 60, "< y"], pieces[:1])])
     root = ET.fromstring(drawn)
     texts = {text.text: text.attrib["class"] for text in root.iter(f"{SVG}text")}
     assert texts["a < b"] == "t t0 green"
     assert texts["gone"] == "t t1"
+    assert {"$ ondevice generate", "$ ondevice \\", "    < y"} < set(texts)
     length = 1.0 + recording.BEGIN_S + recording.END_S
     shares = [f"{100 * (at + recording.BEGIN_S) / length:.2f}%" for at in (1.0, 2.0)]
     assert f"@keyframes t1 {{ 0% {{ opacity: 0 }} {shares[0]} {{ opacity: 1 }} {shares[1]} {{ opacity: 0 }} }}" in drawn
