@@ -95,7 +95,7 @@ class Costs:
         self._round = 0
         self._measured_at: float | None = None
         self._saved: KnownCosts | None = None
-        self._forwards = Curve(1.0, PRIOR_ROW)
+        self._forwards = Curve(1.0, PRIOR_ROW, weight=1.0)
         self._drafts: dict[str, Curve] = {}
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         """Rows and seconds of the last forwards."""
@@ -141,7 +141,7 @@ class Costs:
         """Start from the measurements of another process, which own ones soon outweigh."""
         with self._lock:
             self._row_s = known.row_s
-            self._forwards = Curve(1.0, PRIOR_ROW)
+            self._forwards = Curve(1.0, PRIOR_ROW, weight=1.0)
             # A forward of n rows costs no more than n forwards, whatever a file says.
             forwards = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in known.forwards.items()}
             self._forwards.recall(forwards, self._round)
@@ -234,15 +234,16 @@ class Point(NamedTuple):
 class Curve:
     """A cost by count, rows of a forward or tokens of a draft, relative to a forward of one row.
 
-    A count's cost is the mean of its measurements and of the line below, which is worth one. Between measured counts
-    costs lie on straight lines, and beyond the largest on one with the average slope so far, but at least the prior's.
+    A count's cost is the mean of its measurements, and of the line before them. Between measured counts costs lie on
+    straight lines, and beyond the largest on one with the average slope so far, but at least the prior's.
 
     first : prior cost of one
     slope : prior cost of one more
+    weight : measurements of a count that the line is worth
     """
 
-    def __init__(self, first: float, slope: float) -> None:
-        self._first, self._slope = first, slope
+    def __init__(self, first: float, slope: float, weight: float = 0.0) -> None:
+        self._first, self._slope, self._weight = first, slope, weight
         self._known: dict[int, Point] = {}
         self._costs: list[float] = []
         """Result of `costs`; empty where it must be computed again."""
@@ -254,7 +255,7 @@ class Curve:
 
     def observe(self, count: int, cost: float, now: int = 0) -> None:
         """Add a measurement of round `now`."""
-        expected, weight, _ = self._known.get(count) or (self.costs(count)[count - 1], 1.0, now)
+        expected, weight, _ = self._known.get(count) or (self.costs(count)[count - 1], self._weight, now)
         cost = min(cost, LIMIT * expected) if expected > 0 else cost
         weight = min(weight + 1.0, MEMORY)
         self._known[count] = Point(expected + (cost - expected) / weight, weight, now)
