@@ -361,7 +361,9 @@ class Model:
         Args:
             prompt: text, token ids, or messages.
             path: the file to write.
-            tools, thinking, template_options: as `GenerationOptions` has them.
+            tools: functions that the model may call, for a prompt of messages.
+            thinking: whether the model thinks before it answers; None is the template's default.
+            template_options: further variables of the chat template.
 
         Returns:
             The number of saved tokens.
@@ -419,7 +421,9 @@ class Model:
 
         Args:
             prompt: text, token ids, or messages.
-            tools, thinking, template_options: as `GenerationOptions` has them.
+            tools: functions that the model may call, for a prompt of messages.
+            thinking: whether the model thinks before it answers; None is the template's default.
+            template_options: further variables of the chat template.
 
         Raises:
             UsageError: invalid options, or options of a chat for a prompt that is not messages.
