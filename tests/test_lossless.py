@@ -139,7 +139,8 @@ def test_lookups_change_the_text(expected: Callable[[str, str, str], Reply]) -> 
 
 
 def test_drafting_saves_forwards(reference_model: Model) -> None:
-    reply = reference_model.generate(LONG, max_new_tokens=64, temperature=0.0, drafter="mtp", num_assistant_tokens=4)
+    options: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+    reply = reference_model.generate(LONG, max_new_tokens=64, temperature=0.0, drafter="mtp", **options)
     assert reply.stats.target_forwards < 63
 
 
