@@ -114,7 +114,7 @@ def _view(args: argparse.Namespace, *, as_ids: bool) -> View | None:
 
 def _note(line: str) -> None:
     """Print a line on stderr, wrapped to the terminal."""
-    print(wrapped(line, columns()) if sys.stderr.isatty() else line, file=sys.stderr)
+    print(wrapped(line, columns()), file=sys.stderr)
 
 
 def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:
