@@ -61,6 +61,7 @@ __all__ = [
     "GenerationOptions",
     "GrammarError",
     "HubError",
+    "Image",
     "KVCacheType",
     "LogitsProcessor",
     "Message",
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
     from ondevice.progress import OnPrepare, Progress
     from ondevice.text.codec import Prompt
     from ondevice.text.messages import Message, Tool, ToolCall
+    from ondevice.text.pictures import Image
 else:
     # Names are imported when they are first used: `ondevice --help` needs neither numpy nor numba. A type checker must
     # not see this `__getattr__`, or it would accept every attribute.
@@ -127,6 +129,7 @@ else:
         "progress": ("OnPrepare", "Progress"),
         "text.codec": ("Prompt",),
         "text.messages": ("Message", "Tool", "ToolCall"),
+        "text.pictures": ("Image",),
     }
     _MODULE_OF = {name: f"ondevice.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+from ondevice.bundle_format.vision import BUDGETS
 from ondevice.engines.protocol import MOST_SESSIONS
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.generate.drafters import registry
@@ -110,6 +111,8 @@ class GenerationOptions:
     tool_choice : `auto` allows calls and makes them follow the tools' declarations; `required` demands at least one
         call, `{"type": "function", "function": {"name": ...}}` a call of that function, `none` forbids calls. None does
         not restrict the model
+    image_tokens : the most tokens that each picture of the prompt may take: 70, 140, 280, 560 or 1120. More show more
+        detail and take longer. None takes the model's own number, mostly 280
     on_prefill : called after every chunk of the prompt with the number of tokens done and in total; called again later
         if a draft model has to read a long text
     copies : number of copies of the prompt's keys and values to keep when it has been read, for as many other
@@ -140,6 +143,7 @@ class GenerationOptions:
     template_options: Mapping[str, Any] | None = None
     response_format: Mapping[str, Any] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
+    image_tokens: int | None = None
     on_prefill: Progress | None = silent
     copies: int = 0
 
@@ -159,6 +163,10 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 0)
         check_whole("copies", self.copies, 0, MOST_SESSIONS)
+        if self.image_tokens is not None and (isinstance(self.image_tokens, bool) or self.image_tokens not in BUDGETS):
+            raise UsageError(
+                f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {self.image_tokens!r:.99}"
+            )
         if self.num_assistant_tokens is not None:
             check_whole("num_assistant_tokens", self.num_assistant_tokens)
         for name in ("logprobs", "prompt_logprobs"):
@@ -255,6 +263,7 @@ class GenerationKeywords(TypedDict, total=False):
     template_options: Mapping[str, Any] | None
     response_format: Mapping[str, Any] | None
     tool_choice: str | Mapping[str, Any] | None
+    image_tokens: int | None
     on_prefill: Progress | None
     copies: int
 

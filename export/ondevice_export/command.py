@@ -54,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), default=8, help="width of the tied token table (default: 8)"
     )
+    parser.add_argument("--text-only", action="store_true", help="leave out the vision tower")
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
     parser.add_argument(
         "--no-prepare", action="store_true", help="leave compiling and packing for this machine to the first start"
@@ -108,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
                 quantize=args.quantize,
                 head_bits=args.head_bits,
                 revision=args.revision,
+                text_only=args.text_only,
                 progress=bar.show,
                 note=lambda line: bar.say(f"note: {line}"),
                 on_begin=compile_kernels,

@@ -18,6 +18,7 @@ from typing import Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice.cli.progress import byte_bar
 from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
@@ -166,6 +167,7 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         },
         "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
         "heads": [dataclasses.asdict(heads) for heads in manifest.heads] or None,
+        "vision": None if manifest.vision is None else _vision_facts(manifest.vision),
         "drafts_without": _tuned_blocks(bundle),
         **_engine_facts(bundle),
         "sources": {
@@ -176,6 +178,10 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "bytes": sum(entry.size for entry in manifest.files.values()),
     }
+
+
+def _vision_facts(vision: VisionEntry) -> dict[str, Any]:
+    return {"layers": vision.layers, "hidden_size": vision.hidden_size, "tokens": vision.tokens}
 
 
 def _tuned_blocks(bundle: Bundle) -> dict[str, Any]:
@@ -311,6 +317,7 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "heads": _heads,
     "pack": _pack,
     "threads": "at most {}".format,
+    "vision": lambda tower: "{layers} layers of {hidden_size}, {tokens} tokens for a picture".format(**tower),
     "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",
 }
 """How the value of a fact is shown; the others as `_text` does."""

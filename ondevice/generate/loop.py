@@ -16,11 +16,12 @@ from time import perf_counter
 
 import numpy as np
 
+from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, Plan
 from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafter, DraftRequest, Searcher
-from ondevice.generate.request import Constraint, Limits
+from ondevice.generate.request import Constraint, Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
 from ondevice.generate.stats import FinishReason, ForwardCost, IdleReason, Round, TokenLogprob
 from ondevice.generate.verify import accept
@@ -38,6 +39,7 @@ def generate(
     drafters: Sequence[Drafter] = (),
     controller: Controller | None = None,
     logprobs: Logprobs | None = None,
+    soft: Sequence[SoftTokens] = (),
     prompt_logprobs: Logprobs | None = None,
 ) -> Loop:
     """Continue `prompt_ids`. The first round is the prefill together with the first new token.
@@ -55,6 +57,7 @@ def generate(
         drafters, controller: both, or neither for plain decoding. The controller chooses among the drafters.
         logprobs: looks up every emitted token; None where they are not wanted. The time that this takes is not part of
             any round.
+        soft: the prompt's soft tokens, ascending. They are encoded as part of the prefill.
         prompt_logprobs: looks up the prompt's tokens after the first one; the session is empty then. None where they
             are not wanted.
     """
@@ -63,7 +66,7 @@ def generate(
     tokens = list(prompt_ids)  # prompt and reply so far; the last one has no KV yet once the prefill is done
     scores: list[TokenLogprob] = []
     if prompt_logprobs is None:
-        outputs = yield from _prefill(session, tokens, limits)
+        outputs = yield from _prefill(session, tokens, limits, soft)
     else:
         outputs = yield from _scoring_prefill(session, tokens, limits, prompt_logprobs, scores)
     if outputs is None:
@@ -156,23 +159,48 @@ def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
 
 
 def _prefill(
-    session: Session, tokens: Sequence[int], limits: Limits
+    session: Session, tokens: Sequence[int], limits: Limits, soft: Sequence[SoftTokens]
 ) -> Generator[Rows, Outputs | None, Outputs | None]:
     """Run and commit the tokens that the session lacks, in chunks.
 
     Returns:
         The outputs of the last token; None where the generation was cancelled on the way.
     """
-    outputs = None
+    outputs, embeddings = None, _Embeddings(soft)
     while session.length < len(tokens):
+        start = session.length
+        chunk = tokens[start : start + session.max_rows()]
+        embeddings.encode(start, start + len(chunk), limits.cancelled)
         if limits.cancelled():
             return None
-        chunk = tokens[session.length : session.length + session.max_rows()]
-        outputs = yield Rows(session, TokenTree.chain(chunk), [len(chunk) - 1])
+        rows = embeddings.rows(start, start + len(chunk))
+        outputs = yield Rows(session, TokenTree.chain(chunk), [len(chunk) - 1], soft=rows)
         session.commit(range(session.pending))
         limits.on_prefill(session.length, len(tokens))
     assert outputs is not None
     return outputs
+
+
+class _Embeddings:
+    """The embeddings of a prompt's soft tokens, each encoded when first needed, and dropped after the last."""
+
+    def __init__(self, soft: Sequence[SoftTokens]) -> None:
+        self._left = list(soft)
+        self._encoded: dict[int, Float32Array] = {}
+        """By position of the first token."""
+
+    def encode(self, start: int, stop: int, cancelled: Callable[[], bool]) -> None:
+        """Encode what positions start..stop - 1 need, until `cancelled` returns True."""
+        while self._left and self._left[0].begin + self._left[0].count <= start:
+            self._encoded.pop(self._left.pop(0).begin, None)
+        for each in self._left:
+            if each.begin < stop and each.begin not in self._encoded and not cancelled():
+                self._encoded[each.begin] = each.encode()
+
+    def rows(self, start: int, stop: int) -> Float32Array | None:
+        """float32[S, H], the embeddings of the soft tokens at positions start..stop - 1; None if there are none."""
+        parts = [rows[max(0, start - begin) : stop - begin] for begin, rows in self._encoded.items() if begin < stop]
+        return np.concatenate(parts) if parts else None
 
 
 SCORED_ROWS = 16
@@ -322,22 +350,24 @@ class Speculation:
                 f"the drafter {drafter.name} proposed a tree, and this engine verifies chains: "
                 "use the simd engine, or a drafter that looks at request.trees"
             )
+        if len(draft) and int(draft.tokens.min()) < 0:  # read from the prompt: a soft token, which nothing can choose
+            draft = pruned(draft, lambda path: path[-1] >= 0)
         if self._sampler.constraint is not None:
-            draft = pruned(draft, self._sampler.constraint)
+            draft = pruned(draft, self._sampler.constraint.allows)
         self.draft_seconds = perf_counter() - started
         return draft
 
 
-def pruned(draft: Draft, constraint: Constraint) -> Draft:
-    """The draft without the tokens that the constraint forbids, and without their descendants: the target could not
-    take them, so no row is spent on them.
+def pruned(draft: Draft, allows: Callable[[list[int]], bool]) -> Draft:
+    """The draft without the tokens whose path is not allowed, for example by a constraint, and without their
+    descendants: the target could not take them, so no row is spent on them.
 
     `verify.accept_ratio` corrects for it, because a forbidden token was drawn from a distribution that allowed it.
     """
     parents, tokens = draft.parents.tolist(), draft.tokens.tolist()
     paths: dict[int, list[int]] = {ROOT: []}
     for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
-        if parent in paths and constraint.allows(path := [*paths[parent], token]):
+        if parent in paths and allows(path := [*paths[parent], token]):
             paths[node] = path
     kept = sorted(paths)[1:]  # without ROOT
     if len(kept) == len(tokens):

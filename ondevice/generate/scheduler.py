@@ -27,7 +27,7 @@ from ondevice.generate.drafters.draft_model import DraftModel
 from ondevice.generate.drafters.protocol import Drafter, Reader
 from ondevice.generate.drafters.registry import DrafterEntry
 from ondevice.generate.prefix_cache import PrefixCache
-from ondevice.generate.request import Limits
+from ondevice.generate.request import Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
 from ondevice.generate.stats import Round, Stats
 
@@ -58,6 +58,7 @@ class GenerationRequest:
         that is not wanted
     copies : copies of the prompt's session to leave in the cache after the prefill, for other generations of the same
         prompt
+    soft : the prompt's soft tokens, ascending
     """
 
     prompt_ids: list[int]
@@ -68,6 +69,7 @@ class GenerationRequest:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     copies: int = 0
+    soft: Sequence[SoftTokens] = ()
 
 
 class Scheduler:
@@ -150,6 +152,7 @@ class Scheduler:
                     drafters=drafters,
                     controller=controller,
                     logprobs=request.logprobs,
+                    soft=request.soft,
                     prompt_logprobs=request.prompt_logprobs,
                 )
                 for this in loop.run(generation, slot.forward):
@@ -168,7 +171,7 @@ class Scheduler:
             UsageError: the scheduler was closed before the prefill was done.
         """
         with self._slot(request) as slot, self._session(request) as session:
-            prefill = loop.generate(session, request.prompt_ids, request.sampler, request.limits)
+            prefill = loop.generate(session, request.prompt_ids, request.sampler, request.limits, soft=request.soft)
             if slot is None or next(loop.run(prefill, slot.forward)).finish_reason == "cancelled":
                 raise UsageError("the model was closed before the prompt was saved")
             session.save(path)

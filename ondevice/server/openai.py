@@ -44,8 +44,23 @@ def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]
     messages = [dict(message) for message in fields.objects("messages")]
     if not messages:
         raise fields.wrong("messages", "a list of at least one message")
+    _check_parts(fields)
     request = read_request(fields, CHAT_NAMES, [messages], {**_chat_options(fields), **_chat_logprobs(fields)})
     return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields))
+
+
+def _check_parts(fields: Fields) -> None:
+    """Refuse parts that could name a file of this machine. The text layer checks the others.
+
+    Raises:
+        RequestError: a part has the type `image`, which programs in this process may use with a path.
+    """
+    for message in fields.objects("messages"):
+        content = message.get("content")
+        if isinstance(content, list) and any(
+            isinstance(part, dict) and part.get("type") == "image" for part in content
+        ):
+            raise message.unsupported("content", "send pictures as parts of the type image_url, with a data: URI")
 
 
 def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:

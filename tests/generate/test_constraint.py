@@ -115,17 +115,17 @@ def test_choices_are_those_of_a_processor_that_forbids_the_same(options: dict[st
 
 
 def test_a_draft_is_cut_at_what_is_not_allowed() -> None:
-    assert pruned(Draft.chain([5, 7, 0, 1, 3]), Steps()).tokens.tolist() == [5, 7, 0]
-    assert len(pruned(Draft.chain([1, 3]), Steps())) == 0
+    assert pruned(Draft.chain([5, 7, 0, 1, 3]), Steps().allows).tokens.tolist() == [5, 7, 0]
+    assert len(pruned(Draft.chain([1, 3]), Steps().allows)) == 0
     whole = Draft.chain([5, 7, 0, 0], [0.5] * 4)
-    assert pruned(whole, Steps()) is whole
+    assert pruned(whole, Steps().allows) is whole
     probs = np.eye(VOCAB, dtype=np.float32)[[5, 7, 1]]
-    cut = pruned(Draft(np.array([5, 7, 1]), np.array([-1, 0, 1]), probs=probs), Steps())
+    cut = pruned(Draft(np.array([5, 7, 1]), np.array([-1, 0, 1]), probs=probs), Steps().allows)
     np.testing.assert_array_equal(cut.probs, probs[:2])
     #         5    2     7  8     0   0
     parents = [-1, -1, 0, 0, 2, 1]
     tree = Draft(np.array([5, 2, 7, 8, 0, 0]), np.array(parents), np.arange(6, dtype=np.float32), source="tree")
-    left = pruned(tree, Steps())
+    left = pruned(tree, Steps().allows)
     assert left.tokens.tolist() == [5, 7, 8, 0]
     assert left.parents.tolist() == [-1, 0, 0, 1]
     assert left.confidence.tolist() == [0.0, 2.0, 3.0, 4.0]
@@ -195,7 +195,7 @@ def test_the_ratio_rule_draws_as_the_target_does_though_drafts_are_cut() -> None
     for _ in range(runs):
         sampler = Sampler(SamplingOptions(seed=int(rng.integers(1 << 40))), constraint=Steps(width=2))
         drawn = [int(rng.choice(VOCAB, p=row / row.sum())) for row in q.astype(np.float64)]
-        draft = pruned(Draft(np.array(drawn), np.array([-1, 0]), probs=q), Steps(width=2))
+        draft = pruned(Draft(np.array(drawn), np.array([-1, 0]), probs=q), Steps(width=2).allows)
         emitted = accept(draft, logits, PROMPT, sampler).emitted
         first = emitted[0]
         if len(emitted) == 1:  # the second is then another round's

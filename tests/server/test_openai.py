@@ -236,7 +236,7 @@ def test_content_as_a_list_of_parts(scripted):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     answer = scripted.served.post(CHAT, messages=image)
     assert answer.status == 400
-    assert "image_url" in answer.body["error"]["message"]
+    assert "reads text only" in answer.body["error"]["message"]
 
 
 def test_biases_and_penalties(served, served_model):

@@ -69,6 +69,8 @@ class DraftModelDrafter:
         self._limits: Limits | None = None
         self._session: Session | None = None
         self._prompt: Sequence[int] = ()
+        self._reads = True
+        """Whether the draft model can read the prompt: it has no embeddings for soft tokens, which are negative."""
         self._new = 0
         self._matching = 0
         """Number of leading tokens of the text that the session, or a cached one, holds."""
@@ -88,6 +90,7 @@ class DraftModelDrafter:
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._return_session()
         self._prompt, self._new, self._reconsider_at = list(prompt_ids), 0, 0
+        self._reads = min(self._prompt) >= 0
         self._matching = self._model.sequences.shared(self._prompt)
         self._proposals, self._own = [], None
 
@@ -97,7 +100,7 @@ class DraftModelDrafter:
         self._prompt, self._new, self._matching, self._proposals, self._own = (), 0, 0, [], None
 
     def forecast(self, nodes: int) -> Forecast:
-        if self._new < self._reconsider_at:
+        if self._new < self._reconsider_at or not self._reads:
             return Forecast(NO_TOKENS, self.name)
         nodes = min(nodes, self._model.engine.context_length - self._length)
         forecast = Forecast(self._acceptance.survival(max(nodes, 0)), self.name)
@@ -109,7 +112,7 @@ class DraftModelDrafter:
 
     def draft(self, request: DraftRequest) -> Draft:
         self._proposals = []
-        if not self._new:
+        if not self._new or not self._reads:
             return Draft.empty()
         started = perf_counter()
         if not self._catch_up(request.context):

@@ -48,7 +48,8 @@ class Drafter(Protocol):
         """Start a generation, whose prompt is committed.
 
         Args:
-            prompt_ids: all tokens before the first new one, which `observe` reports next.
+            prompt_ids: all tokens before the first new one, which `observe` reports next. Those of pictures are
+                negative: no target chooses them, and they are dropped from drafts.
             session: the target's sequence. The drafter may read committed tokens and must not change them. Rows left
                 pending by its own draft forwards (`Rows.path`) may be overwritten at any time.
         """

@@ -266,6 +266,8 @@ class SwiftDrafter(SkippingDrafter):
         if length <= 0:
             return
         tokens = list(session.tokens[length:])
+        if min(tokens) < 0:  # soft tokens, whose embeddings are not kept
+            return
         fork = session.fork(length)
         if fork.length == length:
             self._sample, self._new = SkipSample(self._engine, fork, tokens), 0
