@@ -356,7 +356,7 @@ def test_pictures_that_fill_the_context_are_refused_before_they_are_decoded(
 
 def test_the_tokens_of_a_picture_have_no_probability(model: Model) -> None:
     with pytest.raises(ondevice.UsageError, match="prompt_logprobs is for text"):
-        model.generate(asked(SQUARE), prompt_logprobs=True)
+        model.generate(asked(SQUARE), prompt_logprobs=True, image_tokens=TOKENS)
 
 
 def test_a_text_bundle_refuses_pictures(reference_bundle: Any) -> None:
