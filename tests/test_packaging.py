@@ -90,7 +90,8 @@ def test_the_page_of_the_server_is_in_it(archive):
     page = {name for name in archive.namelist() if name.startswith("ondevice/server/page/")}
     vendored = ("vendor/marked.js", "vendor/marked.LICENSE", "vendor/purify.js", "vendor/purify.LICENSE")
     assert page == {
-        f"ondevice/server/page/{name}" for name in ("index.html", "page.css", "page.js", "rendering.js", *vendored)
+        f"ondevice/server/page/{name}"
+        for name in ("index.html", "page.css", "page.js", "rendering.js", "figures.js", *vendored)
     }
 
 

@@ -46,7 +46,8 @@ def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]
         raise fields.wrong("messages", "a list of at least one message")
     _check_parts(fields)
     request = read_request(fields, CHAT_NAMES, [messages], {**_chat_options(fields), **_chat_logprobs(fields)})
-    return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields))
+    rounds = fields.flag("timings_per_token")
+    return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields), include_rounds=rounds)
 
 
 def _check_parts(fields: Fields) -> None:
@@ -173,6 +174,17 @@ class ChatCompletionWriter(OpenAIWriter):
 
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
+    def __init__(
+        self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False, include_rounds: bool = False
+    ) -> None:
+        """
+        Args:
+            include_rounds: whether every round has a chunk, with the timings so far as llama.cpp has them, and with its
+                own number of drafted and accepted tokens.
+        """
+        super().__init__(model, choices, include_usage=include_usage)
+        self._include_rounds = include_rounds
+
     def opening(self) -> Iterator[ServerSentEvent]:
         for choice in self.choices:
             yield self._delta(choice, {"role": "assistant", "content": ""})
@@ -191,8 +203,12 @@ class ChatCompletionWriter(OpenAIWriter):
             delta["tool_calls"] = [
                 {"index": index, **call.as_openai()} for index, call in enumerate(step.tool_calls, first)
             ]
-        if delta or step.logprobs:
-            yield self._delta(choice, delta, step.logprobs)
+        rounds: dict[str, Any] = {}
+        if self._include_rounds:
+            counts = {"drafted": step.drafted, "accepted": step.accepted, "source": step.source}
+            rounds = {"timings": choice.stats.timings(), "round": counts}
+        if delta or step.logprobs or rounds:
+            yield self._delta(choice, delta, step.logprobs, **rounds)
         if step.finish_reason:
             finish = _finish_name(step.finish_reason)
             yield self._delta(choice, {}, finish_reason=finish, timings=choice.stats.timings())

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-NAMES = ("page.js", "rendering.js", "page.css", "vendor/marked.js", "vendor/purify.js")
+NAMES = ("page.js", "rendering.js", "figures.js", "page.css", "vendor/marked.js", "vendor/purify.js")
 FILES = {"/": "index.html", **{f"/{name}": name for name in NAMES}}
 
 HEADERS = {

@@ -70,7 +70,7 @@ def test_send_and_stream(open_page, scripted):
     )
     send(page, "Why is the sky <i>blue</i>?")
     wait_for_end(page)
-    expect(page.locator(".user")).to_have_text("Why is the sky <i>blue</i>?")
+    expect(page.locator(".user .text")).to_have_text("Why is the sky <i>blue</i>?")
     expect(page.locator(".body pre code")).to_have_text("print('<b>blue</b>')\n")
     expect(page.locator(".body p").last).to_have_text("That is all.")
     thoughts = page.locator("details .text")
@@ -117,10 +117,10 @@ def test_copy(open_page, scripted):
     wait_for_end(page)
     expect(page.locator(".bar .language")).to_have_text("python")
     page.get_by_role("button", name="Copy the code").click()
-    expect(page.locator(".bar .copy")).to_have_text("Copied")
+    expect(page.locator(".bar .small")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "print(1)\n"
     page.get_by_role("button", name="Copy the reply").click()
-    expect(page.locator(".turn > .copy")).to_have_text("Copied")
+    expect(page.get_by_role("button", name="Copy the reply")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "Run:\n\n```python\nprint(1)\n```\n\n- one\n- two"
 
 
@@ -166,6 +166,81 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     send(page, "third")
     wait_for_end(page)
     assert [message["content"] for message in bodies[-1]["messages"]] == ["third"]
+
+
+def test_rounds_have_bars_and_figures(open_page, served):
+    page = open_page(served)
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.continue_(post_data={**route.request.post_data_json, "max_tokens": 40, "temperature": 0}),
+    )
+    send(page, "def is_prime(n):")
+    wait_for_end(page)
+    label = page.locator(".rounds").get_attribute("aria-label")
+    tokens, count = map(int, re.findall(r"\d+", label))
+    assert page.locator(".rounds i").count() == count
+    titles = page.locator(".rounds i").evaluate_all("all => all.map((bar) => bar.title)")
+    accepted = sum(int(title.split()[0]) for title in titles if title != "no draft")
+    assert tokens == count + accepted
+    found = re.match(r"(\d+) tokens · ", page.locator(".figures").inner_text())
+    assert found
+    assert 0 <= tokens + 1 - int(found[1]) <= 4  # the first token comes with the prefill; the last round may be cut
+
+
+def test_edit_and_try_again(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    for said, text in (("One.<turn|>", "first"), ("Two.<turn|>", "second")):
+        scripted.says(said)
+        send(page, text)
+        wait_for_end(page)
+    scripted.says("Again.<turn|>")
+    page.get_by_role("button", name="Ask again").last.click()
+    expect(page.locator(".body").last).to_have_text("Again.")
+    wait_for_end(page)
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["first", "One.", "second"]
+    expect(page.locator(".turn")).to_have_count(4)
+    page.get_by_role("button", name="Edit this message").first.click()
+    expect(page.locator("#message")).to_have_value("first")
+    expect(page.locator(".turn")).to_have_count(0)
+    scripted.says("New.<turn|>")
+    send(page, "changed")
+    wait_for_end(page)
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["changed"]
+
+
+def test_settings_and_scheme_stay(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    page.click("#settings-button")
+    page.fill("#system", "Be short.")
+    page.fill("#temperature", "0.5")
+    page.get_by_role("button", name="Close").click()
+    page.click("#scheme")
+    scheme = page.evaluate("document.documentElement.style.colorScheme")
+    assert scheme in ("dark", "light")
+    page.reload()
+    expect(page.locator("#model")).to_have_text("reference")
+    assert page.evaluate("document.documentElement.style.colorScheme") == scheme
+    scripted.says("Yes.<turn|>")
+    send(page, "ok?")
+    wait_for_end(page)
+    assert bodies[-1]["messages"][0] == {"role": "system", "content": "Be short."}
+    assert bodies[-1]["temperature"] == 0.5
+    assert "top_p" not in bodies[-1]
+
+
+@pytest.mark.parametrize("width", [320, 900])
+def test_nothing_is_wider_than_the_window(open_page, scripted, width):
+    page = open_page(scripted.served)
+    page.set_viewport_size({"width": width, "height": 640})
+    scripted.says("word " * 30 + "\n\n```\n" + "x" * 300 + "\n```\n\n" + "y" * 200 + "<turn|>")
+    send(page, "z" * 200)
+    wait_for_end(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("#conversation").evaluate("one => one.scrollWidth <= one.clientWidth")
 
 
 def end_slowly(served, gate):

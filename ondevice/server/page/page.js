@@ -1,4 +1,5 @@
-import { add, addCopyButton, GrowingMarkdown } from "./rendering.js";
+import { Figures } from "./figures.js";
+import { add, addButton, addCopyButton, GrowingMarkdown } from "./rendering.js";
 
 const $ = (id) => document.getElementById(id);
 const messages = []; // messages of the conversation, in the form of the API
@@ -69,6 +70,8 @@ class Reply {
     this.thoughtText = add(this.details, "div", "text");
     this.atEnd = true; // whether the newest text was in view before the text that is not rendered yet
     this.markdown = new GrowingMarkdown(add(this.turn, "div", "body"), () => scroll(this.atEnd));
+    this.figures = new Figures(this.turn);
+    this.began = performance.now();
   }
 
   take(delta) {
@@ -78,10 +81,10 @@ class Reply {
       this.thoughtText.textContent = this.thoughts;
     }
     for (const call of delta.tool_calls ?? []) {
-      add(this.turn, "pre", "call", `${call.function.name}(${call.function.arguments})`);
+      this.figures.bars.before(add(this.turn, "pre", "call", `${call.function.name}(${call.function.arguments})`));
     }
     if (delta.content) {
-      this.summary.textContent = "Thoughts";
+      this.endThoughts();
       if (!this.markdown.frame) this.atEnd = isAtEnd();
       this.markdown.append(delta.content);
     }
@@ -91,22 +94,16 @@ class Reply {
     return this.markdown.text;
   }
 
+  endThoughts() {
+    if (this.summary.textContent !== "Thinking…") return;
+    this.summary.textContent = `Thoughts, ${((performance.now() - this.began) / 1000).toFixed(1)} s`;
+  }
+
   end(timings, reason) {
     this.markdown.end();
-    this.summary.textContent = "Thoughts";
-    const figures = [];
-    if (timings) {
-      figures.push(`${timings.predicted_n} tokens`);
-      if (timings.predicted_per_second) figures.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
-      if (timings.draft_n) {
-        figures.push(`${Math.round((100 * timings.draft_n_accepted) / timings.draft_n)} % of ${timings.draft_n} drafted tokens accepted`);
-      }
-      if (timings.cache_n) figures.push(`${timings.cache_n} prompt tokens known`);
-    }
-    if (reason === "length") figures.push("cut where the context ends");
-    if (reason === "stopped") figures.push("stopped");
+    this.endThoughts();
+    this.figures.show(timings, { length: "cut where the context or the limit of tokens ends", stopped: "stopped" }[reason]);
     if (this.text && navigator.clipboard) addCopyButton(this.turn, "Copy the reply", () => this.text);
-    if (figures.length) add(this.turn, "div", "figures", figures.join(" · "));
   }
 
   fail(message) {
@@ -114,10 +111,24 @@ class Reply {
   }
 }
 
+/* Remove a question, its reply and all that follows from the conversation. */
+function takeBack(question, place) {
+  messages.length = place;
+  while (question.nextSibling) question.nextSibling.remove();
+  question.remove();
+}
+
 async function send(text) {
+  const place = messages.length;
   messages.push({ role: "user", content: text });
   const question = add($("conversation"), "article", "turn user");
   add(question, "div", "text", text);
+  addButton(question, "Edit", "Edit this message", () => {
+    if (running) return;
+    takeBack(question, place);
+    $("message").value = text;
+    $("message").focus();
+  });
   const reply = new Reply();
   scroll(true);
   running = new AbortController();
@@ -126,7 +137,9 @@ async function send(text) {
   let reason = null;
   try {
     const thinking = $("thinking-option").hidden ? {} : { chat_template_kwargs: { enable_thinking: $("thinking").checked } };
-    const body = JSON.stringify({ messages, stream: true, return_progress: true, ...thinking });
+    const body = JSON.stringify({
+      messages: [...instructions(), ...messages], stream: true, return_progress: true, timings_per_token: true, ...sampling(), ...thinking,
+    });
     const answer = await ask("v1/chat/completions", { method: "POST", body, signal: running.signal });
     if (!answer.ok) throw new Error((await answer.json()).error.message);
     for await (const chunk of events(answer.body)) {
@@ -138,6 +151,7 @@ async function send(text) {
       reply.take(chunk.choices[0].delta);
       scroll(atEnd);
       timings = chunk.timings ?? timings;
+      if (chunk.round) reply.figures.take(chunk.round, timings);
       reason = chunk.choices[0].finish_reason ?? reason;
     }
   } catch (error) {
@@ -146,12 +160,49 @@ async function send(text) {
   }
   const atEnd = isAtEnd();
   reply.end(timings, reason);
+  addButton(reply.turn, "Try again", "Ask again for this reply", () => {
+    if (running) return;
+    takeBack(question, place);
+    send(text);
+  });
   scroll(atEnd);
   if (reply.text) messages.push({ role: "assistant", content: reply.text });
   else messages.pop(); // a message without a reply is not part of the conversation
   running = null;
   busy(false);
 }
+
+/* The settings that the user made, as parts of a request. Empty fields leave the model's own values. */
+function instructions() {
+  const system = $("system").value.trim();
+  return system ? [{ role: "system", content: system }] : [];
+}
+
+function sampling() {
+  const names = ["temperature", "top_p", "top_k", "seed", "max_tokens"];
+  return Object.fromEntries(names.filter((name) => $(name).value !== "").map((name) => [name, Number($(name).value)]));
+}
+
+/* Settings stay in this browser. */
+for (const field of document.querySelectorAll("#settings :is(input, textarea)")) {
+  field.value = localStorage.getItem(`setting ${field.id}`) ?? "";
+  field.addEventListener("input", () => localStorage.setItem(`setting ${field.id}`, field.value));
+}
+
+function setScheme(scheme) {
+  document.documentElement.style.colorScheme = scheme ?? "";
+  if (scheme) localStorage.setItem("scheme", scheme);
+}
+
+setScheme(localStorage.getItem("scheme"));
+
+$("scheme").addEventListener("click", () => {
+  const dark = document.documentElement.style.colorScheme
+    ? document.documentElement.style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  setScheme(dark ? "light" : "dark");
+});
+
+$("settings-button").addEventListener("click", () => $("settings").showModal());
 
 function busy(is) {
   $("send").hidden = is;

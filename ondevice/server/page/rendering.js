@@ -4,6 +4,7 @@ const ALLOWED_TAGS = [
   "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "strong",
   "table", "tbody", "td", "th", "thead", "tr", "ul", "#text",
 ];
+const REST = 4; // times that a rendering took until the next one: a long block is rendered again as a whole
 const OPEN_BLOCKS = 2; // the next characters can join the last block to the one before it, as with the items of a list
 const escaped = ({ text }) => text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
 
@@ -21,14 +22,21 @@ export function add(parent, kind, name, text = "") {
   return made;
 }
 
-/* A button that copies the text that `read` returns when it is clicked. */
-export function addCopyButton(parent, label, read) {
-  const button = add(parent, "button", "copy", "Copy");
+/* A small button with a text, and a label that says more. */
+export function addButton(parent, text, label, act) {
+  const button = add(parent, "button", "small", text);
   button.type = "button";
   button.setAttribute("aria-label", label);
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(read());
-    button.textContent = "Copied";
+  button.addEventListener("click", act);
+  return button;
+}
+
+/* A button that copies the text that `read` returns when it is clicked. */
+export function addCopyButton(parent, label, read) {
+  const button = addButton(parent, "Copy", label, async () => {
+    const copied = await navigator.clipboard.writeText(read()).then(() => true, () => false);
+    button.textContent = copied ? "Copied" : "Not allowed";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
 }
 
@@ -50,7 +58,8 @@ function formatted(text) {
   return made;
 }
 
-/* Text that grows. At most once per animation frame, the blocks that further text can change are rendered again. */
+/* Text that grows. The blocks that further text can change are rendered again, at most once per animation frame, and so
+   seldom that it takes a fifth of the time at most. */
 export class GrowingMarkdown {
   constructor(element, afterwards) {
     this.element = element;
@@ -59,15 +68,27 @@ export class GrowingMarkdown {
     this.settled = 0; // characters of the text whose elements no longer change
     this.settledNodes = 0;
     this.frame = 0;
+    this.next = 0; // when it may be rendered again
   }
 
   append(text) {
     this.text += text;
-    this.frame ||= requestAnimationFrame(() => this.render());
+    this.frame ||= requestAnimationFrame(() => this.wait());
+  }
+
+  wait() {
+    const began = performance.now();
+    if (began < this.next) {
+      this.frame = requestAnimationFrame(() => this.wait());
+      return;
+    }
+    this.frame = 0;
+    this.render();
+    const ended = performance.now();
+    this.next = ended + REST * (ended - began);
   }
 
   render() {
-    this.frame = 0;
     const tokens = marked.lexer(this.text.slice(this.settled));
     const blocks = tokens.map((token, index) => ({ token, index })).filter(({ token }) => token.type !== "space");
     const open = blocks.length > OPEN_BLOCKS ? blocks.at(-OPEN_BLOCKS).index : 0;
