@@ -42,6 +42,19 @@ def test_streamed_chat_equals_the_reply_of_generate(served, served_model):
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
 
 
+def test_every_round_has_a_chunk_if_asked_for(served):
+    """As the page asks for them: the drafts of the rounds add up to those of the timings."""
+    options = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    assert not any("round" in chunk for chunk in served.messages(CHAT, **options))
+    chunks = served.messages(CHAT, **options, timings_per_token=True)
+    rounds = [chunk["round"] for chunk in chunks if "round" in chunk]
+    last = chunks[-1]["timings"]
+    assert sum(each["drafted"] for each in rounds) == last["draft_n"]
+    assert sum(each["accepted"] for each in rounds) == last["draft_n_accepted"]
+    assert len(rounds) + last["draft_n_accepted"] == last["predicted_n"] == 24
+    assert all("timings" in chunk for chunk in chunks if "round" in chunk)
+
+
 def test_a_stream_ends_with_usage_if_asked_for(served):
     options = {"messages": MESSAGES, "max_tokens": 4}
     plain = served.messages(CHAT, **options)
