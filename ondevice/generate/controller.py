@@ -10,7 +10,8 @@ one rule for each question:
 - Exploration: each drafter has a credit, in plain rounds. What its rounds gain or lose against plain decoding is added
   to it, and a drafter in debt is not asked until CREDIT_SHARE of the time has paid its debt. No draft risks more than
   the credit that is left. So all drafting that does not pay, for whatever reason (the text changed, forecasts are
-  wrong, asking takes longer than it gains), costs at most that share of the time, and CREDIT rounds for each drafter.
+  wrong, asking takes longer than it gains), costs at most that share of the time, and for each drafter CREDIT rounds
+  once and NEW_CREDIT in every generation.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ CREDIT = 8.0
 """Largest credit of a drafter, in plain rounds, and the one that it starts with: a bad moment does not cost it its
 place, and when the text turns, no more than this is lost. With 3, simulated drafts that gain a twentieth on average
 reached 0.93 of their best speed, with 8 more than 0.95."""
+
+NEW_CREDIT = 1.0
+"""Least credit at the start of a generation: its text may suit a drafter that lost on the last one."""
+
+MOST_ASKING = 4.0
+"""Plain rounds that asking for a draft counts for at most: the process may have been stopped meanwhile."""
 
 REFRESH = 128
 """Rounds with a draft after which `auto` runs one without, so that the cost of a single row stays known."""
@@ -91,6 +98,11 @@ class Controller:
         """The drafters asked in this round."""
         self._chosen: str | None = None
         """The drafter that this round's plan chose."""
+
+    def begin(self) -> None:
+        """Start a generation."""
+        self._rest = 0
+        self._credit = {name: max(credit, NEW_CREDIT) for name, credit in self._credit.items()}
 
     def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         """The drafters worth asking in the next round. Called once as it begins; where there are none, it has no plan.
@@ -164,11 +176,12 @@ class Controller:
         forwards = self.costs.forwards(this.rows, forward.rows - this.rows)
         plain, expected = forwards[0], forwards[-1]
         # Measured, as the model may be wrong; a disturbance counts for no more than in the model.
-        spent = min(forward.seconds, LIMIT * expected) + this.draft_seconds
+        drafting = LIMIT * self.costs.drafts(this.source, this.drafted)[-1] if this.drafted else MOST_ASKING * plain
+        spent = min(forward.seconds, LIMIT * expected) + min(this.draft_seconds, drafting)
         self._since_plain = self._since_plain + 1 if this.drafted else 0
         self._tokens = SPEED_KEEP * self._tokens + len(this.token_ids)
         self._rounds = SPEED_KEEP * self._rounds + spent / plain
-        gain = len(this.token_ids) - (spent + this.control_seconds) / plain
+        gain = len(this.token_ids) - (spent + min(this.control_seconds, MOST_ASKING * plain)) / plain
         charged = self._asked if self._chosen is None else [self._chosen]
         for name in charged:
             self._credit[name] = min(self._credit.get(name, CREDIT) + gain / len(charged), CREDIT)

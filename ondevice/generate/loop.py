@@ -271,6 +271,8 @@ class Speculation:
 
     def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
         """Start the drafters on a prompt, whose tokens are committed, and its first new token."""
+        if self._controller is not None:
+            self._controller.begin()
         for drafter in self._drafters:
             if isinstance(drafter, Constrained):
                 drafter.constrain(self._sampler.constraint)

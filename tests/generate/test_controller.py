@@ -247,6 +247,21 @@ def test_asking_in_vain_costs_one_percent_at_most(asking: float) -> None:
     assert sum(this.control_seconds > 0 for this in rounds[500:]) >= 5
 
 
+def test_a_new_generation_tries_again_and_one_stopped_round_does_not_end_drafting() -> None:
+    controller, drafter = Controller(Costs()), DiceDrafter()
+    simulate(controller, drafter, World.linear(0.5, 0.0), 300)
+    before = drafter.drafted
+    assert before == 0
+    controller.begin()
+    rounds = simulate(controller, drafter, World.linear(0.5, 0.9), 100)
+    assert sum(this.drafted > 0 for this in rounds) > 60
+    stopped = replace(decoded(3, 1.0), draft_seconds=1e6, forward=rounds[-1].forward)
+    controller.asked([drafter])
+    controller.observe(stopped)
+    after = simulate(controller, drafter, World.linear(0.5, 0.9), 200)
+    assert sum(this.drafted > 0 for this in after) > 150
+
+
 def test_what_brings_more_than_it_takes_is_always_asked() -> None:
     rounds = simulate(Controller(Costs()), DiceDrafter(), World.linear(0.02, 0.8), 500, asking=0.3)
     assert all(this.control_seconds > 0 for this in rounds)
