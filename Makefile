@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 BUNDLE := bundles/reference
 
-.PHONY: help demo test frozen slow fuzz lint fix bench clean
+.PHONY: help demo test frozen slow fuzz lint fix docs bench clean
 
 help:
 	@echo "make demo    export the reference pair and generate from it with draft/verify"
@@ -12,6 +12,7 @@ help:
 	@echo "make frozen  freeze the desktop example with PyInstaller, and start it twice"
 	@echo "make fuzz    damaged bundles, checkpoints and options for a minute (SECONDS=60): clean errors or nothing changes"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the pages of docs/ as a site, in build/site; fails if a link leads nowhere"
 	@echo "make bench   tokens per round, acceptance and speed of every drafter on the reference pair"
 
 $(BIN)/python:
@@ -24,13 +25,17 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable export/optimum
-	@touch $@ $(VENV)/.run
+	@touch $@ $(VENV)/.run $(VENV)/.docs
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 $(BUNDLE)/bundle.json: $(VENV)/.run $(wildcard models/reference/*/*) $(wildcard export/ondevice_export/*.py export/ondevice_export/*/*.py)
 	$(BIN)/ondevice export models/reference/target --out $(BUNDLE)
 
 demo: $(BUNDLE)/bundle.json
-	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 124 --temperature 0 --compare < models/demo_prompt.txt
+	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 124 --temperature 0 --watch-drafts --compare < models/demo_prompt.txt
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
@@ -54,6 +59,9 @@ lint: $(VENV)/.dev
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: $(BUNDLE)/bundle.json
 	$(BIN)/ondevice bench $(BUNDLE)

@@ -21,11 +21,10 @@ from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import DraftStep, Outputs, Rows
 from ondevice.generate import loop
-from ondevice.generate.controller import AutoSchedule
+from ondevice.generate.controller import Controller
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.ngram import NgramDrafter
-from ondevice.generate.drafters.portfolio import Portfolio
 from ondevice.generate.drafters.protocol import Drafter
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
@@ -35,11 +34,11 @@ VOCAB, HIDDEN = 256, 192
 FORWARD_S, ROW_S, STEP_S = 0.05, 0.001, 0.001
 """Seconds that the fake forward, one more row and a draft step report: those of E2B."""
 
-MAKERS: dict[str, Callable[[Costs], Drafter | None]] = {
-    "none": lambda costs: None,
-    "ngram": lambda costs: NgramDrafter(),
-    "mtp": lambda costs: MtpDrafter(HIDDEN, VOCAB),
-    "auto": lambda costs: Portfolio([MtpDrafter(HIDDEN, VOCAB), NgramDrafter()], costs),
+MAKERS: dict[str, Callable[[], list[Drafter]]] = {
+    "none": list,
+    "ngram": lambda: [NgramDrafter()],
+    "mtp": lambda: [MtpDrafter(HIDDEN, VOCAB)],
+    "auto": lambda: [MtpDrafter(HIDDEN, VOCAB), NgramDrafter()],
 }
 
 
@@ -102,7 +101,7 @@ class InstantSession:
         return Outputs(logits, self._hidden[:wanted], count, wanted, FORWARD_S + ROW_S * count)
 
 
-class ClaimedTimes(AutoSchedule):
+class ClaimedTimes(Controller):
     """Learns the times that the engine reports, not the few microseconds that it really took.
 
     claiming_s : seconds spent in this class itself
@@ -120,29 +119,27 @@ class ClaimedTimes(AutoSchedule):
         super().observe(this)
 
 
-def microseconds_per_round(drafter: Drafter | None, schedule: ClaimedTimes | None, right: float, rounds: int) -> float:
+def microseconds_per_round(drafters: Sequence[Drafter], right: float, rounds: int) -> float:
     """Median over single rounds, minus the time of the drafts. Single rounds, because other processes would interrupt a
     block of them.
     """
     text = Text(17 * rounds + 64, right)
-    session = InstantSession(text)
+    session, controller = InstantSession(text), ClaimedTimes(Costs())
     prompt = text.tokens[:64].tolist()
     run = loop.generate(
         session,  # type: ignore[arg-type]
         prompt,
         Sampler(SamplingOptions(temperature=0.0)),
         Limits(len(text.tokens)),
-        drafter=drafter,
-        schedule=schedule,
+        drafters=drafters,
+        controller=controller if drafters else None,
     )
     times, started = [], perf_counter()
     for index, this in enumerate(loop.run(run, session.forward)):
-        claiming_s = 0.0 if schedule is None else schedule.claiming_s
-        times.append(perf_counter() - started - this.draft_seconds - claiming_s)
+        times.append(perf_counter() - started - this.draft_seconds - controller.claiming_s)
         if index >= rounds:
             break
-        if schedule is not None:
-            schedule.claiming_s = 0.0
+        controller.claiming_s = 0.0
         started = perf_counter()
     return 1e6 * median(times[100:])
 
@@ -155,10 +152,7 @@ def main() -> int:
     for name, make in MAKERS.items():
         line = [name]
         for right in (0.0, 0.6, 0.9):
-            costs = Costs()
-            made = make(costs)
-            schedule = None if made is None else ClaimedTimes(costs)
-            line.append(f"{microseconds_per_round(made, schedule, right, rounds):.0f}")
+            line.append(f"{microseconds_per_round(make(), right, rounds):.0f}")
         cells.append(line)
     titles = ["drafter", "MTP right 0", "0.6", "0.9"]
     print("Microseconds of Python per round:\n")

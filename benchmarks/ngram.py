@@ -50,7 +50,7 @@ def guesses(text: list[int]) -> NDArray[np.float64]:
     for word in text:
         guess, raw = automaton.continuation(1)
         if len(guess):
-            draft = drafter.draft(DraftRequest(1, 0.0))
+            draft = drafter.draft(DraftRequest(1))
             calibrated = float(draft.confidence[0]) if len(draft) else np.nan
             rows.append((float(raw[0]), calibrated, float(guess[0] == word)))
         automaton.extend([word])
@@ -82,7 +82,7 @@ def cost_table(text: list[int]) -> str:
     started = perf_counter()
     for word in rounds:
         drafter.forecast(16)
-        drafter.draft(DraftRequest(16, 0.0))
+        drafter.draft(DraftRequest(16))
         drafter.observe([word], NO_OUTPUTS, [0])
     per_round = (perf_counter() - started) / len(rounds)
     return (

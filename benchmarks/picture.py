@@ -1,6 +1,7 @@
 """Draw the README's picture from the tables of RESULTS.md: `python -m benchmarks.picture` writes effect.svg next to it.
 
-Left: milliseconds of a forward by the number of rows that it verifies. Right: the resulting speed-up.
+Left: tokens per second on real text, greedy and sampled, with intervals. Right: milliseconds of a forward by the number
+of rows that it verifies, which is why drafts pay. `benchmarks.published` puts a new measurement into RESULTS.md first.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 PICTURE = RESULTS.with_name("effect.svg")
 
 FORWARDS = "## E2B's shape, compared with other engines"
-SPEED_UPS = "## What drafts are worth at E2B's shape"
-"""Headings of RESULTS.md; the first table below each is drawn."""
+REAL_TEXT = "## Real text at E2B's cost"
+"""Headings of RESULTS.md; the first table below `FORWARDS` and the first two below `REAL_TEXT` are drawn."""
 
 ENGINES = {"llama.cpp": "llama.cpp", "ort": "ONNX Runtime", "openvino": "OpenVINO", "simd": "ondevice"}
-"""Columns of the first table, and the names in the picture."""
+"""Columns of the table of forwards, and the names in the picture."""
+
+SETTINGS = {"auto": "auto", "mtp": "MTP", "ngram": "n-gram", "plain": "no drafts"}
+LLAMA_SETTINGS = {"llama.cpp mtp 3": "MTP", "llama.cpp ngram": "n-gram", "llama.cpp plain": "no drafts"}
+"""Settings of the tables of real text, and the names of their bars."""
 
 MOST_ROWS = 16
-WIDTH, HEIGHT = 880, 316
+WIDTH, HEIGHT = 880, 356
 
 STYLE = """\
 text { font: 13px sans-serif; fill: #1f2328 }
@@ -32,28 +37,44 @@ text { font: 13px sans-serif; fill: #1f2328 }
 .line { fill: none; stroke-width: 2 }
 .simd { stroke: #0969da; stroke-width: 3 }
 text.simd, rect.simd { stroke: none; fill: #0969da }
+text.llamacpp, rect.llamacpp { stroke: none; fill: #6e7781 }
+.sampled { fill-opacity: 0.45 }
+.interval { stroke: #1f2328; fill: none }
 .ort { stroke: #8250df } text.ort { stroke: none; fill: #8250df }
 .openvino { stroke: #bc4c00 } text.openvino { stroke: none; fill: #bc4c00 }
-.llamacpp { stroke: #6e7781 } text.llamacpp { stroke: none; fill: #6e7781 }
+.llamacpp { stroke: #6e7781 }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 } .quiet { fill: #9198a1 } .grid { stroke: #3d444d }
-.simd { stroke: #4493f8 } text.simd, rect.simd { fill: #4493f8 }
+.simd { stroke: #4493f8 } text.simd, rect.simd { fill: #4493f8 } .interval { stroke: #e6edf3 }
 .ort { stroke: #ab7df8 } text.ort { fill: #ab7df8 }
 .openvino { stroke: #f0883e } text.openvino { fill: #f0883e }
-.llamacpp { stroke: #9198a1 } text.llamacpp { fill: #9198a1 }
+.llamacpp { stroke: #9198a1 } text.llamacpp, rect.llamacpp { fill: #9198a1 }
 }"""
 
 Points = list[tuple[float, float]]
 
 
-def read_table(results: str, heading: str) -> list[dict[str, str]]:
-    """The first Markdown table below a heading, a dictionary per row."""
-    below = results.partition(f"\n{heading}\n")[2]
-    found = re.search(r"(?:^\|.*\|\n)+", below, re.MULTILINE)
-    if found is None:
+def read_tables(results: str, heading: str) -> list[list[dict[str, str]]]:
+    """The Markdown tables between a heading and the next one of the same level, a dictionary per row.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    below = results.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    tables = []
+    for found in re.findall(r"(?:^\|.*\|\n)+", below, re.MULTILINE):
+        titles, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in found.splitlines()]
+        tables.append([dict(zip(titles, row, strict=True)) for row in rows])
+    if not tables:
         raise SystemExit(f"RESULTS.md has no table below {heading!r}")
-    titles, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in found[0].splitlines()]
-    return [dict(zip(titles, row, strict=True)) for row in rows]
+    return tables
+
+
+def read_interval(cell: str) -> tuple[float, float, float]:
+    """Mean and ends of a cell such as `1.52 [1.31, 1.75]`; the mean three times without an interval."""
+    numbers = [float(number) for number in re.findall(r"[\d.]+", cell)]
+    mean, low, high = numbers if len(numbers) == 3 else 3 * numbers
+    return mean, low, high
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,7 @@ class Panel:
     most_x: float
     most_y: float
     top: int = 48
-    height: int = 205
+    height: int = 240
 
     def x(self, value: float) -> float:
         return round(self.left + self.width * value / self.most_x, 1)
@@ -98,11 +119,11 @@ def forwards(table: Sequence[dict[str, str]]) -> Iterator[str]:
         if f"{name} ms" in table[0]
     }
     most = max(y for points in series.values() for _, y in points)
-    panel = Panel(52, 300, MOST_ROWS, most * 1.05)
+    panel = Panel(560, 215, MOST_ROWS, most * 1.05)
     yield from panel.frame(
-        "Milliseconds of a forward", "rows that it verifies (Gemma 4 E2B's shape)", range(0, int(most), 100)
+        "Why: milliseconds per forward", "tokens that it verifies (E2B's shape)", range(0, int(most), 100)
     )
-    for rows in (1, 2, 4, 8, 12, 16):
+    for rows in (1, 4, 8, 12, 16):
         yield panel.mark(rows, str(rows))
     for name, points in series.items():
         kind = name.replace(".", "")
@@ -112,22 +133,35 @@ def forwards(table: Sequence[dict[str, str]]) -> Iterator[str]:
         yield text(panel.x(MOST_ROWS) + 8, y + 4, ENGINES[name], name.replace(".", ""))
 
 
-def speed_ups(table: Sequence[dict[str, str]]) -> Iterator[str]:
-    """A bar per acceptance, of the `auto` schedule."""
-    values = [(row["acceptance"], float(row["auto"])) for row in table]
-    most = max(value for _, value in values)
-    panel = Panel(540, 320, len(values), most * 1.1)
-    yield from panel.frame(
-        "Decoding speed, times plain", "chance that a drafted token is right (simulated)", range(int(most) + 1)
-    )
-    for index, (acceptance, value) in enumerate(values):
-        left, right = panel.x(index + 0.18), panel.x(index + 0.82)
-        yield (
-            f'<rect class="simd" x="{left}" y="{panel.y(value)}" '
-            f'width="{right - left:.1f}" height="{panel.y(0) - panel.y(value):.1f}"/>'
-        )
-        yield text(panel.x(index + 0.5), panel.y(value) - 6, f"{value:.2f}", anchor="middle")
-        yield panel.mark(index + 0.5, acceptance)
+def real_text(tables: Sequence[Sequence[dict[str, str]]]) -> Iterator[str]:
+    """Two bars with intervals for each setting: greedy, and sampled at temperature 1."""
+    greedy, sampled = ({row["setting"]: read_interval(row["tokens/s"]) for row in table} for table in tables[:2])
+    most = max(high for settings in (greedy, sampled) for _, _, high in settings.values())
+    panel = Panel(142, 330, most * 1.1, 1.0)
+    prompts = tables[0][0]["prompts"]
+    yield text(8, 26, "Tokens per second on real text, at Gemma 4 E2B's cost", "title")
+    for tick in range(0, int(most), 25):
+        yield f'<path class="grid" d="M{panel.x(tick)} {panel.top}v{panel.height}"/>'
+        yield text(panel.x(tick), panel.top + panel.height + 18, f"{tick:g}", "quiet", "middle")
+    top = panel.top + 4.0
+    for name, kind, settings in (("ondevice", "simd", SETTINGS), ("llama.cpp", "llamacpp", LLAMA_SETTINGS)):
+        yield text(8, top + 16, name, f"{kind} title")
+        for setting, label in settings.items():
+            yield text(panel.left - 8, top + 16, label, "quiet", "end")
+            yield from _bar(panel, top, greedy[setting], kind)
+            yield from _bar(panel, top + 13, sampled[setting], f"{kind} sampled")
+            top += 33
+        top += 6
+    below = f"{prompts} prompts, 2 cores; upper bars greedy, lower bars sampled at T = 1; lines are 95 % intervals"
+    yield text(8, HEIGHT - 12, below, "quiet")
+
+
+def _bar(panel: Panel, top: float, value: tuple[float, float, float], kind: str) -> Iterator[str]:
+    """A horizontal bar with its interval and its number."""
+    mean, low, high = value
+    yield f'<rect class="{kind}" x="{panel.left}" y="{top:g}" width="{panel.x(mean) - panel.left:.1f}" height="12"/>'
+    yield f'<path class="interval" d="M{panel.x(low)} {top + 6:g}H{panel.x(high)}"/>'
+    yield text(panel.x(high) + 5, top + 10, f"{mean:.0f}", "quiet")
 
 
 def _apart(heights: dict[str, float], least: float) -> dict[str, float]:
@@ -140,7 +174,7 @@ def _apart(heights: dict[str, float], least: float) -> dict[str, float]:
 
 def draw(results: str) -> str:
     """The picture of a RESULTS.md."""
-    marks = [*forwards(read_table(results, FORWARDS)), *speed_ups(read_table(results, SPEED_UPS))]
+    marks = [*real_text(read_tables(results, REAL_TEXT)), *forwards(read_tables(results, FORWARDS)[0])]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
     return "\n".join([head, f"<style>\n{STYLE}\n</style>", *marks, "</svg>\n"])
 

@@ -58,6 +58,9 @@ GRAM, REPETITIVE = 8, 0.25
 SHORTEST = 16
 """A reply with fewer tokens is left out, and counted: its speed would be that of a few rounds."""
 
+STALL = 3
+"""A turn that takes more than this many times the fastest one of the same reply is named below the tables."""
+
 RESAMPLES = 2000
 PLAIN_NAME = "plain"
 
@@ -273,12 +276,12 @@ def geometric(values: Sequence[float]) -> tuple[float, float, float]:
     return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
 
 
-def interval_text(values: Sequence[float]) -> str:
+def interval_text(values: Sequence[float], digits: int = 2) -> str:
     """Such as `1.52 [1.31, 1.75]`; without the interval for one value."""
     if not values:
         return "-"
-    mean, low, high = geometric(values)
-    return f"{mean:.2f}" if len(values) == 1 else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+    mean, low, high = (f"{value:.{digits}f}" for value in geometric(values))
+    return mean if len(values) == 1 else f"{mean} [{low}, {high}]"
 
 
 def speed_ups(records: Sequence[Record], setting: str) -> dict[tuple[str, int, float], float]:
@@ -300,7 +303,7 @@ def settings_table(records: Sequence[Record], temperature: float) -> str:
             [
                 setting,
                 str(len(these)),
-                f"{geometric([each.tokens_per_s for each in these])[0]:.1f}",
+                interval_text([each.tokens_per_s for each in these], digits=1),
                 interval_text(list(ratios.values())),
                 interval_text([ratio for case, ratio in ratios.items() if case in varied]),
                 f"{turns * sum(each.tokens for each in these) / rounds:.2f}",
@@ -349,6 +352,24 @@ def kinds_table(records: Sequence[Record]) -> str:
     return table([*titles, "auto / best"], lines, left={"kind", "best setting"})
 
 
+def spread_lines(records: Sequence[Record]) -> list[str]:
+    """How much the turns of a reply differ, and the replies that took much longer in one turn than in another."""
+    ratios = [max(record.seconds) / min(record.seconds) - 1 for record in records]
+    middle, upper = np.quantile(ratios, (0.5, 0.9))
+    lines = [
+        f"A reply's slowest turn takes {middle:.0%} longer than its fastest in the median, {upper:.0%} at the 90th "
+        "percentile."
+    ]
+    stalls = [
+        f"{record.setting} {max(record.seconds):.0f} s ({record.kind}, T={record.temperature:g})"
+        for record, ratio in zip(records, ratios, strict=True)
+        if ratio + 1 > STALL
+    ]
+    if stalls:
+        lines += [f"More than {STALL} times as long, and not left out: {', '.join(stalls)}."]
+    return lines
+
+
 def report(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
     """Markdown: all settings greedy and sampled, `auto` by kind, and the conditions."""
     everything, records = records, long_enough(records)
@@ -371,6 +392,7 @@ def report(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
         f"Left out, with fewer than {SHORTEST} tokens: {len(everything) - len(records)} of {len(everything)} replies.",
         f"Replies of at most {facts['tokens']} tokens, {facts['turns']} turns; sampled with top-k {TOP_K}, top-p "
         f"{TOP_P:g} and a seed for each prompt. All replies of ondevice equal plain decoding's.",
+        *spread_lines(records),
         setup_line(dict(facts)),
         versions_line(dict(facts)),
     ]

@@ -85,7 +85,7 @@ class SimulatedDrafter:
         self._firsts = 0
         while frontier and len(tokens) < request.nodes:
             negative, order, parent, depth, rank, follows, alone = heappop(frontier)
-            if -negative < request.floor or self._place + depth >= len(self._continuation):
+            if not request.pays_row(len(tokens), -negative) or self._place + depth >= len(self._continuation):
                 break
             right = follows and self.luck[self._place + depth] == rank
             alone = alone and rank == FIRST

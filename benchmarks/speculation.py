@@ -9,7 +9,7 @@ from time import perf_counter
 
 from benchmarks.simulated_drafter import SimulatedDrafter, make_luck
 from ondevice.engines.protocol import Engine, Rows, Session, TokenTree
-from ondevice.generate.controller import MAX_DRAFT, AutoSchedule, ConstantSchedule, Schedule
+from ondevice.generate.controller import MAX_DRAFT, Controller, FixedLength
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.self_speculative import PartialDrafter
 from ondevice.generate.loop import generate
@@ -46,7 +46,7 @@ class Cell:
 
     length: str
     drafter: SimulatedDrafter | None = None
-    schedule: Schedule | None = None
+    controller: Controller | None = None
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -140,12 +140,12 @@ class Bench:
             yield block
 
     def _cell(self, length: str) -> Cell:
-        schedule = AutoSchedule(Costs()) if length in (AUTO, TREES) else ConstantSchedule(int(length))
+        controller = Controller(Costs()) if length in (AUTO, TREES) else FixedLength(Costs(), int(length))
         drafter = SimulatedDrafter(self.engine, self.continuation, trees=length == TREES, partial=self.partial)
-        return Cell(length, drafter, schedule)
+        return Cell(length, drafter, controller)
 
     def _first(self, auto: Cell, acceptance: float, repeats: int, second: float) -> Cell:
-        cell = Cell(FIRST_AUTO, auto.drafter, auto.schedule)
+        cell = Cell(FIRST_AUTO, auto.drafter, auto.controller)
         self._add(cell, acceptance, 0, repeats, second)
         return cell
 
@@ -160,7 +160,8 @@ def _run(engine: Engine, session: Session, prompt_ids: Sequence[int], tokens: in
     """Generate greedily, without stop tokens. The prompt stays in the cache for the next run."""
     session.rewind(min(session.length, len(prompt_ids) - 1))
     sampler = Sampler(SamplingOptions(temperature=0.0))
-    loop = generate(session, prompt_ids, sampler, Limits(tokens), drafter=cell.drafter, schedule=cell.schedule)
+    drafters = [] if cell.drafter is None else [cell.drafter]
+    loop = generate(session, prompt_ids, sampler, Limits(tokens), drafters=drafters, controller=cell.controller)
     rounds = driven(loop, lambda rows: engine.forward([rows])[0])
     stats, token_ids = Stats(), list(next(rounds).token_ids)
     started = perf_counter()

@@ -61,6 +61,7 @@ __all__ = [
     "GenerationOptions",
     "GrammarError",
     "HubError",
+    "Image",
     "KVCacheType",
     "LogitsProcessor",
     "Message",
@@ -68,8 +69,10 @@ __all__ = [
     "Model",
     "OnPrepare",
     "OndeviceError",
+    "Origin",
     "Outputs",
     "PairMismatchError",
+    "Piece",
     "Progress",
     "Prompt",
     "PromptError",
@@ -98,8 +101,8 @@ if TYPE_CHECKING:
     from ondevice.generate.drafters.draft_model import DraftSampling
     from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
     from ondevice.generate.request import LogitsProcessor, SamplingOptions
-    from ondevice.generate.stats import Stats, TokenLogprob
-    from ondevice.generation import AsyncGeneration, FinishReason, Generation, Reply, Step
+    from ondevice.generate.stats import Origin, Stats, TokenLogprob
+    from ondevice.generation import AsyncGeneration, FinishReason, Generation, Piece, Reply, Step
     from ondevice.hub import pull
     from ondevice.model import Model, load, prepare
     from ondevice.native.building import freeze_support
@@ -107,6 +110,7 @@ if TYPE_CHECKING:
     from ondevice.progress import OnPrepare, Progress
     from ondevice.text.codec import Prompt
     from ondevice.text.messages import Message, Tool, ToolCall
+    from ondevice.text.pictures import Image
 else:
     # Names are imported when they are first used: `ondevice --help` needs neither numpy nor numba. A type checker must
     # not see this `__getattr__`, or it would accept every attribute.
@@ -116,8 +120,8 @@ else:
         "generate.drafters.draft_model": ("DraftSampling",),
         "generate.drafters.protocol": ("Draft", "DraftRequest", "Drafter", "Forecast"),
         "generate.request": ("LogitsProcessor", "SamplingOptions"),
-        "generate.stats": ("Stats", "TokenLogprob"),
-        "generation": ("AsyncGeneration", "FinishReason", "Generation", "Reply", "Step"),
+        "generate.stats": ("Origin", "Stats", "TokenLogprob"),
+        "generation": ("AsyncGeneration", "FinishReason", "Generation", "Piece", "Reply", "Step"),
         "hub": ("pull",),
         "model": ("Model", "load", "prepare"),
         "options": ("GenerationKeywords", "GenerationOptions", "ScheduleName"),
@@ -125,6 +129,7 @@ else:
         "progress": ("OnPrepare", "Progress"),
         "text.codec": ("Prompt",),
         "text.messages": ("Message", "Tool", "ToolCall"),
+        "text.pictures": ("Image",),
     }
     _MODULE_OF = {name: f"ondevice.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, reason
-from ondevice.machine import expanded, home
+from ondevice.machine import cache_directory, expanded, home
 from ondevice.progress import Advance, Progress, counted, silent
 
 MANIFEST = "bundle.json"
@@ -74,6 +74,25 @@ class Bundle:
         """An identifier of the bundle's content: the sha256 of the names and hashes of all files in the manifest."""
         listed = sorted((name, entry.sha256) for name, entry in self.manifest.files.items())
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+    @property
+    def used_at(self) -> float | None:
+        """Unix time of the last load of a bundle with this content on this machine; None if none is known."""
+        try:
+            return self._stamp.stat().st_mtime
+        except OSError:
+            return None
+
+    def mark_used(self) -> None:
+        """Note that the bundle is loaded now, where the cache directory can be written."""
+        with suppress(OSError):
+            self._stamp.parent.mkdir(parents=True, exist_ok=True)
+            self._stamp.touch()
+
+    @property
+    def _stamp(self) -> Path:
+        """A file whose date is that of the last load."""
+        return cache_directory() / "used" / f"{self.content[:32]}.used"
 
     def file(self, name: str) -> Path | None:
         """The path of a file; None if the manifest does not list it."""
@@ -167,13 +186,13 @@ class Installed:
 
     name : name of its directory
     path : its directory, which may be a symbolic link
-    manifest : None if the bundle cannot be used
-    fault : why the bundle cannot be used, else None
+    bundle : None if it cannot be used
+    fault : why it cannot be used, else None
     """
 
     name: str
     path: Path
-    manifest: Manifest | None
+    bundle: Bundle | None
     fault: str | None = None
 
     @property
@@ -188,7 +207,7 @@ def installed() -> Iterator[Installed]:
         if path.name.startswith("."):
             continue  # still being written
         try:
-            yield Installed(path.name, path, Bundle.open(path).manifest)
+            yield Installed(path.name, path, Bundle.open(path))
         except BundleError as error:
             yield Installed(path.name, path, None, str(error))
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from ondevice.errors import UsageError
-from ondevice.generate.stats import Round, Stats, TokenLogprob
+from ondevice.generate.stats import Origin, Round, Stats, TokenLogprob
 from ondevice.text.messages import ToolCall
 from ondevice.text.reply_parser import Parsed
 from ondevice.text.reply_stream import ReplyStream
@@ -25,6 +25,20 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "tool_calls"]
 stop: a stop token, a stop string, or the end of the `response_format`; length: `max_new_tokens`; context: the context
 is full; cancelled: `cancel` or `close`; tool_calls: the model stopped and waits for the results of its calls.
 """
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The text that one token made final, for displays that show what was drafted.
+
+    text : text of the answer. Text that was held back belongs to the token that released it
+    origin : where the token comes from
+    token_id : None for text that was held back to the end of the reply, behind its last token
+    """
+
+    text: str
+    origin: Origin
+    token_id: int | None
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,9 @@ class Step:
     reasoning : new text of the model's thoughts, which come before the answer
     tool_calls : calls that this round completed
     logprobs : one entry per token of `token_ids`, if requested
+    prompt_logprobs : in the first step, one entry per token of the prompt after its first one, if requested
+    pieces : `text`, token by token: one for every token of this round, while `token_ids` leaves out tokens that are
+        held back and those behind a stop string
     """
 
     text: str
@@ -52,6 +69,8 @@ class Step:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,7 @@ class Reply:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @classmethod
     def of(cls, steps: Iterable[Step], stats: Stats) -> Reply:
@@ -81,6 +101,7 @@ class Reply:
             reasoning="".join(step.reasoning for step in taken),
             tool_calls=tuple(call for step in taken for call in step.tool_calls),
             logprobs=tuple(each for step in taken for each in step.logprobs),
+            prompt_logprobs=tuple(each for step in taken for each in step.prompt_logprobs),
         )
 
     @property
@@ -281,16 +302,24 @@ def steps(
     held_ids: list[int] = []
     held_logprobs: list[TokenLogprob] = []
     emitted = calls = 0
+    last: Origin = "plain"
+    """Origin of the newest token."""
     with closing(rounds):
         for current in rounds:
             held_ids += current.token_ids
             held_logprobs += current.logprobs
             reason: FinishReason | None = current.finish_reason
             parsed, final = Parsed(), emitted + len(held_ids)
+            pieces: list[Piece] = []
+            for token, origin in zip(current.token_ids, current.origins, strict=True):
+                given = Parsed() if stream is None else stream.feed([token])
+                parsed = parsed.then(given)
+                pieces.append(Piece(given.text, origin, token))
+                last = origin
             if stream is not None:
-                parsed = stream.feed(current.token_ids)
-                if reason:
-                    parsed = parsed.then(stream.finish())
+                if reason and (rest := stream.finish()) != Parsed():
+                    parsed = parsed.then(rest)
+                    pieces.append(Piece(rest.text, last, None))
                 calls += len(parsed.tool_calls)
                 if stream.stopped:
                     reason = "stop"
@@ -312,6 +341,8 @@ def steps(
                 reasoning=parsed.reasoning,
                 tool_calls=parsed.tool_calls,
                 logprobs=logprobs,
+                prompt_logprobs=current.prompt_logprobs,
+                pieces=tuple(pieces),
             )
             if reason:
                 return

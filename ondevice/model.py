@@ -17,19 +17,19 @@ from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.engines.choice import EngineName, open_engine
 from ondevice.engines.protocol import AttentionOptions, AttentionType, Engine, KVCacheType
-from ondevice.errors import BundleNotFoundError, UsageError
+from ondevice.errors import BundleNotFoundError, PromptError, UsageError
 from ondevice.generate.costs import CostsFile
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
 from ondevice.generate.drafters.protocol import Drafter
 from ondevice.generate.drafters.registry import DrafterEntry
-from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.request import Limits, SamplingOptions, SoftTokens
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.scheduler import Drafting, GenerationRequest, Scheduler
 from ondevice.generate.stats import Stats
@@ -41,7 +41,11 @@ from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
 from ondevice.text.codec import Prompt, TextCodec
 from ondevice.text.messages import ChatOptions, Tool
+from ondevice.text.pictures import Image, pictures_in, take_pictures
 from ondevice.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ondevice.media.prompt import MediaEncoder
 
 MAX_SEQUENCES = 4
 """Default number of generations that run at the same time."""
@@ -137,6 +141,7 @@ def load(
             except BaseException:
                 made.close()
                 raise
+        which.mark_used()
         return made
 
     def open_draft(which: Bundle, on_prepare: OnPrepare | None) -> Engine:
@@ -170,11 +175,13 @@ def prepare(
     threads: int | None = None,
     on_prepare: OnPrepare | None = None,
 ) -> None:
-    """Do now what the first `load` of a bundle on this machine would do: compile kernels and pack weights.
+    """Do now what the first `load` of a bundle on this machine would do: compile kernels and pack weights. Then measure
+    what rows and drafts cost here, so that the first reply drafts as well as later ones.
 
     The arguments and errors are those of `load`.
     """
-    load(bundle, engine=engine, threads=threads, on_prepare=on_prepare).close()
+    with load(bundle, engine=engine, threads=threads, on_prepare=on_prepare) as model:
+        model._scheduler.measure_costs()
 
 
 def _costs_file(bundle: Bundle, engine: Engine, attention: str, threads: int) -> CostsFile:
@@ -216,6 +223,8 @@ class Model:
             open_draft: opens a draft bundle; None refuses draft models.
         """
         self.manifest = bundle.manifest
+        self._bundle = bundle
+        self._media: MediaEncoder | None = None
         self.engine = engine
         self.threads = threads
         self.load_s = load_s
@@ -296,20 +305,28 @@ class Model:
 
         Raises:
             UsageError: an option that does not exist, or does not fit another one.
-            PromptError: an empty prompt, one with token ids out of range, or one longer than the context.
+            PromptError: an empty prompt, one with token ids out of range, one longer than the context, or a picture
+                that cannot be read.
             GrammarError: a `response_format` or `tool_choice` that cannot be compiled.
-            MissingDependencyError: a `response_format` or `tool_choice` without the extra `[grammar]` installed.
+            MissingDependencyError: a `response_format` or `tool_choice` without the extra `[grammar]` installed, or a
+                picture without `[images]`.
         """
         cancellation, scheduler = self._cancellation(), self._scheduler
         chosen = GenerationOptions.of(options)
-        prompt_ids = self._encode(prompt, chosen.chat)
+        prompt_ids, soft = self._encode(prompt, chosen.chat, chosen.image_tokens)
+        if soft and chosen.prompt_logprobs:
+            raise UsageError("prompt_logprobs is for text: the tokens of a picture have no probability")
         constraint = self._compiler.constraint(chosen.answer, chosen.choice, chosen.chat.thinks, prompt_ids)
         sampling = chosen.sampling(self.defaults)
         sampling.check_tokens(self.manifest.target.vocab_size)
         sampler = Sampler(
             sampling,
             chosen.logits_processors or (),
-            suppressed=[*self.defaults.suppress_tokens, *self._compiler.forbidden(chosen.choice)],
+            suppressed=[
+                *self.defaults.suppress_tokens,
+                *self._compiler.forbidden(chosen.choice),
+                *self._placeholders(soft),
+            ],
             begins=len(prompt_ids),
             constraint=constraint,
         )
@@ -321,7 +338,17 @@ class Model:
 
         limits = Limits(chosen.max_new_tokens, self._stop_ids, cancelled, chosen.on_prefill or silent)
         stats = Stats(prompt_tokens=len(prompt_ids), load_s=self.load_s, engine=self.engine.name, threads=self.threads)
-        request = GenerationRequest(prompt_ids, sampler, limits, drafting, stats, chosen.wanted_logprobs, chosen.copies)
+        request = GenerationRequest(
+            prompt_ids,
+            sampler,
+            limits,
+            drafting,
+            stats,
+            chosen.wanted_logprobs,
+            chosen.wanted_prompt_logprobs,
+            chosen.copies,
+            soft,
+        )
         rounds = self._scheduler.rounds(request)
         self.last_stats = stats
         return Generation(
@@ -340,6 +367,7 @@ class Model:
         tools: Sequence[Tool] | None = None,
         thinking: bool | None = None,
         template_options: Mapping[str, Any] | None = None,
+        image_tokens: int | None = None,
     ) -> int:
         """Compute a prompt's keys and values and save them in a file, for example of a long system prompt.
 
@@ -349,7 +377,10 @@ class Model:
         Args:
             prompt: text, token ids, or messages.
             path: the file to write.
-            tools, thinking, template_options: as `GenerationOptions` has them.
+            tools: functions that the model may call, for a prompt of messages.
+            thinking: whether the model thinks before it answers; None is the template's default.
+            template_options: further variables of the chat template.
+            image_tokens: the most tokens that each picture may take; None is the model's own number.
 
         Returns:
             The number of saved tokens.
@@ -358,11 +389,11 @@ class Model:
             PromptError: as `stream` does.
             OSError: the file cannot be written.
         """
-        prompt_ids = self.encode(prompt, tools=tools, thinking=thinking, template_options=template_options)
+        prompt_ids, soft = self._encode(prompt, ChatOptions(tools, thinking, template_options), image_tokens)
         limits = Limits(1, cancelled=lambda: self._scheduler.closed)
         greedy = Sampler(SamplingOptions(temperature=0.0))
         self._scheduler.save_prefix(
-            GenerationRequest(prompt_ids, greedy, limits, Drafting(None, "auto", None), Stats()), path
+            GenerationRequest(prompt_ids, greedy, limits, Drafting(None, "auto", None), Stats(), soft=soft), path
         )
         return len(prompt_ids)
 
@@ -402,22 +433,62 @@ class Model:
         tools: Sequence[Tool] | None = None,
         thinking: bool | None = None,
         template_options: Mapping[str, Any] | None = None,
+        image_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a prompt, checked against the vocabulary and the context length.
 
+        A picture's soft tokens, which have no ids, are the token that stands for a picture, once for each. Pictures are
+        not decoded.
+
         Args:
             prompt: text, token ids, or messages.
-            tools, thinking, template_options: as `GenerationOptions` has them.
+            tools: functions that the model may call, for a prompt of messages.
+            thinking: whether the model thinks before it answers; None is the template's default.
+            template_options: further variables of the chat template.
+            image_tokens: the most tokens that each picture may take; None is the model's own number.
 
         Raises:
             UsageError: invalid options, or options of a chat for a prompt that is not messages.
             PromptError: as `stream` does.
         """
-        return self._encode(prompt, ChatOptions(tools, thinking, template_options))
+        ids, images, media = self._encode_text(prompt, ChatOptions(tools, thinking, template_options))
+        return ids if media is None else media.counted(ids, images, image_tokens, self.context_length)
 
-    def _encode(self, prompt: Prompt, chat: ChatOptions) -> list[int]:
+    def _encode(
+        self, prompt: Prompt, chat: ChatOptions, image_tokens: int | None
+    ) -> tuple[list[int], Sequence[SoftTokens]]:
+        """The ids of a prompt, and the soft tokens among them."""
+        ids, images, media = self._encode_text(prompt, chat)
+        return (ids, ()) if media is None else media.insert(ids, images, image_tokens, self.context_length)
+
+    def _encode_text(self, prompt: Prompt, chat: ChatOptions) -> tuple[list[int], list[Image], MediaEncoder | None]:
+        """The ids of a prompt with a placeholder for each picture, the pictures, and what encodes them; None where the
+        prompt has neither.
+        """
         self._check_open()
-        return self._codec.encode(prompt, self.context_length, chat)
+        images: list[Image] = []
+        vision = self.manifest.vision
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+            if vision is None and any(map(pictures_in, prompt)):
+                raise PromptError(
+                    "this bundle reads text only: export it again, without --text-only, if its checkpoint has a vision "
+                    "tower that bundles can have (E2B, E4B)"
+                )
+            prompt, images = take_pictures(prompt)
+        ids = self._codec.encode(prompt, self.context_length, chat)
+        if vision is None or not (images or vision.image_token_id in ids):
+            return ids, [], None
+        with self._lock:
+            if self._media is None:
+                from ondevice.media.prompt import MediaEncoder
+
+                self._media = MediaEncoder(self._bundle, vision, self.threads)
+        return ids, images, self._media
+
+    def _placeholders(self, soft: Sequence[SoftTokens]) -> list[int]:
+        """The tokens that a reply to a prompt with pictures must not contain."""
+        vision = self.manifest.vision
+        return [vision.image_token_id] if soft and vision is not None else []
 
     def _check_open(self) -> None:
         self._fork_guard.check()

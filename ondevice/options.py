@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+from ondevice.bundle_format.vision import BUDGETS
 from ondevice.engines.protocol import MOST_SESSIONS
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.generate.drafters import registry
@@ -80,10 +81,14 @@ class GenerationDefaults:
 class GenerationOptions:
     """The keywords of `Model.stream` and `Model.generate`. None takes the value of the bundle's generation_config.json.
 
+    max_new_tokens : tokens to generate at most; 0 only reads the prompt
     temperature : 0 is greedy
     presence_penalty, frequency_penalty, logit_bias : as in OpenAI's API; see `SamplingOptions`
     logprobs, top_logprobs : return the log probability of each token, and those of up to 20 most likely alternatives,
         before temperature, filters and penalties; the same with and without drafts
+    prompt_logprobs : return the log probabilities of the prompt's own tokens too, with as many alternatives: in
+        `reply.prompt_logprobs`, one entry for every token after the first. The whole prompt is computed, without its
+        cached beginning
     stop : strings that end the text; they are not part of it
     drafter : a name of `ondevice.generate.drafters.registry`, `none`, a `Drafter` object of the application, which
         serves one generation at a time, or a draft model: the path of a bundle with the same vocabulary. `auto+` before
@@ -106,6 +111,8 @@ class GenerationOptions:
     tool_choice : `auto` allows calls and makes them follow the tools' declarations; `required` demands at least one
         call, `{"type": "function", "function": {"name": ...}}` a call of that function, `none` forbids calls. None does
         not restrict the model
+    image_tokens : the most tokens that each picture of the prompt may take: 70, 140, 280, 560 or 1120. More show more
+        detail and take longer. None takes the model's own number, mostly 280
     on_prefill : called after every chunk of the prompt with the number of tokens done and in total; called again later
         if a draft model has to read a long text
     copies : number of copies of the prompt's keys and values to keep when it has been read, for as many other
@@ -124,6 +131,7 @@ class GenerationOptions:
     logit_bias: Mapping[int, float] | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     stop: str | Sequence[str] | None = None
     drafter: str | PathLike[str] | Drafter | None = None
     draft_sampling: DraftSampling = "coupled"
@@ -135,6 +143,7 @@ class GenerationOptions:
     template_options: Mapping[str, Any] | None = None
     response_format: Mapping[str, Any] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
+    image_tokens: int | None = None
     on_prefill: Progress | None = silent
     copies: int = 0
 
@@ -152,12 +161,17 @@ class GenerationOptions:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        check_whole("max_new_tokens", self.max_new_tokens)
+        check_whole("max_new_tokens", self.max_new_tokens, 0)
         check_whole("copies", self.copies, 0, MOST_SESSIONS)
+        if self.image_tokens is not None and (isinstance(self.image_tokens, bool) or self.image_tokens not in BUDGETS):
+            raise UsageError(
+                f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {self.image_tokens!r:.99}"
+            )
         if self.num_assistant_tokens is not None:
             check_whole("num_assistant_tokens", self.num_assistant_tokens)
-        if not isinstance(self.logprobs, bool):
-            raise UsageError(f"logprobs must be True or False, not {self.logprobs!r:.99}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r:.99}")
         top = self.top_logprobs
         if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MAX_TOP_LOGPROBS:
             raise UsageError(f"top_logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {top!r:.99}")
@@ -188,6 +202,11 @@ class GenerationOptions:
     def wanted_logprobs(self) -> Logprobs | None:
         """The requested log probabilities; None if there was no request."""
         return Logprobs(self.top_logprobs) if self.logprobs or self.top_logprobs else None
+
+    @property
+    def wanted_prompt_logprobs(self) -> Logprobs | None:
+        """The requested log probabilities of the prompt; None if there was no request."""
+        return Logprobs(self.top_logprobs) if self.prompt_logprobs else None
 
     @property
     def answer(self) -> ResponseFormat:
@@ -232,6 +251,7 @@ class GenerationKeywords(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     logprobs: bool
     top_logprobs: int
+    prompt_logprobs: bool
     stop: str | Sequence[str] | None
     drafter: str | PathLike[str] | Drafter | None
     draft_sampling: DraftSampling
@@ -243,6 +263,7 @@ class GenerationKeywords(TypedDict, total=False):
     template_options: Mapping[str, Any] | None
     response_format: Mapping[str, Any] | None
     tool_choice: str | Mapping[str, Any] | None
+    image_tokens: int | None
     on_prefill: Progress | None
     copies: int
 

@@ -36,10 +36,13 @@ class Preparation:
     """All building and packing while a model is loaded, reported in one log line and by one callback.
 
     An exception from the callback, or Ctrl-C, ends all of it; finished work is kept.
+
+    Attributes:
+        on_prepare: called with the progress of what is waited for; None reports nothing.
     """
 
     def __init__(self, on_prepare: OnPrepare | None = None) -> None:
-        self._on_prepare = on_prepare
+        self.on_prepare = on_prepare
         self._builds: list[Build] = []
         self._work: list[str] = []
         self._logged = False
@@ -60,7 +63,7 @@ class Preparation:
     def compile(self, parts: Iterable[str]) -> None:
         """Start building the parts of the kernel library that this machine lacks.
 
-        `finish` waits for them; what packs weights is waited for here, a second or two.
+        `finish` waits for them; what quantises and packs weights is waited for here, a second or two.
         """
         parts = library.missing(parts)
         if not parts:
@@ -69,13 +72,13 @@ class Preparation:
         for part in parts:
             self._builds.append(self._processes.enter_context(Build(part)))
         for build in self._builds:
-            if build.part == "packing":
+            if build.part in ("packing", "export"):
                 self._wait(build)
 
     def announce(self, work: str) -> None:
         """Log one line about work that takes seconds, with everything started before."""
         self._work.append(work)
-        self._log_once()
+        self.say()
 
     def pack(self, done: int, total: int) -> None:
         """Report bytes of weights that are packed or verified, of all."""
@@ -86,8 +89,8 @@ class Preparation:
         """Report bytes of an existing pack that are compared with its checksums, of all."""
         now = perf_counter()
         self._checking_since = self._checking_since or now
-        if self._on_prepare is not None and not self._builds and now - self._checking_since > UNREPORTED_S:
-            self._on_prepare(CHECKING, done / total)
+        if self.on_prepare is not None and not self._builds and now - self._checking_since > UNREPORTED_S:
+            self.on_prepare(CHECKING, done / total)
 
     def finish(self) -> None:
         """Wait until everything is built.
@@ -97,27 +100,28 @@ class Preparation:
         """
         if not self._builds:
             return
-        self._log_once()
+        self.say()
         for build in self._builds:
             self._wait(build)
         self._report(COMPILING)
+
+    def say(self) -> None:
+        """Log one line about everything started so far, unless one was logged or nothing was started."""
+        if self._work and not self._logged:
+            self._logged = True
+            _log.warning("preparing for this machine: %s", ", ".join(self._work))
 
     def _wait(self, build: Build) -> None:
         while not build.wait(POLL_S):
             self._report(COMPILING)
         library.adopt(build.part, build.file)
 
-    def _log_once(self) -> None:
-        if not self._logged:
-            self._logged = True
-            _log.warning("preparing for this machine: %s", ", ".join(self._work))
-
     def _report(self, stage: str) -> None:
-        if self._on_prepare is None:
+        if self.on_prepare is None:
             return
         done, total = self._packed_s, self._packing_s
         for build in self._builds:
             building_s = FUNCTIONS[build.part] * SECONDS_PER_FUNCTION
             done, total = done + build.share * building_s, total + building_s
         self._share = max(self._share, done / total if total else 1.0)
-        self._on_prepare(stage, self._share)
+        self.on_prepare(stage, self._share)

@@ -47,6 +47,7 @@ PARTS = {
     ),
     "llguidance": ("grammar",),
     "ray": ("cli/batch/test_cluster.py",),
+    "rich": ("cli/test_markdown_view.py",),
     "pyside6": ("examples/test_desktop.py",),
 }
 """The parts that `--without` accepts, and the test files that cannot be imported without each part.
@@ -185,13 +186,17 @@ def reference_export(once: Once) -> Path:
 
 @pytest.fixture(scope="session")
 def first_preparation(once: Once, reference_export: Path) -> Path:
-    """A cache directory, filled by `ondevice prepare` from empty; the command's standard error is in `stderr`."""
+    """A cache directory, filled by `ondevice export` and then `prepare` from empty; what both commands wrote to their
+    standard errors is in `export` and `prepare`.
+    """
 
     def prepare(directory: Path) -> None:
-        command = [sys.executable, "-m", "ondevice", "prepare", str(reference_export)]
         environment = {**os.environ, "ONDEVICE_CACHE": str(directory / "cache")}
-        ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        (directory / "stderr").write_text(ended.stderr, "utf-8")
+        target, out = str(REFERENCE / "target"), str(directory / "reference")
+        for words in (["export", target, "--out", out], ["prepare", str(reference_export)]):
+            command = [sys.executable, "-m", "ondevice", *words]
+            ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            (directory / words[0]).write_text(ended.stderr, "utf-8")
 
     return once("prepared", prepare)
 

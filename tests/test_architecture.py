@@ -27,6 +27,7 @@ OUTSIDE = {
     "numba": ("engines/simd/kernels/", "native/"),
     "tokenizers": ("text/",),
     "jinja2": ("text/",),
+    "PIL": ("media/images.py",),
     "argparse": ("cli/", "native/builder.py", "native/shipping.py"),
     "argcomplete": ("cli/completion.py",),
     "llguidance": ("grammar/",),

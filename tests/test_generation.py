@@ -367,6 +367,23 @@ def test_the_token_ids_before_a_stop_string_do_not_depend_on_drafts(bundle: Path
         assert reply.token_ids == undrafted
 
 
+@pytest.mark.parametrize("stop", [(), ("ab", "d ", "zz"), "e\n"])
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_the_pieces_of_a_step_are_its_text(model: Model, drafter: str, stop: str | tuple[str, ...]) -> None:
+    """Also where text is held back, because a character or a stop string is not complete yet."""
+    options: dict[str, Any] = {"num_assistant_tokens_schedule": "constant"} if drafter != "none" else {}
+    taken = list(model.stream(PROMPT, max_new_tokens=60, drafter=drafter, stop=stop, **options))
+    for step in taken:
+        assert "".join(piece.text for piece in step.pieces) == step.text
+        assert [piece.origin for piece in step.pieces].count("accepted") == step.accepted
+    assert any(step.accepted for step in taken) == (drafter == "ngram")
+    made = [piece.token_id for step in taken for piece in step.pieces if piece.token_id is not None]
+    kept = [token for step in taken for token in step.token_ids]
+    assert made[: len(kept)] == kept
+    if not stop:
+        assert made == kept
+
+
 def test_a_drafter_serves_one_generation_at_a_time(model: Model) -> None:
     drafter = Copier()
     first, second = (model.stream(PROMPT, drafter=drafter) for _ in range(2))

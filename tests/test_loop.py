@@ -12,9 +12,9 @@ import pytest
 
 from ondevice.engines.protocol import ROOT, Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
-from ondevice.generate.controller import AutoSchedule, ConstantSchedule
+from ondevice.generate.controller import Controller, FixedLength
 from ondevice.generate.costs import Costs
-from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.generate.loop import generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
@@ -75,9 +75,10 @@ class Guesser:
 def generated(
     options: SamplingOptions, limits: Limits, drafter: Guesser | None = None, k: int = 4, **engine: Any
 ) -> tuple[list[int], list[Round]]:
-    schedule = None if drafter is None else ConstantSchedule(k)
+    controller = None if drafter is None else FixedLength(Costs(), k)
+    drafters = [] if drafter is None else [drafter]
     session = ToyEngine(**engine).open_session()
-    loop = generate(session, PROMPT, Sampler(options), limits, drafter=drafter, schedule=schedule)
+    loop = generate(session, PROMPT, Sampler(options), limits, drafters=drafters, controller=controller)
     rounds = list(run(loop, alone(session.engine)))
     return [token for this in rounds for token in this.token_ids], rounds
 
@@ -189,6 +190,46 @@ def test_a_tree_is_counted_by_its_depth() -> None:
     assert all(this.accepted <= this.depth <= this.drafted for this in drafted)
 
 
+@pytest.mark.parametrize("luck", [0.0, 0.6, 1.0])
+def test_a_chain_s_rounds_say_which_tokens_were_drafted(luck: float) -> None:
+    _, rounds = generated(GREEDY, Limits(60), Guesser(luck), 4)
+    assert rounds[0].origins == ("plain",)
+    for this in rounds[1:-1]:
+        last = "plain" if this.accepted == this.drafted else "corrected"
+        assert this.origins == ("accepted",) * this.accepted + (last,)
+    assert {origin for this in rounds for origin in this.origins} >= {"accepted" if luck else "corrected"}
+
+
+def test_a_tree_s_rounds_say_which_tokens_were_drafted() -> None:
+    """The target's token corrects a draft only if that has a token in its place: other branches do not count."""
+    drafts: list[Draft] = []
+
+    class Recorder(Guesser):
+        def draft(self, request: DraftRequest) -> Draft:
+            drafts.append(super().draft(request))
+            return drafts[-1]
+
+    _, rounds = generated(GREEDY, Limits(80), Recorder(0.7, tree=True), 7)
+    seen = set()
+    for draft, this in zip(drafts, [each for each in rounds if each.drafted], strict=True):
+        edges = list(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+        node = ROOT
+        for token in this.token_ids[: this.accepted]:
+            node = edges.index((node, token))
+        last = "corrected" if any(parent == node for parent, _ in edges) else "plain"
+        if this.finish_reason is None:
+            assert this.origins == ("accepted",) * this.accepted + (last,)
+            seen.add((last, this.accepted < this.depth))
+    assert seen >= {("corrected", True), ("plain", True)}
+
+
+def test_a_reply_that_ends_inside_a_draft_ends_with_an_accepted_token() -> None:
+    plain, _ = generated(GREEDY, Limits(12))
+    stop = next(token for token in plain[3:] if token not in plain[:3])
+    _, rounds = generated(GREEDY, Limits(40, frozenset({stop})), Guesser(1.0), 20)
+    assert [this.origins for this in rounds] == [("plain",), ("accepted",) * plain.index(stop)]
+
+
 def test_a_tree_is_refused_where_the_engine_is_exact_in_chains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToySession, "exact_trees", False)
     with pytest.raises(UsageError, match="proposed a tree, and this engine verifies chains"):
@@ -220,31 +261,27 @@ def test_reading_done_once_is_not_part_of_what_a_draft_costs() -> None:
     assert all(this.draft_seconds < 0 for this in drafted)
 
 
-class Resting(ConstantSchedule):
+class Resting(FixedLength):
     """Rests in two rounds of three."""
 
     rounds = 0
-    told = 0
 
-    def skips_round(self) -> bool:
+    def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         self.rounds += 1
-        return self.rounds % 3 != 0
-
-    def observe(self, this: Round) -> None:
-        self.told += 1
+        return super().asked(drafters if self.rounds % 3 == 0 else [])
 
 
 def test_what_a_drafter_slept_through_is_told_when_it_is_asked_again_and_at_the_end() -> None:
-    engine, drafter, schedule = ToyEngine(), Guesser(0.9), Resting(2)
+    engine, drafter = ToyEngine(), Guesser(0.9)
     plain, _ = generated(GREEDY, Limits(40))
     loop = generate(
-        engine.open_session(), PROMPT, Sampler(GREEDY), Limits(40), drafter=drafter, schedule=schedule
+        engine.open_session(), PROMPT, Sampler(GREEDY), Limits(40), drafters=[drafter], controller=Resting(Costs(), 2)
     )  # fmt: skip
     rounds = list(run(loop, alone(engine)))
     tokens = [token for this in rounds for token in this.token_ids]
     assert tokens == plain
     assert drafter.tokens == [*PROMPT, *tokens]
-    assert len(drafter.requests) == schedule.told == (len(rounds) - 1) // 3
+    assert len(drafter.requests) == (len(rounds) - 1) // 3
     assert [this.drafted > 0 for this in rounds[1:7]] == [False, False, True] * 2
     assert [this.idle for this in rounds[1:4]] == ["unprofitable", "unprofitable", None]
 
@@ -260,7 +297,7 @@ class Slow(Guesser):
         return Forecast(np.zeros(0, np.float32), self.name)
 
 
-@pytest.mark.parametrize(("forward_seconds", "least", "most"), [(0.001, 4, 40), (1.0, 190, 200)])
+@pytest.mark.parametrize(("forward_seconds", "least", "most"), [(0.001, 2, 40), (1.0, 190, 200)])
 def test_a_drafter_that_is_dear_to_ask_is_asked_seldom(forward_seconds: float, least: int, most: int) -> None:
     """A forward that claims to have taken a second is not slowed down by questions."""
     engine, drafter = ToyEngine(), Slow(0.0)
@@ -271,7 +308,7 @@ def test_a_drafter_that_is_dear_to_ask_is_asked_seldom(forward_seconds: float, l
         return replace(forward(rows), seconds=forward_seconds)
 
     loop = generate(
-        engine.open_session(), PROMPT, Sampler(GREEDY), Limits(200), drafter=drafter, schedule=AutoSchedule(Costs())
+        engine.open_session(), PROMPT, Sampler(GREEDY), Limits(200), drafters=[drafter], controller=Controller(Costs())
     )  # fmt: skip
     assert sum(1 for _ in run(loop, claimed)) == 200
     assert least <= drafter.asked <= most

@@ -8,6 +8,7 @@ that their number changes no bit is tested in `tests/simd/test_exactness.py`.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -138,7 +139,8 @@ def test_lookups_change_the_text(expected: Callable[[str, str, str], Reply]) -> 
 
 
 def test_drafting_saves_forwards(reference_model: Model) -> None:
-    reply = reference_model.generate(LONG, max_new_tokens=64, temperature=0.0, drafter="mtp", num_assistant_tokens=4)
+    options: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+    reply = reference_model.generate(LONG, max_new_tokens=64, temperature=0.0, drafter="mtp", **options)
     assert reply.stats.target_forwards < 63
 
 
@@ -217,6 +219,43 @@ def test_logprobs_belong_to_the_tokens(loaded: Callable[[str], Model]) -> None:
         assert each.top[0] == (each.token_id, each.logprob)  # greedy takes the likeliest
         assert 0 >= each.top[0][1] >= each.top[1][1] >= each.top[2][1]
     assert model.generate(SHORT, max_new_tokens=4).logprobs == ()
+
+
+@pytest.mark.parametrize("setting", [*ENGINES, *ATTENTIONS])
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_a_text_is_scored_as_it_was_generated(loaded: Callable[[str], Model], setting: str, drafter: str) -> None:
+    """The log probabilities of a prompt are those that its tokens have when they are generated, bit for bit."""
+    model = loaded(setting)
+    options: dict[str, Any] = {"drafter": drafter, "top_logprobs": 3, "temperature": 0.9, "seed": 5}
+    reply = model.generate(LONG, max_new_tokens=40, **options)
+    ids = [*model.encode(LONG), *reply.token_ids]
+    scored = model.generate(ids, max_new_tokens=0, prompt_logprobs=True, top_logprobs=3, drafter=drafter)
+    assert (scored.token_ids, scored.text, scored.finish_reason) == ((), "", "length")
+    assert scored.stats.cached_tokens == 0
+    assert [each.token_id for each in scored.prompt_logprobs] == ids[1:]
+    assert scored.prompt_logprobs[-40:] == reply.logprobs
+    continued = model.generate(ids[:-20], max_new_tokens=20, prompt_logprobs=True, **options)
+    assert continued.token_ids == reply.token_ids[-20:]
+    assert continued.prompt_logprobs == scored.prompt_logprobs[: len(ids) - 21]
+    assert model.generate(ids, max_new_tokens=1).prompt_logprobs == ()
+
+
+def test_scoring_beside_other_generations_changes_nothing(loaded: Callable[[str], Model]) -> None:
+    model = loaded("simd")
+    alone = model.generate(LONG, max_new_tokens=0, prompt_logprobs=True).prompt_logprobs
+    others = [model.stream(SHORT, max_new_tokens=200, temperature=0.0, seed=seed) for seed in range(2)]
+    found: list[Reply] = []
+    scoring = threading.Thread(
+        target=lambda: found.append(model.generate(LONG, max_new_tokens=0, prompt_logprobs=True))
+    )
+    for each in others:
+        next(each)
+    scoring.start()
+    for each in others:
+        for _ in each:
+            pass
+    scoring.join(60)
+    assert found[0].prompt_logprobs == alone
 
 
 def test_a_stop_string_cuts_logprobs_with_the_ids(loaded: Callable[[str], Model]) -> None:

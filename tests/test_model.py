@@ -185,7 +185,7 @@ def test_two_models_generate_side_by_side(reference_bundle: Path, reference_mode
     ("options", "words"),
     [
         ({"max_tokens": 5}, "unknown option 'max_tokens'"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import ondevice
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIRST_SCREEN = "\n".join(README.splitlines()[:30])
+FIRST_SCREENS = README.partition("## Compared")[0]
 
 
 def anchors(page: str) -> set[str]:
@@ -33,10 +34,26 @@ def test_the_readme_leads_to_every_page() -> None:
     assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in README] == []
 
 
-def test_the_first_screen_says_whose_name_ondevice_is() -> None:
-    assert "Do not `pip install ondevice`" in FIRST_SCREEN
-    assert "ondevice-runtime" in FIRST_SCREEN
-    assert "pip install '.[export]'" in FIRST_SCREEN
+def test_the_first_screens_say_how_to_install_and_what_was_not_run() -> None:
+    assert "pip install '.[export]'" in FIRST_SCREENS
+    assert "no published Gemma weights have been run yet" in FIRST_SCREENS
+
+
+def test_installing_says_whose_name_ondevice_is() -> None:
+    installing = README.partition("## Installing")[2].partition("\n## ")[0]
+    assert "do not `pip install ondevice`" in installing
+    assert "ondevice-runtime" in installing
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs" / "api.md").read_text("utf-8")
+    listed = re.findall(r"^::: ondevice\.(\w+)$", reference, re.MULTILINE)
+    assert sorted(listed) == sorted(set(ondevice.__all__) - {"__version__"})
+
+
+def test_the_site_has_every_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert [page.name for page in PAGES[1:] if f": {page.name}\n" not in site] == []
 
 
 def tables(page: str) -> list[str]:

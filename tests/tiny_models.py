@@ -1,7 +1,7 @@
 """Tiny random Gemma 4 pairs, one per family, saved by transformers: the input of the oracle and of our export.
 
-`python -m tests.tiny_models DIR` saves the pairs of the simd engine's tests in a directory, for runs without
-transformers.
+`python -m tests.tiny_models DIR` saves the pairs of the tests that need no transformers in a directory, for runs
+without it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,14 @@ _TEXT: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCAB,
     },
 }
-_TEXT["multimodal"] = _TEXT["e2b"]
-FAMILIES = tuple(_TEXT)
+_TEXT["multimodal"] = _TEXT["seeing"] = _TEXT["e2b"]
+_TEXT["seeing-e4b"] = _TEXT["e4b"]
+SEEING = ("seeing", "seeing-e4b")
+"""Families with a vision tower; the second one standardises, and has no limits of linear layers."""
+BEGIN, IMAGE, END, PAD = 16, 17, 18, 3
+"""Tokens of families with a tower, as in `tokenizers_made.gemma_seeing`."""
+PATCH, POOL, TOWER_HIDDEN, TOWER_LAYERS = 4, 3, 48, 3
+FAMILIES = tuple(name for name in _TEXT if name not in SEEING)
 QUANTISED = ("e2b", "e4b", "12b", "26b", "31b")
 """Families that the simd engine is tested with; `multimodal` is left out, as its graph is that of `e2b`."""
 
@@ -87,7 +93,8 @@ def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> Pre
 
     Args:
         path: a directory, created if missing.
-        family: one of `FAMILIES`; `multimodal` is `e2b` in the layout with vision and audio, `12b` is unified.
+        family: one of `FAMILIES`; `multimodal` is `e2b` in the layout with vision and audio, but without towers, the
+            families of SEEING have a vision tower, `12b` is unified.
         seed: seed of the weights.
         overrides: fields of the text configuration to replace.
     """
@@ -115,6 +122,8 @@ def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> Pre
         model = transformers.Gemma4UnifiedForConditionalGeneration(
             transformers.Gemma4UnifiedConfig(text_config=unified, vision_config=None, audio_config=None)
         )
+    elif family in SEEING:
+        model = transformers.Gemma4ForConditionalGeneration(_seeing_config(family, fields))
     elif family == "multimodal":
         text = transformers.Gemma4TextConfig(**fields)
         config = transformers.Gemma4Config(text_config=text, vision_config=None, audio_config=None)
@@ -230,6 +239,14 @@ def _randomise(model: PreTrainedModel) -> None:
             elif name.endswith("post_feedforward_layernorm_2.weight"):
                 # At near-ties a rounding error chooses another expert, so the experts' output must not dominate.
                 value.uniform_(0.05, 0.25)
+            elif name.endswith("_min"):
+                value.uniform_(-1.5, -0.5)  # narrow enough to cut, wide enough not to cut everything
+            elif name.endswith("_max"):
+                value.uniform_(0.5, 1.5)
+            elif name.endswith("std_bias"):
+                value.normal_(0.0, 0.5)
+            elif name.endswith("std_scale"):
+                value.uniform_(0.1, 0.4)
             elif name.endswith("layer_scalar") or "norm" in name:
                 value.uniform_(0.5, 1.5)
             elif name.endswith("router.scale"):
@@ -238,6 +255,36 @@ def _randomise(model: PreTrainedModel) -> None:
                 value.uniform_(0.5, 1.5)
             elif value.dim() >= 2 and not name.endswith("inv_freq"):
                 value.normal_(0.0, 0.1)
+
+
+def _seeing_config(family: str, fields: dict[str, Any]) -> Any:
+    import transformers
+
+    vision = transformers.Gemma4VisionConfig(
+        hidden_size=TOWER_HIDDEN,
+        intermediate_size=80,
+        num_hidden_layers=TOWER_LAYERS,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=24 if family == "seeing" else 72,
+        patch_size=PATCH,
+        pooling_kernel_size=POOL,
+        position_embedding_size=240,
+        use_clipped_linears=family == "seeing",
+        standardize=family != "seeing",
+    )
+    return transformers.Gemma4Config(
+        text_config=transformers.Gemma4TextConfig(**fields, pad_token_id=PAD),
+        vision_config=vision,
+        audio_config=None,
+        boi_token_id=BEGIN,
+        image_token_id=IMAGE,
+        eoi_token_id=END,
+        video_token_id=VOCAB - 1,
+        audio_token_id=VOCAB - 2,
+        boa_token_id=VOCAB - 3,
+        eoa_token_index=VOCAB - 4,
+    )
 
 
 def _add_vision_tensors(path: Path) -> None:
@@ -253,7 +300,7 @@ def _add_vision_tensors(path: Path) -> None:
 if __name__ == "__main__":
     from tests.trained_models import TRAINED, save_trained_pair
 
-    for each in QUANTISED:
+    for each in (*QUANTISED, *SEEING):
         save_pair(Path(sys.argv[1]) / each, each)
     for each in TRAINED:
         save_trained_pair(Path(sys.argv[1]) / each, each)

@@ -16,6 +16,8 @@ from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
 from ondevice.cli.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
+from ondevice.native.functions import PARTS_OF_ENGINES
+from ondevice.preparation import Preparation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), default=8, help="width of the tied token table (default: 8)"
     )
+    parser.add_argument("--text-only", action="store_true", help="leave out the vision tower")
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
     parser.add_argument(
         "--no-prepare", action="store_true", help="leave compiling and packing for this machine to the first start"
@@ -88,33 +91,51 @@ def run(args: argparse.Namespace) -> int:
         raise MissingDependencyError(error.name or "onnx_ir", "export") from error
 
     started = time.perf_counter()
-    with ending_by_exception(), ProgressBar("export", unit="weight", unit_scale=True) as bar:
-        bundle = export(
-            args.source,
-            args.out,
-            drafter=args.drafter,
-            heads=args.heads,
-            quantize=args.quantize,
-            head_bits=args.head_bits,
-            revision=args.revision,
-            progress=bar.show,
-            note=lambda line: bar.say(f"note: {line}"),
-        )
-    size = sum(file.stat().st_size for file in bundle.iterdir())
-    sys.stdout.write(f"{bundle}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s\n")
-    if not args.no_prepare:
-        _prepare(bundle)
+    with ending_by_exception(), Preparation() as kernels:
+
+        def compile_kernels() -> None:
+            """Begin with all kernels that the export and the preparation after it need, announced together."""
+            with preparing() as on_prepare:
+                kernels.on_prepare = on_prepare
+                kernels.compile(["export"] if args.no_prepare else ["export", *PARTS_OF_ENGINES["simd"]])
+                kernels.say()
+
+        with ProgressBar("export", unit="weight", unit_scale=True) as bar:
+            bundle = export(
+                args.source,
+                args.out,
+                drafter=args.drafter,
+                heads=args.heads,
+                quantize=args.quantize,
+                head_bits=args.head_bits,
+                revision=args.revision,
+                text_only=args.text_only,
+                progress=bar.show,
+                note=lambda line: bar.say(f"note: {line}"),
+                on_begin=compile_kernels,
+            )
+        size = sum(file.stat().st_size for file in bundle.iterdir())
+        sys.stdout.write(f"{bundle}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s\n")
+        if not args.no_prepare:
+            _prepare(bundle, kernels)
     code = _verify(args, bundle) if args.verify else 0
     sys.stdout.write(f"{_next_command(bundle)}\n")
     return code
 
 
-def _prepare(bundle: Path) -> None:
-    """Prepare a bundle for this machine. A failure is only a note, because the bundle may run on another machine."""
+def _prepare(bundle: Path, kernels: Preparation) -> None:
+    """Prepare a bundle for this machine. A failure is only a note, because the bundle may run on another machine.
+
+    Args:
+        bundle: the exported one.
+        kernels: the building of kernels that was begun before.
+    """
     import ondevice
 
     with preparing() as on_prepare:
+        kernels.on_prepare = on_prepare
         try:
+            kernels.finish()
             ondevice.prepare(bundle, on_prepare=on_prepare)
         except OndeviceError as error:
             sys.stderr.write(f"note: the bundle is not prepared for this machine: {error}\n")

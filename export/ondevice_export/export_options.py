@@ -20,6 +20,10 @@ class Formats:
     """Format of the head, which is also the token embedding."""
 
 
+TOWER_FORMATS = Formats(FLOAT32, FLOAT32)
+"""Weight formats of the vision tower."""
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """Options of `export`.
@@ -30,6 +34,7 @@ class ExportOptions:
         quantize: weight format of the target: `int4`, `int8`, or `none` for float32 graphs.
         head_bits: bits per weight of the tied token table, 4 or 8; ignored where `quantize` is `none`.
         revision: branch, tag or commit of the target on the hub.
+        text_only: leave out the vision tower.
     """
 
     drafter: str = "auto"
@@ -37,6 +42,7 @@ class ExportOptions:
     quantize: str = "int4"
     head_bits: int = 8
     revision: str | None = None
+    text_only: bool = False
 
     def __post_init__(self) -> None:
         if self.quantize not in WEIGHT_FORMATS:

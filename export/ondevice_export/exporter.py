@@ -1,4 +1,4 @@
-"""Exports a checkpoint, its drafter and its heads to a bundle."""
+"""Exports a checkpoint with its vision tower, its drafter and its heads to a bundle."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ondevice.bundle import model_home
+from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
 from ondevice.machine import expanded
 from ondevice.progress import Progress, counted, silent
@@ -18,7 +19,7 @@ from ondevice_export.bundle_writer import BundleWriter, check_replaceable
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
-from ondevice_export.export_options import ExportOptions
+from ondevice_export.export_options import TOWER_FORMATS, ExportOptions
 from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
 from ondevice_export.manifest import make_manifest
 from ondevice_export.text_files import copy_text_files
@@ -35,8 +36,10 @@ def export(
     quantize: str = "int4",
     head_bits: int = 8,
     revision: str | None = None,
+    text_only: bool = False,
     progress: Progress = silent,
     note: Note = _log.info,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> Path:
     """Export a Gemma 4 checkpoint, with its drafter and heads, to a bundle directory.
 
@@ -49,8 +52,10 @@ def export(
         quantize: `int4`, `int8` or `none`.
         head_bits: 4 or 8.
         revision: branch, tag or commit of `source` on the hub.
+        text_only: leave out the vision tower that the checkpoint may have.
         progress: called with the number of weights written so far and in total.
         note: called with one-line messages for the user.
+        on_begin: called when everything is checked, before the first weight is read.
 
     Returns:
         The bundle's directory.
@@ -60,7 +65,7 @@ def export(
         PairMismatchError: the drafter or the heads were made for another target.
         UsageError: an option is invalid, or `out` is neither free nor an older bundle.
     """
-    options = ExportOptions(drafter=drafter, heads=heads, quantize=quantize, head_bits=head_bits, revision=revision)
+    options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only)
     target = locate(str(source), options.revision)
     assistant = locate_drafter(options.drafter, target, note)
     trained = locate_heads(options.heads, target)
@@ -68,7 +73,7 @@ def export(
     _refuse_overlap(place, [found for found in (target, assistant, trained) if found is not None])
     check_replaceable(place)
     with ExitStack() as stack:
-        opened = stack.enter_context(open_target(target, note))
+        opened = stack.enter_context(open_target(target, note, text_only=text_only))
         opened_drafter = None if assistant is None else stack.enter_context(open_drafter(assistant, opened))
         opened_heads = None
         if trained is not None:
@@ -78,7 +83,7 @@ def export(
                 if options.heads != "auto":
                     raise
                 note(f"no heads: {error}")
-        _write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note)
+        _write(opened, opened_drafter, opened_heads, place, options, progress=progress, note=note, on_begin=on_begin)
     return place
 
 
@@ -91,6 +96,7 @@ def _write(
     *,
     progress: Progress,
     note: Note,
+    on_begin: Callable[[], None],
 ) -> None:
     shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats)
     if target.modules is not None:
@@ -102,16 +108,22 @@ def _write(
     if heads is not None:
         shapes.append(heads.shapes)
         needed += estimate_bytes(heads.shapes, options.drafter_formats)
+    if target.vision is not None:
+        shapes.append(vision_shapes(target.vision, target.config))
+        needed += estimate_bytes(shapes[-1], TOWER_FORMATS)
     advance = counted(progress, sum(map(count_weights, shapes)))
     manifest = make_manifest(target, drafter, options, heads)
     with _disk_errors(out), BundleWriter(out) as bundle:
         _check_space(out, needed)
+        on_begin()
         graphs = GraphFiles(bundle.directory, options, advance)
         table = graphs.write_target(target)
         if drafter is not None:
             graphs.write_drafter(drafter, target.config, table)
         if heads is not None:
             graphs.write_heads(heads, target.config, table)
+        if target.vision is not None:
+            graphs.write_vision(target.vision, target)
         copy_text_files(target.checkout.directory, bundle.directory, note)
         bundle.commit(manifest, graphs.tensors)
 

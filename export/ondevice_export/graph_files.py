@@ -11,17 +11,20 @@ import onnx_ir as ir
 
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorTable, is_plain
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice.progress import Advance
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
+from ondevice_export.checkpoint.vision import PREFIX
 from ondevice_export.data_file import DataFile
-from ondevice_export.export_options import ExportOptions, Formats
+from ondevice_export.export_options import TOWER_FORMATS, ExportOptions, Formats
 from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.heads import HeadsGraph
 from ondevice_export.graph.target import TargetGraph
+from ondevice_export.graph.vision import VisionGraph
 from ondevice_export.graph.weights import Weights
 from ondevice_export.manifest import tool_versions
 from ondevice_export.matrices import MatrixWriter, StoredMatrix
@@ -51,9 +54,14 @@ class GraphFiles:
         with self._graph(
             target.config.graph, target.checkpoint, self._options.target_formats, target.modules, target.prefix
         ) as (builder, weights):
-            graph = TargetGraph(builder, target.config, weights)
+            graph = TargetGraph(builder, target.config, weights, takes_soft_rows=target.vision is not None)
             graph.build()
         return graph.table
+
+    def write_vision(self, vision: VisionEntry, target: TargetCheckpoint) -> None:
+        """Write `vision.onnx` and its data; its weights stay float32."""
+        with self._graph(vision.graph, target.checkpoint, TOWER_FORMATS, prefix=PREFIX) as (builder, weights):
+            VisionGraph(builder, vision, target.config, weights).build()
 
     def write_drafter(self, drafter: DrafterCheckpoint, target: Target, table: StoredMatrix) -> None:
         """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""

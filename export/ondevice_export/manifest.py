@@ -67,6 +67,7 @@ def make_manifest(
         sources=sources,
         tools=tool_versions(),
         heads=() if heads is None else heads.heads,
+        vision=target.vision,
     )
     try:
         made.check()

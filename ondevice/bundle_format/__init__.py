@@ -4,6 +4,7 @@ In: `bundle.json` and the sizes of a bundle's files. Out: dataclasses of which e
 first: all of `bundle.json`.
 
     model_config   the configuration of target, drafter and heads: layers, dimensions, rotary embeddings, sharing
+    vision         the vision tower: configuration, tensors
     tensor_table   name, shape, format and place of every tensor, checked against the configuration
     weight_format  bits, block length and bytes of quantised matrices
     graph_io       names of the inputs and outputs of the ONNX graphs

@@ -10,12 +10,17 @@ rows to be written; V tokens in the vocabulary, H numbers in a hidden state):
     sliding.write_index   int64   [1]        first cache row to write in the views of sliding layers
     full.mask             bool    [T, Sf]    whether row t attends to cache row s
     sliding.mask          bool    [T, Ss]    the same, within the sliding window
+    soft_rows             float32 [S, H]     embeddings of soft rows, which take the place of token embeddings
+    embedding_source      int64   [T]        t for a row that is embedded by its token; T + s for soft row s
     past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every layer N that has its own cache
     ->
     logits                float32 [R, V]     after the softcap
     hidden                float32 [R, H]     after the final norm; input of the drafter and of heads
     present.N.key, .value                    `past` with the new rows written; bound to the buffer of `past`, so that
                                              nothing is copied
+
+`soft_rows` and `embedding_source` exist only in a bundle with a vision tower. The token of a soft row is the padding
+token, whose per-layer embeddings it has.
 
 Drafter graph, one MTP step (C candidates):
 
@@ -39,6 +44,14 @@ Heads, one graph per kind (k tokens proposed, C candidates scored for each):
     ->
     candidates            int64   [k, C]     token ids that were scored
     logits                float32 [k, C]     their logits, after the target's softcap
+
+Vision tower (N patches of a picture, P pixels along a patch's side, S soft tokens):
+
+    patches               float32 [N, 3PP]   numbers from 0 to 1 in the order row, column, channel. The patches that
+                                             make one soft token follow one another
+    column, row           int64   [N]        place of each patch in the picture, in patches
+    ->
+    soft_rows             float32 [S, H]     input of the target's graph
 """
 
 from __future__ import annotations
@@ -60,11 +73,13 @@ OPERATORS: Mapping[str, frozenset[str]] = {
         "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub", "Tanh",
         "TensorScatter", "TopK", "Transpose", "Unsqueeze",
     }),
-    "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulNBits"}),
+    "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulNBits", "MultiHeadAttention"}),
 }  # fmt: skip
 """Operators of exported graphs by domain. The exporter writes no others, and no graph with others is opened."""
 
 TOKEN_IDS, POSITIONS, WANTED = "token_ids", "positions", "wanted"
+SOFT_ROWS, EMBEDDING_SOURCE = "soft_rows", "embedding_source"
+PATCHES, COLUMN, ROW = "patches", "column", "row"
 LOGITS, HIDDEN = "logits", "hidden"
 TOKEN_ID, POSITION, CANDIDATES, NEXT_HIDDEN = "token_id", "position", "candidates", "next_hidden"
 

@@ -35,6 +35,7 @@ from ondevice.bundle_format.tensor_table import (
     heads_shapes,
     target_shapes,
 )
+from ondevice.bundle_format.vision import VisionEntry, check_vision, vision_shapes
 from ondevice.errors import BundleCorruptError, UnsupportedBundleError
 
 SCHEMA = 3
@@ -93,13 +94,15 @@ class Manifest:
     heads: tuple[HeadsEntry, ...] = ()
     tensors: dict[str, TensorTable] = field(default_factory=dict)
     """Tensor tables, by the file name of their graph."""
+    vision: VisionEntry | None = None
+    """The vision tower; None if the bundle reads text only, and `bundle.json` then has no such field."""
     schema: int = SCHEMA
     sha256: str | None = None
     """Value of `digest()` when the file was written; None if unknown, as before the file is written."""
 
     def digest(self) -> str:
         """sha256 of all fields except `sha256`; it does not depend on how the file is formatted."""
-        data = dataclasses.asdict(dataclasses.replace(self, sha256=None))
+        data = _fields(dataclasses.replace(self, sha256=None))
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -119,7 +122,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of the file, with one line per tensor."""
-        data = dataclasses.asdict(dataclasses.replace(self, sha256=self.digest(), tensors={}))
+        data = _fields(dataclasses.replace(self, sha256=self.digest(), tensors={}))
         del data["tensors"]
         tables = ",\n".join(_table_json(graph, table) for graph, table in self.tensors.items())
         return json.dumps(data, indent=2).removesuffix("\n}") + f',\n  "tensors": {{\n{tables}\n  }}\n}}\n'
@@ -163,6 +166,8 @@ class Manifest:
         require(len(set(kinds)) == len(kinds), f"heads of the kinds {', '.join(kinds)}")
         for heads in self.heads:
             check_heads(heads, self.target)
+        if self.vision is not None:
+            check_vision(self.vision, self.target)
         tokens = {"bos_token_id": self.bos_token_id, "pad_token_id": self.pad_token_id}
         tokens |= {f"eos_token_ids[{index}]": token for index, token in enumerate(self.eos_token_ids)}
         for name, token in tokens.items():
@@ -187,10 +192,21 @@ class Manifest:
             if self.drafter is not None:
                 expected[self.drafter.graph] = drafter_shapes(self.drafter, self.target)
             expected |= {heads.graph: heads_shapes(heads, self.target) for heads in self.heads}
-            require(len(expected) == 1 + (self.drafter is not None) + len(self.heads), "two models have one graph")
+            if self.vision is not None:
+                expected[self.vision.graph] = vision_shapes(self.vision, self.target)
+            models = 1 + (self.drafter is not None) + len(self.heads) + (self.vision is not None)
+            require(len(expected) == models, "two models have one graph")
             check_tables(self.tensors, expected, {name: entry.size for name, entry in self.files.items()})
         except InvalidFieldError as error:
             raise BundleCorruptError(f"bundle.json: {error}: {_CORRUPT}") from error
+
+
+def _fields(manifest: Manifest) -> dict[str, Any]:
+    """All fields of `bundle.json`. A bundle without a tower has the same bytes as before there were towers."""
+    data = dataclasses.asdict(manifest)
+    if manifest.vision is None:
+        del data["vision"]
+    return data
 
 
 def _table_json(graph: str, table: TensorTable) -> str:

@@ -224,7 +224,7 @@ def check_target(target: Target) -> None:
     check_number("sliding_window", target.sliding_window, target.context_length)
     _check_decoder("the target", target)
     if target.softcap is not None:
-        _check_positive("softcap", target.softcap, 1e6)
+        check_positive("softcap", target.softcap, 1e6)
     check_number("ple_size", target.ple_size, least=0)
     check_number("ple_vocab_size", target.ple_vocab_size, least=0)
     fits = target.ple_vocab_size >= target.vocab_size if target.ple_size else target.ple_vocab_size == 0
@@ -288,6 +288,12 @@ def check_number(name: str, value: Any, most: int = MOST_SIZE, least: int = 1) -
     require(number and least <= value <= most, f"{name} is {value!r:.99}, not a whole number from {least} to {most}")
 
 
+def check_positive(name: str, value: float, most: float, least: float = 0.0) -> None:
+    """Raise InvalidFieldError unless `value` is over 0 and from `least` to `most`; `name` is for the message."""
+    number = math.isfinite(value) and 0 < value <= most and value >= least
+    require(number, f"{name} is {value!r:.99}, not a number from {least:g} to {most:g}")
+
+
 def require(condition: bool, reason: str) -> None:
     """Raise InvalidFieldError with the message `reason` unless `condition` holds."""
     if not condition:
@@ -297,13 +303,13 @@ def require(condition: bool, reason: str) -> None:
 def _check_decoder(name: str, decoder: Target | DrafterEntry) -> None:
     check_number(f"hidden_size of {name}", decoder.hidden_size)
     check_number(f"query_heads of {name}", decoder.query_heads)
-    _check_positive(f"norm_eps of {name}", decoder.norm_eps, 1.0)
+    check_positive(f"norm_eps of {name}", decoder.norm_eps, 1.0)
     require(set(decoder.rope) == {"full", "sliding"}, f"{name} has rotary embeddings for {', '.join(decoder.rope)}")
     for kind, rope in decoder.rope.items():
         # frequencies are then at most 1e6, and their products with positions stay finite
-        _check_positive(f"theta of {name}'s {kind} layers", rope.theta, sys.float_info.max, 1.0)
-        _check_positive(f"rotated of {name}'s {kind} layers", rope.rotated, 1.0)
-        _check_positive(f"factor of {name}'s {kind} layers", rope.factor, sys.float_info.max, 1e-6)
+        check_positive(f"theta of {name}'s {kind} layers", rope.theta, sys.float_info.max, 1.0)
+        check_positive(f"rotated of {name}'s {kind} layers", rope.rotated, 1.0)
+        check_positive(f"factor of {name}'s {kind} layers", rope.factor, sys.float_info.max, 1e-6)
     require(bool(decoder.layers), f"{name} has no layers")
     require(len(decoder.layers) <= MOST_LAYERS, f"{name} has {len(decoder.layers)} layers")
     for index, layer in enumerate(decoder.layers):
@@ -324,8 +330,3 @@ def _check_candidates(name: str, candidates: int, shortlist: Shortlist | None, v
     check_number(f"top of {name}", shortlist.top, shortlist.clusters)
     fits = vocab_size % shortlist.clusters == 0 and shortlist.candidates(vocab_size) == candidates
     require(fits, f"candidates of {name} is {candidates}, which do not fit {shortlist.clusters} clusters")
-
-
-def _check_positive(name: str, value: float, most: float, least: float = 0.0) -> None:
-    number = math.isfinite(value) and 0 < value <= most and value >= least
-    require(number, f"{name} is {value!r:.99}, not a number from {least:g} to {most:g}")

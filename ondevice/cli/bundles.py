@@ -9,12 +9,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from ondevice.bundle import MANIFEST, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
+from ondevice.cli.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
 
 
@@ -30,14 +31,15 @@ def run_list(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for each in installed():
         row: dict[str, Any] = {"name": each.name, "size": each.size, "fault": each.fault}
-        if (manifest := each.manifest) is not None:
+        if each.bundle is not None:
+            manifest = each.bundle.manifest
             row["family"], row["quantization"] = manifest.family, manifest.quantization.weights
-            row["drafter"] = manifest.drafter is not None
+            row["drafter"], row["used_at"] = manifest.drafter is not None, each.bundle.used_at
         rows.append(row)
     if args.json:
         sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
     elif rows:
-        _print_table(rows)
+        print("\n".join(_table(rows, columns())))
     else:
         print(f"no bundles in {model_home()}: get one with `ondevice pull` or `ondevice export`", file=sys.stderr)
     for name in unfinished_names():
@@ -45,18 +47,29 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    """Aligned columns; the row of a bundle that cannot be opened ends with the reason."""
-    table: list[tuple[str, ...]] = [("name", "size", "family", "weights", "drafter")]
+TITLES = ("name", "size", "weights", "last use", "drafter", "family")
+"""Columns of the table; the last ones are left out where the terminal is too narrow."""
+
+
+def _table(rows: list[dict[str, Any]], width: int) -> list[str]:
+    """Aligned columns, as many as fit; the row of a bundle that cannot be opened ends with the reason."""
+    table: list[tuple[str, ...]] = [TITLES]
     for row in rows:
-        about: tuple[str, ...] = (row["fault"],)
-        if row["fault"] is None:
-            about = (row["family"], row["quantization"], "mtp" if row["drafter"] else "none")
-        table.append((one_line(row["name"]), f"{row['size'] / 1e9:.2f} GB", *map(one_line, about)))
-    columns = len(table[0])
-    widths = [max(len(line[column]) for line in table if len(line) == columns) for column in range(columns)]
-    for line in table:
-        print("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=False)).rstrip())
+        begin = one_line(row["name"]), size(row["size"])
+        if row["fault"] is not None:
+            table.append((*begin, one_line(row["fault"])))
+            continue
+        used = "never" if row["used_at"] is None else age(time() - row["used_at"])
+        table.append((*begin, row["quantization"], used, "mtp" if row["drafter"] else "none", row["family"]))
+    widths = [max(len(line[column]) for line in table if len(line) == len(TITLES)) for column in range(len(TITLES))]
+    widths[:2] = [max(len(line[column]) for line in table) for column in range(2)]
+    count = len(TITLES)
+    while count > 2 and sum(widths[:count]) + 2 * (count - 1) > width:
+        count -= 1
+    return [
+        "  ".join(word.ljust(width) for word, width in zip(line[:count], widths, strict=False)).rstrip()
+        for line in table
+    ]
 
 
 def add_remove_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +84,8 @@ def run_remove(args: argparse.Namespace) -> int:
     from ondevice.bundle import delete
 
     found = [path for name in args.names for path in _directories(name)]
-    size = sum(each.stat().st_size for path in found for each in path.rglob("*") if each.is_file())
-    if not args.yes and not _confirmed(f"remove {', '.join(map(str, found))} ({size / 1e9:.2f} GB)?"):
+    count = sum(each.stat().st_size for path in found for each in path.rglob("*") if each.is_file())
+    if not args.yes and not _confirmed(f"remove {', '.join(map(str, found))} ({size(count)})?"):
         print("nothing was removed", file=sys.stderr)
         return FAILED
     for path in found:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ondevice.bundle import model_home
 from ondevice.cli.main import Parser
+from ondevice.cli.markdown_view import MarkdownView, can_format
 from ondevice.cli.options import (
     add_chat_arguments,
     add_generation_arguments,
@@ -24,7 +25,8 @@ from ondevice.cli.options import (
 )
 from ondevice.cli.progress import unseen_keys
 from ondevice.cli.prompts import read_json, standard_input
-from ondevice.cli.reply_view import TextView, dim, stream_reply, summary
+from ondevice.cli.reply_view import TextView, View, stream_reply, summary
+from ondevice.cli.style import Style, aligned, columns, styled, wrapped
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import decode, read_lines
@@ -67,14 +69,22 @@ HISTORY_LINES = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    add_chat_arguments(parser.add_argument_group("conversation"))
+    group = parser.add_argument_group("conversation")
+    add_chat_arguments(group)
+    group.add_argument(
+        "--plain",
+        action="store_true",
+        help="show replies as the model writes them; by default, a terminal shows them as formatted Markdown, if the "
+        "package rich is installed",
+    )
     add_generation_arguments(parser, max_new_tokens=REPLY_TOKENS)
 
 
 def run(args: argparse.Namespace) -> int:
     standard_input()  # fails before the model is loaded
     with load_model(args) as model:
-        conversation = Conversation(model, generation_options(args), args.system)
+        make_view = MarkdownView if can_format() and not args.plain else TextView
+        conversation = Conversation(model, generation_options(args), args.system, make_view)
         if args.thinking and not conversation.can_think:
             print(f"ondevice: --thinking is on{NO_THINKING}", file=sys.stderr)
         if sys.stdin.isatty():
@@ -95,17 +105,25 @@ def run(args: argparse.Namespace) -> int:
 class Conversation:
     """The messages of one session in OpenAI's form. A reply that was stopped stays as far as it came."""
 
-    def __init__(self, model: Model, options: GenerationKeywords, system: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        options: GenerationKeywords,
+        system: str | None = None,
+        make_view: Callable[[], View] = TextView,
+    ) -> None:
         """
         Args:
             options: keywords of `Model.stream`.
             system: the system message.
+            make_view: makes the view of each reply.
 
         Raises:
             PromptError: the bundle has no chat template, or one that refuses a system message.
         """
         self._model = model
         self.options = options
+        self._make_view = make_view
         self.messages: list[dict[str, Any]] = []
         self.thoughts = ""
         """The thoughts of the last reply."""
@@ -146,7 +164,7 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": text}]
         try:
             with unseen_keys():
-                reply = stream_reply(self._model, asked, self.options, TextView())
+                reply = stream_reply(self._model, asked, self.options, self._make_view())
         except PromptError as error:
             hint = f" ({CONTEXT_FULL})" if isinstance(error, ContextOverflowError) else ""
             print(f"ondevice: {error}{hint}", file=sys.stderr)
@@ -288,7 +306,7 @@ def _think(conversation: Conversation, rest: str) -> None:
 
 
 def _thoughts(conversation: Conversation, rest: str) -> None:
-    _print(dim(conversation.thoughts, sys.stderr) or "no thoughts in the last reply")
+    _print(styled(conversation.thoughts, Style.DIM, sys.stderr) or "no thoughts in the last reply")
 
 
 def _set(conversation: Conversation, rest: str) -> None:
@@ -337,13 +355,15 @@ def _path(rest: str) -> Path:
 
 
 def _help(conversation: Conversation, rest: str) -> None:
-    lines = [(f"{word} {command.argument}".rstrip(), command.summary) for word, command in CHAT_COMMANDS.items()]
-    lines += [
-        ("/exit", "end the chat, as /quit, /bye and Ctrl-D do"),
-        (QUOTES, "begins and ends a message of several lines"),
-        ("Ctrl-C", "stops a reply"),
-    ]
-    _print("\n".join(f"{word:20} {summary}" for word, summary in lines))
+    lines = {f"{word} {command.argument}".rstrip(): [command.summary] for word, command in CHAT_COMMANDS.items()}
+    lines |= {
+        "/exit": ["end the chat, as /quit, /bye and Ctrl-D do"],
+        QUOTES: ["begins and ends a message of several lines"],
+        "Ctrl-C": ["stops a reply"],
+        "Tab": ["completes commands, and names of files after /save and /load"],
+        "arrow up": ["earlier messages, also those of earlier chats"],
+    }
+    _print("\n".join(aligned(lines, columns())))
 
 
 def _print(text: str) -> None:
@@ -369,7 +389,8 @@ CHAT_COMMANDS = {
     "/save": ChatCommand(_save, "write the conversation to a file, as JSON", "FILE"),
     "/load": ChatCommand(_load, "continue a conversation from a file", "FILE"),
     "/stats": ChatCommand(
-        lambda conversation, rest: _print(conversation.stats()), "show speed and drafts of the last reply"
+        lambda conversation, rest: _print(wrapped(conversation.stats(), columns())),
+        "show speed and drafts of the last reply",
     ),
     "/help": ChatCommand(_help, "show this list"),
 }
@@ -408,6 +429,22 @@ def piped_lines() -> Iterator[str]:
         yield decode(line, "standard input")
 
 
+def completions(line: str) -> list[str]:
+    """What the last word of a typed line may become: a command, or the name of a file for one that takes a file."""
+    word, space, rest = line.partition(" ")
+    if not space:
+        return [f"{name} " for name in [*CHAT_COMMANDS, *EXIT_WORDS] if word and name.startswith(word)]
+    if " " in rest or word not in CHAT_COMMANDS or CHAT_COMMANDS[word].argument != "FILE":
+        return []
+    directory = rest[: rest.rfind("/") + 1]
+    try:
+        found = sorted(expanded(directory or ".").iterdir())
+    except OSError:
+        return []
+    names = [f"{directory}{path.name}{'/' if path.is_dir() else ' '}" for path in found]
+    return [name for name in names if name.startswith(rest)]
+
+
 @contextlib.contextmanager
 def _line_editing(path: Path) -> Iterator[None]:
     """Within the block, `input` has readline's editing keys, and a history that is kept in a file.
@@ -420,6 +457,9 @@ def _line_editing(path: Path) -> Iterator[None]:
         yield
         return
     readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines become one message
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    readline.set_completer_delims(" ")
+    readline.set_completer(lambda word, number: dict(enumerate(completions(readline.get_line_buffer()))).get(number))
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     try:

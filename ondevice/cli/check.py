@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ondevice.cli.bench.tables import table
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_drafter_argument, add_model_arguments, load_model
-from ondevice.cli.prompts import add_prompt_set_arguments, check_limit, fitting_prompts
+from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.cli.reply_view import first_difference
 from ondevice.generate.drafters import registry
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_limit(args)
+    check_counts(args)
     with load_model(args) as model:
         findings = _compare_all(model, args)
         facts = {"bundle": model.manifest.name, "engine": model.engine.name, "threads": model.threads}

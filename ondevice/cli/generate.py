@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 from ondevice.cli.main import FAILED, INTERRUPTED
 from ondevice.cli.options import add_generation_arguments, add_model_arguments, generation_options, load_model
 from ondevice.cli.prompts import add_prompt_arguments, read_json, read_prompt, read_tools
-from ondevice.cli.reply_view import Comparison, JsonLinesView, TextView, as_json, plain_options, stream_reply, summary
+from ondevice.cli.reply_view import (
+    Comparison,
+    DraftsView,
+    JsonLinesView,
+    TextView,
+    View,
+    as_json,
+    plain_options,
+    stream_reply,
+    summary,
+)
+from ondevice.cli.style import columns, wrapped
 from ondevice.errors import UsageError
 from ondevice.text.prompt_file import read_text
 
@@ -36,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_generation_arguments(parser)
     _add_form_arguments(parser)
     group = parser.add_argument_group("output")
+    group.add_argument(
+        "--watch-drafts",
+        action="store_true",
+        help="on a terminal with colours: accepted drafts green, tokens that correct a draft magenta, others plain; "
+        "then a line with their numbers and the tokens per round",
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
     group.add_argument(
         "--json-lines", action="store_true", help="print one JSON object per step as it comes, then that of --json"
@@ -58,17 +75,21 @@ def run(args: argparse.Namespace) -> int:
     as_objects = args.json or args.json_lines
     if args.compare and args.draft_sampling == "ratio":
         raise UsageError("--compare needs equal tokens, and --draft-sampling ratio changes them: leave one of them out")
+    if args.watch_drafts and as_objects:
+        raise UsageError("--watch-drafts shows text: leave it out, or leave out --json and --json-lines")
     if args.compare:
         options.setdefault("seed", 0)  # two sampled runs can only be compared with the same seed
     comparison = None
     with load_model(args) as model:
         if args.compare:
             _warm_up(model, prompt, options)
-        view = None if args.json else TextView(as_ids=model.tokenizer is None)
-        reply = stream_reply(model, prompt, options, JsonLinesView() if args.json_lines else view)
+        view = _view(args, as_ids=model.tokenizer is None)
+        reply = stream_reply(model, prompt, options, view)
         interrupted = reply.finish_reason == "cancelled"
+        if isinstance(view, DraftsView):
+            _note(view.legend(reply.stats))
         if not as_objects:
-            print(summary(reply.stats), file=sys.stderr)
+            _note(summary(reply.stats))
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))
             interrupted = plain.finish_reason == "cancelled"
@@ -77,10 +98,23 @@ def run(args: argparse.Namespace) -> int:
         extra = {"comparison": comparison.as_json()} if comparison else {}
         print(json.dumps({**as_json(reply), **extra}))
     elif comparison:
-        print(comparison.line(), file=sys.stderr)
+        _note(comparison.line())
     if interrupted:
         return INTERRUPTED
     return FAILED if comparison and not comparison.equal else 0
+
+
+def _view(args: argparse.Namespace, *, as_ids: bool) -> View | None:
+    if args.json_lines:
+        return JsonLinesView()
+    if args.json:
+        return None
+    return DraftsView(as_ids=as_ids) if args.watch_drafts else TextView(as_ids=as_ids)
+
+
+def _note(line: str) -> None:
+    """Print a line on stderr, wrapped to the terminal."""
+    print(wrapped(line, columns()), file=sys.stderr)
 
 
 def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:

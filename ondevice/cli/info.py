@@ -9,18 +9,18 @@ import argparse
 import dataclasses
 import json
 import platform
-import shutil
-import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice.cli.progress import byte_bar
+from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 
@@ -30,12 +30,6 @@ ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"
 
 MEASURED = ("instruction_set", "memory_bytes_per_s", "dot_product_ops_per_s")
 """Facts that need the `simd` engine; None where it cannot run."""
-
-LEAST_COLUMNS = 20
-"""Width of the values' column at least, however narrow the terminal is."""
-
-KEPT_SPACE = "\0"
-"""Stands for a space at which lines are not broken."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts))
     else:
-        columns = shutil.get_terminal_size((sys.maxsize, 0)).columns  # without a terminal, no line is wrapped
-        print("\n".join(lines(facts, columns)))
+        print("\n".join(lines(facts, columns())))
     return 0
 
 
@@ -174,6 +167,7 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         },
         "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
         "heads": [dataclasses.asdict(heads) for heads in manifest.heads] or None,
+        "vision": None if manifest.vision is None else _vision_facts(manifest.vision),
         "drafts_without": _tuned_blocks(bundle),
         **_engine_facts(bundle),
         "sources": {
@@ -184,6 +178,10 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "bytes": sum(entry.size for entry in manifest.files.values()),
     }
+
+
+def _vision_facts(vision: VisionEntry) -> dict[str, Any]:
+    return {"layers": vision.layers, "hidden_size": vision.hidden_size, "tokens": vision.tokens}
 
 
 def _tuned_blocks(bundle: Bundle) -> dict[str, Any]:
@@ -228,35 +226,12 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def lines(facts: Mapping[str, Any], columns: int) -> list[str]:
-    """Facts as text: labels on the left, values aligned and wrapped to `columns` on the right.
+def lines(facts: Mapping[str, Any], width: int) -> list[str]:
+    """Facts as text: labels on the left, values aligned and wrapped to `width` columns on the right.
 
     A fact of `LISTS` has a line per entry, so an empty one, such as `unavailable`, has none.
     """
-    rows = {_label(name): _paragraphs(name, value) for name, value in facts.items()}
-    width = max(map(len, rows)) + 2
-    return [
-        f"{'' if index else label:{width}}{line}"
-        for label, paragraphs in rows.items()
-        for index, line in enumerate(_wrapped(paragraphs, columns - width))
-    ]
-
-
-def size(count: int) -> str:
-    """A number of bytes in B, kB, MB or GB, 1000-based as in file managers and on hubs."""
-    shown = float(count)
-    for unit in ("B", "kB", "MB"):
-        if shown < 1000:
-            return f"{shown:.0f} {unit}" if unit == "B" else f"{shown:.1f} {unit}"
-        shown /= 1000
-    return f"{shown:.2f} GB"
-
-
-def _wrapped(paragraphs: list[str], columns: int) -> list[str]:
-    """Wrap paragraphs, keeping each path (to be copied) and each item of a list on one line."""
-    width = max(columns, LEAST_COLUMNS)
-    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False).wrap
-    return [line.replace(KEPT_SPACE, " ") for paragraph in paragraphs for line in wrap(paragraph)]
+    return aligned({_label(name): _paragraphs(name, value) for name, value in facts.items()}, width)
 
 
 def _label(name: str) -> str:
@@ -269,22 +244,25 @@ def _paragraphs(name: str, value: Any) -> list[str]:
     return ["none" if value is None else TEXTS[name](value) if name in TEXTS else _text(value)]
 
 
-def _kept(value: Any) -> str:
-    return str(value).replace(" ", KEPT_SPACE)
+def _path(path: object) -> str:
+    """A path on one line, for copying, with the home directory as `~`."""
+    home = str(Path.home())
+    text = str(path)
+    return kept(f"~{text.removeprefix(home)}" if home != "/" and text.startswith(f"{home}/") else text)
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         value = [f"{key.replace('_', ' ')} {item}" for key, item in value.items()]
     if isinstance(value, list):
-        return ", ".join(_kept(item) for item in value) or "none"
+        return ", ".join(kept(str(item)) for item in value) or "none"
     return str(value)
 
 
 def _cache(cache: Mapping[str, Any]) -> str:
     count = cache["packs"]
     packs = "no packs" if not count else f"{count} pack{'s' if count > 1 else ''}, {size(cache['bytes'])}"
-    return f"{packs} in {_kept(cache['directory'])}"
+    return f"{packs} in {_path(cache['directory'])}"
 
 
 def _engine(engine: Mapping[str, Any]) -> str:
@@ -298,7 +276,7 @@ def _formats(counts: Mapping[str, int]) -> str:
 
 
 def _pack(pack: Mapping[str, Any]) -> str:
-    bytes_, path = size(pack["bytes"]), _kept(pack["path"])
+    bytes_, path = size(pack["bytes"]), _path(pack["path"])
     return {
         "packed": f"packed: {bytes_} at {path}",
         "missing": f"not packed yet: {bytes_} will be written to {path} at the first load",
@@ -313,14 +291,14 @@ def _blocks_text(found: Mapping[str, Any]) -> str:
         return "not measured: run `ondevice tune`"
     if not found["blocks"]:
         return f"no block: at best {found['predicted_speed_up']:.2f} times plain decoding on {found['processor']}"
-    return f"{', '.join(map(_kept, found['blocks']))}: predicted {found['predicted_speed_up']:.2f} times plain decoding"
+    return f"{', '.join(map(kept, found['blocks']))}: predicted {found['predicted_speed_up']:.2f} times plain decoding"
 
 
 def _heads(heads: list[Mapping[str, Any]]) -> str:
     kinds = []
     for each in heads:
         where = f"behind layer {each['layer']}" if each["layer"] is not None else f"for {each['offsets']} tokens"
-        kinds.append(_kept(f"{each['kind']} {where}"))
+        kinds.append(kept(f"{each['kind']} {where}"))
     return ", ".join(kinds)
 
 
@@ -339,6 +317,7 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "heads": _heads,
     "pack": _pack,
     "threads": "at most {}".format,
+    "vision": lambda tower: "{layers} layers of {hidden_size}, {tokens} tokens for a picture".format(**tower),
     "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",
 }
 """How the value of a fact is shown; the others as `_text` does."""

@@ -32,6 +32,7 @@ MODEL_OPTIONS = (
 
 GENERATION_OPTIONS = (
     "max_new_tokens",
+    "image_tokens",
     "temperature",
     "top_k",
     "top_p",

@@ -25,7 +25,8 @@ PATIENCE_S = 2.0
 class ProgressBar:
     """A bar on stderr, shown only on a terminal, that disappears when the work is done.
 
-    While it is open, messages of the `ondevice` logger are printed above it.
+    While it is open, messages of the `ondevice` logger are printed above it; of two nested ones, above the inner
+    one.
     """
 
     def __init__(self, title: str, **options: Any) -> None:
@@ -38,8 +39,13 @@ class ProgressBar:
         self._bar: tqdm[None] | None = None
         self._since = 0.0
         self._handler = _AboveBar(self)
+        self._outer: list[logging.Handler] = []
+        """The handlers of the bars that this one is opened in."""
 
     def __enter__(self) -> Self:
+        self._outer = [handler for handler in LOG.handlers if isinstance(handler, _AboveBar)]
+        for handler in self._outer:
+            LOG.removeHandler(handler)
         LOG.addHandler(self._handler)
         return self
 
@@ -47,6 +53,8 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         LOG.removeHandler(self._handler)
+        for handler in self._outer:
+            LOG.addHandler(handler)
         self._close()
 
     def show(self, done: int, total: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ondevice.bundle import CHAT_TEMPLATE
+from ondevice.bundle_format.vision import BUDGETS
 from ondevice.cli.options import add_chat_arguments
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.text.prompt_file import load_prompts, read_stream, read_text
@@ -38,6 +39,14 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat", "Each of these options makes the prompt a user's message.")
     group.add_argument("--chat", action="store_true", help="apply the chat template, with no other option")
     add_chat_arguments(group)
+    group.add_argument("--image", action="append", metavar="FILE", help="a picture, before the text; may be repeated")
+    group.add_argument(
+        "--image-tokens",
+        type=int,
+        choices=BUDGETS,
+        metavar="N",
+        help=f"tokens of a picture at most: {', '.join(map(str, BUDGETS))} (default: as the model was trained, 280)",
+    )
     group.add_argument("--tools", type=Path, metavar="FILE", help="function declarations: a JSON list, as OpenAI's")
 
 
@@ -52,7 +61,9 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
     if given != 1:
         found = "no prompt" if not given else "more than one prompt"
         raise UsageError(f"{found}: give a text, - for standard input, --file FILE or --ids 2,5,7")
-    chats = [name for name in ("chat", "system", "thinking", "tools") if getattr(args, name)]
+    chats = [name for name in ("chat", "system", "thinking", "tools", "image") if getattr(args, name)]
+    if args.image_tokens is not None and not args.image:
+        raise UsageError("--image-tokens is for pictures: add --image FILE, or leave it out")
     if args.ids is not None:
         if chats:
             raise UsageError(f"--{chats[0]} is for text: leave it out, or give a text instead of --ids")
@@ -61,7 +72,10 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
     if not chats:
         return text
     system = [{"role": "system", "content": args.system}] if args.system else []
-    return [*system, {"role": "user", "content": text}]
+    if not args.image:
+        return [*system, {"role": "user", "content": text}]
+    parts = [*({"type": "image", "image": path} for path in args.image), {"type": "text", "text": text}]
+    return [*system, {"role": "user", "content": parts}]
 
 
 def read_tools(path: Path) -> list[Any]:
@@ -139,14 +153,16 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
 
 
-def check_limit(args: argparse.Namespace) -> None:
-    """Check `--limit` before a model is loaded.
+def check_counts(args: argparse.Namespace) -> None:
+    """Check `--limit` and `--max-new-tokens` before a model is loaded.
 
     Raises:
-        UsageError: it leaves no prompt.
+        UsageError: one of them leaves nothing to do.
     """
-    if args.limit is not None and args.limit < 1:
-        raise UsageError(f"--limit must be a whole number from 1 on, not {args.limit}")
+    for name in ("limit", "max_new_tokens"):
+        count = getattr(args, name, None)
+        if count is not None and count < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be a whole number from 1 on, not {count}")
 
 
 def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list[int]]:

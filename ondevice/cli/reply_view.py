@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 from ondevice.cli.progress import cancel_on_interrupt, prompt_bar
+from ondevice.cli.style import Style, styled
 from ondevice.generate.drafters import registry
-from ondevice.generate.stats import Stats
+from ondevice.generate.stats import Origin, Stats
 from ondevice.text.messages import ToolCall
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ STATS_KEYS = (
 
 DRAFTING_OPTIONS = ("drafter", "draft_sampling", "num_assistant_tokens", "num_assistant_tokens_schedule")
 
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-"""Escape codes of a terminal."""
+ORIGIN_STYLES = {"accepted": Style.ACCEPTED, "corrected": Style.CORRECTED}
+"""How `--watch-drafts` shows tokens by their origin; the others are not styled."""
 
 
 class View(Protocol):
@@ -103,25 +105,35 @@ class TextView:
 
     def step(self, step: Step) -> None:
         if step.reasoning and not self._thinking_since:
-            self._thinking_since = perf_counter()
-            self._print_dim("(thinking ...", end="")
-        if self._as_ids and step.token_ids:
-            self._write(("," if self._last else "") + ",".join(map(str, step.token_ids)))
-        self._write(step.text)
+            self._begin_thoughts()
+        self._answer(step)
         for call in step.tool_calls:
-            self._write(("" if self._last in ("", "\n") else "\n") + f"{_call_line(call)}\n")
+            self._call(call)
 
     def end(self, reply: Reply) -> None:
         self._end_thoughts()
         if self._last != "\n":
             print(flush=True)
 
-    def _write(self, text: str) -> None:
+    def _answer(self, step: Step) -> None:
+        """Print the new part of the answer."""
+        if self._as_ids and step.token_ids:
+            self._write(("," if self._last else "") + ",".join(map(str, step.token_ids)))
+        self._write(step.text)
+
+    def _call(self, call: ToolCall) -> None:
+        self._write(("" if self._last in ("", "\n") else "\n") + f"{_call_line(call)}\n")
+
+    def _write(self, text: str, style: Style | None = None) -> None:
         if text:
             self._end_thoughts()
             self._last = text[-1]
-            sys.stdout.write(text)
+            sys.stdout.write(text if style is None else styled(text, style, sys.stdout))
             sys.stdout.flush()
+
+    def _begin_thoughts(self) -> None:
+        self._thinking_since = perf_counter()
+        self._print_dim("(thinking ...", end="")
 
     def _end_thoughts(self) -> None:
         """Complete the line about thoughts with their duration."""
@@ -130,7 +142,38 @@ class TextView:
             self._thinking_since = 0.0
 
     def _print_dim(self, text: str, end: str) -> None:
-        print(dim(text, sys.stderr), end=end, file=sys.stderr, flush=True)
+        print(styled(text, Style.DIM, sys.stderr), end=end, file=sys.stderr, flush=True)
+
+
+class DraftsView(TextView):
+    """A `TextView` that shows on a terminal which tokens were drafted and which drafts were wrong. Without colours,
+    standard output gets the same text as from a `TextView`.
+    """
+
+    def __init__(self, *, as_ids: bool = False) -> None:
+        super().__init__(as_ids=as_ids)
+        self._counts: Counter[Origin] = Counter()
+
+    def _answer(self, step: Step) -> None:
+        for origin, pieces in groupby(step.pieces, key=lambda piece: piece.origin):
+            style, same = ORIGIN_STYLES.get(origin), list(pieces)
+            ids = [str(piece.token_id) for piece in same if piece.token_id is not None]
+            self._counts[origin] += len(ids)
+            if self._as_ids and ids:
+                self._write(("," if self._last else "") + ",".join(ids), style)
+            self._write("".join(piece.text for piece in same), style)
+
+    def legend(self, stats: Stats) -> str:
+        """The line that explains the colours, with the number of tokens of each and the tokens per round, for stderr.
+
+        Args:
+            stats: of the whole reply.
+        """
+        parts = []
+        for origin in get_args(Origin):
+            text, style = f"{self._counts[origin]} {origin}", ORIGIN_STYLES.get(origin)
+            parts.append(text if style is None else styled(text, style, sys.stderr))
+        return f"tokens: {', '.join(parts)}; {stats.tokens_per_round:.2f} tokens per round"
 
 
 class JsonLinesView:
@@ -144,17 +187,6 @@ class JsonLinesView:
 
     def end(self, reply: Reply) -> None:
         pass
-
-
-def dim(text: str, stream: TextIO) -> str:
-    """The text in dim letters if the stream is a terminal that supports them and `NO_COLOR` is unset (no-color.org)."""
-    return f"{DIM}{text}{PLAIN}" if text and _has_colours(stream) else text
-
-
-def _has_colours(stream: TextIO) -> bool:
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
-        return False
-    return os.name != "nt" or "WT_SESSION" in os.environ  # the old console of Windows prints the escape codes
 
 
 def _call_line(call: ToolCall) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ondevice.cli.main import INTERRUPTED
 from ondevice.cli.options import add_model_arguments, load_model
 from ondevice.cli.progress import ProgressBar
-from ondevice.cli.prompts import add_prompt_set_arguments, check_limit, fitting_prompts
+from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import UsageError
 
 SECONDS = 300.0
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ondevice.tuning import Tuning
 
-    check_limit(args)
+    check_counts(args)
     if not args.seconds > 0:
         raise UsageError(f"--seconds must be more than 0, not {args.seconds:g}")
     interrupted = False
@@ -73,7 +73,11 @@ def report(facts: dict[str, Any]) -> str:
             f"a draft step takes {facts['draft_share']:.2f} of the time of a plain step",
             f"probability that the first 1, 2, ... drafted tokens are accepted: {survival}",
             f"predicted: {facts['predicted_speed_up']:.2f} times plain decoding; "
-            + ("--drafter self skips these blocks, auto may" if facts["pays"] else "too slow, no drafter uses it"),
+            + (
+                "--drafter self skips these blocks, auto may"
+                if facts["pays"]
+                else "too slow for auto; --drafter self tries it all the same"
+            ),
         ]
     )
 

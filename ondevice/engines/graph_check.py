@@ -21,6 +21,7 @@ from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import BundleCorruptError
 
 Shape = tuple[int | None, ...]
@@ -133,7 +134,7 @@ def check_interface(graph: str, found: Interface, expected: Interface) -> None:
                 raise _disagreement(f"{name} is {there[name]!s:.99}, bundle.json makes it {tensor}", graph)
 
 
-def target_interface(target: Target) -> Interface:
+def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interface:
     """The inputs and outputs of the target's graph that follow from its configuration."""
     caches = {layer: Tensor(FLOAT, (1, None, target.layers[layer].kv_width)) for layer in target.kv_layers()}
     rows = Tensor(INT64, (None,))
@@ -141,6 +142,8 @@ def target_interface(target: Target) -> Interface:
     inputs |= {graph_io.write_index(kind): Tensor(INT64, (1,)) for kind in _KINDS}
     inputs |= {graph_io.mask(kind): Tensor(BOOL, (None, None)) for kind in _KINDS}
     inputs |= {graph_io.past(layer, part): cache for layer, cache in caches.items() for part in _PARTS}
+    if takes_soft_rows:
+        inputs |= {graph_io.SOFT_ROWS: Tensor(FLOAT, (None, target.hidden_size)), graph_io.EMBEDDING_SOURCE: rows}
     outputs = {
         graph_io.LOGITS: Tensor(FLOAT, (None, target.vocab_size)),
         graph_io.HIDDEN: Tensor(FLOAT, (None, target.hidden_size)),
@@ -175,6 +178,14 @@ def heads_interface(heads: HeadsEntry, target: Target) -> Interface:
     scored: Shape = (heads.offsets, heads.candidates)
     outputs = {graph_io.CANDIDATES: Tensor(INT64, scored), graph_io.LOGITS: Tensor(FLOAT, scored)}
     return Interface({graph_io.HIDDEN: Tensor(FLOAT, (1, target.hidden_size))}, outputs)
+
+
+def vision_interface(vision: VisionEntry, target: Target) -> Interface:
+    """The inputs and outputs of the vision tower's graph that follow from its configuration."""
+    place = Tensor(INT64, (None,))
+    patches = Tensor(FLOAT, (None, 3 * vision.patch**2))
+    inputs = {graph_io.PATCHES: patches, graph_io.COLUMN: place, graph_io.ROW: place}
+    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor(FLOAT, (None, target.hidden_size))})
 
 
 def _tensors(graph: Message, field: int) -> dict[str, Tensor]:
@@ -313,7 +324,9 @@ def _check_node(node: Message, constants: _Constants) -> None:
             raise MalformedError(f"{name!r:.99} of {op} is of an unknown type")
         if name == "axis" and attribute.integer(3) != _AXES.get(op, attribute.integer(3)):
             raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
-        if name in ("q_num_heads", "kv_num_heads") and not (kind == _INT and 0 < attribute.integer(3) < 1 << 31):
+        if name in ("q_num_heads", "kv_num_heads", "num_heads") and not (
+            kind == _INT and 0 < attribute.integer(3) < 1 << 31
+        ):
             raise MalformedError(f"{name} of {op} is {attribute.integer(3)}")
 
 

@@ -102,6 +102,11 @@ class SkipRecord:
         return self.speed_up > 1.0
 
     @property
+    def usable(self) -> bool:
+        """Whether there is a set to draft with, which pays or not."""
+        return bool(self.skips and self.survival)
+
+    @property
     def survival(self) -> Survival:
         return self.tried.get(self.skips, ())
 

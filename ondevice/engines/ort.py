@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from ondevice.arrays import Float32Array
+from ondevice.arrays import Float32Array, Int64Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.graph_io import AttentionKind
@@ -205,6 +205,7 @@ class OrtSession(CachedSequence):
         self._draft_steps = draft_steps
         self._heads = heads
         self._outputs = _OutputBuffers(engine.target)
+        self._no_soft_rows = np.zeros((1, engine.target.hidden_size), np.float32)
 
     def max_rows(self) -> int:
         self.check_open()
@@ -215,8 +216,13 @@ class OrtSession(CachedSequence):
         """Set the rows that `commit` may keep."""
         self._pending = tree
 
-    def run(self, tree: TokenTree, wanted: Sequence[int]) -> tuple[Float32Array, Float32Array]:
+    def run(
+        self, tree: TokenTree, wanted: Sequence[int], soft: Float32Array | None = None
+    ) -> tuple[Float32Array, Float32Array]:
         """Run rows that were checked, and write their keys and values after those of the committed rows.
+
+        Args:
+            tree, wanted, soft: as in `Rows`.
 
         Returns:
             Logits and hidden states of the wanted rows, in arrays that are valid until the session's next run.
@@ -226,7 +232,9 @@ class OrtSession(CachedSequence):
         if self.engine.pads_single_rows:
             tree, needed = _at_least_two(tree), [*needed, *needed][: max(2, len(needed))]
         count = len(tree)
-        bound.array(graph_io.TOKEN_IDS, np.asarray(tree.tokens, np.int64))
+        bound.array(graph_io.TOKEN_IDS, np.where(tree.tokens < 0, self.engine.pad, tree.tokens))
+        if self.engine.takes_soft_rows:
+            self._bind_embeddings(tree.tokens, soft)
         bound.array(graph_io.POSITIONS, length + tree.depths())
         bound.array(graph_io.WANTED, np.asarray(needed, np.int64))
         for kind, cache in self._caches.items():
@@ -242,6 +250,18 @@ class OrtSession(CachedSequence):
         bound.output(graph_io.HIDDEN, hidden)
         bound.run()
         return logits[: len(wanted)], hidden[: len(wanted)]
+
+    def _bind_embeddings(self, tokens: Int64Array, soft: Float32Array | None) -> None:
+        """Bind the embeddings of soft rows, and for each row where its embedding lies."""
+        source = np.arange(len(tokens), dtype=np.int64)
+        if soft is None:
+            soft = self._no_soft_rows
+        else:
+            # a single row that is run twice has one embedding
+            numbers = np.minimum(np.cumsum(tokens < 0) - 1, len(soft) - 1)
+            source = np.where(tokens < 0, len(tokens) + numbers, source)
+        self._bound.array(graph_io.SOFT_ROWS, soft)
+        self._bound.array(graph_io.EMBEDDING_SOURCE, source)
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         self.check_open()
@@ -336,14 +356,17 @@ class OrtEngine:
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
         bundle.manifest.check_tensors()
-        target, drafter = _load(bundle, self.target.graph, target_interface(self.target), threads), None
+        self.takes_soft_rows = bundle.manifest.vision is not None
+        self.pad = bundle.manifest.pad_token_id or 0
+        interface = target_interface(self.target, takes_soft_rows=self.takes_soft_rows)
+        target, drafter = open_graph(bundle, self.target.graph, interface, threads), None
         if self._drafter_model is not None:
             # One thread: a step is too small to share, and the spinning threads of a second pool would compete with the
             # target's for the cores.
             expected = drafter_interface(self._drafter_model, self.target)
-            drafter = _load(bundle, self._drafter_model.graph, expected, 1)
+            drafter = open_graph(bundle, self._drafter_model.graph, expected, 1)
         heads = {
-            kind: _load(bundle, entry.graph, heads_interface(entry, self.target), 1)
+            kind: open_graph(bundle, entry.graph, heads_interface(entry, self.target), 1)
             for kind, entry in self.heads.items()
         }
         self._graphs: _Graphs | None = _Graphs(target, drafter, heads)
@@ -377,14 +400,18 @@ class OrtEngine:
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
         """See `Engine.forward`. Sessions run one after another, so the weights are read once for each."""
         sessions = [self._own(rows.session) for rows in batch]
-        total = check_batch(batch, self.target.vocab_size, self.most_rows)
+        total = check_batch(batch, self.target, self.most_rows)
         if not all(rows.path.is_whole for rows in batch):
             raise UsageError("the ort engine runs all layers or none: use --engine simd")
+        if not self.takes_soft_rows and any(rows.soft is not None for rows in batch):
+            raise UsageError("this bundle's graph has no input for soft rows: export it again with its vision tower")
         with self.computing():
             started = perf_counter()
             for session in sessions:
                 session.set_pending(None)  # after an error or an interrupt, no session has rows to commit
-            found = [session.run(rows.tree, rows.wanted) for session, rows in zip(sessions, batch, strict=True)]
+            found = [
+                session.run(rows.tree, rows.wanted, rows.soft) for session, rows in zip(sessions, batch, strict=True)
+            ]
             for session, rows in zip(sessions, batch, strict=True):
                 session.set_pending(rows.tree)
             seconds = perf_counter() - started
@@ -424,8 +451,22 @@ class OrtEngine:
         return graphs
 
 
-def _load(bundle: Bundle, name: str, expected: Interface, threads: int) -> ort.InferenceSession:
-    """Check a graph, then open a session for it."""
+def open_graph(
+    bundle: Bundle, name: str, expected: Interface, threads: int, *, in_place: bool = False
+) -> ort.InferenceSession:
+    """Check a graph of a bundle, then open it for ONNX Runtime.
+
+    Args:
+        bundle: the bundle.
+        name: file name of the graph.
+        expected: its inputs and outputs.
+        threads: number of threads that compute.
+        in_place: read the weights where their file is mapped, in every run, instead of packing a copy of them. For
+            graphs that seldom run, and then with many rows.
+
+    Raises:
+        BundleCorruptError: it is not what the exporter writes, or ONNX Runtime cannot load it.
+    """
     graph = bundle.graph(name)
     check_graph(graph, bundle.manifest, expected)
     ort.disable_telemetry_events()  # ORT_DISABLE_TELEMETRY has no effect on Windows
@@ -433,6 +474,8 @@ def _load(bundle: Bundle, name: str, expected: Interface, threads: int) -> ort.I
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    if in_place:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         return ort.InferenceSession(os.fspath(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own errors share no base class

@@ -96,7 +96,7 @@ class Session(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The committed tokens; read-only."""
+        """The committed tokens; read-only. Negative for soft rows, see `Rows`."""
         ...
 
     @property
@@ -178,12 +178,16 @@ class Rows:
     tree : the rows' tokens and parents
     wanted : indices of the rows whose outputs are wanted, ascending
     path : the layers that the rows pass; a draft may pass less than WHOLE, and then cannot be committed
+    soft : float32[S, H], the embeddings of the tree's soft rows in their order; None if it has none. A soft row, such
+        as one of a picture, has a negative number as its token, which identifies the embedding. Its per-layer
+        embeddings are those of the padding token
     """
 
     session: Session
     tree: TokenTree
     wanted: Sequence[int]
     path: LayerPath = WHOLE
+    soft: Float32Array | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ Mask = NDArray[np.bool_]
 class TokenTree:
     """Tokens of the new rows. Each row follows the committed tokens (`ROOT`) or an earlier row.
 
-    tokens : int64[T]
+    tokens : int64[T]; negative for soft rows, see `Rows`
     parents : int64[T], parents[i] < i
     is_chain : whether each row follows the one before it
     """
@@ -373,19 +377,20 @@ def context_within(wanted: int | None, available: int) -> int:
     return wanted
 
 
-def check_batch(batch: Sequence[Rows], vocab_size: int, most_rows: int) -> int:
+def check_batch(batch: Sequence[Rows], target: Target, most_rows: int) -> int:
     """Check the rows of a forward, whose sessions are open and of one engine.
 
     Args:
         batch: rows of several sessions.
-        vocab_size: every token id must be smaller.
+        target: every token id must be in its vocabulary, and every embedding as wide as its hidden states.
         most_rows: most rows of one forward, all sessions together.
 
     Returns:
         The number of rows in the batch.
 
     Raises:
-        ValueError: no or too many rows or sessions, a session twice, a token or a wanted row that does not exist.
+        ValueError: no or too many rows or sessions, a session twice, a token or a wanted row that does not exist, or
+            not one embedding for each soft row.
     """
     if not 0 < len(batch) <= MOST_SESSIONS:
         raise ValueError(f"{len(batch)} sessions do not fit: a forward has 1 to {MOST_SESSIONS}")
@@ -395,17 +400,25 @@ def check_batch(batch: Sequence[Rows], vocab_size: int, most_rows: int) -> int:
     if total > most_rows:
         raise ValueError(f"{total} rows do not fit: at most {most_rows} in one forward")
     for rows in batch:
-        _check_rows(rows, vocab_size)
+        _check_rows(rows, target)
     return total
 
 
-def _check_rows(rows: Rows, vocab_size: int) -> None:
+def _check_rows(rows: Rows, target: Target) -> None:
     count, most = len(rows.tree), rows.session.max_rows()
     if count > most:
         raise ValueError(f"{count} rows do not fit: at most {most} now")
+    ids = rows.tree.tokens.astype(np.int64, copy=False)
+    if rows.soft is not None:
+        soft = ids < 0
+        if rows.soft.shape != (int(soft.sum()), target.hidden_size) or rows.soft.dtype != np.float32:
+            raise ValueError(f"{int(soft.sum())} soft rows have embeddings of {rows.soft.dtype}{list(rows.soft.shape)}")
+        if not rows.path.is_whole:
+            raise ValueError("soft rows pass all layers")
+        ids = np.where(soft, 0, ids)
     # as unsigned numbers, negative ids are larger than any vocabulary: one maximum instead of two reductions
-    if np.maximum.reduce(rows.tree.tokens.astype(np.int64, copy=False).view(np.uint64)) >= vocab_size:
-        raise ValueError(f"token ids must be within 0..{vocab_size - 1}")
+    if np.maximum.reduce(ids.view(np.uint64)) >= target.vocab_size:
+        raise ValueError(f"token ids must be within 0..{target.vocab_size - 1}")
     wanted = list(rows.wanted)
     if wanted != sorted(set(wanted)) or (wanted and not 0 <= wanted[0] <= wanted[-1] < count):
         raise ValueError(f"wanted rows must be ascending and within 0..{count - 1}")

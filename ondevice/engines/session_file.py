@@ -40,6 +40,9 @@ _MOST_HEADER = 1 << 24
 _PIECE = 1 << 24
 """Bytes per read."""
 
+_LEAST_TOKEN = -(1 << 63)
+"""The tokens of soft rows are negative; see `Rows`."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -171,7 +174,7 @@ def _read(
         raise ValueError("its header is too large")
     header = json.loads(reader.take(size))
     _check_origin(Origin(*(str(header[field.name]) for field in dataclasses.fields(Origin))), origin)
-    tokens = [_number(token, vocab_size) for token in header["tokens"]]
+    tokens = [_number(token, vocab_size, _LEAST_TOKEN) for token in header["tokens"]]
     if not 0 < len(tokens) <= most:
         raise _OtherError(f"it has {len(tokens)} tokens, and here a sequence has 1 to {most}")
     bases = {kind: _number(header["bases"][kind], len(tokens) + 1) for kind in caches}
@@ -196,9 +199,9 @@ def _check_origin(found: Origin, expected: Origin) -> None:
         raise _OtherError(f"its attention was {found.attention}, and here it is {expected.attention}")
 
 
-def _number(value: Any, beyond: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < beyond:
-        raise ValueError(f"{value!r} is not within 0..{beyond - 1}")
+def _number(value: Any, beyond: int, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < beyond:
+        raise ValueError(f"{value!r} is not within {least}..{beyond - 1}")
     return value
 
 

@@ -362,4 +362,7 @@ def _first_rows(rows: Rows, count: int) -> Rows:
     """The first `count` rows of a prefill, with the last one's outputs wanted."""
     if len(rows.tree) <= count:
         return rows
-    return Rows(rows.session, TokenTree.chain(rows.tree.tokens[:count].tolist()), [count - 1])
+    tokens, soft = rows.tree.tokens[:count], rows.soft
+    if soft is not None:
+        soft = soft[: int((tokens < 0).sum())]
+    return Rows(rows.session, TokenTree.chain(tokens.tolist()), [count - 1], soft=soft)

@@ -1,9 +1,13 @@
-"""The cost model: seconds of a target forward by rows, and of a draft by tokens, on this machine.
+"""The cost model: seconds of a target forward by rows, and of a draft by tokens, on this machine now.
 
-`Costs` learns them from the rounds of all generations of a model, and the controller reads them. It is built of one
-`CostTable` for forwards and one per drafter, each of `Measurements` by count. For models with experts, `ExpertReads`
-separates the cost of rows from the cost of the experts that they happen to choose. `CostsFile` keeps costs on disk, so
-that the first generation of a process plans as well as the last one of another.
+`Costs` learns them from the rounds of all generations of a model, and the controller reads them. A forward of n rows
+takes `scale * forwards[n]`: how much dearer n rows are than one depends on machine and bundle and is learnt slowly
+(`Curve`), how long one row takes depends on other programs, heat and context and is taken from the last rounds. So a
+slow moment makes no number of rows look dearer than another. For models with experts, `ExpertReads` separates the cost
+of rows from the cost of the experts that they happen to choose.
+
+`measure` times an engine once, when a bundle is prepared, and `CostsFile` keeps costs on disk, so that the first
+generation of a process plans as well as the last one of another.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import median_low
-from time import monotonic, time
+from statistics import median, median_low
+from time import monotonic, perf_counter, time
 from typing import Any, NamedTuple
 
 from ondevice.bundle import replace_json
-from ondevice.engines.protocol import ExpertShare
+from ondevice.engines.protocol import Engine, ExpertShare, Rows, TokenTree
 from ondevice.generate.stats import Round
 
 PRIOR_ROW = 0.1
@@ -30,30 +34,44 @@ PRIOR_ROW = 0.1
 PRIOR_DRAFT = 0.05
 """Cost of a drafted token, as a share of a forward of one row, until it was measured."""
 
-PRIOR_TOKEN = 0.5
-"""Cost of one more token in a draft, as a share of a draft of one token, until it was measured. A drafter that is asked
-for a token now and then has cold weights and sleeping threads: on the reference pair that token takes three times as
-long as each of the next ones, and at its price no draft would seem to pay, where those of four tokens pay 1.45x."""
+RECENT = 8
+"""Rounds whose median gives the present time of a forward of one row: after half of them a change is believed."""
+
+MEMORY = 48
+"""Measurements of a count that its cost is the mean of; later ones have the weight of the last of these."""
+
+KNOWN_WEIGHT = 4
+"""Measurements that a cost from another process, or from `measure`, is worth."""
+
+STALE = 256
+"""Rounds after which a count that was not measured is dropped. A cost that is far too high, such as one from a busy
+moment, would keep such drafts from being made, and so never be corrected."""
 
 SWEEP = 16
-"""Rounds between two searches for stale measurements."""
+"""Rounds between two searches for stale counts."""
 
-IN_A_ROW = 3
-"""Consecutive rounds whose costs must all have changed before all other costs are taken to have changed as well."""
+NOTICED = 0.005
+"""Share by which a cost must change for the costs between measured counts to be computed again."""
+
+LIMIT = 2.0
+"""Factor by which a measurement may exceed the expected cost at most: the rest is taken for a disturbance, such as a
+first draft's allocations."""
 
 CHANGE = 1.2
-"""Factor from which two times are taken to differ because the machine has changed, and new costs are saved."""
+"""Factor from which a cost differs enough to be saved again."""
 
 
 class KnownCosts(NamedTuple):
     """Measured costs, as they are exchanged with a `CostsFile`.
 
     measured_at : Unix time of the last measurement
-    forwards : seconds of a forward by rows
-    drafts : by drafter, seconds of a draft by tokens
+    row_s : seconds of a forward of one row
+    forwards : by rows, the cost of a forward relative to one of one row
+    drafts : by drafter, the cost of a draft by tokens, relative to a forward of one row
     """
 
     measured_at: float
+    row_s: float
     forwards: dict[int, float]
     drafts: dict[str, dict[int, float]]
 
@@ -62,13 +80,12 @@ class Costs:
     """Seconds of a target forward by its number of rows, those of all sequences together, and of a draft by its drafter
     and number of tokens. Shared by the generations of a model, which may run in several threads.
 
+    The unit of all curves is a forward of one row. Rounds of other counts than the one observed say how long such a
+    forward takes at present; if most rounds had the same number of rows, their own time would explain itself.
+
     For a model with experts, forwards are stored as if all rows chose the same experts, and reported with the number of
     experts that rows like the recent ones choose. So text whose rows choose different experts makes all row counts
     dearer at once.
-
-    When the machine changes, because other programs start or stop using its cores or because it gets hot, all costs
-    change, including those of row counts that are not being run. If only the measured counts were updated, they would
-    look dear or cheap next to the others until the windows of measurements had passed. `_follow` updates the others.
 
     experts : the model's experts; None where it has none
     """
@@ -78,10 +95,12 @@ class Costs:
         self._round = 0
         self._measured_at: float | None = None
         self._saved: KnownCosts | None = None
-        self._forwards = CostTable(PRIOR_ROW)
-        self._drafts: dict[str, CostTable] = {}
-        self._assumed: dict[str, float] = {}
-        self._latest: deque[_Observation] = deque(maxlen=IN_A_ROW)
+        self._forwards = Curve(1.0, PRIOR_ROW, weight=1.0)
+        self._drafts: dict[str, Curve] = {}
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        """Rows and seconds of the last forwards."""
+        self._row_s = 1.0
+        """Seconds of a forward of one row; an arbitrary unit before the first round."""
         self._experts = None if experts is None else ExpertReads(experts)
 
     def observe(self, this: Round) -> None:
@@ -96,49 +115,50 @@ class Costs:
         with self._lock:
             self._round += 1
             self._measured_at = time()
-            seconds = forward.seconds
+            rows, seconds = forward.rows, forward.seconds
             if self._experts is not None:
                 seconds = self._experts.without_experts(seconds, forward.experts)
-                self._experts.observe(forward.rows, forward.experts)
-            before = self._forwards.at(forward.rows)
-            change = seconds / before.median if before is not None and before.measured > 1 else 1.0
-            measurements = self._forwards.observe(forward.rows, seconds, self._round)
-            if measurements.contradict_recalled:
-                self._drop_recalled()
-            updated = [measurements]
+                self._experts.observe(rows, forward.experts)
+            others = [each for each in self._recent if each[0] != rows]
+            if others:
+                cost = seconds / self._row_seconds(others)
+                if rows == 1:  # the unit itself: what it is dearer, all others are cheaper
+                    self._forwards.observe_unit(cost, self._round)
+                else:
+                    self._forwards.observe(rows, cost, self._round)
+            elif rows == 1:
+                self._forwards.observe_unit(1.0, self._round)
+            self._recent.append((rows, seconds))
+            self._row_s = self._row_seconds(self._recent)
             if this.drafted:
-                if (table := self._drafts.get(this.source)) is None:
-                    table = self._drafts[this.source] = CostTable(PRIOR_TOKEN)
-                updated.append(table.observe(this.drafted, this.draft_seconds, self._round))
-            self._latest.append(_Observation(change, updated))
-            if change > CHANGE or change < 1 / CHANGE:
-                self._follow()
+                cost = max(this.draft_seconds, 0.0) / self._row_s
+                self._curve_of(this.source).observe(this.drafted, cost, self._round)
             if self._round % SWEEP == 0:
-                for each in (self._forwards, *self._drafts.values()):
-                    each.drop_stale(self._round)
+                for curve in (self._forwards, *self._drafts.values()):
+                    curve.drop_before(self._round - STALE)
 
     def recall(self, known: KnownCosts) -> None:
-        """Start from the measurements of another process.
-
-        All of them are dropped as soon as own measurements of any row count differ from them by CHANGE: the machine is
-        throttled or busy, or the context is longer.
-        """
+        """Start from the measurements of another process, which own ones soon outweigh."""
         with self._lock:
-            forwards, drafts = _plausible(known)
-            self._forwards.recall(forwards)
-            self._drafts = {source: CostTable(PRIOR_TOKEN) for source in drafts}
-            for source, table in self._drafts.items():
-                table.recall(drafts[source])
+            self._row_s = known.row_s
+            self._forwards = Curve(1.0, PRIOR_ROW, weight=1.0)
+            # A forward of n rows costs no more than n forwards, whatever a file says.
+            forwards = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in known.forwards.items()}
+            self._forwards.recall(forwards, self._round)
+            for source, drafts in known.drafts.items():
+                limited = {count: min(cost, float(count)) for count, cost in drafts.items()}
+                self._curve_of(source).recall(limited, self._round)
             self._measured_at, self._saved = known.measured_at, known
 
     def unsaved(self) -> KnownCosts | None:
         """The costs that another process should start from; None while they are about those recalled or saved."""
         with self._lock:
-            forwards = self._forwards.certain()
+            forwards = self._forwards.measured()
             if self._measured_at is None or not forwards:
                 return None
-            drafts = {source: table.certain() for source, table in self._drafts.items()}
-            known = KnownCosts(self._measured_at, forwards, {source: each for source, each in drafts.items() if each})
+            drafts = {source: curve.measured() for source, curve in self._drafts.items()}
+            drafts = {source: each for source, each in drafts.items() if each}
+            known = KnownCosts(self._measured_at, self._row_s, forwards, drafts)
         return known if self._saved is None or _changed(known, self._saved) else None
 
     def mark_saved(self, known: KnownCosts) -> None:
@@ -150,88 +170,47 @@ class Costs:
         """Seconds since the last measurement; None before the first."""
         return None if self._measured_at is None else max(time() - self._measured_at, 0.0)
 
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest recent forward; 0 before the first."""
-        with self._lock:
-            return self._forwards.most
-
-    def measurements(self, rows: int) -> int:
-        """How many recent measurements of a forward of this many rows there are."""
-        known = self._forwards.at(rows)
-        return 0 if known is None else known.weight
-
     def knows(self, source: str) -> bool:
-        """Whether a draft by `source` was ever timed, in this process or in the one recalled from."""
-        return bool(self._drafts.get(source))
+        """Whether a draft by `source` was timed, in this process or in the one recalled from."""
+        return source in self._drafts and bool(self._drafts[source])
+
+    def measurements(self, rows: int) -> float:
+        """How many measurements the cost of a forward of this many rows is worth."""
+        return self._forwards.weight(rows)
 
     def forwards(self, most: int, other_rows: int = 0) -> list[float]:
         """Seconds of a forward of 1, 2, ..., `most` rows plus the rows of other sequences; never falling."""
         with self._lock:
-            costs = self._forwards.costs(most + other_rows)[: most + other_rows]
-            return (costs if self._experts is None else self._experts.expected(costs))[other_rows:]
+            costs = self._forwards.costs(most + other_rows)
+            if self._experts is not None:
+                costs = self._experts.expected(costs)
+            return [self._row_s * cost for cost in costs[other_rows : most + other_rows]]
 
     def drafts(self, source: str, most: int) -> list[float]:
-        """Seconds of a draft of 1, 2, ... tokens by `source`, at least up to `most`; never falling."""
+        """Seconds of a draft of 1, 2, ..., `most` tokens by `source`; never falling."""
         with self._lock:
-            table = self._drafts.get(source)
-            if table:
-                return table.costs(most)
-            token = self._assumed.get(source, PRIOR_DRAFT) * self._forwards.costs(1)[0]
-        return [count * token for count in range(1, most + 1)]
+            return [self._row_s * cost for cost in self._curve_of(source).costs(most)[:most]]
 
     def assume(self, source: str, share: float) -> None:
         """Set the cost of a token drafted by `source`, as a share of a forward of one row, until it was measured."""
-        self._assumed[source] = share
+        with self._lock:
+            if source not in self._drafts or not self._drafts[source].measured():
+                self._drafts[source] = Curve(share, share)
 
-    def _follow(self) -> None:
-        """If the costs of the latest rounds have all changed, change all older measurements by the same factor.
+    def _curve_of(self, source: str) -> Curve:
+        if (curve := self._drafts.get(source)) is None:
+            curve = self._drafts[source] = Curve(PRIOR_DRAFT, PRIOR_DRAFT)
+        return curve
 
-        The changed values are guesses. Like recalled ones, they are dropped when measurements contradict them.
-        """
-        changes = sorted(latest.change for latest in self._latest)
-        if len(changes) < IN_A_ROW or not (changes[0] > CHANGE or changes[-1] < 1 / CHANGE):
-            return
-        factor = changes[len(changes) // 2]
-        updated = [id(measurements) for latest in self._latest for measurements in latest.updated]
-        for table in (self._forwards, *self._drafts.values()):
-            table.change(factor, updated)
-        self._latest.clear()
-
-    def _drop_recalled(self) -> None:
-        for table in (self._forwards, *self._drafts.values()):
-            table.drop_recalled()
-
-
-class _Observation(NamedTuple):
-    """One round: the factor between its forward's time and the expected one, and the measurements that it added to."""
-
-    change: float
-    updated: list[Measurements]
-
-
-def _plausible(known: KnownCosts) -> tuple[dict[int, float], dict[str, dict[int, float]]]:
-    """The forwards and drafts that take at most LONE_LIMIT times the prior cost: times from a busy machine must not
-    keep drafts from being tried on an idle one.
-    """
-    least = min(known.forwards)
-    one = known.forwards[least] / (1.0 + PRIOR_ROW * (least - 1))
-    forwards = {
-        rows: seconds
-        for rows, seconds in known.forwards.items()
-        if seconds <= LONE_LIMIT * one * (1.0 + PRIOR_ROW * (rows - 1))
-    }
-    drafts = {
-        source: {
-            count: seconds for count, seconds in counts.items() if seconds <= LONE_LIMIT * PRIOR_DRAFT * one * count
-        }
-        for source, counts in known.drafts.items()
-    }
-    return forwards, drafts
+    def _row_seconds(self, forwards: Sequence[tuple[int, float]]) -> float:
+        """Seconds of a forward of one row, by the median of these; the lower one of two, as disturbances add time."""
+        most = max(rows for rows, _ in forwards)
+        costs = self._forwards.costs(most)
+        return median_low([seconds / costs[rows - 1] for rows, seconds in forwards])
 
 
 def _changed(now: KnownCosts, before: KnownCosts) -> bool:
-    """Whether there is a count that was not measured before, or one whose time is far from before."""
+    """Whether there is a count that was not measured before, or one whose cost is far from before."""
     if now.drafts.keys() != before.drafts.keys():
         return True
     pairs = [(now.forwards, before.forwards), *((now.drafts[name], before.drafts[name]) for name in now.drafts)]
@@ -239,210 +218,171 @@ def _changed(now: KnownCosts, before: KnownCosts) -> bool:
 
 
 def _differs(now: Mapping[int, float], before: Mapping[int, float]) -> bool:
-    return now.keys() != before.keys() or any(far(seconds, before[count]) for count, seconds in now.items())
+    return now.keys() != before.keys() or any(
+        not 1.0 / CHANGE <= (cost + 0.01) / (before[count] + 0.01) <= CHANGE for count, cost in now.items()
+    )
 
 
-# Seconds by count: rows of a forward, or tokens of a draft.
+class Point(NamedTuple):
+    """The cost of a count, the measurements that it is worth, and the round of the last one."""
+
+    cost: float
+    weight: float
+    round: int
 
 
-PRIOR_WEIGHT = 4
-"""Weight of the prior slope, in units measured beyond the first."""
+class Curve:
+    """A cost by count, rows of a forward or tokens of a draft, relative to a forward of one row.
 
-LONE_LIMIT = 2.0
-"""A count's only measurement, which may include allocation, counts for at most this many times the expected cost."""
+    A count's cost is the mean of its measurements, and of the line before them. Between measured counts costs lie on
+    straight lines, and beyond the largest on one with the average slope so far, but at least the prior's.
 
-
-class CostTable:
-    """Seconds by count, from the rounds that had such a count.
-
-    A count's cost is the median of its recent rounds, blended with a straight line through the cost of one; counts
-    without measurements get the line alone. The line's slope is a weighted median too, so that no count measured at a
-    bad moment bends it.
-
-    slope : cost of one more, as a share of the cost of one, until it was measured
+    first : prior cost of one
+    slope : prior cost of one more
+    weight : measurements of a count that the line is worth
     """
 
-    def __init__(self, slope: float) -> None:
-        self._prior = slope
-        self._known: dict[int, Measurements] = {}
-        self._table: list[float] = []
+    def __init__(self, first: float, slope: float, weight: float = 0.0) -> None:
+        self._first, self._slope, self._weight = first, slope, weight
+        self._known: dict[int, Point] = {}
+        self._costs: list[float] = []
         """Result of `costs`; empty where it must be computed again."""
+        self._computed: dict[int, Point] = {}
+        """The points that it was computed from."""
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    @property
-    def most(self) -> int:
-        """The largest count that was measured recently; 0 before the first."""
-        return max(self._known, default=0)
+    def observe(self, count: int, cost: float, now: int = 0) -> None:
+        """Add a measurement of round `now`."""
+        expected, weight, _ = self._known.get(count) or (self.costs(count)[count - 1], self._weight, now)
+        cost = min(cost, LIMIT * expected) if expected > 0 else cost
+        weight = min(weight + 1.0, MEMORY)
+        self._known[count] = Point(expected + (cost - expected) / weight, weight, now)
+        self._notice()
 
-    def at(self, count: int) -> Measurements | None:
-        """The measurements of this count; None where there are none."""
-        return self._known.get(count)
+    def observe_unit(self, cost: float, now: int) -> None:
+        """Add a measurement of the unit, a forward of one row: all other costs change against it."""
+        weight = min(self.weight(1) + 1.0, MEMORY)
+        cost = min(max(cost, 1.0 / LIMIT), LIMIT)
+        change = cost ** (1.0 / weight)
+        self._known = {count: point._replace(cost=point.cost / change) for count, point in self._known.items()}
+        self._known[1] = Point(1.0, weight, now)
+        self._notice()
 
-    def observe(self, count: int, seconds: float, this_round: int) -> Measurements:
-        """Add a measurement; returns all of its count."""
-        if (known := self._known.get(count)) is None:
-            known = self._known[count] = Measurements()
-        if known.add(seconds, this_round):
-            self._table = []
-        return known
+    def _notice(self) -> None:
+        """Have the costs computed again if a point is new or has moved: it takes 20 us, and every round measures."""
+        for count, point in self._known.items():
+            before = self._computed.get(count)
+            if before is None or abs(point.cost - before.cost) > NOTICED * before.cost:
+                self._costs = []
+                return
+
+    def recall(self, costs: Mapping[int, float], now: int) -> None:
+        """Start from these costs."""
+        self._known = {count: Point(cost, float(KNOWN_WEIGHT), now) for count, cost in costs.items()}
+        self._costs = []
+
+    def drop_before(self, round_number: int) -> None:
+        """Drop counts that were not measured since this round."""
+        if any(point.round < round_number for point in self._known.values()):
+            self._known = {count: point for count, point in self._known.items() if point.round >= round_number}
+            self._costs = []
+
+    def weight(self, count: int) -> float:
+        """How many measurements a count's cost is worth; 0 for none."""
+        return self._known[count].weight if count in self._known else 0.0
+
+    def measured(self) -> dict[int, float]:
+        """The costs of counts that were measured several times."""
+        certain = {count: point for count, point in self._known.items() if point.weight >= KNOWN_WEIGHT}
+        return {count: point.cost for count, point in certain.items() if point.cost > 0}
 
     def costs(self, most: int) -> list[float]:
-        """Seconds for 1, 2, ..., at least up to `most`; never falling. In an arbitrary unit before the first round."""
-        if len(self._table) < most:
-            self._table = self._blended(most)
-        return self._table
+        """The costs of 1, 2, ..., at least up to `most`; never falling."""
+        if len(self._costs) < most:
+            self._costs = self._line(max(most, 2 * len(self._costs)))
+        return self._costs
 
-    def recall(self, known: Mapping[int, float]) -> None:
-        """Start from the measurements of another process."""
-        self._known = {count: Measurements(seconds) for count, seconds in known.items()}
-        self._table = []
-
-    def certain(self) -> dict[int, float]:
-        """Seconds by count, where they are certain enough for another process to start from."""
-        return {count: known.median for count, known in self._known.items() if known.certain and known.median > 0}
-
-    def change(self, factor: float, updated: list[int]) -> None:
-        """Change all costs by a factor, except the newest measurements, which show the change already.
-
-        updated : `id` of the `Measurements` that were added to since the change, once for each added time
-        """
-        for known in self._known.values():
-            known.change(factor, newest=updated.count(id(known)))
-        self._table = []
-
-    def drop_recalled(self) -> None:
-        """Drop recalled values."""
-        self._known = {count: known for count, known in self._known.items() if known.drop_recalled()}
-        self._table = []
-
-    def drop_stale(self, this_round: int) -> None:
-        """Drop counts that were not measured for STALE rounds."""
-        for count in [count for count, known in self._known.items() if this_round - known.round >= STALE]:
-            del self._known[count]
-            self._table = []
-
-    def _blended(self, most: int) -> list[float]:
-        one = self._one()
-        slope = self._slope(one)
-        costs = [one * (1.0 + slope * extra) for extra in range(most)]
-        for count, known in self._known.items():
-            if count <= most:
-                line, weight = costs[count - 1], known.weight
-                seconds = known.median if weight > 1 else min(known.median, LONE_LIMIT * line)
-                costs[count - 1] = (line + weight * seconds) / (1 + weight)
-        return list(accumulate(costs, max))
-
-    def _one(self) -> float:
-        """The cost of a count of one, extrapolated from the smallest count measured."""
+    def _line(self, most: int) -> list[float]:
         if not self._known:
-            return 1.0
-        least = min(self._known)
-        return self._known[least].median / (1.0 + self._prior * (least - 1))
-
-    def _slope(self, one: float) -> float:
-        """The weighted median of the slopes from one to each count measured, and of the prior slope."""
-        slopes = [(self._prior, PRIOR_WEIGHT)]
-        for count, known in self._known.items():
-            if count > 1 and one > 0:
-                slopes.append((max(known.median / one - 1.0, 0.0) / (count - 1), known.weight * (count - 1)))
-        slopes.sort()
-        half = sum(weight for _, weight in slopes) / 2
-        for slope, weight in slopes:
-            half -= weight
-            if half <= 0:
-                return slope
-        return self._prior
+            return [self._first + self._slope * extra for extra in range(most)]
+        self._computed = dict(self._known)
+        counts = sorted(self._known)
+        costs = rising([self._known[count][:2] for count in counts])
+        least, largest = counts[0], counts[-1]
+        if least > 1:
+            counts.insert(0, 1)
+            costs.insert(0, max(costs[0] - self._slope * (least - 1), min(costs[0], self._first)))
+        line = [costs[0]]
+        for (count, cost), (later, next_cost) in pairwise(zip(counts, costs, strict=True)):
+            slope = (next_cost - cost) / (later - count)
+            line += [cost + slope * extra for extra in range(1, later - count + 1)]
+        beyond = max((costs[-1] - costs[0]) / (largest - 1) if largest > 1 else 0.0, self._slope)
+        return line + [costs[-1] + beyond * extra for extra in range(1, most - largest + 1)]
 
 
-WINDOW = 9
-"""Measurements kept per count. Their median ignores up to four slow ones and follows a growing context."""
-
-STALE = 512
-"""Rounds after which a count that was not measured is dropped: the machine may have been busy when it was."""
-
-UNCONFIRMED = 64
-"""Rounds after which a recalled cost that was not measured again is dropped. One that is far too high would keep such
-drafts from being made, and so never be corrected."""
-
-RECALLED = 3
-"""Measurements that one from another process is worth."""
-
-CERTAIN = 4
-"""Measurements behind a cost that is saved: a median of fewer may be a burst of another program."""
-
-
-class Measurements:
-    """The last times of one count. The first of them may be recalled from another process.
-
-    round : round of the latest one
-    median : median of them, the lower one of two
+def rising(costs: Sequence[tuple[float, float]]) -> list[float]:
+    """The sequence that never falls and is closest to costs with weights: where one falls, neighbours get their mean
+    (pool adjacent violators). The running maximum would follow whatever disturbance was largest.
     """
-
-    def __init__(self, recalled: float | None = None) -> None:
-        self.round = 0 if recalled is None else UNCONFIRMED - STALE
-        self.median = recalled or 0.0
-        self._recalled = recalled
-        self._seconds: deque[float] = deque([] if recalled is None else [recalled], maxlen=WINDOW)
-
-    @property
-    def measured(self) -> int:
-        """How many of them were measured by this process."""
-        return len(self._seconds) - (self._recalled is not None)
-
-    @property
-    def certain(self) -> bool:
-        """Whether another process may start from the median."""
-        return self._recalled is not None or len(self._seconds) >= CERTAIN
-
-    @property
-    def contradict_recalled(self) -> bool:
-        """Whether what was measured since differs from what was recalled."""
-        return self._recalled is not None and far(self.median, self._recalled)
-
-    @property
-    def weight(self) -> int:
-        """How many measurements the median is worth."""
-        return len(self._seconds) + (0 if self._recalled is None else RECALLED - 1)
-
-    def add(self, seconds: float, this_round: int) -> bool:
-        """Add a measurement; whether weight or median changed."""
-        before = len(self._seconds), self.median
-        self.round = this_round
-        self._seconds.append(seconds)
-        if len(self._seconds) == WINDOW:
-            self._recalled = None
-        # The lower one of two, because disturbances make a measurement longer.
-        self.median = median_low(self._seconds)
-        return (len(self._seconds), self.median) != before
-
-    def change(self, factor: float, newest: int) -> None:
-        """Keep the `newest` measurements only; for 0, recall the median times `factor` instead."""
-        if not newest:
-            self._recalled = self.median * factor
-            self._seconds.clear()
-            self._seconds.append(self._recalled)
-        elif newest < len(self._seconds):
-            self._recalled = None
-            kept = list(self._seconds)[-newest:]
-            self._seconds.clear()
-            self._seconds.extend(kept)
-        self.median = median_low(self._seconds)
-
-    def drop_recalled(self) -> bool:
-        """Drop the recalled value; whether any measurement is left."""
-        if self._recalled is not None:
-            if self._recalled in self._seconds:
-                self._seconds.remove(self._recalled)
-            self._recalled = None
-            self.median = median_low(self._seconds) if self._seconds else 0.0
-        return bool(self._seconds)
+    pools: list[tuple[float, float, int]] = []
+    for each in costs:
+        pools.append((*each, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (one, weight, count), (other, other_weight, other_count) = pools.pop(), pools.pop()
+            both = weight + other_weight
+            pools.append(((one * weight + other * other_weight) / both, both, count + other_count))
+    return [cost for cost, _, count in pools for _ in range(count)]
 
 
-def far(seconds: float, other: float) -> bool:
-    """Whether two times differ by more than CHANGE."""
-    return not 1.0 / CHANGE <= seconds / other <= CHANGE
+# Measuring an engine.
+
+
+MEASURED_ROWS = (1, 3, 5, 6, 8, 12, 17)
+MEASURED_STEPS = 4
+TURNS = 5
+
+
+def measure(engine: Engine) -> KnownCosts:
+    """Time forwards of several numbers of rows and drafts, in the time of about 55 forwards of one row.
+
+    The tokens and the hidden state are arbitrary: they change no time but that of experts, which rows of real text
+    share more often. So costs of models with experts are only learnt from rounds.
+    """
+    session = engine.open_session()
+    forwards: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS}
+    drafts: dict[str, list[list[float]]] = {}
+    try:
+        tokens = [number % engine.target.vocab_size for number in range(2, 66)]
+        hidden = engine.forward([Rows(session, TokenTree.chain(tokens), [len(tokens) - 1])])[0].hidden[0].copy()
+        session.commit(range(len(tokens)))
+        for _ in range(TURNS):
+            for rows, times in forwards.items():
+                tree = Rows(session, TokenTree.chain(tokens[:rows]), range(rows))
+                times.append(_seconds(engine.forward, [tree]))
+            if engine.has_drafter:
+                steps = [_seconds(session.draft_step, tokens[0], hidden) for _ in range(MEASURED_STEPS)]
+                drafts.setdefault("mtp", []).append(list(accumulate(steps)))
+            for kind in engine.heads:
+                if kind != "exit":
+                    once = _seconds(session.propose, kind, hidden)
+                    drafts.setdefault(kind, []).append([once] * MEASURED_STEPS)
+    finally:
+        session.close()
+    row_s = median(forwards[1])
+    costs = {rows: median(times) / row_s for rows, times in forwards.items()}
+    by_tokens = {
+        source: {count: median(column) / row_s for count, column in enumerate(zip(*turns, strict=True), 1)}
+        for source, turns in drafts.items()
+    }
+    return KnownCosts(time(), row_s, costs, by_tokens)
+
+
+def _seconds(work: Callable[..., object], *arguments: object) -> float:
+    started = perf_counter()
+    work(*arguments)
+    return perf_counter() - started
 
 
 # Experts: how many a forward reads.
@@ -502,7 +442,7 @@ class ExpertReads:
 # Costs on disk.
 
 
-FILE_VERSION = 2
+FILE_VERSION = 3
 MAX_FILE_BYTES = 1 << 16
 MAX_COUNT = 1024
 MAX_SECONDS = 3600.0
@@ -549,6 +489,7 @@ class CostsFile:
             "version": FILE_VERSION,
             "key": self._key,
             "measured_at": known.measured_at,
+            "row_s": known.row_s,
             "forwards": known.forwards,
             "drafts": known.drafts,
         }
@@ -563,15 +504,19 @@ class CostsFile:
             return None
         forwards = _by_count(entry["forwards"])
         drafts = {str(source): _by_count(counts) for source, counts in entry["drafts"].items()}
-        measured_at = float(entry["measured_at"])
-        return KnownCosts(measured_at, forwards, drafts) if math.isfinite(measured_at) else None
+        measured_at, row_s = float(entry["measured_at"]), _time(entry["row_s"])
+        return KnownCosts(measured_at, row_s, forwards, drafts) if math.isfinite(measured_at) else None
 
 
 def _by_count(entry: Mapping[str, Any]) -> dict[int, float]:
-    """Seconds by count from JSON. Raises ValueError for counts and times that are not possible."""
-    times = {int(count): seconds for count, seconds in entry.items()}
-    if not times or min(times) < 1 or max(times) > MAX_COUNT:
+    """Costs by count from JSON. Raises ValueError for counts and costs that are not possible."""
+    costs = {int(count): _time(cost) for count, cost in entry.items()}
+    if not costs or min(costs) < 1 or max(costs) > MAX_COUNT:
         raise ValueError("not counts")
-    if not all(isinstance(seconds, float) and 0.0 < seconds < MAX_SECONDS for seconds in times.values()):
-        raise ValueError("not times")
-    return times
+    return costs
+
+
+def _time(value: object) -> float:
+    if not isinstance(value, float) or not 0.0 < value < MAX_SECONDS:
+        raise ValueError("not a time")
+    return value

@@ -11,15 +11,17 @@ round, then the helpers. What is accepted is decided in `verify`, how much to dr
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
+from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.errors import UsageError
-from ondevice.generate.controller import NO_ROOM, Plan, Schedule
+from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, Plan
 from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafter, DraftRequest, Searcher
-from ondevice.generate.request import Constraint, Limits
+from ondevice.generate.request import Constraint, Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
 from ondevice.generate.stats import FinishReason, ForwardCost, IdleReason, Round, TokenLogprob
 from ondevice.generate.verify import accept
@@ -34,9 +36,11 @@ def generate(
     sampler: Sampler,
     limits: Limits,
     *,
-    drafter: Drafter | None = None,
-    schedule: Schedule | None = None,
+    drafters: Sequence[Drafter] = (),
+    controller: Controller | None = None,
     logprobs: Logprobs | None = None,
+    soft: Sequence[SoftTokens] = (),
+    prompt_logprobs: Logprobs | None = None,
 ) -> Loop:
     """Continue `prompt_ids`. The first round is the prefill together with the first new token.
 
@@ -50,20 +54,36 @@ def generate(
         prompt_ids: the prompt, at least one token.
         sampler: chooses the target's tokens; its constraint, if any, also ends the reply.
         limits: when to stop.
-        drafter, schedule: both, or neither for plain decoding.
+        drafters, controller: both, or neither for plain decoding. The controller chooses among the drafters.
         logprobs: looks up every emitted token; None where they are not wanted. The time that this takes is not part of
             any round.
+        soft: the prompt's soft tokens, ascending. They are encoded as part of the prefill.
+        prompt_logprobs: looks up the prompt's tokens after the first one; the session is empty then. None where they
+            are not wanted.
     """
     # Prefill and first token.
     started = perf_counter()
     tokens = list(prompt_ids)  # prompt and reply so far; the last one has no KV yet once the prefill is done
-    outputs = yield from _prefill(session, tokens, limits)
+    scores: list[TokenLogprob] = []
+    if prompt_logprobs is None:
+        outputs = yield from _prefill(session, tokens, limits, soft)
+    else:
+        outputs = yield from _scoring_prefill(session, tokens, limits, prompt_logprobs, scores)
     if outputs is None:
         yield Round((), rows=0, seconds=perf_counter() - started, finish_reason="cancelled")
         return
     session.snapshot()
+    if not limits.max_new_tokens:
+        yield Round(
+            (),
+            rows=len(prompt_ids),
+            seconds=perf_counter() - started,
+            prompt_logprobs=tuple(scores),
+            finish_reason="length",
+        )
+        return
     first = sampler.choose(outputs.logits[0], tokens)
-    speculation = Speculation(drafter, schedule, session, sampler)
+    speculation = Speculation(drafters, controller, session, sampler)
     speculation.begin(tokens, first, outputs)
     tokens += _up_to_end([first], limits.stop_ids, sampler.constraint)
     path: Sequence[int] = [0]
@@ -73,6 +93,7 @@ def generate(
         rows=len(prompt_ids),
         seconds=perf_counter() - started,
         logprobs=_look_up(logprobs, [first], outputs, path),
+        prompt_logprobs=tuple(scores),
         finish_reason=reason,
     )
 
@@ -96,16 +117,20 @@ def generate(
         session.commit(path)
         tokens += emitted
         reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
-        speculation.report(emitted, outputs, path, last=reason is not None)
+        speculation.take(emitted)
+        if reason is not None:
+            speculation.report(drafters, outputs, path)
 
+        accepted = min(verdict.accepted, len(emitted))
         seconds = perf_counter() - started
         own = seconds - waited - speculation.draft_seconds - speculation.control_seconds - speculation.search_seconds
         this = Round(
             token_ids=tuple(emitted),
             drafted=len(draft),
-            accepted=min(verdict.accepted, len(emitted)),
+            accepted=accepted,
+            corrected=accepted < len(emitted) and draft.has_children(path[-1] - 1),
             depth=draft.depth,
-            source=draft.source,
+            source=draft.source if len(draft) else NO_DRAFT.source,
             rows=len(draft) + 1,
             seconds=seconds,
             draft_seconds=speculation.draft_seconds - draft.reading_s,
@@ -118,7 +143,7 @@ def generate(
         )
         speculation.learn(this)
         yield this
-        # The schedule learns from `this`, so the seconds of learning can only be counted in the next round.
+        # The controller learns from `this`, so the seconds of learning can only be counted in the next round.
         started = perf_counter() - speculation.learning_seconds
 
 
@@ -134,23 +159,79 @@ def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
 
 
 def _prefill(
-    session: Session, tokens: Sequence[int], limits: Limits
+    session: Session, tokens: Sequence[int], limits: Limits, soft: Sequence[SoftTokens]
 ) -> Generator[Rows, Outputs | None, Outputs | None]:
     """Run and commit the tokens that the session lacks, in chunks.
 
     Returns:
         The outputs of the last token; None where the generation was cancelled on the way.
     """
-    outputs = None
+    outputs, embeddings = None, _Embeddings(soft)
     while session.length < len(tokens):
+        start = session.length
+        chunk = tokens[start : start + session.max_rows()]
+        embeddings.encode(start, start + len(chunk), limits.cancelled)
         if limits.cancelled():
             return None
-        chunk = tokens[session.length : session.length + session.max_rows()]
-        outputs = yield Rows(session, TokenTree.chain(chunk), [len(chunk) - 1])
+        rows = embeddings.rows(start, start + len(chunk))
+        outputs = yield Rows(session, TokenTree.chain(chunk), [len(chunk) - 1], soft=rows)
         session.commit(range(session.pending))
         limits.on_prefill(session.length, len(tokens))
     assert outputs is not None
     return outputs
+
+
+class _Embeddings:
+    """The embeddings of a prompt's soft tokens, each encoded when first needed, and dropped after the last."""
+
+    def __init__(self, soft: Sequence[SoftTokens]) -> None:
+        self._left = list(soft)
+        self._encoded: dict[int, Float32Array] = {}
+        """By position of the first token."""
+
+    def encode(self, start: int, stop: int, cancelled: Callable[[], bool]) -> None:
+        """Encode what positions start..stop - 1 need, until `cancelled` returns True."""
+        while self._left and self._left[0].begin + self._left[0].count <= start:
+            self._encoded.pop(self._left.pop(0).begin, None)
+        for each in self._left:
+            if each.begin < stop and each.begin not in self._encoded and not cancelled():
+                self._encoded[each.begin] = each.encode()
+
+    def rows(self, start: int, stop: int) -> Float32Array | None:
+        """float32[S, H], the embeddings of the soft tokens at positions start..stop - 1; None if there are none."""
+        parts = [rows[max(0, start - begin) : stop - begin] for begin, rows in self._encoded.items() if begin < stop]
+        return np.concatenate(parts) if parts else None
+
+
+SCORED_ROWS = 16
+"""Rows of a prefill that looks up the prompt's tokens: all rows have logits, a megabyte each at Gemma's vocabulary."""
+
+
+def _scoring_prefill(
+    session: Session, tokens: Sequence[int], limits: Limits, logprobs: Logprobs, scores: list[TokenLogprob]
+) -> Generator[Rows, Outputs | None, Outputs | None]:
+    """`_prefill` of an empty session that also looks up every token but the first, in the row of the token before it.
+
+    These are the rows of logits that the token would be chosen from if it were generated.
+
+    Args:
+        scores: the log probabilities are appended to it.
+    """
+    assert not session.length
+    outputs = None
+    while session.length < len(tokens):
+        if limits.cancelled():
+            return None
+        begin = session.length
+        chunk = tokens[begin : begin + min(session.max_rows(), SCORED_ROWS)]
+        outputs = yield Rows(session, TokenTree.chain(chunk), range(len(chunk)))
+        assert outputs is not None
+        following = tokens[begin + 1 : begin + 1 + len(chunk)]
+        scores += _look_up(logprobs, following, outputs, range(len(following)))
+        session.commit(range(len(chunk)))
+        limits.on_prefill(session.length, len(tokens))
+    assert outputs is not None
+    return replace(outputs, logits=outputs.logits[-1:], hidden=outputs.hidden[-1:])
 
 
 # Drafting.
@@ -159,39 +240,44 @@ NO_DRAFT = Draft.empty()
 
 
 class Speculation:
-    """The drafting side of one generation. In each round it asks the schedule for a plan, the drafter for a draft of
+    """The drafting side of one generation. In each round it asks the controller for a plan, a drafter for a draft of
     that length, and reports the target's verdict to both; it measures what that takes apart from the forward.
 
-    Without a drafter every draft is empty, and nothing is reported. In rounds that the schedule skips
-    (`Schedule.skips_round`) neither is called, so such a round costs next to nothing; the emitted tokens are kept, and
-    reported together when the drafter is asked again.
+    Without drafters every draft is empty, and nothing is reported. Drafters that the controller does not ask
+    (`Controller.asked`) cost next to nothing: emitted tokens are kept, and reported when a drafter is asked again.
 
     Attributes:
         idle: why this round has no draft; None where it has one, or where there is no drafter.
         draft_seconds: time of this round spent on making the draft.
-        control_seconds: time spent on deciding whether to draft, and on reporting the verdict. Includes
+        control_seconds: time spent on deciding whether to draft, and on reporting verdicts. Includes
             `learning_seconds` of the round before.
-        search_seconds: time that a drafter spent on looking for a better way of drafting (`Searcher`); part of neither.
-        learning_seconds: time that the schedule took to learn from the finished round.
+        search_seconds: time that drafters spent on looking for a better way of drafting (`Searcher`); part of neither.
+        learning_seconds: time that the controller took to learn from the finished round.
     """
 
-    def __init__(self, drafter: Drafter | None, schedule: Schedule | None, session: Session, sampler: Sampler) -> None:
-        self._drafter, self._schedule = drafter, schedule
+    def __init__(
+        self, drafters: Sequence[Drafter], controller: Controller | None, session: Session, sampler: Sampler
+    ) -> None:
+        self._drafters, self._controller = drafters, controller
         self._session, self._sampler = session, sampler
-        self._knows_constraint = isinstance(drafter, Constrained)
-        self._searcher = drafter if isinstance(drafter, Searcher) else None
-        self._unreported: list[int] = []
-        self._skipped = True
+        self._knows_constraint: list[Drafter] = [drafter for drafter in drafters if isinstance(drafter, Constrained)]
+        self._searchers = [drafter for drafter in drafters if isinstance(drafter, Searcher)]
+        self._emitted: list[int] = []
+        """Tokens that at least one drafter has not observed."""
+        self._observed = [0] * len(drafters)
+        """By drafter, how many of these it has observed."""
         self.idle: IdleReason | None = None
         self.draft_seconds = self.control_seconds = self.learning_seconds = self.search_seconds = 0.0
 
     def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
-        """Start the drafter on a prompt, whose tokens are committed, and its first new token."""
-        if self._drafter is not None:
-            if isinstance(self._drafter, Constrained):
-                self._drafter.constrain(self._sampler.constraint)
-            self._drafter.begin(tokens, self._session)
-            self._drafter.observe([first], outputs, [0])
+        """Start the drafters on a prompt, whose tokens are committed, and its first new token."""
+        if self._controller is not None:
+            self._controller.begin()
+        for drafter in self._drafters:
+            if isinstance(drafter, Constrained):
+                drafter.constrain(self._sampler.constraint)
+            drafter.begin(tokens, self._session)
+            drafter.observe([first], outputs, [0])
 
     def propose(self, tokens: Sequence[int], room: int, outputs: Outputs, path: Sequence[int]) -> Draft:
         """The draft of a round; empty where none is expected to pay.
@@ -199,63 +285,63 @@ class Speculation:
         Args:
             tokens: prompt and reply up to the newest token.
             room: tokens that this round may emit at most, and so rows that its forward may have.
-            outputs, path: the previous round's, for a report that is still due.
+            outputs, path: the previous round's, which reports refer to.
         """
         started = perf_counter()
         draft, self.draft_seconds, self.search_seconds = NO_DRAFT, 0.0, 0.0
-        if self._drafter is not None and self._schedule is not None:
-            self.idle = "unprofitable"
-            self._skipped = self._schedule.skips_round() and not self._is_forced()
-            if not self._skipped:
-                self._report(outputs, path)
+        if self._controller is not None:
+            plan = UNPROFITABLE
+            if asked := self._controller.asked(self._drafters) or self._certain():
+                self.report(asked, outputs, path)
                 other_rows = outputs.wanted - len(outputs.logits)  # taken to be as many as in the last forward
-                plan = self._schedule.plan(self._drafter, room - 1, other_rows) if room > 1 else NO_ROOM
-                if plan.k:
-                    draft = self._draft(self._drafter, plan, tokens)
-                self.idle = None if len(draft) else "no_match" if plan.k else plan.reason
+                plan = self._controller.plan(asked, room - 1, other_rows) if room > 1 else NO_ROOM
+                if plan.drafter is not None:
+                    draft = self._draft(plan.drafter, plan, tokens)
+            self.idle = None if len(draft) else plan.reason if plan.drafter is None else "no_match"
         control = perf_counter() - started - self.draft_seconds - self.search_seconds
         self.control_seconds = self.learning_seconds + control
         self.learning_seconds = 0.0
         return draft
 
-    def report(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int], *, last: bool) -> None:
-        """Report the target's verdict to the drafter, at once unless this round was skipped.
+    def take(self, emitted: Sequence[int]) -> None:
+        """Note the tokens of a round, for the reports."""
+        if self._drafters:
+            self._emitted += emitted
+
+    def report(self, drafters: Sequence[Drafter], outputs: Outputs, path: Sequence[int]) -> None:
+        """Report the target's verdicts since their last report to these drafters.
 
         Args:
-            emitted: tokens that now follow.
-            outputs, path: the round's outputs, and the rows that `emitted` was chosen from.
-            last: whether the generation ends here, so that nothing may be left unreported.
+            drafters: those to report to.
+            outputs, path: the last round's outputs, and the rows that its tokens were chosen from.
         """
-        self._unreported += emitted
-        if last or not self._skipped:
-            started, searched = perf_counter(), self.search_seconds
-            self._report(outputs, path)
-            self.control_seconds += perf_counter() - started - (self.search_seconds - searched)
+        before = sum(searcher.searched_s for searcher in self._searchers)
+        for number, drafter in enumerate(self._drafters):
+            if drafter in drafters and self._observed[number] < len(self._emitted):
+                drafter.observe(self._emitted[self._observed[number] :], outputs, path)
+                self._observed[number] = len(self._emitted)
+        self.search_seconds += sum(searcher.searched_s for searcher in self._searchers) - before
+        if min(self._observed, default=0) == len(self._emitted):
+            self._emitted, self._observed = [], [0] * len(self._drafters)
 
     def learn(self, this: Round) -> None:
-        """Let the schedule learn from the finished round, unless it was skipped."""
-        if self._schedule is not None and not self._skipped:
+        """Let the controller learn from the finished round."""
+        if self._controller is not None:
             started = perf_counter()
-            self._schedule.observe(this)
+            self._controller.observe(this)
             self.learning_seconds = perf_counter() - started
 
-    def _report(self, outputs: Outputs, path: Sequence[int]) -> None:
-        if self._unreported and self._drafter is not None:
-            before = 0.0 if self._searcher is None else self._searcher.searched_s
-            self._drafter.observe(self._unreported, outputs, path)
-            self._unreported = []
-            if self._searcher is not None:
-                self.search_seconds += self._searcher.searched_s - before
-
-    def _is_forced(self) -> bool:
-        """Whether the constraint forces the next token and the drafter knows it: then a draft is certain to pay."""
+    def _certain(self) -> list[Drafter]:
+        """The drafters that know the constraint, where it forces the next token: then a draft is certain to pay."""
         constraint = self._sampler.constraint
-        return constraint is not None and self._knows_constraint and constraint.forced(()) is not None
+        return self._knows_constraint if constraint is not None and constraint.forced(()) is not None else []
 
     def _draft(self, drafter: Drafter, plan: Plan, tokens: Sequence[int]) -> Draft:
         """Ask the drafter, check its answer, and drop tokens that the constraint forbids."""
         started = perf_counter()
-        request = DraftRequest(plan.k, plan.floor, self._sampler, tokens, self._session.exact_trees)
+        request = DraftRequest(
+            plan.nodes, plan.row_floors, plan.step_floors, self._sampler, tokens, self._session.exact_trees
+        )
         draft = drafter.draft(request)
         if len(draft) > request.nodes:
             raise UsageError(
@@ -266,22 +352,24 @@ class Speculation:
                 f"the drafter {drafter.name} proposed a tree, and this engine verifies chains: "
                 "use the simd engine, or a drafter that looks at request.trees"
             )
+        if len(draft) and int(draft.tokens.min()) < 0:  # read from the prompt: a soft token, which nothing can choose
+            draft = pruned(draft, lambda path: path[-1] >= 0)
         if self._sampler.constraint is not None:
-            draft = pruned(draft, self._sampler.constraint)
+            draft = pruned(draft, self._sampler.constraint.allows)
         self.draft_seconds = perf_counter() - started
         return draft
 
 
-def pruned(draft: Draft, constraint: Constraint) -> Draft:
-    """The draft without the tokens that the constraint forbids, and without their descendants: the target could not
-    take them, so no row is spent on them.
+def pruned(draft: Draft, allows: Callable[[list[int]], bool]) -> Draft:
+    """The draft without the tokens whose path is not allowed, for example by a constraint, and without their
+    descendants: the target could not take them, so no row is spent on them.
 
     `verify.accept_ratio` corrects for it, because a forbidden token was drawn from a distribution that allowed it.
     """
     parents, tokens = draft.parents.tolist(), draft.tokens.tolist()
     paths: dict[int, list[int]] = {ROOT: []}
     for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
-        if parent in paths and constraint.allows(path := [*paths[parent], token]):
+        if parent in paths and allows(path := [*paths[parent], token]):
             paths[node] = path
     kept = sorted(paths)[1:]  # without ROOT
     if len(kept) == len(tokens):

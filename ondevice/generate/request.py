@@ -94,7 +94,7 @@ class SamplingOptions:
 class Limits:
     """When a generation ends, and the callbacks that it makes on the way.
 
-    max_new_tokens : tokens to generate at most
+    max_new_tokens : tokens to generate at most; 0 only reads the prompt
     stop_ids : token ids that end the reply; the stop token is emitted
     cancelled : called before every forward; True ends the generation
     on_prefill : called after every prefill chunk with the prompt's tokens done so far and their total
@@ -106,6 +106,23 @@ class Limits:
     on_prefill: Progress = silent
 
 
+@dataclass(frozen=True)
+class SoftTokens:
+    """Neighbouring soft tokens of a prompt, for example those of a picture: rows that have an embedding and no id.
+
+    The prompt has negative numbers in their places, which identify the content: see `engines.protocol.Rows`.
+
+    begin : position of the first one in the prompt
+    count : their number
+    encode : computes their embeddings, float32[count, H]; called when the first one is needed, and so never for what a
+        cached sequence holds
+    """
+
+    begin: int
+    count: int
+    encode: Callable[[], Float32Array]
+
+
 class LogitsProcessor(Protocol):
     """A caller's function that changes a row of logits before a token is chosen; -inf forbids a token."""
 
@@ -114,7 +131,8 @@ class LogitsProcessor(Protocol):
 
         Args:
             logits: float32[V], a copy that the processor may write to.
-            context: every token before the one to be chosen, including drafted tokens on the path to it.
+            context: every token before the one to be chosen, including drafted tokens on the path to it; negative
+                for the soft tokens of a picture.
         """
         ...
 

@@ -307,7 +307,7 @@ class Adjustments:
         scores[self._biased] += self._biases
         if self._repetition != 1:
             seen = np.asarray(context, np.int64)
-            seen = seen[seen < len(scores)]
+            seen = seen[(seen >= 0) & (seen < len(scores))]  # soft tokens are negative
             scores[seen] = self._repeated(scores[seen])  # a token seen twice is written twice, with the same value
         if self._presence or self._frequency:
             tokens, penalties = self._penalties(context)

@@ -1,7 +1,7 @@
 """The scheduler: runs the generations of one engine, several at once.
 
 `Scheduler.rounds` takes a `GenerationRequest`, waits for a slot in the `Batch`, takes a session with the prompt's
-cached beginning from the `PrefixCache`, lends a drafter and a schedule, runs the loop, and takes everything back
+cached beginning from the `PrefixCache`, lends drafters and a controller, runs the loop, and takes everything back
 afterwards. So each generation benefits from earlier ones: their cached sequences, and what drafters and costs have
 learnt.
 """
@@ -9,7 +9,7 @@ learnt.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -20,14 +20,14 @@ from ondevice.engines.protocol import Engine, Session
 from ondevice.errors import UsageError
 from ondevice.generate import loop
 from ondevice.generate.batch import Batch, Slot
-from ondevice.generate.controller import Schedule, make_schedule
-from ondevice.generate.costs import Costs, CostsFile
+from ondevice.generate.controller import Controller, make_controller
+from ondevice.generate.costs import Costs, CostsFile, measure
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftModel
 from ondevice.generate.drafters.protocol import Drafter, Reader
 from ondevice.generate.drafters.registry import DrafterEntry
 from ondevice.generate.prefix_cache import PrefixCache
-from ondevice.generate.request import Limits
+from ondevice.generate.request import Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
 from ondevice.generate.stats import Round, Stats
 
@@ -37,8 +37,8 @@ class Drafting:
     """How a generation drafts.
 
     drafter : an entry of the registry, an application's own drafter, or None for plain decoding
-    schedule : name of the schedule: see `make_schedule`
-    num_assistant_tokens : see `make_schedule`
+    schedule : name of the controller: see `make_controller`
+    num_assistant_tokens : see `make_controller`
     """
 
     drafter: DrafterEntry | Drafter | None
@@ -54,8 +54,11 @@ class GenerationRequest:
     sampler, limits, drafting : how to choose tokens, when to stop, how to draft
     stats : filled in while the generation runs
     logprobs : looks up emitted tokens; None where that is not wanted
+    prompt_logprobs : looks up the prompt's tokens after the first one, so that no cached beginning is used; None where
+        that is not wanted
     copies : copies of the prompt's session to leave in the cache after the prefill, for other generations of the same
         prompt
+    soft : the prompt's soft tokens, ascending
     """
 
     prompt_ids: list[int]
@@ -64,7 +67,9 @@ class GenerationRequest:
     drafting: Drafting
     stats: Stats
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     copies: int = 0
+    soft: Sequence[SoftTokens] = ()
 
 
 class Scheduler:
@@ -88,8 +93,8 @@ class Scheduler:
         self._costs_file = costs_file
         if costs_file is not None and (known := costs_file.read()) is not None:
             self._costs.recall(known)
-        self._drafters: IdlePool[Drafter] = IdlePool()
-        self._schedules: IdlePool[Schedule] = IdlePool()
+        self._drafters: IdlePool[Sequence[Drafter]] = IdlePool()
+        self._controllers: IdlePool[Controller] = IdlePool()
         self._in_use: list[list[Drafter]] = []
         """One list per running generation with an application's own drafter, which holds that drafter."""
         self.draft_models: list[DraftModel] = []
@@ -118,8 +123,17 @@ class Scheduler:
         if len(self.batch):
             raise UsageError("this model is generating: wait for it or cancel it before it can forget")
         self._cache.clear()
-        for drafter in self._drafters.items():
-            drafter.forget()
+        for drafters in self._drafters.items():
+            for drafter in drafters:
+                drafter.forget()
+
+    def measure_costs(self) -> None:
+        """Measure the costs of forwards and drafts for later processes, where none are on disk.
+
+        Costs of a model with experts are learnt from real text only, whose rows share experts.
+        """
+        if self._costs_file is not None and self._costs_file.read() is None and self.engine.experts is None:
+            self._costs_file.write(measure(self.engine))
 
     def rounds(self, request: GenerationRequest) -> Generator[Round, None, None]:
         """Run a generation. It waits for a slot first; a cancelled one ends with a round without rows."""
@@ -127,17 +141,19 @@ class Scheduler:
             if slot is None:
                 yield Round((), rows=0, finish_reason="cancelled")
                 return
-            with self._speculation(request) as (drafter, schedule), self._session(request) as session:
-                request.stats.drafter = drafter.name if drafter else registry.NONE
-                request.stats.costs_age_s = self._costs.age_s if schedule else None
+            with self._speculation(request) as (drafters, controller), self._session(request) as session:
+                request.stats.drafter = "+".join(drafter.name for drafter in drafters) or registry.NONE
+                request.stats.costs_age_s = self._costs.age_s if controller else None
                 generation = loop.generate(
                     session,
                     request.prompt_ids,
                     request.sampler,
                     request.limits,
-                    drafter=drafter,
-                    schedule=schedule,
+                    drafters=drafters,
+                    controller=controller,
                     logprobs=request.logprobs,
+                    soft=request.soft,
+                    prompt_logprobs=request.prompt_logprobs,
                 )
                 for this in loop.run(generation, slot.forward):
                     if this.rows and not request.stats.new_tokens:
@@ -155,7 +171,7 @@ class Scheduler:
             UsageError: the scheduler was closed before the prefill was done.
         """
         with self._slot(request) as slot, self._session(request) as session:
-            prefill = loop.generate(session, request.prompt_ids, request.sampler, request.limits)
+            prefill = loop.generate(session, request.prompt_ids, request.sampler, request.limits, soft=request.soft)
             if slot is None or next(loop.run(prefill, slot.forward)).finish_reason == "cancelled":
                 raise UsageError("the model was closed before the prompt was saved")
             session.save(path)
@@ -185,8 +201,12 @@ class Scheduler:
 
     @contextmanager
     def _session(self, request: GenerationRequest) -> Iterator[Session]:
-        """A session with the cached beginning of the prompt. It goes to the cache however the generation ends."""
-        session = self._cache.take(request.prompt_ids)
+        """A session with the cached beginning of the prompt, or an empty one if all of the prompt is to be looked up.
+
+        It goes to the cache however the generation ends.
+        """
+        fresh = request.prompt_logprobs is not None
+        session = self.engine.open_session() if fresh else self._cache.take(request.prompt_ids)
         request.stats.cached_tokens = session.length
         try:
             yield session
@@ -203,44 +223,44 @@ class Scheduler:
             self._cache.keep(session.fork())
 
     @contextmanager
-    def _speculation(self, request: GenerationRequest) -> Iterator[tuple[Drafter | None, Schedule | None]]:
-        """A drafter and a schedule; ones that have learnt from earlier generations, if there are.
+    def _speculation(self, request: GenerationRequest) -> Iterator[tuple[Sequence[Drafter], Controller | None]]:
+        """Drafters and a controller; ones that have learnt from earlier generations, if there are.
 
         Greedy and sampled generations have separate ones, because acceptance differs: the reference pair's first
         drafted token is right in 0.95 of the rounds of the former, and in 0.55 of the latter.
         """
         drafting = request.drafting
         if drafting.drafter is None:
-            yield None, None
+            yield (), None
             return
         chosen, name, count = drafting.drafter, drafting.schedule, drafting.num_assistant_tokens
         key = chosen.name, request.sampler.greedy, name, count
-        schedule = self._schedules.take(key, lambda: make_schedule(name, count, self._costs))
+        controller = self._controllers.take(key, lambda: make_controller(name, count, self._costs))
         try:
-            with self._drafter(chosen, request.sampler.greedy) as drafter:
-                if not isinstance(drafter, Reader):
-                    yield drafter, schedule
-                    return
-                drafter.expect(request.limits)
+            with self._lent(chosen, request.sampler.greedy) as drafters:
+                readers = [drafter for drafter in drafters if isinstance(drafter, Reader)]
+                for reader in readers:
+                    reader.expect(request.limits)
                 try:
-                    yield drafter, schedule
+                    yield drafters, controller
                 finally:
-                    drafter.rest()
+                    for reader in readers:
+                        reader.rest()
         finally:
-            self._schedules.give_back(key, schedule)
+            self._controllers.give_back(key, controller)
 
     @contextmanager
-    def _drafter(self, chosen: DrafterEntry | Drafter, greedy: bool) -> Iterator[Drafter]:
+    def _lent(self, chosen: DrafterEntry | Drafter, greedy: bool) -> Iterator[Sequence[Drafter]]:
         if not isinstance(chosen, DrafterEntry):
             with self._exclusively(chosen):
-                yield chosen
+                yield [chosen]
             return
         key = chosen.name, greedy
-        drafter = self._drafters.take(key, lambda: chosen.make(self.engine, self._costs))
+        drafters = self._drafters.take(key, lambda: chosen.make(self.engine, self._costs))
         try:
-            yield drafter
+            yield drafters
         finally:
-            self._drafters.give_back(key, drafter)
+            self._drafters.give_back(key, drafters)
 
     @contextmanager
     def _exclusively(self, drafter: Drafter) -> Iterator[None]:
@@ -272,8 +292,8 @@ Item = TypeVar("Item")
 
 
 class IdlePool(Generic[Item]):
-    """Objects that serve one generation at a time, and that later ones reuse: drafters and schedules. Safe to use from
-    several threads.
+    """Objects that serve one generation at a time, and that later ones reuse: drafters and controllers. Safe to use
+    from several threads.
     """
 
     def __init__(self) -> None:

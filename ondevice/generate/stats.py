@@ -9,14 +9,22 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 """stop: a stop token or stop string, or the end of a constraint; length: `max_new_tokens`; context: the context is
 full."""
 
-IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable", "drift"]
+IdleReason = Literal["no_room", "measuring", "no_match", "unprofitable"]
 """Why a round drafted nothing.
 
 no_room: the generation may emit only one more token.
 measuring: the cost of a plain row is being measured.
 no_match: the drafter had nothing to propose, or would have to read a text first, which would not pay.
-unprofitable: no draft is expected to pay.
-drift: the drafter's last drafts were accepted far less than forecast.
+unprofitable: no draft is expected to pay, or earlier ones have lost what drafting may lose.
+"""
+
+
+Origin = Literal["accepted", "corrected", "plain"]
+"""Where an emitted token comes from.
+
+accepted: a drafted token, which the target accepted.
+corrected: the target's own token, where the draft had another one in its place.
+plain: the target's own token, where nothing was drafted for its place.
 """
 
 
@@ -26,23 +34,27 @@ class Round:
 
     token_ids : emitted tokens
     drafted : tokens proposed
-    accepted : proposed tokens that the target accepted
+    accepted : proposed tokens that the target accepted, which `token_ids` begins with
+    corrected : whether the draft had other tokens in the place of the last one of `token_ids`
     depth : tokens on the longest path of the draft, the most that could be accepted
     source : name of the drafter
     rows : this sequence's rows in the round's forward, or in all forwards of a prefill; 0: cancelled before a forward
     seconds : wall time of the round, drafting included
     draft_seconds : part of `seconds` spent on making the draft, without work done once for later drafts too
-    control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafter and schedule
+    control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafters and controller
     idle : why nothing was drafted; None where something was, or where there is no drafter
     forward : cost of the round without its draft; None for a prefill
     threads : threads that computed its forward
     logprobs : log probabilities of the emitted tokens, where they were asked for
+    prompt_logprobs : those of the prompt's tokens after the first one, in the round of the prefill, where they were
+        asked for
     finish_reason : why the generation ends with this round; None if it goes on
     """
 
     token_ids: tuple[int, ...]
     drafted: int = 0
     accepted: int = 0
+    corrected: bool = False
     depth: int = 0
     source: str = "none"
     rows: int = 1
@@ -53,7 +65,14 @@ class Round:
     forward: ForwardCost | None = None
     threads: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The origin of each token of `token_ids`."""
+        own: Origin = "corrected" if self.corrected else "plain"
+        return tuple("accepted" if at < self.accepted else own for at in range(len(self.token_ids)))
 
 
 class ForwardCost(NamedTuple):
@@ -73,7 +92,7 @@ class ForwardCost(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The probability that the target gave to an emitted token.
+    """The probability that the target gave to an emitted token, or to a token of the prompt.
 
     logprob : natural logarithm of the token's probability under the target's own logits, before biases, penalties,
         temperature and filters

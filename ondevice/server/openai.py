@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from ondevice.generate.stats import TokenLogprob
@@ -16,7 +18,7 @@ from ondevice.generation import FinishReason, Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ResponseWriter, ServerSentEvent, Usage, new_id
-from ondevice.server.replies import Choice, PrefillProgress
+from ondevice.server.replies import Choice, Echo, PrefillProgress
 from ondevice.server.requests import (
     CompletionRequest,
     FieldNames,
@@ -31,7 +33,7 @@ from ondevice.text.reply_stream import REPLACEMENT
 from ondevice.text.tokenizer import Tokenizer
 
 CHAT_NAMES = FieldNames(max_tokens=("max_completion_tokens", "max_tokens", "n_predict"), choices="n")
-COMPLETION_NAMES = FieldNames(max_tokens=("max_tokens", "n_predict"), choices="n")
+COMPLETION_NAMES = FieldNames(max_tokens=("max_tokens", "n_predict"), choices="n", least_tokens=0)
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 64
 
@@ -42,18 +44,35 @@ def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]
     messages = [dict(message) for message in fields.objects("messages")]
     if not messages:
         raise fields.wrong("messages", "a list of at least one message")
+    _check_parts(fields)
     request = read_request(fields, CHAT_NAMES, [messages], {**_chat_options(fields), **_chat_logprobs(fields)})
     rounds = fields.flag("return_rounds")
     return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields), include_rounds=rounds)
 
 
+def _check_parts(fields: Fields) -> None:
+    """Refuse parts that could name a file of this machine. The text layer checks the others.
+
+    Raises:
+        RequestError: a part has the type `image`, which programs in this process may use with a path.
+    """
+    for message in fields.objects("messages"):
+        content = message.get("content")
+        if isinstance(content, list) and any(
+            isinstance(part, dict) and part.get("type") == "image" for part in content
+        ):
+            raise message.unsupported("content", "send pictures as parts of the type image_url, with a data: URI")
+
+
 def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/completions`, and what makes the writer of its response."""
-    for name in ("suffix", "echo"):
-        if fields.get(name):
-            raise fields.unsupported(name, "this server only continues a prompt: leave it out")
-    request = read_request(fields, COMPLETION_NAMES, _prompts(fields), _text_logprobs(fields))
-    return request, partial(CompletionWriter, include_usage=_include_usage(fields))
+    if fields.get("suffix"):
+        raise fields.unsupported("suffix", "this server only continues a prompt: leave it out")
+    options, echoes = _text_logprobs(fields), fields.flag("echo")
+    if echoes and options:
+        options["prompt_logprobs"] = True
+    request = replace(read_request(fields, COMPLETION_NAMES, _prompts(fields), options), echoes=echoes)
+    return request, partial(CompletionWriter, include_usage=_include_usage(fields), scores_prompts=bool(options))
 
 
 def _include_usage(fields: Fields) -> bool:
@@ -218,23 +237,49 @@ class CompletionWriter(OpenAIWriter):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False) -> None:
+    def __init__(
+        self, model: Model, choices: Sequence[Choice], *, include_usage: bool = False, scores_prompts: bool = False
+    ) -> None:
+        """
+        Args:
+            scores_prompts: whether echoed prompts come with the log probabilities of their tokens.
+        """
         super().__init__(model, choices, include_usage=include_usage)
+        self._scores_prompts = scores_prompts
+        self._echoes: dict[int, dict[str, Any]] = {}
+        """The echoed prompts as they were written, by index of the choice."""
         self._lengths = [0] * len(choices)
-        """Characters written of each reply: where its next token begins."""
+        """Characters written of each reply, with its prompt if that is echoed: where its next token begins."""
 
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
         yield self._chunk([self._text(self.choices[0], "", (), 0)], prompt_progress=_prompt_progress(progress))
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
+        if len(choice.steps) == 1 and choice.echo is not None:
+            yield self._chunk([self._echoed(choice, choice.echo)])
         timings = {"timings": choice.stats.timings()} if step.finish_reason else {}
         if step.text or step.logprobs or timings:
             yield self._chunk([self._text(choice, step.text, step.logprobs, self._lengths[choice.index])], **timings)
         self._lengths[choice.index] += len(step.text)
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        reply = choice.reply
-        return self._text(choice, reply.text, reply.logprobs, 0)
+        reply, echo = choice.reply, choice.echo
+        if echo is None:
+            return self._text(choice, reply.text, reply.logprobs, 0)
+        before, after = self._echoed(choice, echo), self._text(choice, reply.text, reply.logprobs, len(echo.text))
+        return {**after, "text": echo.text + reply.text, "logprobs": _joined(before["logprobs"], after["logprobs"])}
+
+    def _echoed(self, choice: Choice, echo: Echo) -> dict[str, Any]:
+        """The prompt as the beginning of the text."""
+        if choice.index in self._echoes:
+            return self._echoes[choice.index]
+        self._lengths[choice.index] = len(echo.text)
+        scores = None
+        if self._scores_prompts and self.model.tokenizer is not None:
+            scores = prompt_logprobs(echo, (choice.first or choice).reply.prompt_logprobs, self.model.tokenizer)
+        written = {**self._text(choice, echo.text, (), 0), "logprobs": scores, "finish_reason": None}
+        self._echoes[choice.index] = written
+        return written
 
     def _text(self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return {
@@ -296,8 +341,30 @@ def text_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None,
         "tokens": tokens,
         "token_logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [{_token_text(tokenizer, token): logprob for token, logprob in each.top} for each in logprobs],
-        "text_offset": [offset + sum(map(len, tokens[:before])) for before in range(len(tokens))],
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
     }
+
+
+def prompt_logprobs(echo: Echo, logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+    """The `logprobs` of an echoed prompt: null for its first token, which nothing predicts.
+
+    Args:
+        logprobs: of the other tokens.
+    """
+    rest = text_logprobs(logprobs, tokenizer, 0) or {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    return {
+        "tokens": [_token_text(tokenizer, echo.token_ids[0]), *rest["tokens"]],
+        "token_logprobs": [None, *rest["token_logprobs"]],
+        "top_logprobs": [None, *rest["top_logprobs"]],
+        "text_offset": list(echo.offsets),
+    }
+
+
+def _joined(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The `logprobs` of a text from those of its two parts, of which either may have none."""
+    if before is None or after is None:
+        return before or after
+    return {name: before[name] + after[name] for name in before}
 
 
 def _token_logprob(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ the request is found before the first byte of the response. `Replies.events` gen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -22,6 +22,8 @@ from ondevice.progress import Progress
 from ondevice.server.metrics import Metrics
 from ondevice.server.model_manager import ModelManager
 from ondevice.server.requests import CompletionRequest, RequestError
+from ondevice.text.codec import Prompt
+from ondevice.text.reply_stream import token_offsets
 
 LONGEST_RETRY_S = 60
 
@@ -77,16 +79,47 @@ class AdmissionQueue:
                 self._typical_s += 0.2 * (perf_counter() - started - self._typical_s)
 
 
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that a response repeats.
+
+    text : the prompt, or the text of its token ids
+    token_ids : as the model reads it
+    offsets : where each token begins in the text, in characters
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    offsets: Sequence[int]
+
+    @classmethod
+    def of(cls, prompt: Prompt, model: Model) -> Echo:
+        """
+        Args:
+            prompt: a text or token ids.
+
+        Raises:
+            PromptError: as `Model.stream` does.
+        """
+        token_ids = model.encode(prompt)
+        if model.tokenizer is None:
+            return cls("", token_ids, [0] * len(token_ids))
+        text = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
+        return cls(text, token_ids, token_offsets(model.tokenizer, token_ids, text))
+
+
 class Choice:
     """One reply of a request: its generation, and its steps as far as `Replies.events` has yielded them.
 
     index : number of the reply in the response
     first : the first reply to the same prompt, which computes the prompt for all of them; None if this is it
+    echo : the prompt, if the response begins with it
     """
 
-    def __init__(self, index: int, first: Choice | None) -> None:
+    def __init__(self, index: int, first: Choice | None, echo: Echo | None) -> None:
         self.index = index
         self.first = first
+        self.echo = echo
         self.generation: AsyncGeneration
         self.steps: list[Step] = []
         self.started_s = 0.0
@@ -223,10 +256,13 @@ class Replies:
         choices: list[Choice] = []
         for prompt in request.prompts:
             first = None
+            echo = Echo.of(prompt, self.model) if request.echoes else None
             for number in range(request.choices):
-                choice = Choice(len(choices), first)
+                choice = Choice(len(choices), first, echo)
                 options = self._options(request, number)
-                if first is None:
+                if first is not None:
+                    options["prompt_logprobs"] = False  # the first one computes the prompt
+                else:
                     options["copies"] = request.choices - 1
                     if request.reports_prefill:
                         options["on_prefill"] = self._on_prefill(choice, loop)

@@ -63,12 +63,14 @@ class CompletionRequest:
     options : for every generation; without `max_new_tokens` a reply may fill the context
     choices : replies per prompt
     reports_prefill : whether the client wants to be sent the progress of reading the prompt
+    echoes : whether the response begins with the prompt
     """
 
     prompts: Sequence[Prompt]
     options: GenerationKeywords
     choices: int = 1
     reports_prefill: bool = False
+    echoes: bool = False
 
 
 class FieldNames(NamedTuple):
@@ -77,11 +79,13 @@ class FieldNames(NamedTuple):
     max_tokens : the token limit; the first of these names that the request contains counts
     stop : the stop strings
     choices : the number of replies per prompt; None if the API always gives one
+    least_tokens : lowest token limit
     """
 
     max_tokens: Sequence[str]
     stop: str = "stop"
     choices: str | None = None
+    least_tokens: int = 1
 
 
 def read_request(
@@ -99,7 +103,7 @@ def read_request(
         RequestError: a field has a wrong type or value.
     """
     options: GenerationKeywords = {**_sampling(fields), **api_options}
-    if (max_tokens := _max_tokens(fields, names.max_tokens)) is not None:
+    if (max_tokens := _max_tokens(fields, names)) is not None:
         options["max_new_tokens"] = max_tokens
     if stop := fields.texts(names.stop):
         options["stop"] = stop
@@ -147,11 +151,11 @@ def schema_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": dict(schema)}}
 
 
-def _max_tokens(fields: Fields, names: Sequence[str]) -> int | None:
+def _max_tokens(fields: Fields, names: FieldNames) -> int | None:
     """The token limit; None if there is none, which llama.cpp's -1 says too."""
-    for name in names:
+    for name in names.max_tokens:
         if fields.get(name) not in (None, -1):
-            return fields.whole(name, 1)
+            return fields.whole(name, names.least_tokens)
     return None
 
 

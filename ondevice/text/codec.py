@@ -73,7 +73,8 @@ class TextCodec:
             if stop:
                 raise UsageError("stop strings need a tokenizer, and this bundle has none")
             return None
-        return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, prompt_ids))
+        text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
+        return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, text_ids))
 
     def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> ReplyParser | None:
         """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""

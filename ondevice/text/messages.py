@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ondevice.errors import PromptError, UsageError, reason
+from ondevice.text.pictures import PLACEHOLDER
 
 Message = Mapping[str, Any]
 """`{"role": ..., "content": ...}`, and for a template whatever else it reads: `tool_calls`, `tool_call_id`, `name`,
-`reasoning_content`. `content` is a string or a list of text parts; a message with `tool_calls` may have None.
+`reasoning_content`. `content` is a string or a list of parts, text and pictures (`text.pictures`); a message with
+`tool_calls` may have None.
 """
 
 Tool = Mapping[str, Any]
@@ -197,10 +199,12 @@ def _check_content(message: Message, place: str) -> None:
     if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
         return
     if not isinstance(content, list | tuple) or not all(isinstance(part, Mapping) for part in content):
-        raise PromptError(f"{place} needs a string as its 'content', or a list of text parts, not {content!r:.60}")
+        raise PromptError(f"{place} needs a string as its 'content', or a list of parts, not {content!r:.60}")
     for part in content:
+        if part == PLACEHOLDER:
+            continue
         if part.get("type") != "text":
-            raise PromptError(f"{place} has a part of the type {part.get('type')!r:.60}: this runtime reads text only")
+            raise PromptError(f"{place} has a part of the type {part.get('type')!r:.60}: parts are text and image")
         if not isinstance(part.get("text"), str):
             raise PromptError(f"{place} has a text part whose 'text' is {part.get('text')!r:.60}")
 

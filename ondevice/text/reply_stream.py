@@ -158,6 +158,25 @@ class StopStrings:
         return 0
 
 
+def token_offsets(tokenizer: Tokenizer, token_ids: Iterable[int], text: str) -> list[int]:
+    """Where each token begins in the text that the tokens encode, in characters.
+
+    A token within a character begins where the character does. A control token that the text does not spell out, such
+    as the one that begins every prompt, takes no room.
+    """
+    detokenizer, found, at = Detokenizer(tokenizer), list[int](), 0
+    for token_id in token_ids:
+        if token_id in tokenizer.special_ids:
+            at += len(detokenizer.interrupt())
+            found.append(min(at, len(text)))
+            spelt = tokenizer.decode([token_id], keep_special=True)
+            at += len(spelt) if text.startswith(spelt, at) else 0
+        else:
+            found.append(min(at, len(text)))
+            at += len(detokenizer.feed(token_id))
+    return found
+
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 WINDOW = 16

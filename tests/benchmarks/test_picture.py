@@ -2,8 +2,19 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from benchmarks.picture import FORWARDS, PICTURE, RESULTS, SPEED_UPS, draw
+from benchmarks.picture import FORWARDS, PICTURE, REAL_TEXT, RESULTS, draw, read_interval, read_tables
 
+SETTINGS = """\
+| setting         | prompts |          tokens/s |
+| --------------- | ------: | ----------------: |
+| auto            |       4 | {0} |
+| mtp             |       4 | {0} |
+| ngram           |       4 | {0} |
+| plain           |       4 | 25.0 [20.0, 30.0] |
+| llama.cpp mtp 3 |       4 | 25.0 [20.0, 30.0] |
+| llama.cpp ngram |       4 | 25.0 [20.0, 30.0] |
+| llama.cpp plain |       4 | 25.0 [20.0, 30.0] |
+"""
 SMALL = f"""
 {FORWARDS}
 
@@ -15,17 +26,22 @@ Words.
 |    8 |    20.0 |   20.0 |
 |  512 |   900.0 |  900.0 |
 
-{SPEED_UPS}
+{REAL_TEXT}
 
-| acceptance | auto |
-| ---------: | ---: |
-|          0 | 1.00 |
-|        0.9 | 4.00 |
+Temperature 0:
 
-| acceptance | auto |
-| ---------: | ---: |
-|          0 | 9.00 |
+{SETTINGS.format("100.0 [80.0, 120.0]")}
+Temperature 1:
+
+{SETTINGS.format("50.0 [40.0, 60.0]")}
+
+## Another heading
+
+| setting | tokens/s |
+| ------- | -------: |
+| auto    |    900.0 |
 """
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_it_is_drawn_from_the_results():
@@ -35,12 +51,30 @@ def test_it_is_drawn_from_the_results():
 
 def test_lines_bars_and_labels():
     drawn = ET.fromstring(draw(SMALL))
-    name = "{http://www.w3.org/2000/svg}"
-    lines = [path for path in drawn.iter(f"{name}path") if "line" in path.attrib["class"]]
+    lines = [path for path in drawn.iter(f"{SVG}path") if "line" in path.attrib["class"]]
     assert [path.attrib["class"] for path in lines] == ["line ort", "line simd"]
     assert all(path.attrib["d"].count("L") == 1 for path in lines)  # 512 rows are beyond it
-    bars = [float(bar.attrib["height"]) for bar in drawn.iter(f"{name}rect")]
-    assert bars[1] == pytest.approx(4 * bars[0], abs=0.3)
-    labels = {text.text: float(text.attrib["y"]) for text in drawn.iter(f"{name}text")}
-    assert abs(labels["ondevice"] - labels["ONNX Runtime"]) >= 15  # the lines end at the same height
-    assert "4.00" in labels
+    ends = [float(text.attrib["y"]) for text in drawn.iter(f"{SVG}text") if text.attrib["class"] in ("ort", "simd")]
+    assert abs(ends[0] - ends[1]) >= 15  # the lines end at the same height
+    labels = [text.text for text in drawn.iter(f"{SVG}text")]
+    assert {"4 prompts", "100"} <= {label.partition(",")[0] for label in labels if label}
+    assert "900" not in labels
+
+
+def test_bars_are_as_long_as_their_figures_and_intervals():
+    drawn = ET.fromstring(draw(SMALL))
+    bars = [(bar.attrib["class"], float(bar.attrib["width"])) for bar in drawn.iter(f"{SVG}rect")]
+    assert [kind for kind, _ in bars] == 4 * ["simd", "simd sampled"] + 3 * ["llamacpp", "llamacpp sampled"]
+    greedy, sampled = bars[0][1], bars[1][1]
+    assert greedy == pytest.approx(2 * sampled, abs=0.2)
+    interval = next(path for path in drawn.iter(f"{SVG}path") if path.attrib["class"] == "interval")
+    low, _, high = interval.attrib["d"].removeprefix("M").partition(" ")
+    assert float(high.partition("H")[2]) - float(low) == pytest.approx(greedy * 0.4, abs=0.2)
+
+
+def test_tables_and_cells():
+    assert [len(table) for table in read_tables(SMALL, REAL_TEXT)] == [7, 7]
+    assert read_interval("1.52 [1.31, 1.75]") == (1.52, 1.31, 1.75)
+    assert read_interval("1.52") == (1.52, 1.52, 1.52)
+    with pytest.raises(SystemExit, match="no table below '## Nothing'"):
+        read_tables(SMALL, "## Nothing")

@@ -11,7 +11,16 @@ import pytest
 
 from benchmarks import llama_server, real_text
 from benchmarks.llama_server import LlamaServer, speculative
-from benchmarks.real_text import Record, check_equal, geometric, interval_text, merge, repeated_share, report
+from benchmarks.real_text import (
+    Record,
+    check_equal,
+    geometric,
+    interval_text,
+    merge,
+    repeated_share,
+    report,
+    spread_lines,
+)
 from ondevice.cli.bench.measure import Run
 from ondevice.generate.stats import Stats
 
@@ -46,10 +55,18 @@ def test_the_report() -> None:
     other = [replace(each, prompt=1, repeated=0.9) for each in (PLAIN, MTP, AUTO)]
     lines = report([PLAIN, MTP, AUTO, *other], FACTS).splitlines()
     assert lines[0] == "Temperature 0, 2 prompts, 1 without repetition:"
-    assert lines[5].replace(" ", "") == "|mtp|2|20.0|2.00[2.00,2.00]|2.00|3.00|90%|"
+    assert lines[5].replace(" ", "") == "|mtp|2|20.0[20.0,20.0]|2.00[2.00,2.00]|2.00|3.00|90%|"
     assert lines[13].replace(" ", "") == "|chat|0|2|50%|10.0|mtp|2.00|1.90|0.95|"
     assert "Left out" in "\n".join(lines)
     assert "self, swift, early-exit" in "\n".join(lines)
+
+
+def test_turns_that_differ_are_named() -> None:
+    stalled = replace(PLAIN, setting="llama.cpp plain", seconds=(9.0, 31.0, 9.0))
+    spread, named = spread_lines([PLAIN, AUTO, stalled])
+    assert "100% longer than its fastest" in spread
+    assert named.endswith("not left out: llama.cpp plain 31 s (chat, T=0).")
+    assert len(spread_lines([PLAIN, AUTO])) == 1
 
 
 def test_a_reply_that_differs_ends_the_run() -> None:

@@ -5,7 +5,8 @@ import pytest
 
 from benchmarks.simulated_drafter import FIRST, NEITHER, SECOND, SimulatedDrafter, make_luck
 from ondevice.engines.protocol import DraftStep
-from ondevice.generate.controller import ConstantSchedule
+from ondevice.generate.controller import FixedLength
+from ondevice.generate.costs import Costs
 from ondevice.generate.loop import generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
@@ -36,9 +37,10 @@ class EngineWithDrafter(ToyEngine):
 
 
 def rounds_of(engine, drafter=None, k=3):
-    schedule = ConstantSchedule(k) if drafter else None
+    controller = FixedLength(Costs(), k) if drafter else None
+    drafters = [drafter] if drafter else []
     sampler = Sampler(SamplingOptions(temperature=0.0))
-    loop = generate(engine.open_session(), PROMPT, sampler, Limits(COUNT), drafter=drafter, schedule=schedule)
+    loop = generate(engine.open_session(), PROMPT, sampler, Limits(COUNT), drafters=drafters, controller=controller)
     return list(run(loop, lambda rows: engine.forward([rows])[0]))
 
 

@@ -16,6 +16,12 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def no_columns(monkeypatch):
+    """Leave lines as long as they are: pytest's workers say that they have 80 columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def bundle(tmp_path):
     return write_bundle(tmp_path / "toy")

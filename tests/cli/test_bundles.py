@@ -5,8 +5,10 @@ import sys
 
 import pytest
 
-from ondevice.bundle import MANIFEST
+from ondevice.bundle import MANIFEST, Bundle
 from ondevice.cli.main import main
+from ondevice.cli.style import age, size
+from ondevice.model import load
 from tests.cli.conftest import Terminal
 from tests.model_made import write_bundle
 
@@ -28,9 +30,10 @@ def test_list(run, home):
     code, out, err = run("list")
     lines = out.splitlines()
     assert (code, len(lines)) == (0, 4)
-    assert lines[0].split() == ["name", "size", "family", "weights", "drafter"]
+    assert lines[0].split() == ["name", "size", "weights", "last", "use", "drafter", "family"]
     assert "tokenizer.json is missing" in lines[1]
-    assert lines[2].split() == ["gemma", "0.00", "GB", "toy", "int4", "none"]
+    total = size(sum(path.stat().st_size for path in (home / "gemma").iterdir()))
+    assert lines[2].split() == ["gemma", *total.split(), "int4", "never", "none", "toy"]
     assert err == "third is incomplete: run the same `ondevice pull` again to resume it\n"
 
 
@@ -38,8 +41,51 @@ def test_list_as_json(run, home):
     _, out, _ = run("list", "--json")
     found = [json.loads(line) for line in out.splitlines()]
     size = sum(path.stat().st_size for path in (home / "gemma").iterdir())
-    about = {"family": "toy", "quantization": "int4", "drafter": False}
+    about = {"family": "toy", "quantization": "int4", "drafter": False, "used_at": None}
     assert found[0] == {"name": "gemma", "size": size, "fault": None, **about}
+
+
+def test_list_says_when_a_bundle_was_last_loaded(run, home, reference_bundle, monkeypatch):
+    (home / "reference").symlink_to(reference_bundle)
+    load(reference_bundle, threads=1).close()  # not the toy engine
+    loaded = Bundle.open(reference_bundle).used_at
+    assert loaded is not None
+    assert json.loads(run("list", "--json")[1].splitlines()[-1])["used_at"] == loaded
+    used = [line.split()[4:7] for line in run("list")[1].splitlines()[1:]]
+    assert used[-1][:2] == ["just", "now"]
+    monkeypatch.setattr("ondevice.cli.bundles.time", lambda: loaded + 3 * 86400)
+    assert " 3 days ago " in run("list")[1].splitlines()[-1]
+
+
+def test_a_load_without_a_writable_cache_is_not_noted(reference_bundle, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "file" / "below"))
+    bundle = Bundle.open(reference_bundle)
+    bundle.mark_used()
+    assert bundle.used_at is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-5, "just now"),
+        (59, "just now"),
+        (60, "1 minute ago"),
+        (7300, "2 hours ago"),
+        (86400, "1 day ago"),
+        (4e6, "46 days ago"),
+    ],
+)
+def test_ages(seconds, shown):
+    assert age(seconds) == shown
+
+
+@pytest.mark.parametrize(("width", "last"), [(200, "family"), (40, "use"), (20, "size")])
+def test_a_narrow_terminal_shows_fewer_columns(run, home, monkeypatch, width, last):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("list")[1].splitlines()
+    assert lines[0].split()[-1] == last
+    assert max(map(len, lines)) <= width
 
 
 def test_an_empty_list_names_the_commands_that_fill_it(run, monkeypatch, tmp_path):
@@ -90,4 +136,4 @@ def test_at_a_terminal_it_asks(home, monkeypatch, answer, code):
     monkeypatch.setattr(sys, "stderr", asked)
     assert main(["remove", "gemma"]) == code
     assert (home / "gemma").exists() == bool(code)
-    assert "(0.00 GB)? [y/N] " in asked.getvalue()
+    assert " kB)? [y/N] " in asked.getvalue()

@@ -11,7 +11,8 @@ import pytest
 
 import ondevice
 from ondevice.cli import chat
-from ondevice.cli.chat import Conversation, run_command
+from ondevice.cli.chat import Conversation, completions, run_command
+from ondevice.cli.markdown_view import MarkdownView
 from ondevice.generate.stats import Stats
 from ondevice.generation import Reply
 from tests.chat_bundle import Script, write_chat_bundle
@@ -19,6 +20,7 @@ from tests.cli.test_generate import interrupt_after
 from tests.model_made import load_toy, write_bundle
 
 OPTIONS = ["--max-new-tokens", "6", "--drafter", "none"]
+REPLY = Reply("c", (6,), "length", Stats())
 SHORT = ["--max-new-tokens", "4", "--drafter", "none"]
 
 
@@ -121,6 +123,57 @@ def test_a_message_that_does_not_fit_leaves_the_conversation_as_it_was(run, bund
     assert "the context holds 60" in err
     assert "/drop forgets the oldest question" in err
     assert [message["content"] for message in prompts[2]][::2] == ["ab", "cd"]
+
+
+@pytest.mark.needs("rich")
+@pytest.mark.parametrize("words", [[], ["--plain"]])
+def test_a_terminal_shows_formatted_replies_unless_plain_ones_are_asked_for(run, bundle, monkeypatch, words):
+    asked = []
+    monkeypatch.setattr(chat, "can_format", lambda: True)
+
+    def reply(model, prompt, options, view):
+        asked.append(view)
+        return REPLY
+
+    monkeypatch.setattr(chat, "stream_reply", reply)
+    assert run("chat", bundle, *OPTIONS, *words, stdin="ab\n")[0] == 0
+    assert [isinstance(view, MarkdownView) for view in asked] == [not words]
+
+
+def test_a_pipe_gets_the_text_as_it_is(run, bundle):
+    text = run("chat", bundle, *OPTIONS, "--seed", 1, stdin="ab\n")[1]
+    assert run("chat", bundle, *OPTIONS, "--seed", 1, "--plain", stdin="ab\n")[1] == text
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("/sa", ["/save "]),
+        ("/s", ["/system ", "/set ", "/save ", "/stats "]),
+        ("/b", ["/bye "]),
+        ("", []),
+        ("hello", []),
+        ("/save ", ["/save a.json", "/save dir/"]),
+        ("/load a", ["/load a.json"]),
+        ("/load dir/", ["/load dir/b.json"]),
+        ("/load gone/", []),
+        ("/set a", []),
+    ],
+)
+def test_tab_completes_commands_and_files(monkeypatch, tmp_path, line, found):
+    (tmp_path / "dir").mkdir()
+    for name in ("a.json", "dir/b.json"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    begin = line[: line.rfind(" ") + 1]
+    assert [f"{begin}{word}".rstrip() if begin else word for word in completions(line)] == found
+
+
+def test_help_fits_a_narrow_terminal(run, bundle, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, _, err = run("chat", bundle, stdin="/help\n")
+    assert "/clear" in err
+    assert max(map(len, err.splitlines())) <= 40
 
 
 def test_typed_lines_end_with_ctrl_d(run, bundle, prompts, typed):
@@ -249,7 +302,7 @@ def test_set_changes_options(run, bundle, monkeypatch):
     [
         ("/set heat 5", "unknown option heat: /set takes"),
         ("/set temperature hot", "invalid float value: 'hot'\n"),
-        ("/set max_new_tokens 0", "max_new_tokens must be a whole number"),
+        ("/set max_new_tokens -1", "max_new_tokens must be a whole number"),
         ("/clear all", "/clear takes no argument"),
         ("/what now", "unknown command /what: /help lists the commands"),
     ],

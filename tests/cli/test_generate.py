@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -95,6 +96,33 @@ def test_compare_prints_the_speed_up_and_that_the_tokens_are_equal(run, bundle):
     assert json.loads(out)["comparison"]["equal"] is True
 
 
+def test_watch_drafts_keeps_the_text_and_adds_a_legend(run, bundle):
+    words = ["generate", bundle, "abc abc abc", "-n", 40, "--num-assistant-tokens-schedule", "constant"]
+    _, text, _ = run(*words)
+    code, out, err = run(*words, "--watch-drafts")
+    assert (code, out) == (0, text)
+    legend, summary = err.splitlines()
+    found = re.fullmatch(r"tokens: (\d+) accepted, (\d+) corrected, (\d+) plain; (\d\.\d\d) tokens per round", legend)
+    assert found
+    assert sum(map(int, found.groups()[:3])) == 40
+    assert int(found[1]) > 0
+    assert f"{found[4]} tokens per round" in summary
+
+
+def test_lines_fit_a_narrow_terminal(run, bundle, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, _, err = run("generate", bundle, "abc", "-n", 12, "--watch-drafts", "--compare")
+    assert max(map(len, err.splitlines())) <= 40
+    assert "tokens per round" in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("form", ["--json", "--json-lines"])
+def test_watch_drafts_is_for_text(run, bundle, form):
+    code, out, err = run("generate", bundle, "ab", "--watch-drafts", form)
+    assert (code, out) == (2, "")
+    assert "--watch-drafts shows text" in err
+
+
 def test_compare_fails_where_the_tokens_differ(run, bundle, monkeypatch):
     monkeypatch.setattr("ondevice.cli.generate.plain_options", lambda options: {**options, "temperature": 5.0})
     code, _, err = run("generate", bundle, "ab", "--compare")
@@ -115,7 +143,7 @@ def test_compare_fails_where_the_tokens_differ(run, bundle, monkeypatch):
         (["--file", "missing.txt"], None, "cannot read missing.txt: No such file"),
         (["a" * 500], None, "the prompt has 501 tokens"),
         (["ab", "--top-p", "7"], None, "top_p"),
-        (["ab", "--max-new-tokens", "0"], None, "max_new_tokens"),
+        (["ab", "--max-new-tokens", "-1"], None, "max_new_tokens"),
         (["ab", "--stop", ""], None, "non-empty"),
         (["ab", "--drafter", "mtp"], None, "no MTP drafter"),
     ],

@@ -13,7 +13,8 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.cli import info
-from ondevice.cli.info import lines, size
+from ondevice.cli.info import lines
+from ondevice.cli.style import size
 from ondevice.engines.simd import pack_file
 from ondevice.engines.simd.program import load_program
 from ondevice.native import library
@@ -54,6 +55,17 @@ def test_this_machine(run, cache):
     assert " GOPS\n" in out
     assert f"no packs in {cache}\n" in out
     assert not list(cache.glob("*.pack"))
+
+
+def test_every_line_fits_a_terminal_of_80_columns(run, reference_bundle, monkeypatch, tmp_path):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "home/.cache/ondevice"))
+    monkeypatch.setattr("ondevice.engines.simd.pack_file.MIN_PACK_BYTES", 0, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["info"], ["info", reference_bundle]):
+        _, out, _ = run(*words)
+        assert max(map(len, out.splitlines())) <= 80
+    assert " ~/.cache/ondevice" in run("info")[1]
 
 
 def test_packs_are_counted(run, cache):

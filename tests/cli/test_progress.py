@@ -120,3 +120,13 @@ def test_short_work_does_not_break_the_line(monkeypatch):
         for done in range(1, 11):
             bar.show_below(done, 10)
     assert not stderr.getvalue()
+
+
+def test_of_nested_bars_one_says_a_line(monkeypatch):
+    stderr = shown_on(monkeypatch, Terminal())
+    with byte_bar("outer"):
+        with byte_bar("inner"):
+            progress.LOG.warning("a note")
+        progress.LOG.warning("another")
+    assert stderr.getvalue() == "a note\nanother\n"
+    assert progress.LOG.handlers == []

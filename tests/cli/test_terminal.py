@@ -63,6 +63,14 @@ def test_pasted_lines_are_one_message():
         assert "got ['def f(x):\\n    return x']" in read_until(terminal, b"return x']")
 
 
+@pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="libedit completes without the space")
+def test_tab_completes_a_command():
+    with terminal_running(READ_MESSAGES, TERM="xterm") as terminal:
+        read_until(terminal, b"> ")
+        os.write(terminal, b"/reg\t\r")
+        assert "got ['/regenerate']" in read_until(terminal, b"enerate']")
+
+
 def test_keys_typed_during_a_reply_are_not_echoed_and_not_lost():
     with terminal_running(REPLY) as terminal:
         read_until(terminal, b"begun\r\n")

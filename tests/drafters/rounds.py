@@ -15,7 +15,8 @@ NO_SESSION: Session = ToyEngine().open_session()
 
 
 def draft(drafter: Drafter, nodes: int, floor: float = 0.0) -> Draft:
-    return drafter.draft(DraftRequest(nodes, floor))
+    """A draft whose rows must all have a survival of `floor`."""
+    return drafter.draft(DraftRequest(nodes, [floor] * nodes))
 
 
 def observe(drafter: Drafter, emitted: Sequence[int]) -> None:

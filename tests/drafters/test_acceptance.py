@@ -104,13 +104,6 @@ def tried(acceptance: PositionAcceptance, rounds: int, *, right: bool) -> int:
     return drafts
 
 
-def test_a_drafter_that_is_never_right_is_tried_ever_more_seldom() -> None:
-    acceptance = PositionAcceptance()
-    first = tried(acceptance, 100, right=False)
-    assert first < 16
-    assert tried(acceptance, 1000, right=False) < 30
-
-
 def test_one_that_becomes_right_drafts_from_the_first_trial_on() -> None:
     acceptance = PositionAcceptance()
     tried(acceptance, 300, right=False)

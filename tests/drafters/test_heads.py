@@ -61,7 +61,7 @@ SURE, TORN = [0.0, 0.94, 0.03, 0.01, 0.01, 0.01], [0.0, 0.0, 0.0, 0.52, 0.45, 0.
 
 
 def test_sure_heads_draft_a_chain_as_long_as_they_are_many() -> None:
-    draft = drafted([SURE, SURE, SURE], DraftRequest(8, floor=0.1))
+    draft = drafted([SURE, SURE, SURE], DraftRequest(8, [0.1] * 8))
     assert draft.tokens.tolist() == [1, 1, 1]
     assert draft.parents.tolist() == [ROOT, 0, 1]
     assert draft.source == "medusa"
@@ -81,7 +81,7 @@ def test_blockwise_drafts_a_chain_whatever_its_heads_think() -> None:
 
 @pytest.mark.parametrize(("nodes", "floor"), [(1, 0.0), (3, 0.0), (8, 0.3), (8, 0.99), (0, 0.0)])
 def test_no_more_than_is_asked_for(nodes: int, floor: float) -> None:
-    draft = drafted([TORN, SURE, TORN], DraftRequest(nodes, floor))
+    draft = drafted([TORN, SURE, TORN], DraftRequest(nodes, [floor] * nodes))
     assert len(draft) <= nodes
     assert all(np.asarray(draft.confidence) >= min(floor, 1.0)) or not len(draft)
     if floor == 0.99:

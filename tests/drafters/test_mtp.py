@@ -67,7 +67,7 @@ def test_a_torn_one_proposes_siblings_and_looks_beyond_the_likelier_first() -> N
 
 
 def test_nothing_is_added_below_the_floor() -> None:
-    draft, steps = drafted({0: TORN}, DraftRequest(4, floor=0.9))
+    draft, steps = drafted({0: TORN}, DraftRequest(4, [0.9] * 4))
     assert len(draft) == 0
     assert steps.asked == [[0]]
 
@@ -116,15 +116,15 @@ def test_siblings_that_are_never_taken_are_guessed_in_one_draft_of_eight(monkeyp
     three = Outputs(np.zeros((3, VOCAB), np.float32), np.full((3, 8), -1, np.float32))
     for _ in range(60):
         asked.clear()
-        draft = drafter.draft(DraftRequest(2, floor=0.1))
+        draft = drafter.draft(DraftRequest(2, [0.1] * 2))
         drafter.observe([3, 1, 0], three, [0, 1, 2])
     assert draft.tokens.tolist() == [3, 1]
     branches = []
     for _ in range(16):
         asked.clear()
-        drafter.draft(DraftRequest(2, floor=0.1))
+        drafter.draft(DraftRequest(2, [0.1] * 2))
         drafter.observe([3, 1, 0], three, [0, 1, 2])
         branches.append(asked[0])
     assert sorted(branches) == [1] * 14 + [3] * 2
-    drafter.draft(DraftRequest(2, floor=0.0))
+    drafter.draft(DraftRequest(2))
     assert asked[-1] == 3, "where a row costs nothing"

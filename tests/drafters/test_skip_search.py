@@ -40,6 +40,16 @@ def test_it_finds_what_trying_everything_finds(seed: int) -> None:
     assert len(search.tried) < len(everything) / 2
 
 
+def test_where_nothing_pays_the_best_set_still_leaves_something_out() -> None:
+    """So that it can be tried. A record of an earlier version may contain the empty set."""
+    search = SkipSearch(FREE, SkipCosts([1.0, 1.1, 1.2], attention=0.0, mlp=0.0), {frozenset(): (1.0, 1.0)})
+    while (skips := search.propose()) is not None:
+        assert skips
+        search.learn(skips, (0.1, 0.01))
+    assert search.best
+    assert 0 < search.speed_up(search.best) < 1
+
+
 def test_it_goes_on_where_it_was_interrupted() -> None:
     chances = made_up(1)
     whole, first = SkipSearch(FREE, COSTS), SkipSearch(FREE, COSTS)

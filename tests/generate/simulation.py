@@ -1,24 +1,24 @@
-"""A target and a drafter made of dice and a simulated clock, to see what a schedule makes of them."""
+"""A target and a drafter made of dice and a simulated clock, to see what a controller makes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
 from ondevice.engines.protocol import Outputs, Session
-from ondevice.generate.controller import Schedule
+from ondevice.generate.controller import UNPROFITABLE, Controller
 from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
 from ondevice.generate.stats import ForwardCost, Round
-from tests.drafters.rounds import draft as drafted_by
 from tests.drafters.rounds import observe
 
 
 @dataclass
 class DiceDrafter:
-    """Drafts whatever it is asked for; learns its acceptance by position as the MTP drafter does."""
+    """Drafts what pays; learns its acceptance by position as the MTP drafter does."""
 
     name: str = "dice"
     acceptance: PositionAcceptance = field(default_factory=PositionAcceptance)
@@ -30,8 +30,11 @@ class DiceDrafter:
         return Forecast(self.acceptance.survival(nodes), self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
-        self.drafted = request.nodes
-        return Draft.chain([0] * request.nodes, source=self.name)
+        """As long as its forecast pays."""
+        survival = self.forecast(request.nodes).survival.tolist()
+        pays = (request.pays_step(node, chance) for node, chance in enumerate(survival))
+        self.drafted = len(list(takewhile(bool, pays)))
+        return Draft.chain([0] * self.drafted, source=self.name)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
         self.acceptance.learn(self.drafted, len(emitted) - 1, len(emitted))
@@ -80,21 +83,33 @@ class World:
 
 
 def simulate(
-    schedule: Schedule, drafter: Drafter, world: World, rounds: int, limit: int = 16, seed: int = 0
+    controller: Controller,
+    drafters: Drafter | Sequence[Drafter],
+    world: World,
+    rounds: int,
+    limit: int = 16,
+    seed: int = 0,
+    asking: float = 0.0,
 ) -> list[Round]:
-    """Let the schedule decide `rounds` rounds."""
+    """Let the controller decide `rounds` rounds, in which asking the drafters takes `asking` seconds."""
+    drafters = drafters if isinstance(drafters, Sequence) else [drafters]
     rng = np.random.default_rng(seed)
     done = []
     for index in range(rounds):
-        plan = schedule.plan(drafter, limit)
-        draft = drafted_by(drafter, plan.k, plan.floor) if plan.k else Draft.empty()
+        asked = controller.asked(drafters)
+        plan = controller.plan(asked, limit) if asked else UNPROFITABLE
+        draft = Draft.empty()
+        if plan.drafter is not None:
+            draft = plan.drafter.draft(DraftRequest(plan.nodes, plan.row_floors, plan.step_floors))
         drafted = len(draft)
         misses = np.flatnonzero(rng.random(drafted) >= world.chance(index, draft.source))
         accepted = int(misses[0]) if len(misses) else drafted
-        observe(drafter, [0] * (accepted + 1))
+        for drafter in drafters:
+            observe(drafter, [0] * (accepted + 1))
         jitter = max(1 + world.noise * rng.standard_normal(), 0.5) * (10 if rng.random() < world.spikes else 1)
         draft_seconds = world.draft * drafted * jitter
         seconds = world.forward(drafted + 1) * jitter
+        control = asking if asked else 0.0
         this = Round(
             token_ids=(0,) * (accepted + 1),
             drafted=drafted,
@@ -102,17 +117,18 @@ def simulate(
             source=draft.source,
             rows=drafted + 1,
             depth=drafted,
-            seconds=seconds + draft_seconds,
+            seconds=seconds + draft_seconds + control,
             draft_seconds=draft_seconds,
+            control_seconds=control,
             idle=None if drafted else plan.reason,
             forward=ForwardCost(drafted + 1, drafted + 1, seconds),
         )
-        schedule.observe(this)
+        controller.observe(this)
         done.append(this)
     return done
 
 
 def speed(rounds: Sequence[Round], world: World) -> float:
     """Tokens per simulated second, by a clock without noise."""
-    seconds = sum(world.forward(this.rows) + world.draft * this.drafted for this in rounds)
+    seconds = sum(world.forward(this.rows) + world.draft * this.drafted + this.control_seconds for this in rounds)
     return sum(len(this.token_ids) for this in rounds) / seconds

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ondevice.generate import loop
-from ondevice.generate.controller import ConstantSchedule, Plan
+from ondevice.generate.controller import FixedLength, Plan
+from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.grammar import GrammarDrafter
 from ondevice.generate.drafters.ngram import NgramDrafter
 from ondevice.generate.drafters.protocol import Draft
@@ -114,17 +115,17 @@ def test_choices_are_those_of_a_processor_that_forbids_the_same(options: dict[st
 
 
 def test_a_draft_is_cut_at_what_is_not_allowed() -> None:
-    assert pruned(Draft.chain([5, 7, 0, 1, 3]), Steps()).tokens.tolist() == [5, 7, 0]
-    assert len(pruned(Draft.chain([1, 3]), Steps())) == 0
+    assert pruned(Draft.chain([5, 7, 0, 1, 3]), Steps().allows).tokens.tolist() == [5, 7, 0]
+    assert len(pruned(Draft.chain([1, 3]), Steps().allows)) == 0
     whole = Draft.chain([5, 7, 0, 0], [0.5] * 4)
-    assert pruned(whole, Steps()) is whole
+    assert pruned(whole, Steps().allows) is whole
     probs = np.eye(VOCAB, dtype=np.float32)[[5, 7, 1]]
-    cut = pruned(Draft(np.array([5, 7, 1]), np.array([-1, 0, 1]), probs=probs), Steps())
+    cut = pruned(Draft(np.array([5, 7, 1]), np.array([-1, 0, 1]), probs=probs), Steps().allows)
     np.testing.assert_array_equal(cut.probs, probs[:2])
     #         5    2     7  8     0   0
     parents = [-1, -1, 0, 0, 2, 1]
     tree = Draft(np.array([5, 2, 7, 8, 0, 0]), np.array(parents), np.arange(6, dtype=np.float32), source="tree")
-    left = pruned(tree, Steps())
+    left = pruned(tree, Steps().allows)
     assert left.tokens.tolist() == [5, 7, 8, 0]
     assert left.parents.tolist() == [-1, 0, 0, 1]
     assert left.confidence.tolist() == [0.0, 2.0, 3.0, 4.0]
@@ -142,13 +143,14 @@ def test_what_is_forced_is_drafted() -> None:
 
 
 def generate(
-    drafter: Any, temperature: float, most: int = 60, schedule: Any = None, seed: int = SEED
+    drafter: Any, temperature: float, most: int = 60, controller: Any = None, seed: int = SEED
 ) -> tuple[list[int], str | None, int]:
     """A reply under `Steps`: its tokens, why it ended, and its forwards."""
     engine = ToyEngine()
     sampler = Sampler(SamplingOptions(temperature=temperature, seed=seed), constraint=Steps())
-    schedule = schedule or (ConstantSchedule(5) if drafter is not None else None)
-    this = loop.generate(engine.open_session(), PROMPT, sampler, Limits(most), drafter=drafter, schedule=schedule)
+    drafters = [] if drafter is None else [drafter]
+    controller = controller or (FixedLength(Costs(), 5) if drafters else None)
+    this = loop.generate(engine.open_session(), PROMPT, sampler, Limits(most), drafters=drafters, controller=controller)
     rounds = list(loop.run(this, lambda rows: engine.forward([rows])[0]))
     tokens = [token for each in rounds for token in each.token_ids]
     return tokens, rounds[-1].finish_reason, engine.forwards
@@ -163,7 +165,7 @@ class Wild:
     def forget(self) -> None: ...
     def observe(self, *about: Any) -> None: ...
     def forecast(self, nodes: int) -> Any:
-        raise AssertionError("a constant schedule asks for none")
+        raise AssertionError("the rule of constant length asks for none")
 
     def draft(self, request: Any) -> Draft:
         last = request.context[-1]
@@ -193,7 +195,7 @@ def test_the_ratio_rule_draws_as_the_target_does_though_drafts_are_cut() -> None
     for _ in range(runs):
         sampler = Sampler(SamplingOptions(seed=int(rng.integers(1 << 40))), constraint=Steps(width=2))
         drawn = [int(rng.choice(VOCAB, p=row / row.sum())) for row in q.astype(np.float64)]
-        draft = pruned(Draft(np.array(drawn), np.array([-1, 0]), probs=q), Steps(width=2))
+        draft = pruned(Draft(np.array(drawn), np.array([-1, 0]), probs=q), Steps(width=2).allows)
         emitted = accept(draft, logits, PROMPT, sampler).emitted
         first = emitted[0]
         if len(emitted) == 1:  # the second is then another round's
@@ -209,25 +211,25 @@ def test_the_ratio_rule_draws_as_the_target_does_though_drafts_are_cut() -> None
     assert np.abs(counts / runs - exact).max() < 0.025
 
 
-class Asleep(ConstantSchedule):
+class Asleep(FixedLength):
     """Rests in every round, and counts those in which it was woken."""
 
     woken = 0
 
-    def skips_round(self) -> bool:
-        return True
+    def asked(self, drafters: Any) -> list[Any]:
+        return []
 
-    def plan(self, drafter: Any, limit: int, other_rows: int = 0) -> Plan:
+    def plan(self, drafters: Any, limit: int, other_rows: int = 0) -> Plan:
         self.woken += 1
-        return super().plan(drafter, limit, other_rows)
+        return super().plan(drafters, limit, other_rows)
 
 
 @pytest.mark.parametrize("drafter", [GrammarDrafter, NgramDrafter])
 def test_what_is_forced_ends_a_rest_of_who_knows_of_it(drafter: Any) -> None:
-    schedule = Asleep(5)
-    tokens, _, forwards = generate(drafter(), 1.0, schedule=schedule)
+    controller = Asleep(Costs(), 5)
+    tokens, _, forwards = generate(drafter(), 1.0, controller=controller)
     assert tokens == generate(None, 1.0)[0]
     forced = sum(before == 7 for before in tokens[:-1])
     assert forced
-    assert schedule.woken == (forced if drafter is GrammarDrafter else 0)
+    assert controller.woken == (forced if drafter is GrammarDrafter else 0)
     assert forwards < len(tokens) if drafter is GrammarDrafter else forwards == len(tokens)

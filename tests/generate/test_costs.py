@@ -1,11 +1,26 @@
+"""The cost model: curves of rows and tokens, and the present time of a forward of one row."""
+
 import threading
 
 import numpy as np
 import pytest
 
-from ondevice.generate.costs import PRIOR_ROW, PRIOR_TOKEN, STALE, SWEEP, WINDOW, Costs, KnownCosts
+from ondevice.generate.costs import (
+    KNOWN_WEIGHT,
+    MEASURED_ROWS,
+    MEMORY,
+    PRIOR_ROW,
+    STALE,
+    SWEEP,
+    Costs,
+    Curve,
+    KnownCosts,
+    measure,
+    rising,
+)
 from ondevice.generate.stats import ForwardCost, Round
 from tests.generate.rounds import decoded
+from tests.toy_engine import ToyEngine
 
 
 def teach(costs: Costs, rows: int, *seconds: float) -> None:
@@ -13,21 +28,25 @@ def teach(costs: Costs, rows: int, *seconds: float) -> None:
         costs.observe(decoded(rows, value))
 
 
+def relative(costs: Costs, most: int) -> list[float]:
+    forwards = costs.forwards(most)
+    return [seconds / forwards[0] for seconds in forwards]
+
+
 def test_a_draft_costs_what_was_assumed_until_it_was_measured() -> None:
     costs = Costs()
-    costs.recall(KnownCosts(0.0, {1: 2.0}, {"known": {1: 0.1}}))
+    costs.recall(KnownCosts(0.0, 2.0, {1: 1.0}, {"known": {1: 0.1}}))
     assert costs.drafts("mtp", 2) == pytest.approx([0.05 * 2.0, 0.1 * 2.0])
     costs.assume("large", 0.5)
     costs.assume("known", 0.5)
-    assert (costs.drafts("large", 1), costs.drafts("known", 1)) == ([1.0], [0.1])
+    assert (costs.drafts("large", 1), costs.drafts("known", 1)) == ([1.0], [0.2])
 
 
 def test_nothing_known_is_a_line_with_the_prior_slope() -> None:
     costs = Costs()
     assert costs.measurements(1) == 0
-    forwards = np.array(costs.forwards(5))
-    np.testing.assert_allclose(forwards / forwards[0], 1 + PRIOR_ROW * np.arange(5))
-    assert 0 < costs.drafts("mtp", 1)[0] < forwards[0]
+    np.testing.assert_allclose(relative(costs, 5), 1 + PRIOR_ROW * np.arange(5))
+    assert 0 < costs.drafts("mtp", 1)[0] < costs.forwards(1)[0]
 
 
 def test_a_prefill_teaches_nothing() -> None:
@@ -36,89 +55,137 @@ def test_a_prefill_teaches_nothing() -> None:
         costs.observe(Round((0,), rows=300, seconds=9.0))
         costs.observe(Round((0,), forward=ForwardCost(301, 2, 9.0)))  # another sequence's
     assert costs.measurements(300) == 0
-    assert costs.forwards(2)[0] == Costs().forwards(2)[0]
+    assert costs.forwards(2) == Costs().forwards(2)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.5])
-def test_it_learns_a_slope_from_a_few_row_counts(slope: float) -> None:
-    costs = Costs()
-    for _ in range(WINDOW + 1):
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_it_learns_a_slope_from_a_few_row_counts(slope: float, noise: float) -> None:
+    """Beyond the largest count, rows cost at least the prior slope."""
+    costs, random = Costs(), np.random.default_rng(1)
+    for _ in range(60):
         for rows in (1, 3, 6):
-            teach(costs, rows, 0.02 * (1 + slope * (rows - 1)))
-    np.testing.assert_allclose(costs.forwards(12), 0.02 * (1 + slope * np.arange(12)), rtol=0.02)
+            teach(costs, rows, 0.02 * (1 + slope * (rows - 1)) * float(np.exp(noise * random.standard_normal())))
+    np.testing.assert_allclose(relative(costs, 6), 1 + slope * np.arange(6), rtol=0.02 + 0.5 * noise)
+    assert costs.forwards(1)[0] == pytest.approx(0.02, rel=0.02 + noise)
+    assert relative(costs, 8)[7] - relative(costs, 6)[5] == pytest.approx(2 * max(slope, PRIOR_ROW), rel=0.3)
 
 
 def test_it_learns_a_jump() -> None:
-    """Where a machine changes kernels, a table knows and a line does not."""
     costs = Costs()
     real = [1.0, 1.1, 1.2, 3.0, 3.1, 3.2]
-    for _ in range(WINDOW + 1):
+    for _ in range(3 * MEMORY):
         for rows, seconds in enumerate(real, start=1):
             teach(costs, rows, seconds)
     np.testing.assert_allclose(costs.forwards(6), real, rtol=0.1)
 
 
-def test_four_slow_rounds_of_nine_change_nothing() -> None:
+def test_where_the_machine_is_slow_for_a_while_no_row_count_looks_dearer() -> None:
+    """Half of the speed: the time of a row follows within the rounds of its median, the curve stays."""
     costs = Costs()
-    teach(costs, 1, 1.0, 30.0, 1.0, 30.0, 1.0, 30.0, 1.0, 30.0, 1.0)
-    assert costs.forwards(1)[0] == pytest.approx(1.0)
+    for _ in range(20):
+        for rows in (1, 3, 6):
+            teach(costs, rows, 1 + 0.1 * (rows - 1))
+    before = relative(costs, 8)
+    for _ in range(10):
+        teach(costs, 3, 2.4)
+        teach(costs, 6, 3.0)
+    assert costs.forwards(1)[0] == pytest.approx(2.0, rel=0.15)
+    np.testing.assert_allclose(relative(costs, 8), before, rtol=0.15)
+    for _ in range(10):
+        teach(costs, 3, 1.2)
+        teach(costs, 6, 1.5)
+    assert costs.forwards(1)[0] == pytest.approx(1.0, rel=0.1)
+    np.testing.assert_allclose(relative(costs, 8), before, rtol=0.15)
 
 
-def test_one_slow_round_does_not_bend_what_was_not_measured() -> None:
+def test_a_row_count_not_run_for_long_is_forgotten() -> None:
+    """One from a busy moment would keep drafts of that length from being made, and so never be corrected."""
     costs = Costs()
-    teach(costs, 1, 1.0, 1.0, 1.0, 1.0)
-    teach(costs, 2, 1.1, 1.1, 1.1, 1.1)
+    for _ in range(8):
+        teach(costs, 1, 1.0)
+        teach(costs, 4, 9.0)
+    teach(costs, 1, *[1.0] * (STALE - SWEEP))
+    assert costs.measurements(4) == 9
+    teach(costs, 1, *[1.0] * (3 * SWEEP))
+    assert costs.measurements(4) == 0
+    np.testing.assert_allclose(relative(costs, 4), 1 + PRIOR_ROW * np.arange(4))
+
+
+def test_one_row_count_alone_says_nothing_of_the_curve() -> None:
+    costs = Costs()
+    costs.recall(KnownCosts(0.0, 1.0, {1: 1.0, 5: 1.02, 8: 1.4}, {}))
+    before = relative(costs, 8)
+    teach(costs, 5, *[7.0] * 100)
+    np.testing.assert_allclose(relative(costs, 8), before)
+    assert costs.forwards(5)[4] == pytest.approx(7.0)
+
+
+def test_a_single_row_that_turns_out_cheap_makes_all_others_dear() -> None:
+    """From rows that seem free: those of a drafter that always drafts four, until a plain round is measured."""
+    costs = Costs()
+    costs.recall(KnownCosts(0.0, 1.0, {1: 1.0, 5: 1.0, 8: 1.1}, {}))
+    for _ in range(30):
+        teach(costs, 5, 2.0, 2.0, 2.0)
+        teach(costs, 1, 1.0)
+    np.testing.assert_allclose(relative(costs, 8)[4], 2.0, rtol=0.1)
+    assert relative(costs, 8)[7] >= relative(costs, 8)[4]
+
+
+def test_one_slow_round_changes_little() -> None:
+    costs = Costs()
+    teach(costs, 1, *[1.0] * 8)
+    teach(costs, 2, *[1.1] * 8)
     before = np.array(costs.forwards(8))
     teach(costs, 5, 50.0)
-    assert (costs.forwards(8) <= 1.6 * before).all()
+    assert (costs.forwards(8) <= 1.75 * before).all()
+    assert costs.forwards(1)[0] == pytest.approx(1.0, rel=0.02)
 
 
 def test_it_follows_a_growing_context() -> None:
     costs = Costs()
     for length in range(200):
         teach(costs, 1, 1.0 + 0.01 * length)
-    assert costs.forwards(1)[0] == pytest.approx(3.0, rel=0.02)
+    assert costs.forwards(1)[0] == pytest.approx(3.0, rel=0.05)
 
 
 def test_it_never_falls_with_rows() -> None:
     costs = Costs()
-    for rows, seconds in ((1, 1.0), (2, 1.4), (3, 1.1), (4, 1.2)):
-        teach(costs, rows, *[seconds] * 5)
+    for _ in range(5):
+        for rows, seconds in ((1, 1.0), (2, 1.4), (3, 1.1), (4, 1.2)):
+            teach(costs, rows, seconds)
     assert (np.diff(costs.forwards(9)) >= 0).all()
 
 
-def test_a_row_count_not_run_for_long_is_forgotten() -> None:
-    costs = Costs()
-    teach(costs, 4, *[9.0] * 5)
-    teach(costs, 1, *[1.0] * STALE)
-    assert costs.measurements(4) == 5
-    teach(costs, 1, *[1.0] * SWEEP)
-    assert costs.measurements(4) == 0
-    assert costs.forwards(4)[3] == pytest.approx(1 + 3 * PRIOR_ROW)
+def test_rising_gives_neighbours_their_mean() -> None:
+    assert rising([(1.0, 1.0), (3.0, 1.0), (1.0, 3.0), (2.0, 1.0)]) == [1.0, 1.5, 1.5, 2.0]
+    assert rising([(3.0, 1.0), (2.0, 1.0), (1.0, 1.0)]) == [2.0, 2.0, 2.0]
+    assert rising([]) == []
+
+
+def test_a_curve_that_begins_beyond_one() -> None:
+    curve = Curve(0.05, 0.05)
+    for _ in range(50):
+        curve.observe(3, 0.3)
+    assert curve.costs(3)[2] == pytest.approx(0.3, rel=0.05)
+    assert 0.05 <= curve.costs(1)[0] <= 0.3
+    assert curve.costs(6)[5] == pytest.approx(0.3 + 3 * 0.05, rel=0.05)
 
 
 def test_drafting_is_timed_by_source_and_number_of_tokens() -> None:
     costs = Costs()
-    for _ in range(WINDOW):
+    for _ in range(3 * MEMORY):
+        costs.observe(decoded(1, 1.0))
         costs.observe(decoded(5, 1.4, draft_seconds=0.4, source="mtp"))
         costs.observe(decoded(3, 1.2, draft_seconds=0.3, source="mtp"))
         costs.observe(decoded(3, 1.0, draft_seconds=0.0, source="ngram"))
-    np.testing.assert_allclose(costs.drafts("mtp", 8)[1:4], [0.3, 0.35, 0.4], rtol=0.05)
-    assert costs.drafts("ngram", 2)[:2] == [0.0, 0.0]
-
-
-def test_a_lone_token_says_little_of_the_cost_of_several() -> None:
-    costs = Costs()
-    costs.observe(decoded(2, 1.1, draft_seconds=0.3, source="mtp"))
-    assert costs.drafts("mtp", 3)[2] == pytest.approx(0.3 * (1 + 2 * PRIOR_TOKEN))
-    for _ in range(WINDOW):
-        costs.observe(decoded(4, 1.3, draft_seconds=0.9, source="mtp"))
-    assert costs.drafts("mtp", 3)[2] == pytest.approx(0.9, rel=0.05)
+    np.testing.assert_allclose(costs.drafts("mtp", 8)[1:4], [0.3, 0.35, 0.4], rtol=0.1)
+    assert costs.drafts("ngram", 2)[1] < 0.01
 
 
 def test_rows_of_other_sequences_count() -> None:
     costs = Costs()
-    for _ in range(WINDOW):
+    for _ in range(3 * MEMORY):
         for rows in (1, 4, 8):
             teach(costs, rows, 1.0 + 0.1 * (rows - 1))
     np.testing.assert_allclose(costs.forwards(4, other_rows=3), [1.3, 1.4, 1.5, 1.6], rtol=0.02)
@@ -126,12 +193,11 @@ def test_rows_of_other_sequences_count() -> None:
 
 
 def test_several_threads_may_teach_and_ask() -> None:
-    """As the generations of a model do: row counts come and go meanwhile."""
     costs, failures = Costs(), []
 
     def work(first: int) -> None:
         try:
-            for index in range(3 * STALE):
+            for index in range(1000):
                 teach(costs, first + index % 40, 1.0)
                 assert len(costs.forwards(index % 17 + 1, other_rows=index % 5)) == index % 17 + 1
                 assert costs.drafts("dice", 1)[0] >= 0.0
@@ -146,26 +212,13 @@ def test_several_threads_may_teach_and_ask() -> None:
     assert not failures
 
 
-def test_when_the_machine_changes_all_costs_change() -> None:
-    """Another program takes a core: what was not run since has become as dear as what was."""
+def test_measured_costs_of_an_engine() -> None:
+    engine = ToyEngine(400)
+    known = measure(engine)
+    assert set(known.forwards) == set(MEASURED_ROWS)
+    assert known.row_s > 0
+    assert all(cost > 0 for cost in known.forwards.values())
+    assert not known.drafts
     costs = Costs()
-    for _ in range(WINDOW):
-        for rows in (1, 3, 6):
-            teach(costs, rows, 1 + 0.1 * (rows - 1))
-    teach(costs, 3, 2.4, 2.5)
-    assert costs.forwards(6)[0] == pytest.approx(1.0, rel=0.02)  # that may be an accident
-    teach(costs, 3, 2.4)
-    np.testing.assert_allclose(np.array(costs.forwards(6))[[0, 2, 5]], [2.0, 2.4, 3.0], rtol=0.05)
-    teach(costs, 3, 1.2, 1.2, 1.2)
-    np.testing.assert_allclose(np.array(costs.forwards(6))[[0, 2, 5]], [1.0, 1.2, 1.5], rtol=0.05)
-
-
-def test_a_row_count_that_was_measured_at_a_bad_moment_spoils_no_other_for_long() -> None:
-    costs = Costs()
-    for _ in range(WINDOW):
-        teach(costs, 1, 1.0)
-    teach(costs, 5, 12.0, 12.0)
-    teach(costs, 5, 1.2, 1.2, 1.2)
-    teach(costs, 1, 1.0, 1.0)
-    assert costs.forwards(1)[0] == pytest.approx(1.0)
-    assert costs.forwards(5)[4] == pytest.approx(1.2, rel=0.1)
+    costs.recall(known)
+    assert costs.measurements(1) == KNOWN_WEIGHT

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from ondevice.generate import costs as costs_file
-from ondevice.generate.controller import AutoSchedule
+from ondevice.generate.controller import Controller
 from ondevice.generate.costs import Costs, CostsFile, KnownCosts
 from tests.generate.rounds import decoded
 from tests.generate.simulation import DiceDrafter, World, simulate, speed
@@ -12,7 +12,7 @@ from tests.model_made import BOS, load_toy, model_over, write_bundle
 from tests.toy_engine import ToyEngine
 
 KEY = ["0.1.0", "a processor", "weights", "simd", "fp16", "2"]
-KNOWN = KnownCosts(1e9, {1: 1.0, 3: 1.04, 5: 1.08, 9: 1.16}, {"dice": {1: 0.02, 2: 0.04}})
+KNOWN = KnownCosts(1e9, 1.0, {1: 1.0, 3: 1.04, 5: 1.08, 9: 1.16}, {"dice": {1: 0.02, 2: 0.04}})
 CHEAP_ROWS = World.linear(0.02, 0.9, draft=0.02)
 
 
@@ -47,7 +47,9 @@ def test_a_file_of_another_key_in_this_ones_place_is_ignored(file, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 1},
+        {"version": 2},
+        {"row_s": 0.0},
+        {"row_s": "fast"},
         {"key": None},
         {"forwards": {}},
         {"forwards": {"0": 1.0}},
@@ -126,62 +128,53 @@ def test_several_processes_may_write_it(tmp_path):
 
 def test_a_second_process_drafts_the_right_length_from_its_first_rounds(file):
     costs = Costs()
-    simulate(AutoSchedule(costs), DiceDrafter(), CHEAP_ROWS, 200)
+    simulate(Controller(costs), DiceDrafter(), CHEAP_ROWS, 200)
     known = costs.unsaved()
     assert known is not None
     file.write(known)
     again = file.read()
     assert again is not None
-    first = simulate(AutoSchedule(recalled(again)), DiceDrafter(), CHEAP_ROWS, 10)
+    first = simulate(Controller(recalled(again)), DiceDrafter(), CHEAP_ROWS, 10)
     assert first[0].drafted >= 4
     assert all(this.drafted >= 4 for this in first)
-    cold = simulate(AutoSchedule(Costs()), DiceDrafter(), CHEAP_ROWS, 10)
-    assert [this.drafted for this in cold[:2]] == [0, 2]
+    cold = simulate(Controller(Costs()), DiceDrafter(), CHEAP_ROWS, 10)
+    assert cold[0].drafted == 0
 
 
 @pytest.mark.parametrize(
     "forwards",
     [
-        {1: 3000.0, 16: 3000.0},  # drafts look free
-        {1: 1e-6, 2: 3000.0},  # and ruinous
-        {1: 0.05, 2: 0.05, 5: 0.05},  # a machine that was twenty times as fast
-        {1: 20.0, 2: 22.0, 5: 28.0},
+        {1: 1.0, 16: 1.0},  # drafts look free
+        {1: 1.0, 2: 3000.0},  # and ruinous
+        {1: 3000.0, 5: 0.01},
         {1000: 1.0},
     ],
 )
+@pytest.mark.parametrize("row_s", [1e-6, 1.0, 3000.0])
 @pytest.mark.parametrize("chance", [0.0, 0.8])
-def test_a_forged_file_cannot_harm(forwards, chance):
-    """Measurements of two rounds or so overrule it."""
+def test_a_forged_file_does_little_harm(forwards, row_s, chance):
+    """A dozen own measurements overrule it."""
     world = World.linear(0.2, chance)
-    forged = KnownCosts(0.0, forwards, {"dice": {1: 1e-9}})
-    speeds = [speed(simulate(AutoSchedule(recalled(forged)), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
-    cold = [speed(simulate(AutoSchedule(Costs()), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
-    assert sum(speeds) > 0.9 * sum(cold)
-
-
-def test_measurements_that_leave_what_was_recalled_replace_it():
-    costs = recalled(KNOWN)
-    assert costs.forwards(5)[4] == pytest.approx(1.08, rel=0.02)
-    costs.observe(decoded(5, 5.0))
-    assert costs.forwards(9)[8] < 2.0  # once may be an accident
-    costs.observe(decoded(5, 2.0))
-    costs.observe(decoded(5, 2.0))
-    assert costs.most_rows == 5
-    assert costs.measurements(1) == 0
+    forged = KnownCosts(0.0, row_s, forwards, {"dice": {1: 1e-9}})
+    speeds = [speed(simulate(Controller(recalled(forged)), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
+    cold = [speed(simulate(Controller(Costs()), DiceDrafter(), world, 400, seed=s), world) for s in (1, 2)]
+    assert sum(speeds) > 0.7 * sum(cold)
 
 
 def test_only_news_are_written_down():
     costs = recalled(KNOWN)
     assert costs.unsaved() is None
     for _ in range(20):
-        costs.observe(decoded(3, 1.14, draft_seconds=0.04))
+        costs.observe(decoded(1, 1.0))
+        costs.observe(decoded(3, 1.08, draft_seconds=0.04))
     assert costs.unsaved() is None
     for _ in range(20):
+        costs.observe(decoded(1, 1.0))
         costs.observe(decoded(4, 1.16, draft_seconds=0.06))
     known = costs.unsaved()
     assert known is not None
-    assert known.forwards[4] == pytest.approx(1.1)
-    assert known.forwards[9] == KNOWN.forwards[9]
+    assert known.forwards[4] == pytest.approx(1.1, rel=0.02)
+    assert known.forwards[9] == pytest.approx(KNOWN.forwards[9], rel=0.02)
     costs.mark_saved(known)
     assert costs.unsaved() is None
 
@@ -200,12 +193,19 @@ def test_a_model_starts_from_the_costs_of_another(file, tmp_path):
     assert 0 <= stats.costs_age_s < 600
 
 
-def test_a_recalled_cost_that_keeps_drafts_from_being_made_is_forgotten_soon():
-    """One of three rows that a neighbour's burst made twenty times as long, the others being right."""
+def test_a_recalled_cost_that_keeps_drafts_from_being_made_is_corrected():
+    """Three rows that another program's burst made as dear as three forwards, the others being right."""
     bad = KNOWN._replace(forwards={1: 1.0, 2: 1.02, 3: 20.0, 17: 25.0})
-    costs = recalled(bad)
-    rounds = simulate(AutoSchedule(costs), DiceDrafter(), CHEAP_ROWS, 200)
-    assert sum(this.drafted >= 4 for this in rounds[100:]) > 90
-    known = costs.unsaved()
-    assert known is not None
-    assert all(seconds < 2.0 for seconds in known.forwards.values())
+    rounds = simulate(Controller(recalled(bad)), DiceDrafter(), CHEAP_ROWS, 500)
+    assert sum(this.drafted >= 4 for this in rounds[400:]) > 90
+
+
+def test_preparing_a_model_measures_its_costs_once(file, tmp_path):
+    bundle = write_bundle(tmp_path / "toy")
+    with model_over(ToyEngine(400), bundle, costs_file=file) as model:
+        model._scheduler.measure_costs()
+        known = file.read()
+        assert known is not None
+        assert set(known.forwards) == set(costs_file.MEASURED_ROWS)
+        model._scheduler.measure_costs()
+    assert file.read() == known

@@ -60,7 +60,7 @@ def test_rounds_are_sent_if_asked_for(served):
 
 
 def test_a_round_tells_what_was_drafted(served_model):
-    choice = Choice(0, None)
+    choice = Choice(0, None, None)
     writer = ChatCompletionWriter(served_model, [choice], include_rounds=True)
     [event] = writer.step(choice, Step("", (5, 6, 7), 4, 2, "ngram", 0.0105, None))
     assert isinstance(event.data, dict)
@@ -262,7 +262,7 @@ def test_content_as_a_list_of_parts(scripted):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     answer = scripted.served.post(CHAT, messages=image)
     assert answer.status == 400
-    assert "image_url" in answer.body["error"]["message"]
+    assert "reads text only" in answer.body["error"]["message"]
 
 
 def test_biases_and_penalties(served, served_model):
@@ -310,6 +310,72 @@ def test_logprobs_of_a_completion(served):
         assert [value for chunk in chunks if chunk for value in chunk[name]] == values
 
 
+def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_model):
+    """With no new token: exactly the numbers that the tokens had when they were generated."""
+    reply = served_model.generate("def f(", max_new_tokens=30, temperature=0.8, seed=3, top_logprobs=2)
+    ids = [*served_model.encode("def f("), *reply.token_ids]
+    body = served.post(TEXT, prompt=ids, echo=True, max_tokens=0, logprobs=2).body
+    [choice] = body["choices"]
+    assert choice["text"] == "def f(" + reply.text
+    assert choice["finish_reason"] == "length"
+    assert body["usage"] == {
+        "prompt_tokens": len(ids),
+        "completion_tokens": 0,
+        "total_tokens": len(ids),
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    scores = choice["logprobs"]
+    assert {len(each) for each in scores.values()} == {len(ids)}
+    assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+    assert scores["token_logprobs"][-30:] == [each.logprob for each in reply.logprobs]
+    assert [list(each.values()) for each in scores["top_logprobs"][-30:]] == [
+        [logprob for _, logprob in each.top] for each in reply.logprobs
+    ]
+    for token, offset in zip(scores["tokens"][1:], scores["text_offset"][1:], strict=True):
+        assert choice["text"].startswith(token, offset)
+
+
+@pytest.mark.parametrize("prompt", ["def f(x):", "caf\u00e9 \U0001f600 <eos> x"])
+def test_an_echoed_prompt_comes_before_the_reply(served, prompt):
+    options = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "logprobs": 1}
+    [plain] = served.post(TEXT, **options).body["choices"]
+    [echoed] = served.post(TEXT, **options, echo=True).body["choices"]
+    assert echoed["text"] == prompt + plain["text"]
+    assert echoed["finish_reason"] == plain["finish_reason"]
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
+        assert echoed["logprobs"][name][-6:] == plain["logprobs"][name]
+    moved = [offset + len(prompt) for offset in plain["logprobs"]["text_offset"]]
+    assert echoed["logprobs"]["text_offset"][-6:] == moved
+    assert echoed["logprobs"]["text_offset"] == sorted(echoed["logprobs"]["text_offset"])
+    chunks = [chunk["choices"][0] for chunk in served.messages(TEXT, **options, echo=True)]
+    assert "".join(chunk["text"] for chunk in chunks) == echoed["text"]
+    streamed = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
+    for name, values in echoed["logprobs"].items():
+        assert [each for chunk in streamed for each in chunk[name]] == values
+    assert [chunk["finish_reason"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+def test_several_echoes_compute_their_prompt_once(served):
+    options = {"prompt": [[5, 6, 7, 8], [5, 6, 7]], "n": 2, "temperature": 1, "seed": 4, "max_tokens": 3, "echo": True}
+    body = served.post(TEXT, **options, logprobs=0).body
+    first, second, third, fourth = (choice["logprobs"] for choice in body["choices"])
+    assert first["token_logprobs"][:-3] == second["token_logprobs"][:-3]
+    assert third["token_logprobs"][:-3] == fourth["token_logprobs"][:-3] == first["token_logprobs"][:3]
+    without = [choice["text"] for choice in served.post(TEXT, **options).body["choices"]]
+    assert without == [choice["text"] for choice in body["choices"]]
+    assert all(choice["logprobs"] is None for choice in served.post(TEXT, **options).body["choices"])
+
+
+def test_no_token_and_no_echo_is_an_empty_text(served):
+    body = served.post(TEXT, prompt="def f(", max_tokens=0).body
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("", "length")
+    assert body["usage"]["completion_tokens"] == 0
+    assert "".join(chunk["choices"][0]["text"] for chunk in served.messages(TEXT, prompt="ab", max_tokens=0)) == ""
+    assert served.post(TEXT, prompt=[5], max_tokens=0, echo=True, logprobs=1).body["choices"][0]["logprobs"][
+        "token_logprobs"
+    ] == [None]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -352,7 +418,9 @@ def test_logprobs_of_a_completion(served):
         (TEXT, {"prompt": 1}, "prompt"),
         (TEXT, {"prompt": [[1], "a"]}, "prompt"),
         (TEXT, {"prompt": []}, "prompt"),
-        (TEXT, {"prompt": "a", "echo": True}, "echo"),
+        (TEXT, {"prompt": "a", "echo": 1}, "echo"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
+        (TEXT, {"prompt": "a", "max_tokens": -2}, "max_tokens"),
     ],
 )
 def test_an_error_names_the_wrong_field(served, path, fields, param):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import pytest
 
+from ondevice.engines import kv_cache
 from ondevice.engines.protocol import ROOT, Outputs, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdSession
 from tests.tiny_models import VOCAB
@@ -62,3 +66,23 @@ def drafted(session: SimdSession, steps: int = 3) -> list[bytes]:
         found += [step.candidates.tobytes(), step.logits.tobytes(), step.hidden.tobytes()]
         token, hidden = int(step.candidates[step.logits.argmax()]), step.hidden
     return found
+
+
+@contextmanager
+def interrupted_allocations(monkeypatch: pytest.MonkeyPatch, place: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt at the allocation number `place` of arrays and of caches, and at all later ones."""
+    made = list[object]()
+
+    def interrupting(allocate: Callable[..., Any]) -> Callable[..., Any]:
+        def allocation(*arguments: Any) -> Any:
+            made.append(arguments)
+            if len(made) > place:
+                raise KeyboardInterrupt
+            return allocate(*arguments)
+
+        return allocation
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_cache, "mapped", interrupting(kv_cache.mapped))
+        patch.setattr(np, "zeros", interrupting(np.zeros))
+        yield

@@ -17,7 +17,7 @@ from ondevice.engines.simd import buffers
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.errors import SessionFileError, UsageError
-from tests.simd.forwards import assert_row_alone, drafted, extend, path_to, random_tree, run
+from tests.simd.forwards import assert_row_alone, drafted, extend, interrupted_allocations, path_to, random_tree, run
 from tests.tiny_models import CONTEXT, VOCAB
 
 SESSIONS = 5
@@ -324,16 +324,7 @@ def test_an_interrupt_while_the_memory_of_several_grows(
     for session in sessions:
         extend(session, range(40))
     twins = [session.fork() for session in sessions]
-    zeros, made = np.zeros, list[object]()
-
-    def interrupted(*arguments: object) -> np.ndarray:
-        made.append(arguments)
-        if len(made) > place:
-            raise KeyboardInterrupt
-        return zeros(*arguments)  # type: ignore[call-overload]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "zeros", interrupted)
+    with interrupted_allocations(monkeypatch, place):
         try:
             for session in sessions:
                 while True:

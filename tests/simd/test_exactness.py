@@ -14,7 +14,7 @@ from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.engines.simd.tensor_files import TensorFiles
-from tests.simd.forwards import assert_row_alone, drafted, extend, path_to, random_tree, run
+from tests.simd.forwards import assert_row_alone, drafted, extend, interrupted_allocations, path_to, random_tree, run
 from tests.tiny_models import CONTEXT, VOCAB
 
 MOST_ROWS = 16
@@ -119,18 +119,8 @@ def test_an_interrupt_while_memory_grows(
         for start in (0, 8, 16, 24):
             run(session, range(start, start + 8), [0])
             session.commit(range(8))
-    zeros, made = np.zeros, list[object]()
-
-    def interrupted(*arguments: Any) -> Any:
-        made.append(arguments)
-        if len(made) > place:
-            raise KeyboardInterrupt
-        return zeros(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "zeros", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(disturbed, range(100, 108), range(8))
+    with interrupted_allocations(monkeypatch, place), pytest.raises(KeyboardInterrupt):
+        run(disturbed, range(100, 108), range(8))
     wanted, found = (run(session, range(100, 108), range(8)).logits for session in (whole, disturbed))
     np.testing.assert_array_equal(found, wanted)
     for session in (whole, disturbed):

@@ -15,6 +15,8 @@ CHANNELS = [
     "<|channel>", "<channel|>",
 ]  # fmt: skip
 """Gemma 4's further control tokens."""
+IMAGES = ["<|image>", "<|image|>", "<image|>"]
+"""Before a picture, in its place in a chat template, and after it."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
     "def spam(eggs):\n    return [egg for egg in eggs if egg]\n",
@@ -46,6 +48,11 @@ def gemma_like() -> Tokenizer:
 def gemma_chat() -> Tokenizer:
     """As `gemma_like`, with all the control tokens of Gemma 4's chats."""
     return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], CHANNELS)
+
+
+def gemma_seeing() -> Tokenizer:
+    """As `gemma_chat`, with the tokens of pictures."""
+    return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], [*CHANNELS, *IMAGES])
 
 
 def llama_like() -> Tokenizer:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.checkpoint.source import Checkout, Note
+from ondevice_export.checkpoint.vision import TOWER, read_vision
 
 _PREFIXES = ("model.language_model.", "model.")
 """Prefixes of the text model's tensors; that of multimodal checkpoints is tried first, as both start with `model.`."""
@@ -34,6 +36,8 @@ class TargetCheckpoint:
     shapes: Shapes
     modules: QuantizedModules | None = None
     """The quantised modules; None unless the checkpoint was trained quantised."""
+    vision: VisionEntry | None = None
+    """The vision tower; None if the checkpoint has none, or if it is left out."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ class DrafterCheckpoint:
 
 
 @contextmanager
-def open_target(checkout: Checkout, note: Note) -> Iterator[TargetCheckpoint]:
-    """Open a target and check the shape of every tensor that will be read.
+def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> Iterator[TargetCheckpoint]:
+    """Open a target and check the shape of every tensor that will be read; with `text_only` without a vision tower.
 
     Raises:
         CheckpointError: the family is unknown, or a tensor is missing or has a wrong shape.
@@ -69,9 +73,16 @@ def open_target(checkout: Checkout, note: Note) -> Iterator[TargetCheckpoint]:
             modules.check()
         sharing = (index for index, layer in enumerate(config.layers) if layer.kv_source != index)
         skipped = _unread(names, shapes, _unused_kv(prefix, sharing), prefix)
+        vision = None
+        if not text_only:
+            quantised = modules is not None
+            vision = read_vision(checkout.directory, checkpoint, config, note, quantised=quantised)
+        if vision is not None:
+            skipped = [name for name in skipped if not name.startswith(TOWER)]
         if skipped:
-            note(f"skipping {len(skipped)} vision and audio tensors: a bundle holds the text model")
-        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes, modules)
+            what = "vision and audio" if vision is None else "audio"
+            note(f"skipping {len(skipped)} {what} tensors: the bundle does not use them")
+        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes, modules, vision)
 
 
 @contextmanager

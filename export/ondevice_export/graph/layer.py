@@ -63,18 +63,18 @@ def per_layer_inputs(module: Module, target: Target, ids: ir.Value, embedded: ir
 def _add_per_layer_input(module: Module, hidden: ir.Value, own: ir.Value) -> ir.Value:
     """`hidden + norm(projection(gelu(gate(hidden)) * own))`, own [T, P] (Gemma4TextDecoderLayer)."""
     builder = module.builder
-    gate = _gelu(builder, module.linear(hidden, "per_layer_input_gate"))
+    gate = gelu(builder, module.linear(hidden, "per_layer_input_gate"))
     update = module.linear(builder.op("Mul", gate, own), "per_layer_projection")
     return builder.op("Add", hidden, module.norm(update, "post_per_layer_input_norm"))
 
 
 def _mlp(module: Module, x: ir.Value) -> ir.Value:
     """`down(gelu(gate(x)) * up(x))`: [T, H] -> [T, H] (Gemma4TextMLP)."""
-    gate = _gelu(module.builder, module.linear(x, "gate_proj"))
+    gate = gelu(module.builder, module.linear(x, "gate_proj"))
     return module.linear(module.builder.op("Mul", gate, module.linear(x, "up_proj")), "down_proj")
 
 
-def _gelu(builder: GraphBuilder, x: ir.Value) -> ir.Value:
+def gelu(builder: GraphBuilder, x: ir.Value) -> ir.Value:
     """GELU in its tanh approximation (gelu_pytorch_tanh)."""
     return builder.op("Gelu", x, approximate="tanh")
 
@@ -147,6 +147,6 @@ def _run(module: Module, parts: Sequence[ir.Value], config: ExpertsConfig) -> li
     for number, part in enumerate(parts):
         both = linear(builder, part, gate_up.part(number, config.count))
         gate, up = builder.ops("Split", both, axis=-1, num_outputs=2, outputs=2)
-        inner = builder.op("Mul", _gelu(builder, gate), up)
+        inner = builder.op("Mul", gelu(builder, gate), up)
         outputs.append(linear(builder, inner, down.part(number, config.count)))
     return outputs

@@ -52,7 +52,14 @@ class TargetGraph:
         table: the tied token table, which the graphs of the drafter and the heads read too.
     """
 
-    def __init__(self, builder: GraphBuilder, config: Target, weights: Weights) -> None:
+    def __init__(self, builder: GraphBuilder, config: Target, weights: Weights, *, takes_soft_rows: bool) -> None:
+        """
+        Args:
+            builder: the new graph.
+            config: the target.
+            weights: stores its tensors.
+            takes_soft_rows: whether rows may come with embeddings of their own, as those of pictures do.
+        """
         self._module = Module(builder, config, weights)
         self._builder = builder
         self._config = config
@@ -64,6 +71,10 @@ class TargetGraph:
             kind: builder.input(graph_io.mask(kind), ir.DataType.BOOL, ["T", CACHE_ROWS[kind]]) for kind in CACHE_ROWS
         }
         self._rows = TokenRows(builder, positions, masks, config.rope)
+        self._soft: tuple[ir.Value, ir.Value] | None = None
+        if takes_soft_rows:
+            rows = builder.input(graph_io.SOFT_ROWS, ir.DataType.FLOAT, ["S", config.hidden_size])
+            self._soft = rows, builder.input(graph_io.EMBEDDING_SOURCE, ir.DataType.INT64, ["T"])
         self._caches: dict[int, KeyValue] = {}
         self.table = weights.matrix(EMBEDDING, weights.formats.head)
         self._head = self.table if config.tied else weights.matrix(HEAD, weights.formats.head)
@@ -99,6 +110,10 @@ class TargetGraph:
     def _embed(self) -> _Stream:
         with self._builder.scope("embed"):
             hidden = embed(self._builder, self._config, self.table, self._ids)
+            if self._soft is not None:
+                rows, source = self._soft
+                every = self._builder.op("Concat", hidden, rows, axis=0)
+                hidden = self._builder.op("Gather", every, source, axis=0)
             per_layer = None
             if self._config.ple_size:
                 per_layer = per_layer_inputs(self._module, self._config, self._ids, hidden)

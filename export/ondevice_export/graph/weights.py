@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ondevice.bundle_format.model_config import Decoder
 from ondevice.bundle_format.tensor_table import HEAD, Format, Tensor
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
@@ -62,9 +63,13 @@ class Weights:
         self._writer = writer
         self._prefix = prefix
 
+    def full_name(self, name: str) -> str:
+        """The name of a tensor in the checkpoint."""
+        return name if name == HEAD else self._prefix + name
+
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """Read a small tensor as float32."""
-        return self.checkpoint.read(self._prefix + name)
+        return self.checkpoint.read(self.full_name(name))
 
     def array(
         self, builder: GraphBuilder, name: str, values: npt.NDArray[Any], shape: tuple[int, ...] | None = None
@@ -82,7 +87,7 @@ class Weights:
 
         A matrix of a checkpoint that was trained quantised keeps its codes, and `form` is ignored.
         """
-        source = name if name == HEAD else self._prefix + name
+        source = self.full_name(name)
         if self._modules is None:
             *leading, width = shape = self.checkpoint.shape(source)
             reader = rows or partial(self.checkpoint.rows, source)
@@ -116,13 +121,17 @@ class Module:
     """Adds a module's nodes to a graph; its weights are named relative to a prefix such as `layers.3.self_attn.`."""
 
     builder: GraphBuilder
-    config: Decoder
+    config: Decoder | VisionEntry
     weights: Weights
     prefix: str = ""
 
     def at(self, prefix: str) -> Module:
         """The submodule with this prefix."""
         return dataclasses.replace(self, prefix=self.prefix + prefix)
+
+    def full_name(self, name: str) -> str:
+        """The name of one of its tensors in the checkpoint."""
+        return self.weights.full_name(self.prefix + name)
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """Read a small tensor of the checkpoint as float32."""

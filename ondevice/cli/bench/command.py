@@ -36,7 +36,7 @@ from ondevice.cli.bench.scenarios import (
 )
 from ondevice.cli.main import FAILED, INTERRUPTED
 from ondevice.cli.options import add_model_arguments, load_model
-from ondevice.cli.prompts import add_prompt_set_arguments, check_limit, fitting_prompts
+from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.generate.drafters import registry
 
@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_limit(args)
+    check_counts(args)
     if args.plot is not None:
         tables.check_plot(args.plot)
     return _run_scenarios(args) if args.scenarios else _run_prompts(args)

@@ -100,6 +100,7 @@ class SimdEngine:
         self.has_drafter = bundle.manifest.drafter is not None
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self.most_rows = MOST_ROWS
+        self._pad = bundle.manifest.pad_token_id or 0
         self._program = load_program(bundle, MOST_ROWS, threads, preparation, lookup)
         self.cache_places = self._program.caches
         self.experts = self._program.experts
@@ -132,7 +133,7 @@ class SimdEngine:
 
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
         sessions = self._checked(batch)
-        rows = Batch(batch)
+        rows = Batch(batch, self._pad)
         self._fork_guard.check()
         with self._lock:
             self._check_open()
@@ -233,7 +234,7 @@ class SimdEngine:
     def _checked(self, batch: Sequence[Rows]) -> list[SimdSession]:
         """The sessions of a batch, all different, open and of this engine; raises as `Engine.forward` does."""
         sessions = [self._own(rows.session) for rows in batch]
-        check_batch(batch, self.target.vocab_size, self.most_rows)
+        check_batch(batch, self.target, self.most_rows)
         path = batch[0].path
         if not path.is_whole:
             path.check(self.target)

@@ -19,6 +19,7 @@ from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.plan.target import EMBEDDING_STEPS
 from ondevice.engines.simd.program import Piece, Program
 from ondevice.engines.simd.threads import NEIGHBOURS, ThreadPool
 
@@ -26,12 +27,13 @@ EACH_ROW_COUNT = 8
 """Up to this many rows, each row count is a kind of work of its own. Beyond, all row counts up to the next power of two
 are one kind, because a row takes nearly the same time in all of them."""
 
-WHOLE, DRAFT, LOWER, UPPER, DRAFT_UPPER = range(0, 5 * NEIGHBOURS, NEIGHBOURS)
+WHOLE, DRAFT, LOWER, UPPER, DRAFT_UPPER, EMBED = range(0, 6 * NEIGHBOURS, NEIGHBOURS)
 """Kinds of work for the thread pool; the row count is added to them.
 
 Whole rows in one pass, drafted rows in one pass, the lower layers of either, the upper layers of whole rows, the upper
-layers of drafted rows. The last two are apart because a path may have no upper layers: when they were one kind, these
-microseconds taught the pool to run the upper layers of whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
+layers of drafted rows, the embedding of rows of which some are soft. The two kinds of upper layers are apart because a
+path may have no upper layers: when they were one kind, these microseconds taught the pool to run the upper layers of
+whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
 """
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -48,12 +50,15 @@ class Batch:
         positions: int64[T]
         wanted: int64[R], the indices of the wanted rows among all rows.
         path: the layers that all rows pass.
+        soft: the indices of the soft rows among all rows, int64[S], and their embeddings, float32[S, H]; None if there
+            are none.
     """
 
-    def __init__(self, batch: Sequence[Rows]) -> None:
+    def __init__(self, batch: Sequence[Rows], pad: int) -> None:
         """
         Args:
             batch: rows that were checked.
+            pad: the token whose per-layer embeddings soft rows have.
         """
         self.path = batch[0].path
         self.trees = [rows.tree for rows in batch]
@@ -65,6 +70,11 @@ class Batch:
             positions.append(length + tree.depths())
             first += len(tree)
         self.tokens = _joined([tree.tokens for tree in self.trees])
+        self.soft: tuple[Int64Array, Float32Array] | None = None
+        if any(rows.soft is not None for rows in batch):
+            soft = np.flatnonzero(self.tokens < 0)
+            self.soft = soft, np.concatenate([rows.soft for rows in batch if rows.soft is not None])
+            self.tokens = np.where(self.tokens < 0, pad, self.tokens)
         self.positions, self.wanted = _joined(positions), np.array(wanted, np.int64)
 
 
@@ -143,10 +153,10 @@ class TargetForward:
             The number of threads that took part.
         """
         counts = _reusable(batch, kept)
-        if not any(counts):
+        if batch.soft is not None or not any(counts):
             self._write_all(batch, records)
             base = WHOLE if batch.path.is_whole else DRAFT
-            return self._run(Piece(batch.path), batch.positions, kind_of_work(len(batch.tokens), base))
+            return self._run(Piece(batch.path), batch.positions, kind_of_work(len(batch.tokens), base), batch.soft)
         cut = next(each.cut for each, count in zip(kept, counts, strict=True) if each is not None and count)
         new = [_without_first(tree, count) for tree, count in zip(batch.trees, counts, strict=True)]
         if any(new):
@@ -176,9 +186,21 @@ class TargetForward:
         """float32[count, H], valid until the next forward: residual stream of the wanted rows where their path ends."""
         return self._program.target.planner.ends[:count]
 
-    def _run(self, piece: Piece, positions: Int64Array, kind: tuple[int, int]) -> int:
+    def _run(
+        self,
+        piece: Piece,
+        positions: Int64Array,
+        kind: tuple[int, int],
+        soft: tuple[Int64Array, Float32Array] | None = None,
+    ) -> int:
+        """Run a piece of the target for the rows in the slots; `soft` as in `Batch`."""
         looks_up = self._lookup_begin is not None and int(positions.max()) + 1 >= self._lookup_begin
         steps = self._program.target.steps(piece, looks_up=looks_up)
+        if soft is not None:
+            rows, embeddings = soft
+            embed, steps = steps[:EMBEDDING_STEPS], steps[EMBEDDING_STEPS:]
+            self._pool.run(embed, self._state.slots, *kind_of_work(len(positions), EMBED))
+            self._program.target.planner.streams[0][rows] = embeddings
         return self._pool.run(steps, self._state.slots, *kind)
 
     def _write_all(self, batch: Batch, records: Sequence[SequenceRecord]) -> None:

@@ -1,15 +1,13 @@
 """Learning what the target accepts while it generates; recent text counts most.
 
 `PositionAcceptance` learns by position in the draft, `Calibration` by the drafter's own confidence: drafters make their
-forecasts from these. `Trust` learns how far a drafter's forecasts come true: schedules and portfolios use it. `Tally`
-is the counter that they share.
+forecasts from these. `Tally` counts for both.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
@@ -23,9 +21,7 @@ class PositionAcceptance:
 
     A position that is seldom reached takes over the rate of the position before it, as a prior worth `lean` events. The
     prior of the first position is `start`, and it gains weight while nothing is drafted, so that a drafter that was
-    poor long ago is tried again. Where its first token then turns out as remembered, the counts from before the pause
-    are restored. Without that, a drafter that is never right would be forgotten until it just seems to pay, be tried,
-    and be forgotten again: it drafted in every seventh round.
+    poor long ago is tried again. How often that may fail is the controller's concern.
 
     start : probability before anything was seen, worth `lean` events
     lean : events that the rate of the position before is worth
@@ -39,18 +35,12 @@ class PositionAcceptance:
         self._keep = keep
         self._idle = idle
         self._tallies = [Tally(lean * start, lean)]
-        self._before_pause: list[Tally] = []
-        """The tallies at the last draft, where they have faded since."""
         self._undrafted = 0
         """Tokens since the last draft that the tallies have not faded for yet."""
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a verified chain of `drafted` >= 1 tokens, of which the first `accepted` were accepted."""
         self._catch_up()
-        if self._before_pause:
-            if (accepted > 0) == (self._before_pause[0].rate() > 0.5):
-                self._tallies = self._before_pause
-            self._before_pause = []
         reached = min(drafted, accepted + 1)
         self._tallies += [Tally() for _ in range(reached - len(self._tallies))]
         for position, tally in enumerate(self._tallies):
@@ -115,7 +105,6 @@ class PositionAcceptance:
         """Fade the tallies for the tokens since the last draft."""
         if not self._undrafted:
             return
-        self._before_pause = self._before_pause or [replace(tally) for tally in self._tallies]
         keep = self._idle**self._undrafted
         self._undrafted = 0
         for tally in self._tallies:
@@ -160,88 +149,6 @@ class Calibration:
         place = min(max(raw, 0.0), 1.0) * (len(self._weights) - 1)
         low = min(int(place), len(self._weights) - 2)
         return low, place - low
-
-
-TRUST_KEEP = 0.97
-"""Weight of a drafter's earlier rounds after a new one; remembers about 30."""
-
-SHORTFALL_KEEP = 0.995
-"""Weight of the difference between promised and accepted tokens after a round in which the drafter was not asked."""
-
-TRUST_START = 3.0
-"""Accepted tokens, all as forecast, that a drafter starts with."""
-
-DRIFTED_SHARE = 0.25
-"""Share of its forecast that a drafter is assumed to reach once it has drifted."""
-
-DRIFT_ALARM = 5.3
-"""Log likelihood ratio of drift from which a drafter is dropped. One that promised half or more and is never right now
-is dropped after 10 rounds; one whose forecasts hold, once in 200 rounds at most."""
-
-
-class Trust:
-    """How far one drafter's forecasts come true, as a check from outside.
-
-    Drafters learn their acceptance themselves, so mostly this changes nothing. It limits the cost of a drafter that is
-    over-confident, or that has not yet noticed that the text changed.
-
-    The share of promised tokens that were accepted, over about 30 rounds, is too slow for text that changes from one
-    line to the next. Therefore the outcomes of first tokens are also summed up as evidence for drift, never below 0
-    (CUSUM, Page 1954); when the sum reaches DRIFT_ALARM, earlier results are forgotten.
-    """
-
-    def __init__(self) -> None:
-        self._expected = TRUST_START
-        self._accepted = TRUST_START
-        self._empty = Tally(weight=TRUST_START)
-        self._first = Tally(TRUST_START, TRUST_START)
-        self._first_expected = TRUST_START
-        self._evidence = 0.0
-        self.drifted = False
-        """Whether the drift alarm was raised and the drafter has not come back to half its forecast since."""
-
-    @property
-    def empty(self) -> float:
-        """The probability that the drafter, asked for tokens, proposes none."""
-        return self._empty.rate()
-
-    @property
-    def share(self) -> float:
-        """The share of recently promised tokens that were accepted, at most 1: forecasts are scaled down by it."""
-        return min(self._accepted / self._expected, 1.0)
-
-    def observe(self, survival: Float32Array, drafted: int, accepted: int) -> None:
-        """Learn from a round: the forecast, the number of tokens then drafted, and how many of them were accepted."""
-        self._empty.fade(TRUST_KEEP)
-        self._empty.add(drafted == 0)
-        if not drafted:
-            return
-        promised = survival.tolist()[:drafted]  # a few numbers in every round: arrays would take longer
-        kept = min(self._first.hits / self._first_expected, 1.0)
-        self._evidence = max(self._evidence + _drift_evidence(kept * promised[0], accepted > 0), 0.0)
-        self._first.fade(TRUST_KEEP)
-        self._first.add(accepted > 0)
-        self._first_expected = TRUST_KEEP * self._first_expected + promised[0]
-        self._expected = TRUST_KEEP * self._expected + sum(promised)
-        self._accepted = TRUST_KEEP * self._accepted + accepted
-        if self._evidence > DRIFT_ALARM:
-            # Not down to 0: one that is still right once in four may pay, and one that never is comes here again.
-            self._accepted, self._expected = TRUST_START * DRIFTED_SHARE * self.share, TRUST_START
-            self._evidence, self.drifted = 0.0, True
-            self._first, self._first_expected = Tally(TRUST_START, TRUST_START), TRUST_START
-        elif self.drifted:
-            self.drifted = self._accepted < self._expected / 2
-
-    def rest(self) -> None:
-        """Count a round in which the drafter was not asked: its shortfall fades a little."""
-        self._accepted += (1.0 - SHORTFALL_KEEP) * max(self._expected - self._accepted, 0.0)
-
-
-def _drift_evidence(forecast: float, taken: bool) -> float:
-    """Log likelihood ratio of a first token's outcome, with drift against without."""
-    forecast = min(max(forecast, 0.05), 0.95)
-    drifted = DRIFTED_SHARE * forecast
-    return math.log(drifted / forecast) if taken else math.log((1.0 - drifted) / (1.0 - forecast))
 
 
 @dataclass

@@ -6,7 +6,8 @@ generations share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import Literal, NamedTuple
 
@@ -14,9 +15,8 @@ import numpy as np
 
 from ondevice.arrays import Float32Array
 from ondevice.engines.protocol import Engine, Outputs, Rows, Session, TokenTree
-from ondevice.generate.controller import expected_rate
 from ondevice.generate.costs import Costs
-from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Trust
+from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits
@@ -69,6 +69,8 @@ class DraftModelDrafter:
         self._limits: Limits | None = None
         self._session: Session | None = None
         self._prompt: Sequence[int] = ()
+        self._reads = True
+        """Whether the draft model can read the prompt: it has no embeddings for soft tokens, which are negative."""
         self._new = 0
         self._matching = 0
         """Number of leading tokens of the text that the session, or a cached one, holds."""
@@ -76,7 +78,6 @@ class DraftModelDrafter:
         """Number of generated tokens from which reading the text is considered again."""
         self._proposals: list[Proposal] = []
         self._own: tuple[Sampler, np.random.Generator] | None = None
-        self._full_trust = Trust()
 
     def expect(self, limits: Limits) -> None:
         self._limits = limits
@@ -89,6 +90,7 @@ class DraftModelDrafter:
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
         self._return_session()
         self._prompt, self._new, self._reconsider_at = list(prompt_ids), 0, 0
+        self._reads = min(self._prompt) >= 0
         self._matching = self._model.sequences.shared(self._prompt)
         self._proposals, self._own = [], None
 
@@ -98,10 +100,10 @@ class DraftModelDrafter:
         self._prompt, self._new, self._matching, self._proposals, self._own = (), 0, 0, [], None
 
     def forecast(self, nodes: int) -> Forecast:
-        if self._new < self._reconsider_at:
+        if self._new < self._reconsider_at or not self._reads:
             return Forecast(NO_TOKENS, self.name)
         nodes = min(nodes, self._model.engine.context_length - self._length)
-        forecast = Forecast(self._acceptance.survival(max(nodes, 0)), self.name, steady=True)
+        forecast = Forecast(self._acceptance.survival(max(nodes, 0)), self.name)
         behind = self._length - self._matching
         if behind <= NEAR or self._model.reading_s(behind, self._costs) <= self._savings(forecast):
             return forecast
@@ -110,7 +112,7 @@ class DraftModelDrafter:
 
     def draft(self, request: DraftRequest) -> Draft:
         self._proposals = []
-        if not self._new:
+        if not self._new or not self._reads:
             return Draft.empty()
         started = perf_counter()
         if not self._catch_up(request.context):
@@ -128,15 +130,16 @@ class DraftModelDrafter:
                 break
             chance = self._calibration.probability(proposal.raw)
             survival *= chance
-            if survival >= request.floor or proposal.probs is None:
+            pays = request.pays_row(len(path), survival)
+            if pays or proposal.probs is None:
                 self._proposals.append(proposal)  # a token that the ratio rule does not see is not judged
-            if survival < request.floor:
+            if not pays:
                 break
             path.append(proposal.token)
             confidence.append(chance)
             if proposal.probs is not None:
                 probs.append(proposal.probs)
-            if len(path) == request.nodes or survival * expected[len(path)] < request.floor:
+            if len(path) == request.nodes or not request.pays_step(len(path), survival * expected[len(path)]):
                 break
             coming = [proposal.token]
         chain = Draft.chain(path, confidence, self.name)
@@ -172,12 +175,15 @@ class DraftModelDrafter:
 
     def _savings(self, forecast: Forecast) -> float:
         """Seconds that reading may take to be expected to pay."""
-        if not (rate := expected_rate(forecast, self._costs, self._full_trust)):
-            return 0.0
+        count = len(forecast.survival)
+        plain, *forwards = self._costs.forwards(count + 1)
+        tokens: Iterator[float] = accumulate(forecast.survival.tolist(), initial=1.0)
+        drafted = zip(tokens, [plain, *forwards], [0.0, *self._costs.drafts(self.name, count)], strict=False)
+        best = min((forward + draft) / brought for brought, forward, draft in drafted)  # seconds of a token
         left = self._new
         if self._limits is not None:
             left = min(left, self._limits.max_new_tokens - self._new)
-        return left * max(self._costs.forwards(1)[0] - 1.0 / rate, 0.0) / READING_RETURN
+        return left * (plain - best) / READING_RETURN
 
     def _catch_up(self, context: Sequence[int]) -> bool:
         """Take a session if there is none. If more than NEAR tokens are unread, read all but the newest.

@@ -81,7 +81,7 @@ class HeadsDrafter:
     def forecast(self, nodes: int) -> Forecast:
         """The likeliest nodes of the tree of first, second and further children, by how often each was right."""
         if not self._grows_trees:
-            return Forecast(self._acceptance.survival(min(nodes, self._positions)), self.name, steady=True)
+            return Forecast(self._acceptance.survival(min(nodes, self._positions)), self.name)
         firsts = self._acceptance.conditional(self._positions).tolist()
         seconds = [tally.rate() for tally in self._siblings]
         survival: list[float] = []
@@ -93,7 +93,7 @@ class HeadsDrafter:
                 heappush(frontier, (max(negative, -parent * seconds[rank]), parent, position, rank + 1))
             if position + 1 < self._positions:
                 heappush(frontier, (negative * firsts[position + 1], -negative, position + 1, 0))
-        return Forecast(np.array(survival, np.float32), self.name, steady=True)
+        return Forecast(np.array(survival, np.float32), self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
         self._tree = None
@@ -155,7 +155,7 @@ class _ProposedTree(GuessedTree):
         self._expand(ROOT, 1.0)
         while self._frontier and len(self.tokens) < request.nodes:
             negative, _, guess, chance, parent = heappop(self._frontier)
-            if -negative < request.floor:
+            if not request.pays_row(len(self.tokens), -negative):
                 break
             self._expand(self.add(parent, guess.token, chance), -negative)
 

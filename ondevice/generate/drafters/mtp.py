@@ -81,9 +81,9 @@ class MtpDrafter:
     def forecast(self, nodes: int) -> Forecast:
         """The chain of first children, and a second child next to each of them."""
         if not self._grows_trees:
-            return Forecast(self._acceptance.survival(nodes), self.name, steady=True)
+            return Forecast(self._acceptance.survival(nodes), self.name)
         survival = self._acceptance.survival_with_siblings(nodes, self._second.rate())
-        return Forecast(survival, self.name, steady=True)
+        return Forecast(survival, self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
         """Grow a tree, likeliest token first. A step is run from a token when its child is the likeliest to be next."""
@@ -100,10 +100,10 @@ class MtpDrafter:
         entries = 0
         while frontier and len(tree.tokens) < request.nodes:
             negative, _, added, index = heappop(frontier)
-            if -negative < request.floor:
-                break
             node, entries = nodes[index], entries + branches
             if added is None:
+                if not request.pays_step(len(tree.tokens), -negative):
+                    break
                 hidden, guesses = self._step(self._session, node, tree.paths[index], request, branches)
                 tree.guesses[index] = guesses
                 for rank, guess in enumerate(guesses):
@@ -111,6 +111,8 @@ class MtpDrafter:
                     heappush(frontier, (-node.survival * chance, entries + rank, (guess.token, chance), index))
                 nodes[index] = Node(node.token, hidden, node.survival)
             else:
+                if not request.pays_row(len(tree.tokens), -negative):
+                    break
                 new = tree.add(index, *added)
                 nodes[new] = Node(added[0], node.hidden, -negative)
                 heappush(frontier, (negative * expected[len(tree.paths[index])], entries, None, new))
@@ -130,7 +132,7 @@ class MtpDrafter:
         if not (self._grows_trees and request.trees):
             return 1
         self._without_siblings += 1
-        if self._second.rate() < MIN_SIBLING_SHARE * request.floor and self._without_siblings < SIBLING_INTERVAL:
+        if self._second.rate() < MIN_SIBLING_SHARE * request.row_floor(0) and self._without_siblings < SIBLING_INTERVAL:
             return 1
         self._without_siblings = 0
         return self._branches

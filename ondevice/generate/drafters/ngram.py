@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby, takewhile
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -79,13 +79,21 @@ class NgramDrafter:
             self._turns.append(self._generated)
         self._prompt, self._generated = list(prompt_ids), []
         if before and self._prompt[: len(before)] == before:
-            self._automaton.extend(self._prompt[len(before) :])
+            self._read(self._prompt[len(before) :])
             return
         self._automaton = SuffixAutomaton()
         for turn in self._turns:
             self._automaton.extend(turn)
             self._automaton.end_text()
-        self._automaton.extend(self._prompt)
+        self._read(self._prompt)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Append tokens of a prompt. The text ends at soft tokens (negative): nothing is guessed across them."""
+        for is_soft, run in groupby(tokens, key=lambda token: token < 0):
+            if is_soft:
+                self._automaton.end_text()
+            else:
+                self._automaton.extend(list(run))
 
     def forget(self) -> None:
         self._turns.clear()
@@ -99,7 +107,8 @@ class NgramDrafter:
 
     def draft(self, request: DraftRequest) -> Draft:
         confidence = self._confidence(request.nodes)
-        count = sum(survival >= request.floor for survival in accumulate(confidence, mul))
+        survivals = accumulate(confidence, mul)
+        count = len(list(takewhile(lambda node: request.pays_row(*node), enumerate(survivals))))
         return Draft.chain(self._guessed(request.nodes).tokens[:count].tolist(), confidence[:count], SOURCE)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.protocol import ROOT, Outputs, Session
-from ondevice.generate.drafters.acceptance import Trust
 from ondevice.generate.request import Constraint, Limits, SamplingOptions
 from ondevice.generate.sampling import Guess, Sampler
 
@@ -39,8 +38,8 @@ class Drafter(Protocol):
     """Proposes tokens for one generation at a time. What it learnt about acceptance is kept from one generation to the
     next.
 
-    The order of calls: `begin`, `observe` with the first token, then in each round `forecast`, `draft` if the schedule
-    decides to, and `observe`.
+    The order of calls: `begin`, `observe` with the first token, then in each round in which the controller asks this
+    drafter `observe` with the tokens since the last call, `forecast`, and `draft` if it decides to.
     """
 
     name: str
@@ -49,7 +48,8 @@ class Drafter(Protocol):
         """Start a generation, whose prompt is committed.
 
         Args:
-            prompt_ids: all tokens before the first new one, which `observe` reports next.
+            prompt_ids: all tokens before the first new one, which `observe` reports next. Those of pictures are
+                negative: no target chooses them, and they are dropped from drafts.
             session: the target's sequence. The drafter may read committed tokens and must not change them. Rows left
                 pending by its own draft forwards (`Rows.path`) may be overwritten at any time.
         """
@@ -70,10 +70,9 @@ class Drafter(Protocol):
         ...
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        """Report the target's verdict, whether or not this drafter drafted. Called first after the prefill.
-
-        It is called after every round. Rounds in which the drafter was not asked may be reported together, before it is
-        asked again.
+        """Report the target's verdict, whether or not this drafter drafted. Called first after the prefill, then before
+        the drafter is asked again, and at the end of the generation. Rounds in which it was not asked are reported
+        together.
 
         Args:
             emitted: tokens that now follow: the accepted drafts and then the target's own token. The last one has no
@@ -93,16 +92,10 @@ class Forecast:
         the best draft of k. Their sum is the expected number of accepted tokens, for a chain and for a tree. Shorter
         than `nodes` where the drafter has no more to propose.
     source : name of the drafter that would make the draft
-    steady : whether the forecast stays about the same until something is drafted, because it does not depend on the
-        text. Where a steady forecast does not pay, it is asked for again when a draft is to be tried, not every round.
-    trust : how far forecasts of this source have come true, where the drafter keeps count itself, as a portfolio does;
-        None: the schedule keeps count
     """
 
     survival: Float32Array
     source: str
-    steady: bool = False
-    trust: Trust | None = None
 
 
 @dataclass(frozen=True)
@@ -110,17 +103,35 @@ class DraftRequest:
     """What a round asks of a drafter.
 
     nodes : tokens to propose at most
-    floor : a deterministic drafter stops before a node whose survival (see `Forecast`) is below this
+    row_floors, step_floors : see `pays_row` and `pays_step`; where they end, every row and step pays
     sampler : how the target will choose its tokens; `Sampler.guess` draws as it will
     context : every token up to the newest one
     trees : whether tokens may have siblings; False where the engine's results for a tree differ from those of chains
     """
 
     nodes: int
-    floor: float = 0.0
+    row_floors: Sequence[float] = ()
+    step_floors: Sequence[float] = ()
     sampler: Sampler = GREEDY
     context: Sequence[int] = ()
     trees: bool = True
+
+    def row_floor(self, node: int) -> float:
+        """The survival below which node number `node`, from 0 on, is not worth its row in the verification."""
+        return self.row_floors[node] if node < len(self.row_floors) else 0.0
+
+    def pays_row(self, node: int, survival: float) -> bool:
+        """Whether a deterministic drafter should propose a token of this survival (see `Forecast`) as its node number
+        `node`, or rather end the draft.
+        """
+        return survival >= self.row_floor(node)
+
+    def pays_step(self, node: int, survival: float) -> bool:
+        """Whether to run a draft step that computes a token, where the token has this expected survival and would be
+        node number `node`: it must be worth the step and the row.
+        """
+        step_floor = self.step_floors[node] if node < len(self.step_floors) else 0.0
+        return survival >= self.row_floor(node) + step_floor
 
 
 def _no_floats() -> Float32Array:
@@ -158,6 +169,10 @@ class Draft:
         for parent in self.parents.tolist():  # a few numbers in every round: arrays take four times as long
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return max(depths, default=0)
+
+    def has_children(self, node: int) -> bool:
+        """Whether a token was proposed behind this node, or, for ROOT, behind the newest token."""
+        return node in self.parents.tolist()
 
     @classmethod
     def chain(cls, tokens: Sequence[int], confidence: Sequence[float] = (), source: str = "none") -> Draft:

@@ -6,7 +6,8 @@ To add a drafter, write a file in this package and an entry in `_ENTRIES`. An ap
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # the command line lists the names without importing numpy or
     from ondevice.generate.costs import Costs
     from ondevice.generate.drafters.draft_model import DraftModel, DraftSampling
     from ondevice.generate.drafters.protocol import Drafter
+
+_log = logging.getLogger("ondevice")
 
 NONE = "none"
 AUTO = "auto"
@@ -31,21 +34,24 @@ class DrafterEntry:
 
     name : name on the command line and in options
     summary : one line for users
-    make : creates a drafter for sequences of an engine; the costs are this machine's
+    make : creates the drafters for a sequence of an engine; the costs are this machine's
     obstacle : returns why it cannot draft for an engine's bundle, and what to do; None where it can
+    loses : whether it is expected to be slower than plain decoding for an engine's bundle here. It is then used only
+        where it is named, and neither offered nor a part of `auto`
     needs_grammar : whether it drafts only where a grammar constrains the reply
     unless_mtp : whether `auto` includes it only if the bundle has no MTP drafter. MTP tokens cost less and are right
         more often; trying drafters that it dominates took a fifth of the reference pair's first reply
-    make_for_portfolio : creates one for a portfolio, where that differs from `make`
+    make_for_auto : creates those for `auto`, where that differs from `make`
     """
 
     name: str
     summary: str
-    make: Callable[[Engine, Costs], Drafter]
+    make: Callable[[Engine, Costs], Sequence[Drafter]]
     obstacle: Callable[[Engine], str | None] = lambda engine: None
+    loses: Callable[[Engine], bool] = lambda engine: False
     needs_grammar: bool = False
     unless_mtp: bool = False
-    make_for_portfolio: Callable[[Engine, Costs], Drafter] | None = None
+    make_for_auto: Callable[[Engine, Costs], Sequence[Drafter]] | None = None
 
 
 def names() -> tuple[str, ...]:
@@ -61,40 +67,35 @@ def draft_bundle(drafter: str) -> str | None:
 
 
 def with_draft_model(drafter: str, model: DraftModel, sampling: DraftSampling) -> DrafterEntry:
-    """The entry for an opened draft bundle: the draft model alone, or in a portfolio if `drafter` begins with `auto+`.
+    """The entry for an opened draft bundle: the draft model alone, or with all of `auto` where `drafter` begins so.
 
     Raises:
-        UsageError: the ratio rule in a portfolio, because its other drafts are drawn with the target's noise.
+        UsageError: the ratio rule beside other drafters, because their drafts are drawn with the target's noise.
     """
 
-    def alone(engine: Engine, costs: Costs) -> Drafter:
+    def alone(engine: Engine, costs: Costs) -> Sequence[Drafter]:
         from ondevice.generate.drafters.draft_model import DraftModelDrafter
 
-        return DraftModelDrafter(model, costs, sampling)
+        return [DraftModelDrafter(model, costs, sampling)]
 
-    def in_portfolio(engine: Engine, costs: Costs) -> Drafter:
-        from ondevice.generate.drafters.portfolio import Portfolio
-
-        return Portfolio([*_portfolio_members(engine, costs), alone(engine, costs)], costs)
+    def with_all(engine: Engine, costs: Costs) -> Sequence[Drafter]:
+        return [*_auto(engine, costs), *alone(engine, costs)]
 
     if not drafter.startswith(AUTO_WITH):
         return DrafterEntry(f"{drafter} {sampling}", "a draft model", alone)
     if sampling == "ratio":
         raise UsageError("the ratio rule needs a draft model that drafts alone: leave auto+ or draft_sampling out")
-    return DrafterEntry(drafter, "a draft model together with all drafters that the bundle offers", in_portfolio)
+    return DrafterEntry(drafter, "a draft model together with all drafters that the bundle offers", with_all)
 
 
 def with_grammar(entry: DrafterEntry) -> DrafterEntry:
-    """The entry for a reply that a grammar constrains: a portfolio also gets the grammar drafter."""
+    """The entry for a reply that a grammar constrains: `auto` also gets the grammar drafter."""
 
-    def make(engine: Engine, costs: Costs) -> Drafter:
-        from ondevice.generate.drafters.portfolio import Portfolio
+    def make(engine: Engine, costs: Costs) -> Sequence[Drafter]:
+        return [*_grammar(engine, costs), *entry.make(engine, costs)]
 
-        drafter = entry.make(engine, costs)
-        if not isinstance(drafter, Portfolio):
-            return drafter
-        return Portfolio([_grammar(engine, costs), *drafter.drafters], costs)
-
+    if entry.name != AUTO and not entry.name.startswith(AUTO_WITH):
+        return entry
     return replace(entry, name=f"{entry.name} with a grammar", make=make)
 
 
@@ -112,11 +113,13 @@ def entry(name: str, engine: Engine) -> DrafterEntry:
 
 
 def methods(engine: Engine) -> list[str]:
-    """The names of single drafters that can draft any text for this bundle: without `auto` and `grammar`."""
+    """The names of single drafters that draft any text for this bundle: without `auto`, `grammar`, and those that are
+    expected to lose.
+    """
     return [
         name
         for name, each in REGISTRY.items()
-        if name != AUTO and not each.needs_grammar and each.obstacle(engine) is None
+        if name != AUTO and not each.needs_grammar and each.obstacle(engine) is None and not each.loses(engine)
     ]
 
 
@@ -129,81 +132,79 @@ def offered(engine: Engine) -> list[str]:
 # How drafters are made. Each function imports its drafter only when it is called.
 
 
-def _mtp(engine: Engine, costs: Costs) -> Drafter:
+def _mtp(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.mtp import MtpDrafter
 
-    return MtpDrafter(engine.target.hidden_size, engine.target.vocab_size)
+    return [MtpDrafter(engine.target.hidden_size, engine.target.vocab_size)]
 
 
-def _ngram(engine: Engine, costs: Costs) -> Drafter:
+def _ngram(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.ngram import NgramDrafter
 
-    return NgramDrafter()
+    return [NgramDrafter()]
 
 
-def _grammar(engine: Engine, costs: Costs) -> Drafter:
+def _grammar(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.grammar import GrammarDrafter
 
-    return GrammarDrafter()
+    return [GrammarDrafter()]
 
 
-def _self(engine: Engine, costs: Costs) -> Drafter:
+def _self(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.engines.layer_path import path_of
     from ondevice.generate.drafters.self_speculative import SkippingDrafter
 
     record = _tuned(engine)
-    if record is None or not record.pays:
-        return SkippingDrafter("self", engine, None)
+    if record is None or not record.usable:
+        return [SkippingDrafter("self", engine, None)]
+    if not record.pays:
+        _log.warning(
+            "`ondevice tune` predicts %.2f times plain decoding for `self`, which drafts only where that pays: "
+            "--num-assistant-tokens-schedule constant drafts always",
+            record.speed_up,
+        )
     costs.assume("self", record.draft_share)
-    return SkippingDrafter("self", engine, path_of(record.skips), record.survival[0])
+    return [SkippingDrafter("self", engine, path_of(record.skips), record.survival[0])]
 
 
-def _swift(engine: Engine, costs: Costs) -> Drafter:
+def _swift(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.self_speculative import SwiftDrafter
 
-    return SwiftDrafter(engine, costs)
+    return [SwiftDrafter(engine, costs)]
 
 
-def _swift_for_portfolio(engine: Engine, costs: Costs) -> Drafter:
+def _swift_for_auto(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.self_speculative import SEARCH_SHARE, SwiftDrafter
 
-    return SwiftDrafter(engine, costs, SEARCH_SHARE / 2)
+    return [SwiftDrafter(engine, costs, SEARCH_SHARE / 2)]
 
 
-def _medusa(engine: Engine, costs: Costs) -> Drafter:
+def _medusa(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.heads import MedusaDrafter
 
-    return MedusaDrafter(engine.heads["medusa"], engine.target)
+    return [MedusaDrafter(engine.heads["medusa"], engine.target)]
 
 
-def _blockwise(engine: Engine, costs: Costs) -> Drafter:
+def _blockwise(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.heads import BlockwiseDrafter
 
-    return BlockwiseDrafter(engine.heads["blockwise"], engine.target)
+    return [BlockwiseDrafter(engine.heads["blockwise"], engine.target)]
 
 
-def _early_exit(engine: Engine, costs: Costs) -> Drafter:
+def _early_exit(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.self_speculative import EarlyExitDrafter
 
     layer = engine.heads["exit"].layer
     assert layer is not None
     costs.assume("early-exit", (layer + 1) / len(engine.target.layers))
-    return EarlyExitDrafter(engine, layer + 1)
+    return [EarlyExitDrafter(engine, layer + 1)]
 
 
-def _auto(engine: Engine, costs: Costs) -> Drafter:
-    from ondevice.generate.drafters.portfolio import Portfolio
-
-    return Portfolio(_portfolio_members(engine, costs), costs)
-
-
-def _portfolio_members(engine: Engine, costs: Costs) -> list[Drafter]:
-    """New drafters of the engine's bundle for a portfolio."""
+def _auto(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     entries = [REGISTRY[name] for name in methods(engine)]
     has_mtp = any(each.name == "mtp" for each in entries)
-    return [
-        (each.make_for_portfolio or each.make)(engine, costs) for each in entries if not (has_mtp and each.unless_mtp)
-    ]
+    chosen = [each.make_for_auto or each.make for each in entries if not (has_mtp and each.unless_mtp)]
+    return [drafter for make in chosen for drafter in make(engine, costs)]
 
 
 # Why a drafter cannot run for the bundle of an engine.
@@ -233,7 +234,12 @@ def _no_tuned_layers(engine: Engine) -> str | None:
     record = _tuned(engine)
     if record is None:
         return "the layers that a draft of this bundle can leave out are not known yet: run `ondevice tune BUNDLE`"
-    return None if record.pays else "`ondevice tune` found no layers that a draft could leave out with a gain here"
+    return None if record.usable else "`ondevice tune` found no layers that a draft of this bundle could leave out"
+
+
+def _loses_when_tuned(engine: Engine) -> bool:
+    record = _tuned(engine)
+    return record is not None and not record.pays
 
 
 def _no_heads(kind: str) -> Callable[[Engine], str | None]:
@@ -272,13 +278,14 @@ _ENTRIES = (
         "the model itself, without the attention and MLP blocks that `ondevice tune` found dispensable",
         _self,
         _no_tuned_layers,
+        _loses_when_tuned,
     ),
     DrafterEntry(
         "swift",
         "the model itself, without blocks that it finds dispensable while it generates",
         _swift,
         _no_partial_forwards,
-        make_for_portfolio=_swift_for_portfolio,
+        make_for_auto=_swift_for_auto,
         unless_mtp=True,
     ),
     DrafterEntry(

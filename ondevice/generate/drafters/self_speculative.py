@@ -75,7 +75,7 @@ class PartialDrafter(ABC):
         self._session, self._newest, self._proposed = None, None, []
 
     def forecast(self, nodes: int) -> Forecast:
-        return Forecast(self._acceptance.survival(nodes if self.ready() else 0), self.name, steady=True)
+        return Forecast(self._acceptance.survival(nodes if self.ready() else 0), self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
         self._proposed = []
@@ -84,7 +84,8 @@ class PartialDrafter(ABC):
         expected = self._acceptance.conditional(request.nodes).tolist()
         tokens, confidence, survival = [self._newest], list[float](), 1.0
         while len(tokens) <= request.nodes and not self._cancelled():
-            if survival * expected[len(tokens) - 1] < request.floor and len(tokens) > 1:
+            drafted = len(tokens) - 1
+            if drafted and not request.pays_step(drafted, survival * expected[drafted]):
                 break
             scores = self.scores(self._session, tokens)
             if scores is None:
@@ -96,7 +97,7 @@ class PartialDrafter(ABC):
             self._proposed.append((token, share))
             chance = self._calibration.probability(share)
             survival *= chance
-            if survival < request.floor:
+            if not request.pays_row(drafted, survival):
                 break
             tokens.append(token)
             confidence.append(chance)
@@ -265,6 +266,8 @@ class SwiftDrafter(SkippingDrafter):
         if length <= 0:
             return
         tokens = list(session.tokens[length:])
+        if min(tokens) < 0:  # soft tokens, whose embeddings are not kept
+            return
         fork = session.fork(length)
         if fork.length == length:
             self._sample, self._new = SkipSample(self._engine, fork, tokens), 0

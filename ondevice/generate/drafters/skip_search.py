@@ -39,7 +39,7 @@ class SkipCosts:
     mlp: float
 
     def token(self, skips: Skips) -> float:
-        """Cost of a drafted token without these sub-layers. For an empty set it is 1, which cannot pay."""
+        """Cost of a drafted token without these sub-layers. For an empty set it is 1."""
         return max(1.0 - sum(self.attention if kind == "attention" else self.mlp for kind, _ in skips), MIN_TOKEN_COST)
 
     def speed_up(self, survival: Survival, token: float) -> float:
@@ -65,7 +65,8 @@ class SkipSearch:
 
     Attributes:
         tried: survival by set, for all sets measured.
-        best: the set with the highest predicted speed-up, whether it pays or not.
+        best: the set with the highest predicted speed-up, whether it pays or not; empty before the first measurement.
+            The empty set, whose drafts are whole forwards, cannot pay and is not measured.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class SkipSearch:
         """
         self._free = list(free)
         self.costs = costs
-        self.tried = dict(tried or {})
+        self.tried = {skips: survival for skips, survival in (tried or {}).items() if skips}
         self.best: Skips = max(self.tried, key=self.speed_up, default=frozenset())
         self._restarts = self._starts()
         self._start: Skips | None = None
@@ -133,12 +134,13 @@ class SkipSearch:
         """The sets with one choice inverted, in a random order."""
         order = list(self._free)
         random.Random(len(skips)).shuffle(order)
-        return (skips ^ {sub} for sub in order)
+        return (inverted for sub in order if (inverted := skips ^ {sub}))
 
     def _starts(self) -> Iterator[Skips]:
         for seed in range(RESTARTS):
             inverted = random.Random(seed).sample(self._free, max(2, len(self._free) // 5))
-            yield self.best ^ frozenset(inverted)
+            if start := self.best ^ frozenset(inverted):
+                yield start
 
 
 def survival_of(matched: Sequence[Sequence[bool]]) -> Survival:

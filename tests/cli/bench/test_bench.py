@@ -131,7 +131,7 @@ def test_turns_without_a_template_are_plain_text(run, tmp_path):
         (["--limit", "0"], "--limit must be"),
         (["--prompts", "missing.txt"], "cannot read missing.txt"),
         (["--drafters", "mtp"], "no MTP drafter"),
-        (["--max-new-tokens", "0"], "max_new_tokens"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be"),
     ],
 )
 def test_a_mistake_is_one_line(run, bundle, words, complaint):

@@ -33,6 +33,10 @@ from ondevice.engines.simd.plan.layer import (
 )
 from ondevice.engines.simd.tensor_files import Matrix
 
+EMBEDDING_STEPS = 1
+"""Steps at the beginning of a whole or lower plan that write the token embeddings to the residual stream, and nothing
+else: after them, the rows of pictures take the place of those of their tokens."""
+
 
 def pack_target(layout: PackLayout, model: TargetModel) -> None:
     """Add the target's matrices to the pack. This comes before those of any other model."""

@@ -1,0 +1,111 @@
+"""The vision tower of a target's checkpoint: its configuration, and the check of its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ondevice.bundle_format.model_config import Target
+from ondevice.bundle_format.tensor_table import Shapes
+from ondevice.bundle_format.vision import BUDGETS, VisionEntry, range_shapes, vision_shapes
+from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.json_fields import Fields, read_json
+from ondevice_export.checkpoint.source import Note
+
+VISION_GRAPH = "vision.onnx"
+
+PREFIX = "model."
+"""Prefix of the tower's tensor names in a checkpoint."""
+
+TOWER = (f"{PREFIX}vision_tower.", f"{PREFIX}embed_vision.")
+"""How the names of the tower's tensors begin."""
+
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+"""Files with the settings of the image processor; the first one has them in a field of their own."""
+
+
+def read_vision(
+    directory: Path, checkpoint: Checkpoint, target: Target, note: Note, *, quantised: bool
+) -> VisionEntry | None:
+    """Read the configuration of a checkpoint's vision tower and check its tensors.
+
+    Args:
+        directory: the checkpoint's directory.
+        checkpoint: its tensors.
+        target: the target that the tower is for.
+        note: called with one line if there is a tower that is left out.
+        quantised: whether the checkpoint was trained quantised, and so perhaps the tower too.
+
+    Returns:
+        The configuration; None if there is no tower, or one that bundles cannot have yet, which `note` is told.
+
+    Raises:
+        CheckpointError: the configuration is damaged or not supported, a tensor is missing or has a wrong shape, or
+            the tower has a tensor that the configuration does not name.
+    """
+    outer = Fields(read_json(directory / "config.json"), str(directory / "config.json"))
+    own = [name for name in checkpoint.names if name.startswith(TOWER)]
+    if outer.data.get("vision_config") is None or not own:
+        return None
+    fields, text = outer.mapping("vision_config", {}), outer.mapping("text_config", {})
+    if fields.data.get("model_type", "gemma4_vision") != "gemma4_vision":
+        note("pictures are not supported for this model yet: its image embedder has no encoder")
+        return None
+    if text.data.get("use_bidirectional_attention") is not None:
+        note("pictures are not supported for this model yet: their tokens attend to later ones")
+        return None
+    vision = _entry(outer, fields, _default_tokens(directory))
+    shapes: Shapes = {PREFIX + name: shape for name, shape in vision_shapes(vision, target).items()}
+    if fields.flag("use_clipped_linears"):
+        shapes |= {PREFIX + name: shape for name, shape in range_shapes(vision).items()}
+    if quantised and not all(name in checkpoint for name in shapes):
+        note("the vision tower was trained quantised, which is not supported yet: the bundle reads text only")
+        return None
+    if unknown := [name for name in own if name not in shapes]:
+        raise CheckpointError(
+            f"tensor {unknown[0]} has no place in the vision tower that config.json describes ({len(unknown)} such): "
+            "--text-only exports the text model alone"
+        )
+    checkpoint.check(shapes)
+    return vision
+
+
+def _entry(outer: Fields, fields: Fields, tokens: int) -> VisionEntry:
+    if fields.flag("attention_bias"):
+        raise CheckpointError(f"{fields.origin}: attention_bias is not supported")
+    activation = fields.data.get("hidden_activation", "gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        raise CheckpointError(f"{fields.origin}: activation {activation!r:.99} is not supported")
+    heads = fields.integer("num_attention_heads", 12)
+    if (groups := fields.integer("num_key_value_heads", 12)) != heads:
+        raise CheckpointError(f"{fields.origin}: {heads} query heads that share {groups} KV heads are not supported")
+    return VisionEntry(
+        graph=VISION_GRAPH,
+        layers=fields.integer("num_hidden_layers", 16),
+        hidden_size=fields.integer("hidden_size", 768),
+        intermediate_size=fields.integer("intermediate_size", 3072),
+        query_heads=heads,
+        head_dim=fields.integer("head_dim", 64),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        theta=fields.mapping("rope_parameters", {}).number("rope_theta", 100.0),
+        patch=fields.integer("patch_size", 16),
+        pool=fields.integer("pooling_kernel_size", 3),
+        positions=fields.integer("position_embedding_size", 10_240),
+        standardize=fields.flag("standardize"),
+        tokens=tokens,
+        begin_token_id=outer.integer("boi_token_id", 255_999, minimum=0),
+        image_token_id=outer.integer("image_token_id", 258_880, minimum=0),
+        end_token_id=outer.integer("eoi_token_id", 258_882, minimum=0),
+    )
+
+
+def _default_tokens(directory: Path) -> int:
+    """The most soft tokens of a picture by the settings of the image processor, 280 where the checkpoint has none."""
+    for name in _PROCESSORS:
+        if (directory / name).is_file():
+            fields = Fields(read_json(directory / name), str(directory / name))
+            tokens = fields.mapping("image_processor", fields.data).integer("max_soft_tokens", 280)
+            if tokens not in BUDGETS:
+                raise CheckpointError(f"{fields.origin}: max_soft_tokens is {tokens}, not one of {BUDGETS}")
+            return tokens
+    return 280

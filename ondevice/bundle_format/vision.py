@@ -1,0 +1,125 @@
+"""The vision tower: its configuration in `bundle.json`, the names and shapes of its tensors, and their checks.
+
+The tower turns the patches of a picture into soft tokens: rows that take the place of token embeddings in a forward of
+the target. Inputs and outputs of its graph: `graph_io`. Source: Gemma4VisionModel and Gemma4MultimodalEmbedder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ondevice.bundle_format.model_config import MOST_LAYERS, Target, check_number, check_positive, require
+from ondevice.bundle_format.tensor_table import Shapes
+
+BUDGETS = (70, 140, 280, 560, 1120)
+"""The most soft tokens that a picture may become: one of these. More tokens show more detail."""
+
+MOST_PATCH = 64
+"""Largest side of a patch, and largest pooled block; real ones have 16 and 3."""
+
+PROJECTION = "embed_vision.embedding_projection.weight"
+PATCHES, POSITIONS = (
+    "vision_tower.patch_embedder.input_proj.weight",
+    "vision_tower.patch_embedder.position_embedding_table",
+)
+STANDARDIZE = ("vision_tower.std_bias", "vision_tower.std_scale")
+
+LINEARS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+"""The linear layers of a layer. The input and the output of each may be limited to a range."""
+
+
+@dataclass(frozen=True)
+class VisionEntry:
+    """The vision tower of a bundle."""
+
+    graph: str
+    """File name of the ONNX graph."""
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    query_heads: int
+    head_dim: int
+    norm_eps: float
+    theta: float
+    """Base of the rotary frequencies; half of a head turns by x, the other half by y."""
+    patch: int
+    """Side of a patch in pixels."""
+    pool: int
+    """Side of the square of patches whose mean is a soft token."""
+    positions: int
+    """Number of positions along each side, in patches."""
+    standardize: bool
+    """Whether the pooled rows are shifted and scaled before the projection."""
+    tokens: int
+    """Soft tokens of a picture at most, where the user does not choose: one of BUDGETS."""
+    begin_token_id: int
+    image_token_id: int
+    """The token that a chat template writes for a picture; the soft tokens take its place."""
+    end_token_id: int
+
+    @property
+    def side(self) -> int:
+        """Pixels of a soft token's side; both sides of a resized picture are multiples."""
+        return self.patch * self.pool
+
+
+def check_vision(vision: VisionEntry, target: Target) -> None:
+    """Check every number of the tower's configuration.
+
+    Raises:
+        InvalidFieldError: a number is out of range, or contradicts another.
+    """
+    check_number("layers of the vision tower", vision.layers, MOST_LAYERS)
+    for name in ("hidden_size", "intermediate_size", "query_heads", "head_dim", "positions"):
+        check_number(f"{name} of the vision tower", getattr(vision, name), 1 << 20)
+    require(vision.head_dim % 4 == 0, f"head_dim of the vision tower is {vision.head_dim}, no multiple of 4")
+    check_positive("norm_eps of the vision tower", vision.norm_eps, 1.0)
+    check_positive("theta of the vision tower", vision.theta, 1e30, 1.0)
+    check_number("patch of the vision tower", vision.patch, MOST_PATCH)
+    check_number("pool of the vision tower", vision.pool, MOST_PATCH)
+    require(vision.tokens in BUDGETS, f"tokens of the vision tower is {vision.tokens}, not one of {BUDGETS}")
+    tokens = vision.begin_token_id, vision.image_token_id, vision.end_token_id
+    for token in tokens:
+        check_number("a token of the vision tower", token, target.vocab_size - 1, least=0)
+    require(len(set(tokens)) == len(tokens), f"the tokens of the vision tower are {tokens}")
+
+
+def vision_shapes(vision: VisionEntry, target: Target) -> Shapes:
+    """Names and shapes of the tower's tensors."""
+    hidden, wide, heads = vision.hidden_size, vision.intermediate_size, vision.query_heads * vision.head_dim
+    shapes: Shapes = {
+        PATCHES: (hidden, 3 * vision.patch**2),
+        POSITIONS: (2, vision.positions, hidden),
+        PROJECTION: (target.hidden_size, hidden),
+    }
+    if vision.standardize:
+        shapes |= dict.fromkeys(STANDARDIZE, (hidden,))
+    sizes = ((heads, hidden),) * 3 + ((hidden, heads), (wide, hidden), (wide, hidden), (hidden, wide))
+    for index in range(vision.layers):
+        prefix = layer_prefix(index)
+        shapes |= {f"{prefix}{name}.linear.weight": size for name, size in zip(LINEARS, sizes, strict=True)}
+        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (vision.head_dim,) for name in "qk"}
+        norms = (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+        shapes |= {f"{prefix}{name}.weight": (hidden,) for name in norms}
+    return shapes
+
+
+def range_shapes(vision: VisionEntry) -> Shapes:
+    """Names and shapes of the limits of linear layers in a checkpoint that has them; a bundle has them in the graph."""
+    ends = ("input_min", "input_max", "output_min", "output_max")
+    return {
+        f"{layer_prefix(index)}{name}.{end}": () for index in range(vision.layers) for name in LINEARS for end in ends
+    }
+
+
+def layer_prefix(index: int) -> str:
+    """Prefix of the names of a layer's tensors."""
+    return f"vision_tower.encoder.layers.{index}."

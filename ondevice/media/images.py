@@ -1,0 +1,218 @@
+"""Opens, decodes and resizes pictures as transformers' `Gemma4ImageProcessorPil` does, to the same bits.
+
+A picture is resized to fill its number of soft tokens: small ones are enlarged. Files are untrusted: the header is read
+first, and what is too large is refused before it is decoded. Transparent pixels are laid over white, a camera's
+rotation (EXIF) is applied, and of an animation the first frame is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.arrays import Float32Array, Int64Array
+from ondevice.bundle_format.vision import BUDGETS, VisionEntry
+from ondevice.errors import MissingDependencyError, PromptError, UsageError, reason
+from ondevice.text.pictures import MOST_BYTES, Image
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+MOST_PIXELS = 50_000_000
+MOST_SIDE = 16384
+"""Largest picture that is decoded."""
+
+_ROTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
+"""The EXIF field with the rotation, and its values that exchange the sides."""
+
+_TO_FLOAT = (np.arange(256) * (1 / 255)).astype(np.float32)
+"""Each value of a pixel from 0 to 1, rounded as the reference does: in float64, then to float32."""
+
+_warnings_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A resized picture.
+
+    values : uint8[H, W, 3], both sides multiples of a soft token's
+    patch, pool : as in `VisionEntry`
+    """
+
+    values: NDArray[np.uint8]
+    patch: int
+    pool: int
+
+    @property
+    def tokens(self) -> int:
+        """The number of soft tokens."""
+        return self.values.size // (3 * (self.patch * self.pool) ** 2)
+
+    def digest(self) -> bytes:
+        """Identifies the soft tokens: equal pixels have equal ones."""
+        return hashlib.sha256(repr(self.values.shape).encode() + self.values.tobytes()).digest()
+
+    def patches(self) -> tuple[Float32Array, Int64Array, Int64Array]:
+        """The tower's input: patches float32[N, 3PP], and the column and row of each, int64[N]; see `graph_io`."""
+        patch, pool = self.patch, self.pool
+        height, width = (size // (patch * pool) for size in self.values.shape[:2])
+        blocks = self.values.reshape(height, pool, patch, width, pool, patch, 3).transpose(0, 3, 1, 4, 2, 5, 6)
+        places = np.indices((height * pool, width * pool)).reshape(2, height, pool, width, pool)
+        row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+        return _TO_FLOAT[blocks.reshape(-1, 3 * patch**2)], column.astype(np.int64), row.astype(np.int64)
+
+
+class Picture:
+    """A picture whose header was read and whose size was checked; `pixels` decodes it.
+
+    Attributes:
+        tokens: the number of soft tokens that it will have.
+    """
+
+    def __init__(self, image: Image, vision: VisionEntry, tokens: int | None, name: str) -> None:
+        """
+        Args:
+            image: the picture.
+            vision: the tower that it is for.
+            tokens: the most soft tokens of pictures that do not choose themselves; None takes the tower's number.
+            name: what errors call it.
+
+        Raises:
+            PromptError: it cannot be read, is of another format, or is too large.
+            UsageError: a number of tokens that is none of BUDGETS.
+            MissingDependencyError: Pillow is not installed.
+        """
+        self._name, self._vision = name, vision
+        most = next(each for each in (image.tokens, tokens, vision.tokens) if each is not None)
+        if isinstance(most, bool) or most not in BUDGETS:
+            raise UsageError(f"a picture takes {', '.join(map(str, BUDGETS))} tokens at most, not {most!r:.60}")
+        self._source = self._open(image.source)
+        width, height = self._source.size
+        if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
+            raise PromptError(
+                f"{name} has {width} x {height} pixels: {MOST_PIXELS // 1_000_000} million are possible, and "
+                f"{MOST_SIDE} on a side"
+            )
+        with self._reading():
+            turned = self._source.getexif().get(_ROTATION) in _ON_ITS_SIDE
+        self._size = resized(*((width, height) if turned else (height, width)), most, vision, name)
+        self.tokens = (self._size[0] // vision.side) * (self._size[1] // vision.side)
+
+    def pixels(self) -> Pixels:
+        """Decode and resize it.
+
+        Raises:
+            PromptError: it is damaged.
+        """
+        from PIL import Image as Pillow
+        from PIL import ImageOps
+
+        with self._reading():
+            picture = on_white(ImageOps.exif_transpose(self._source))
+            height, width = self._size
+            if picture.size != (width, height):
+                picture = picture.resize((width, height), Pillow.Resampling.BICUBIC)
+        return Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)
+
+    def _open(self, source: Any) -> PIL.Image.Image:
+        """The picture with its header read."""
+        try:
+            from PIL import Image as Pillow
+        except ImportError as error:
+            raise MissingDependencyError("PIL", "images", what="a picture in a prompt") from error
+        if isinstance(source, Pillow.Image):
+            return source
+        if isinstance(source, np.ndarray):
+            return self._of_array(source)
+        if isinstance(source, str | PathLike):
+            source = self._read(Path(source))
+        if not isinstance(source, bytes | bytearray | memoryview):
+            raise PromptError(
+                f"{self._name} is a {type(source).__name__}: pass a path, the bytes of a file, a PIL image or an array"
+            )
+        if len(source) > MOST_BYTES:
+            raise PromptError(f"{self._name} has more than {MOST_BYTES >> 20} MB")
+        # Pillow warns of large pictures, which are refused here; filters of warnings belong to the process
+        with self._reading(), _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
+            return Pillow.open(BytesIO(source), formats=FORMATS)
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            with path.open("rb") as file:
+                return file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise PromptError(f"{self._name} cannot be read: {path}: {error.strerror}") from error
+        except ValueError as error:  # a NUL in the path
+            raise PromptError(f"{self._name} cannot be read: {reason(error)}") from error
+
+    def _of_array(self, array: NDArray[Any]) -> PIL.Image.Image:
+        from PIL import Image as Pillow
+
+        good = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+        if array.dtype != np.uint8 or not good or not array.size:
+            raise PromptError(f"{self._name} is an array {array.dtype}{list(array.shape)}: use uint8[height, width, 3]")
+        return Pillow.fromarray(np.ascontiguousarray(array))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raise whatever Pillow raises as a PromptError of one line."""
+        try:
+            yield
+        except PromptError:
+            raise
+        except Exception as error:  # Pillow's readers raise nearly anything for a damaged file
+            known = f"{self._name} is damaged, or no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+            said = "" if type(error).__name__ == "UnidentifiedImageError" else f" ({reason(error)})"
+            raise PromptError(known + said) from error
+
+
+def resized(height: int, width: int, tokens: int, vision: VisionEntry, name: str) -> tuple[int, int]:
+    """The height and width to which a picture is resized: multiples of a soft token's side, `tokens` of them at most.
+
+    Source: get_aspect_ratio_preserving_size. A picture of one row or column of tokens keeps its ratio less well.
+
+    Raises:
+        PromptError: the tower has not as many positions, or the picture has no pixels.
+    """
+    if not height or not width:
+        raise PromptError(f"{name} has {width} x {height} pixels")
+    side = vision.side
+    factor = math.sqrt(tokens * side**2 / (height * width))
+    tall, wide = (math.floor(factor * size / side) * side for size in (height, width))
+    if not tall:
+        tall, wide = side, min(width // height, tokens) * side
+    elif not wide:
+        tall, wide = min(height // width, tokens) * side, side
+    if max(tall, wide) > vision.positions * vision.patch:
+        raise PromptError(f"{name} is too narrow, {width} x {height} pixels: cut it in pieces")
+    return tall, wide
+
+
+def on_white(picture: PIL.Image.Image) -> PIL.Image.Image:
+    """The picture in RGB, transparent pixels over white; of 16-bit gray the upper 8 bits."""
+    from PIL import Image as Pillow
+
+    if picture.mode.startswith("I"):
+        gray = np.clip(np.asarray(picture).astype(np.int64), 0, 65535) >> 8
+        return Pillow.fromarray(gray.astype(np.uint8)).convert("RGB")
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    return Pillow.alpha_composite(Pillow.new("RGBA", layer.size, (255, 255, 255)), layer).convert("RGB")

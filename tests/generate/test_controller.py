@@ -1,0 +1,347 @@
+"""The controller: the choice of drafter and length, what it costs to explore, and the simple rules."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ondevice.errors import UsageError
+from ondevice.generate.controller import (
+    CREDIT,
+    MAX_DRAFT,
+    NO_ROOM,
+    Controller,
+    FixedLength,
+    HeuristicLength,
+    below,
+    make_controller,
+)
+from ondevice.generate.costs import Costs, KnownCosts
+from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.generate.stats import Round
+from tests.generate.rounds import decoded
+from tests.generate.simulation import Boaster, DiceDrafter, Pessimist, World, simulate, speed
+
+SEEDS = range(4)
+ROUNDS = 800
+
+
+def chain(drafted: int, accepted: int) -> Round:
+    return decoded(drafted + 1, 1.0, accepted)
+
+
+def known(forwards: list[float], draft: float = 0.0) -> Costs:
+    """These times of forwards of 1, 2, ... rows, and of a drafted token."""
+    costs = Costs()
+    rows = dict(enumerate((forward / forwards[0] for forward in forwards), 1))
+    costs.recall(KnownCosts(0.0, forwards[0], rows, {"dice": {1: draft, 16: 16 * draft}} if draft else {}))
+    return costs
+
+
+class Scripted(DiceDrafter):
+    """Expects what it was given."""
+
+    def __init__(self, name: str, *survival: float) -> None:
+        super().__init__(name)
+        self.survival = np.array(survival, np.float32)
+
+    def forecast(self, nodes: int) -> Forecast:
+        return Forecast(self.survival[:nodes], self.name)
+
+
+# The simple rules.
+
+
+def test_constant_drafts_as_many_as_fit() -> None:
+    controller, drafter = FixedLength(Costs(), 5), DiceDrafter()
+    assert [controller.plan([drafter], limit).nodes for limit in (16, 3)] == [5, 3]
+    assert controller.plan([drafter], 0) == NO_ROOM
+
+
+def test_heuristic_adds_two_when_all_were_accepted_and_takes_one_when_not() -> None:
+    controller = HeuristicLength(Costs(), 5)
+    lengths = []
+    for drafted, accepted in [(5, 5), (7, 6), (6, 0), (0, 0), (5, 5)]:
+        controller.observe(chain(drafted, accepted))
+        lengths.append(controller.plan([DiceDrafter()], 99).nodes)
+    assert lengths == [7, 6, 5, 5, 7]
+
+
+def test_heuristic_stays_between_one_and_the_most() -> None:
+    controller = HeuristicLength(Costs(), 2)
+    for _ in range(5):
+        controller.observe(chain(2, 0))
+    assert controller.plan([DiceDrafter()], 99).nodes == 1
+    for _ in range(30):
+        controller.observe(chain(2, 2))
+    assert controller.plan([DiceDrafter()], 99).nodes == MAX_DRAFT
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("constant", FixedLength), ("heuristic", HeuristicLength), ("auto", Controller)]
+)
+def test_controllers_by_name(name: str, kind: type) -> None:
+    assert isinstance(make_controller(name, None, Costs()), kind)
+    rounds = simulate(make_controller(name, 1, Costs()), DiceDrafter(), World.linear(0.05, 0.0), 20)
+    assert max(this.drafted for this in rounds) == 1
+
+
+def test_an_unknown_controller_or_length_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="auto, heuristic or constant, not 'wild'"):
+        make_controller("wild", 4, Costs())
+    with pytest.raises(UsageError, match="at least 1, not 0"):
+        make_controller("auto", 0, Costs())
+
+
+# The choice.
+
+
+def test_a_draft_ends_where_a_token_is_not_worth_its_row_or_its_step() -> None:
+    """At the speed of plain decoding a row that costs a tenth must bring a tenth of a token."""
+    plan = Controller(known([1.0, 1.1, 1.2, 1.3, 1.4], draft=0.05)).plan([DiceDrafter()], 4)
+    assert plan.nodes == 4
+    assert plan.row_floors == pytest.approx([0.1] * 4)
+    assert plan.step_floors == pytest.approx([0.05] * 4)
+    request = DraftRequest(plan.nodes, plan.row_floors, plan.step_floors)
+    assert [request.pays_row(0, 0.11), request.pays_row(0, 0.09)] == [True, False]
+    assert [request.pays_step(0, 0.16), request.pays_step(0, 0.14)] == [True, False]
+
+
+def test_at_a_higher_speed_a_token_must_be_more_likely() -> None:
+    controller = Controller(known([1.0, 1.0, 1.0, 1.0, 1.1]))
+    for _ in range(100):
+        controller.observe(decoded(5, 1.1, accepted=4))
+    assert controller.speed() == pytest.approx(5 / 1.1, rel=0.02)
+    controller._since_plain = 0
+    plan = controller.plan([Scripted("ngram", 0.9, 0.9, 0.9, 0.9)], 4)
+    assert plan.row_floors[3] == pytest.approx(0.1 * 5 / 1.1, rel=0.05)
+
+
+def test_a_draft_sees_past_a_jump() -> None:
+    """Two more rows do not pay, four do: the jump is spread over the rows that it pays for."""
+    drafter = Scripted("dice", 0.85, 0.7, 0.6, 0.5)
+    controller = Controller(known([1.0, 1.9, 1.9, 1.9, 1.9], draft=1e-6))
+    plan = controller.plan([drafter], 4)
+    assert plan.drafter is drafter
+    assert len(drafter.draft(DraftRequest(plan.nodes, plan.row_floors, plan.step_floors))) == 4
+    drafter.survival = np.array([0.85], np.float32)
+    assert controller.plan([drafter], 4).drafter is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_largest_convex_sequence_below_costs(seed: int) -> None:
+    costs = np.cumsum(np.random.default_rng(seed).random(12)).tolist()
+    found = below(costs)
+    assert len(found) == len(costs)
+    assert (np.array(found) <= np.array(costs) + 1e-12).all()
+    assert (np.diff(found, 2) >= -1e-12).all()
+    touched = np.flatnonzero(np.isclose(found, costs))
+    assert {0, len(costs) - 1} <= set(touched.tolist())
+    corners = np.flatnonzero(np.diff(found, 2) > 1e-9) + 1
+    assert set(corners.tolist()) <= set(touched.tolist())
+
+
+@pytest.mark.parametrize(
+    ("primary", "secondary", "expected"),
+    [
+        ((0.7, 0.5), (0.9, 0.8), "ngram"),
+        ((0.7, 0.5), (0.8,), "mtp"),
+        ((0.7, 0.5), (), "mtp"),
+        ((0.9,), (0.85,), "ngram"),
+        ((0.9,), (0.7,), "mtp"),
+        ((), (), None),
+        ((0.05,), (), None),
+    ],
+)
+@pytest.mark.parametrize("kind", [Controller, FixedLength])
+def test_the_drafter_whose_draft_is_worth_most_drafts(
+    kind: type[Controller], primary: tuple[float, ...], secondary: tuple[float, ...], expected: str | None
+) -> None:
+    """Rows are free, and a token of `mtp` takes a tenth of a forward."""
+    costs = Costs()
+    drafts = {"mtp": {1: 0.1, 8: 0.8}, "ngram": {1: 1e-6, 8: 1e-6}}
+    costs.recall(KnownCosts(0.0, 1.0, dict.fromkeys(range(1, 9), 1.0), drafts))
+    plan = kind(costs, 4).plan([Scripted("mtp", *primary), Scripted("ngram", *secondary)], 4)
+    if kind is Controller:
+        assert (plan.drafter and plan.drafter.name) == expected
+        assert plan.drafter is not None or plan.reason == ("unprofitable" if primary else "no_match")
+    else:
+        assert plan.drafter is not None
+        assert plan.drafter.name == (expected or "mtp")
+
+
+def test_rows_of_other_sequences_make_drafts_dearer() -> None:
+    """Rows are free up to four here: one sequence alone drafts three tokens, with three others none."""
+    controller = Controller(known([1.0, 1.0, 1.0, 1.0, 1.6, 2.2, 2.8, 3.4]))
+    for _ in range(60):  # a single row is known for all of these
+        for rows in (1, 3, 4):
+            controller.costs.observe(decoded(rows, 1.0))
+
+    def drafted(other_rows: int) -> int:
+        drafter = Scripted("dice", 0.5, 0.4, 0.3, 0.2)
+        plan = controller.plan([drafter], 4, other_rows)
+        return len(drafter.draft(DraftRequest(plan.nodes, plan.row_floors, plan.step_floors)))
+
+    assert [drafted(0), drafted(2)] == [3, 1]
+    assert controller.plan([Scripted("dice", 0.5, 0.4)], 2, other_rows=3).drafter is None
+
+
+class Untouchable(DiceDrafter):
+    def forecast(self, k: int) -> Forecast:
+        assert k > 0
+        return Forecast(np.zeros(0, np.float32), self.name)
+
+    def draft(self, request: DraftRequest) -> Draft:
+        raise AssertionError("a drafter with nothing to say was called")
+
+
+def test_auto_does_not_call_a_drafter_that_has_nothing_to_say() -> None:
+    rounds = simulate(Controller(Costs()), Untouchable(), World.linear(0.1, 0.5), 50)
+    assert not any(this.drafted for this in rounds)
+    assert Controller(Costs()).plan([Untouchable()], 0) == NO_ROOM
+
+
+def auto_speed(world: World, drafter: type[DiceDrafter] = DiceDrafter) -> float:
+    """Mean over a few seeds, from a cold start."""
+    runs = [simulate(Controller(Costs()), drafter(), world, ROUNDS, seed=seed) for seed in SEEDS]
+    return float(np.mean([speed(rounds, world) for rounds in runs]))
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("chance", [0.3, 0.45, 0.6, 0.75, 0.9])
+def test_auto_comes_close_to_the_best_constant_length(slope: float, chance: float) -> None:
+    world = World.linear(slope, chance)
+    assert auto_speed(world) > 0.94 * world.best_speed()
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("chance", [0.3, 0.6, 0.9])
+def test_auto_does_so_on_a_busy_machine(slope: float, chance: float) -> None:
+    world = replace(World.linear(slope, chance), noise=0.1, spikes=0.02)
+    assert auto_speed(world) > 0.9 * world.best_speed()
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.05, 0.2, 0.5])
+@pytest.mark.parametrize("drafter", [DiceDrafter, Boaster])
+def test_auto_keeps_the_speed_of_plain_decoding_when_every_draft_is_wrong(
+    slope: float, drafter: type[DiceDrafter]
+) -> None:
+    """A boaster goes on expecting 0.9 of every token: what its rounds lose parks it, not what it says."""
+    assert auto_speed(World.linear(slope, 0.0), drafter) > 1 - 0.015 - CREDIT / ROUNDS
+
+
+def test_probes_of_a_hopeless_drafter_cost_one_percent_at_most() -> None:
+    world = World.linear(0.5, 0.0)
+    rounds = simulate(Controller(Costs()), DiceDrafter(), world, 2000)
+    assert speed(rounds[200:], world) > 0.985
+    assert {this.drafted for this in rounds[200:]} == {0, 1}
+
+
+@pytest.mark.parametrize("asking", [0.02, 0.3, 2.0])
+def test_asking_in_vain_costs_one_percent_at_most(asking: float) -> None:
+    """As on a tiny model, where the Python around a draft takes as long as a forward. A text may change at any time."""
+    world = World.linear(0.9, 0.0)
+    drafters = [DiceDrafter("one"), DiceDrafter("other")]
+    rounds = simulate(Controller(Costs()), drafters, world, 3000, asking=asking)
+    assert speed(rounds[500:], world) > 0.985
+    assert sum(this.control_seconds > 0 for this in rounds[500:]) >= 5
+
+
+def test_a_new_generation_tries_again_and_one_stopped_round_does_not_end_drafting() -> None:
+    controller, drafter = Controller(Costs()), DiceDrafter()
+    simulate(controller, drafter, World.linear(0.5, 0.0), 300)
+    before = drafter.drafted
+    assert before == 0
+    controller.begin()
+    rounds = simulate(controller, drafter, World.linear(0.5, 0.9), 100)
+    assert sum(this.drafted > 0 for this in rounds) > 60
+    stopped = replace(decoded(3, 1.0), draft_seconds=1e6, forward=rounds[-1].forward)
+    controller.asked([drafter])
+    controller.observe(stopped)
+    after = simulate(controller, drafter, World.linear(0.5, 0.9), 200)
+    assert sum(this.drafted > 0 for this in after) > 150
+
+
+def test_what_brings_more_than_it_takes_is_always_asked() -> None:
+    rounds = simulate(Controller(Costs()), DiceDrafter(), World.linear(0.02, 0.8), 500, asking=0.3)
+    assert all(this.control_seconds > 0 for this in rounds)
+
+
+def test_auto_does_not_draft_where_rows_cost_what_they_bring() -> None:
+    world = World.linear(0.9, 0.6)
+    rounds = simulate(Controller(Costs()), DiceDrafter(), world, ROUNDS)
+    assert np.mean([this.drafted > 0 for this in rounds[200:]]) < 0.06
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("drafter", [DiceDrafter, Boaster])
+def test_auto_comes_back_when_the_text_changes(slope: float, drafter: type[DiceDrafter]) -> None:
+    world = replace(World.linear(slope, 0.8), chance=lambda index, source: 0.0 if index < 400 else 0.8)
+    best = World.linear(slope, 0.8).best_speed()
+    back = []
+    for seed in range(8):
+        rounds = simulate(Controller(Costs()), drafter(), world, 700, seed=seed)
+        assert np.mean([this.drafted > 0 for this in rounds[300:400]]) < 0.15
+        starts = range(400, 680)
+        back.append(next(start for start in starts if speed(rounds[start : start + 20], world) > 0.85 * best) - 400)
+    assert np.median(back) <= 80
+
+
+def test_auto_drafts_within_forty_tokens_of_a_change() -> None:
+    """From never right to right nine times in ten, in the middle of a generation, where rows cost what E2B's do."""
+    world = replace(World.linear(0.05, 0.9, 0.02), chance=lambda index, source: 0.0 if index < 200 else 0.9)
+    waits = []
+    for seed in range(8):
+        rounds = simulate(Controller(Costs()), DiceDrafter(), world, 300, seed=seed)
+        assert speed(rounds[:200], world) > 0.95
+        back = next(index for index, this in enumerate(rounds) if index >= 200 and this.drafted >= 4)
+        waits.append(sum(len(this.token_ids) for this in rounds[200:back]))
+    assert np.median(waits) <= 40
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.2])
+def test_a_poor_free_drafter_does_not_keep_a_better_one_from_another_chance(slope: float) -> None:
+    """Of two that do not pay, probes go to the one that expects more; the other must come to expect more in time."""
+
+    def chance(index: int, source: str) -> float:
+        return 0.15 if source == "free" else 0.0 if index < 400 else 0.8
+
+    world = replace(World.linear(slope, 0.8), chance=chance)
+    after = []
+    for seed in SEEDS:
+        costs = Costs()
+        drafters = [DiceDrafter("model"), Pessimist("free")]
+        after.append(speed(simulate(Controller(costs), drafters, world, 900, seed=seed)[500:], world))
+    assert np.mean(after) > 0.9 * World.linear(slope, 0.8).best_speed()
+
+
+@pytest.mark.parametrize("drafter", [DiceDrafter, Boaster])
+@pytest.mark.parametrize("slope", [0.02, 0.05, 0.2, 0.5])
+def test_a_drafter_that_drifts_loses_its_credit_and_is_tried_again(slope: float, drafter: type[DiceDrafter]) -> None:
+    """A text that is easy, then hard from round 200 on, then easy again from 600 on."""
+    world = replace(World.linear(slope, 0.8), chance=lambda index, source: 0.0 if 200 <= index < 600 else 0.8)
+    for seed in range(8):
+        rounds = simulate(Controller(Costs()), drafter(), world, 1000, seed=seed)
+        lost = sum(world.forward(this.rows) + world.draft * this.drafted - 1 for this in rounds[200:600])
+        assert lost < CREDIT + 0.015 * 400 + 1
+        # A boaster's drafts are so long that they hardly pay.
+        assert np.mean([this.drafted > 0 for this in rounds[800:]]) > (0.85 if drafter is DiceDrafter else 0.1)
+
+
+def test_auto_gives_up_soon_when_the_text_turns_against_it() -> None:
+    world = replace(World.linear(0.2, 0.8), chance=lambda index, source: 0.8 if index < 400 else 0.0)
+    rounds = simulate(Controller(Costs()), DiceDrafter(), world, 700)
+    assert np.mean([this.drafted > 0 for this in rounds[440:]]) < 0.1
+
+
+def test_auto_survives_a_slow_first_measurement() -> None:
+    """Four times too slow a first step makes every draft look cheap until the single row is timed again."""
+
+    def simulate_slow_start() -> float:
+        costs = Costs()
+        costs.observe(decoded(1, 1.0))
+        costs.observe(decoded(1, 4.0))
+        world = World.linear(0.9, 0.3)
+        return speed(simulate(Controller(costs), DiceDrafter(), world, 400), world)
+
+    assert simulate_slow_start() > 0.93

@@ -1,0 +1,209 @@
+"""The tower's graph against transformers, layer by layer, and exports of towers that are not as they should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ondevice
+from ondevice.bundle import Bundle
+from ondevice.bundle_format import graph_io
+from ondevice.engines.graph_check import check_graph, vision_interface
+from ondevice.errors import BundleCorruptError, CheckpointError
+from ondevice.media.images import Pixels
+from ondevice.media.tower import VisionTower
+from ondevice_export import export
+from tests.media.pictures_made import noise
+from tests.tiny_models import PATCH, POOL, TOWER_LAYERS
+
+PICTURE = Pixels(noise(5 * PATCH * POOL, 3 * PATCH * POOL), PATCH, POOL)
+pytestmark = pytest.mark.needs("oracle", "onnxruntime")
+
+
+def test_every_layer(seeing: dict[tuple[str, str], Bundle], family: str, oracle: Any, tmp_path: Path) -> None:
+    """All peculiarities are randomised: ranges of linear layers, positions, norms, shift and scale."""
+    import onnx
+    import onnxruntime
+    import torch
+
+    bundle = seeing[family, "none"]
+    directory = Path(shutil.copytree(bundle.path, tmp_path / "bundle"))
+    graph = onnx.load(directory / "vision.onnx", load_external_data=False)
+    ends = []
+    for index in range(TOWER_LAYERS):
+        ends.append([node.output[0] for node in graph.graph.node if node.name.startswith(f"layers.{index}/")][-1])
+        graph.graph.output.append(onnx.helper.make_tensor_value_info(ends[-1], onnx.TensorProto.FLOAT, None))
+    onnx.save(graph, directory / "vision.onnx")
+    patches, column, row = PICTURE.patches()
+    session = onnxruntime.InferenceSession(directory / "vision.onnx")
+    feeds = {graph_io.PATCHES: patches, graph_io.COLUMN: column, graph_io.ROW: row}
+    rows, *layers = session.run([graph_io.SOFT_ROWS, *ends], feeds)
+
+    order = np.lexsort((column, row))
+    places = torch.tensor(np.stack([column, row], -1)[order])[None]
+    found: list[Any] = []
+    for each in oracle.model.vision_tower.encoder.layers:
+        each.register_forward_hook(lambda module, arguments, output: found.append(output[0].numpy()))
+    with torch.no_grad():
+        expected = oracle.model.get_image_features(torch.tensor(patches[order])[None], places).pooler_output[0]
+    assert len(found) == len(layers) == TOWER_LAYERS
+    for layer, each in zip(layers, found, strict=True):
+        np.testing.assert_allclose(layer[order], each, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(rows, expected.numpy(), atol=1e-4, rtol=0)
+    assert np.abs(rows).max() > 0.1
+
+
+def test_the_ranges_of_linear_layers_count(seeing: dict[tuple[str, str], Bundle], checkpoints: dict[str, Path]) -> None:
+    import onnx
+
+    graphs = {
+        family: onnx.load(seeing[family, "none"].path / "vision.onnx", load_external_data=False)
+        for family in checkpoints
+    }
+    clips = {family: sum(node.op_type == "Clip" for node in graph.graph.node) for family, graph in graphs.items()}
+    assert clips == {"seeing": 14 * TOWER_LAYERS, "seeing-e4b": 0}
+
+
+def test_a_picture_alone_as_among_others(seeing: dict[tuple[str, str], Bundle], family: str) -> None:
+    bundle = seeing[family, "none"]
+    assert bundle.manifest.vision is not None
+    tower = VisionTower(bundle, bundle.manifest.vision, 1)
+    first = tower.encode(PICTURE)
+    tower.encode(Pixels(noise(24, 60, seed=4), PATCH, POOL))
+    np.testing.assert_array_equal(tower.encode(PICTURE), first)
+    assert first.shape == (PICTURE.tokens, 64)
+
+
+def changed(checkpoint: Path, directory: Path, **tensors: Any) -> Path:
+    """A copy of a checkpoint with other tensors; None removes one."""
+    from safetensors.numpy import load_file, save_file
+
+    copy = Path(shutil.copytree(checkpoint, directory / "target"))
+    found = load_file(copy / "model.safetensors")
+    for name, value in tensors.items():
+        full = f"model.vision_tower.{name.replace('__', '.')}"
+        if value is None:
+            del found[full]
+        else:
+            found[full] = value
+    save_file(found, copy / "model.safetensors")
+    return copy
+
+
+def test_text_only(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    target = checkpoints["seeing"] / "target"
+    notes: list[str] = []
+    bundle = export(target, tmp_path / "bundle", quantize="int8", text_only=True, note=notes.append)
+    manifest = json.loads((bundle / "bundle.json").read_text("utf-8"))
+    assert "vision" not in manifest
+    assert not any("vision" in name for name in manifest["files"])
+    assert any("vision and audio tensors" in note for note in notes)
+    with ondevice.load(bundle, engine="ort", threads=1) as model:
+        assert model.generate([2, 40, 50], max_new_tokens=2).token_ids
+
+
+def test_every_tensor_of_a_tower_is_known_and_there(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    target = checkpoints["seeing"] / "target"
+    name = "encoder__layers__1__mlp__up_proj__input_min"
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.input_min is missing"):
+        export(changed(target, tmp_path / "a", **{name: None}), tmp_path / "bundle")
+    extra = changed(target, tmp_path / "b", encoder__layers__1__surprise=np.zeros(3, np.float32))
+    with pytest.raises(CheckpointError, match=r"surprise has no place in the vision tower.*--text-only"):
+        export(extra, tmp_path / "bundle")
+    export(extra, tmp_path / "bundle", text_only=True)
+    wrong = changed(target, tmp_path / "c", encoder__layers__1__self_attn__q_norm__weight=np.zeros(3, np.float32))
+    with pytest.raises(CheckpointError, match=r"q_norm.weight has shape \[3\]"):
+        export(wrong, tmp_path / "bundle2")
+    nan = changed(target, tmp_path / "d", **{name: np.array(np.nan, np.float32)})
+    with pytest.raises(CheckpointError, match="has the range nan"):
+        export(nan, tmp_path / "bundle3")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_key_value_heads", 1, "share 1 KV heads"),
+        ("hidden_activation", "relu", "activation 'relu'"),
+        ("head_dim", 6, "no multiple of 4"),
+        ("patch_size", 4096, "patch of the vision tower"),
+        ("num_hidden_layers", -1, "num_hidden_layers"),
+    ],
+)
+def test_configurations_that_are_not_supported(
+    checkpoints: dict[str, Path], tmp_path: Path, field: str, value: Any, message: str
+) -> None:
+    copy = Path(shutil.copytree(checkpoints["seeing"] / "target", tmp_path / "target"))
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    config["vision_config"][field] = value
+    (copy / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(CheckpointError, match=f"{message}|has shape") as caught:
+        export(copy, tmp_path / "bundle")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tower_whose_pictures_attend_to_later_tokens_is_left_out(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(checkpoints["seeing"] / "target", tmp_path / "target"))
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    config["text_config"]["use_bidirectional_attention"] = "vision"
+    (copy / "config.json").write_text(json.dumps(config), "utf-8")
+    notes: list[str] = []
+    assert Bundle.open(export(copy, tmp_path / "bundle", note=notes.append)).manifest.vision is None
+    assert any("not supported for this model yet" in note for note in notes)
+
+
+def test_the_processors_settings(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(checkpoints["seeing"] / "target", tmp_path / "target"))
+    (copy / "processor_config.json").write_text(json.dumps({"image_processor": {"max_soft_tokens": 140}}), "utf-8")
+    vision = Bundle.open(export(copy, tmp_path / "bundle")).manifest.vision
+    assert vision is not None
+    assert (vision.tokens, vision.patch, vision.pool) == (140, PATCH, POOL)
+    (copy / "processor_config.json").write_text(json.dumps({"image_processor": {"max_soft_tokens": 141}}), "utf-8")
+    with pytest.raises(CheckpointError, match="max_soft_tokens is 141"):
+        export(copy, tmp_path / "bundle")
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_a_damaged_tower(seeing: dict[tuple[str, str], Bundle], tmp_path: Path) -> None:
+    import onnx
+
+    vision = seeing["seeing", "int8"].manifest.vision
+    assert vision is not None
+
+    def encoded(directory: Path) -> None:
+        bundle = Bundle.open(directory)
+        assert bundle.manifest.vision is not None
+        VisionTower(bundle, bundle.manifest.vision, 1).encode(PICTURE)
+
+    copy = Path(shutil.copytree(seeing["seeing", "int8"].path, tmp_path / "bundle"))
+    graph = (copy / "vision.onnx").read_bytes()
+    (copy / "vision.onnx").write_bytes(graph.replace(b"MultiHeadAttention", b"MultiHeadAttentiom"))
+    with pytest.raises(BundleCorruptError, match="not an operator of exported graphs"):
+        encoded(copy)
+    (copy / "vision.onnx").write_bytes(graph)
+    encoded(copy)
+    without_heads = onnx.load_from_string(graph)
+    [attention, *_] = (node for node in without_heads.graph.node if node.op_type == "MultiHeadAttention")
+    next(each for each in attention.attribute if each.name == "num_heads").i = 0
+    with pytest.raises(BundleCorruptError, match="num_heads of MultiHeadAttention is 0"):
+        check_graph(
+            write(tmp_path / "vision.onnx", without_heads.SerializeToString()),
+            seeing["seeing", "int8"].manifest,
+            vision_interface(vision, seeing["seeing", "int8"].manifest.target),
+        )
+    manifest = json.loads((copy / "bundle.json").read_text("utf-8"))
+    for field, value in (("head_dim", 25), ("image_token_id", 1 << 20), ("tokens", 5), ("pool", 0), ("layers", 2)):
+        broken = {**manifest, "vision": {**manifest["vision"], field: value}}
+        (copy / "bundle.json").write_text(json.dumps(broken), "utf-8")
+        with pytest.raises(BundleCorruptError):
+            encoded(copy)

@@ -1,0 +1,94 @@
+"""Parts of messages that are pictures: found in their order, and replaced by placeholders."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from ondevice.errors import PromptError
+from ondevice.text import pictures
+from ondevice.text.chat_template import ChatTemplate
+from ondevice.text.messages import plain_messages
+from ondevice.text.pictures import PLACEHOLDER, Image, picture_of_url, take_pictures
+from tests.text.templates import GEMMA, GEMMA_4_SEEING
+
+TEXT = {"type": "text", "text": "a"}
+
+
+def url(data: bytes = b"abc") -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def test_messages_without_pictures_stay_as_they_are() -> None:
+    messages = [{"role": "user", "content": [TEXT]}, {"role": "user", "content": "a"}, {"role": "x"}, 7, None]
+    found, images = take_pictures(messages)
+    assert found is messages
+    assert images == []
+
+
+def test_pictures_in_their_order() -> None:
+    first, second, third, fourth = Image("1"), Image("2", 70), "3", b"4"
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [first, TEXT, {"type": "image", "image": second}], "name": "n"},
+        {"role": "assistant", "content": "a"},
+        {
+            "role": "user",
+            "content": ({"type": "image", "image": third}, {"type": "image_url", "image_url": url(fourth)}),
+        },
+    ]
+    found, images = take_pictures(messages)
+    assert images == [first, second, Image(third), Image(fourth)]
+    assert found == [
+        {"role": "user", "content": [PLACEHOLDER, TEXT, PLACEHOLDER], "name": "n"},
+        messages[1],
+        {"role": "user", "content": [PLACEHOLDER, PLACEHOLDER]},
+    ]
+    assert first in messages[0]["content"]
+    plain = plain_messages(found)
+    text = ChatTemplate(GEMMA_4_SEEING).render(plain)
+    assert text.count("<|image|>") == 4
+    assert text.index("<|image|>a<|image|>") < text.index("<|image|><|image|>")
+
+
+def test_a_template_that_reads_no_parts_has_no_place_for_pictures() -> None:
+    messages = plain_messages([{"role": "user", "content": [PLACEHOLDER, TEXT]}])
+    with pytest.raises(PromptError, match="no place for pictures"):
+        ChatTemplate(GEMMA).render(messages)
+
+
+@pytest.mark.parametrize(
+    ("detail", "tokens"), [(None, None), ("auto", None), ("low", 70), ("high", 560), ("original", 1120)]
+)
+def test_details(detail: str | None, tokens: int | None) -> None:
+    assert picture_of_url(url(), detail, "message 1") == Image(b"abc", tokens)
+
+
+@pytest.mark.parametrize(
+    ("address", "detail", "message"),
+    [
+        (7, None, "no data: URI"),
+        (None, None, "no data: URI"),
+        ("https://example.com/a.png", None, "no address is opened"),
+        ("DATA:image/png;base64,YWJj", None, "no data: URI"),
+        ("data:image/png,abc", None, "is not base64"),
+        ("data:image/png;base64", None, "is not base64"),
+        ("data:image/png;base64,YWJ", None, "base64 is damaged"),
+        ("data:image/png;base64,YW Jj", None, "base64 is damaged"),
+        ("data:image/png;base64,YWJj\n", None, "base64 is damaged"),
+        ("data:image/png;base64,äöüß", None, "base64 is damaged"),
+        (url(), "best", "use one of auto, low, high, original"),
+        (url(), ["low"], "use one of auto"),
+    ],
+)
+def test_addresses_that_are_refused(address: object, detail: object, message: str) -> None:
+    with pytest.raises(PromptError, match=message) as caught:
+        picture_of_url(address, detail, "message 1")
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_is_read_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MOST_BYTES", 3000)
+    assert picture_of_url(url(b"x" * 3000), None, "it").source == b"x" * 3000
+    monkeypatch.setattr(base64, "b64decode", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(PromptError, match="has a picture of more than"):
+        picture_of_url(url(b"x" * 3010), None, "it")
