@@ -144,18 +144,17 @@ class Controller:
             return MEASURING if limit else NO_ROOM
         rows = self.costs.forwards(limit + 1, other_rows)
         speed = self.speed()
-        offers = [(drafter, drafter.forecast(limit)) for drafter in drafters]
-        offers = [(drafter, forecast) for drafter, forecast in offers if len(forecast.survival)]
+        offers = self._offers(drafters, rows, speed)
         if not offers:
             return NO_MATCH
-        drafter, forecast = max(offers, key=lambda offer: self._worth(offer[1], rows, speed))
-        if self._worth(forecast, rows, speed) <= 0.0:
-            untimed = [offer for offer in offers if not self.costs.knows(offer[1].source)]
+        worth, drafter, forecast = max(offers, key=lambda offer: offer[0])
+        if worth <= 0.0:
+            untimed = [drafter for _, drafter, forecast in offers if not self.costs.knows(forecast.source)]
             if not untimed:
                 return UNPROFITABLE
             # What a draft costs is only assumed: one token tells.
-            self._chosen = untimed[0][0].name
-            return Plan(untimed[0][0], 1)
+            self._chosen = untimed[0].name
+            return Plan(untimed[0], 1)
         self._chosen = drafter.name
         steps = self.costs.drafts(forecast.source, limit)
         credit = rows[0] * max(self._credit.get(drafter.name, CREDIT), 0.0)
@@ -193,6 +192,17 @@ class Controller:
         """Tokens that recent rounds emitted in the time of a plain round, at least 1: what drafts are judged by."""
         return max(self._tokens / self._rounds, 1.0) if self._rounds else 1.0
 
+    def _offers(
+        self, drafters: Sequence[Drafter], rows: Sequence[float], speed: float
+    ) -> list[tuple[float, Drafter, Forecast]]:
+        """The worth and the forecast of each drafter that has tokens to propose: see `plan`."""
+        forecasts = ((drafter, drafter.forecast(len(rows) - 1)) for drafter in drafters)
+        return [
+            (self._worth(forecast, rows, speed), drafter, forecast)
+            for drafter, forecast in forecasts
+            if len(forecast.survival)
+        ]
+
     def _worth(self, forecast: Forecast, rows: Sequence[float], speed: float) -> float:
         """The worth of the best draft of at least one token, in tokens: see `plan`."""
         # Called in every round, for a few numbers: arrays would take several times as long.
@@ -215,19 +225,15 @@ class FixedLength(Controller):
     """Always drafts the same number of tokens: `constant`. Of several drafters, the one whose draft is worth most."""
 
     def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
-        self._asked, self._chosen = [drafter.name for drafter in drafters], None
         return list(drafters)
 
     def plan(self, drafters: Sequence[Drafter], limit: int, other_rows: int = 0) -> Plan:
         nodes = min(self.most, limit)
         if len(drafters) == 1 or nodes < 1:
             return Plan(drafters[0], nodes) if nodes > 0 else NO_ROOM
-        rows = self.costs.forwards(nodes + 1, other_rows)
-        worths = []
-        for drafter in drafters:
-            forecast = drafter.forecast(nodes)
-            worths.append(self._worth(forecast, rows, 1.0) if len(forecast.survival) else -1e9)
-        return Plan(drafters[max(range(len(drafters)), key=worths.__getitem__)], nodes)
+        offers = self._offers(drafters, self.costs.forwards(nodes + 1, other_rows), 1.0)
+        chosen = max(offers, key=lambda offer: offer[0])[1] if offers else drafters[0]
+        return Plan(chosen, nodes)
 
 
 class HeuristicLength(FixedLength):

@@ -141,7 +141,6 @@ class Costs:
         """Start from the measurements of another process, which own ones soon outweigh."""
         with self._lock:
             self._row_s = known.row_s
-            self._forwards = Curve(1.0, PRIOR_ROW, weight=1.0)
             # A forward of n rows costs no more than n forwards, whatever a file says.
             forwards = {rows: min(max(cost, 0.5), float(rows)) for rows, cost in known.forwards.items()}
             self._forwards.recall(forwards, self._round)

@@ -190,10 +190,16 @@ def test_growing_text_is_rendered_as_the_whole_text(open_page, served):
     assert grown.split() == whole.split()
 
 
-def test_a_second_message_has_the_first_before_it(open_page, scripted):
-    page = open_page(scripted.served)
+def bodies_of(page):
+    """The bodies of the requests for replies, as they are sent."""
     bodies = []
     page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    return bodies
+
+
+def test_a_second_message_has_the_first_before_it(open_page, scripted):
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
     scripted.says("One.<turn|>")
     send(page, "first")
     wait_for_end(page)
@@ -206,13 +212,6 @@ def test_a_second_message_has_the_first_before_it(open_page, scripted):
     send(page, "third")
     wait_for_end(page)
     assert [message["content"] for message in bodies[-1]["messages"]] == ["third"]
-
-
-def bodies_of(page):
-    """The bodies of the requests for replies, as they are sent."""
-    bodies = []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
-    return bodies
 
 
 def test_rounds_and_context(open_page, scripted):
