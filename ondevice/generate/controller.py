@@ -40,8 +40,8 @@ CREDIT = 8.0
 place, and when the text turns, no more than this is lost. With 3, simulated drafts that gain a twentieth on average
 reached 0.93 of their best speed, with 8 more than 0.95."""
 
-NEW_CREDIT = 1.0
-"""Least credit at the start of a generation: its text may suit a drafter that lost on the last one."""
+NEW_CREDIT = 0.5
+"""What a generation adds to the credit of a drafter that has less: its text may suit one that lost on the last."""
 
 MOST_ASKING = 4.0
 """Plain rounds that asking for a draft counts for at most: the process may have been stopped meanwhile."""
@@ -91,7 +91,9 @@ class Controller:
         self._since_plain = 0
         """Rounds with a draft since the last one without."""
         self._rest = 0
-        """Rounds to come in which no drafter is asked."""
+        """Rounds to come in which no drafter is asked; their share of the time is in the credits already."""
+        self._income = 0.0
+        """What each of these rounds adds to a drafter's credit."""
         self._resting = False
         """Whether this is one."""
         self._asked: list[str] = []
@@ -101,8 +103,10 @@ class Controller:
 
     def begin(self) -> None:
         """Start a generation."""
+        unpaid = self._rest * self._income
         self._rest = 0
-        self._credit = {name: max(credit, NEW_CREDIT) for name, credit in self._credit.items()}
+        for name, credit in self._credit.items():
+            self._credit[name] = max(credit - unpaid, min(credit - unpaid + NEW_CREDIT, NEW_CREDIT))
 
     def asked(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         """The drafters worth asking in the next round. Called once as it begins; where there are none, it has no plan.
@@ -117,10 +121,10 @@ class Controller:
         else:
             chosen = [drafter for drafter in drafters if self._credit.get(drafter.name, CREDIT) >= 0]
             if not chosen:
-                income = CREDIT_SHARE / len(drafters)
-                self._rest = math.ceil(-max(self._credit[drafter.name] for drafter in drafters) / income)
+                self._income = CREDIT_SHARE / len(drafters)
+                self._rest = math.ceil(-max(self._credit[drafter.name] for drafter in drafters) / self._income)
                 for drafter in drafters:
-                    self._credit[drafter.name] += self._rest * income
+                    self._credit[drafter.name] += self._rest * self._income
         self._asked, self._chosen = [drafter.name for drafter in chosen], None
         return chosen
 

@@ -8,7 +8,9 @@ import pytest
 from ondevice.errors import UsageError
 from ondevice.generate.controller import (
     CREDIT,
+    CREDIT_SHARE,
     MAX_DRAFT,
+    NEW_CREDIT,
     NO_ROOM,
     Controller,
     FixedLength,
@@ -260,6 +262,17 @@ def test_a_new_generation_tries_again_and_one_stopped_round_does_not_end_draftin
     controller.observe(stopped)
     after = simulate(controller, drafter, World.linear(0.5, 0.9), 200)
     assert sum(this.drafted > 0 for this in after) > 150
+
+
+def test_short_generations_do_not_forgive_debts() -> None:
+    controller, drafter, world = Controller(Costs()), DiceDrafter(), World.linear(0.9, 0.0)
+    simulate(controller, drafter, world, 1000, asking=3.0)
+    rounds = []
+    for _ in range(100):
+        controller.begin()
+        rounds += simulate(controller, drafter, world, 50, asking=3.0)
+    assert speed(rounds, world) > 1 - CREDIT_SHARE - NEW_CREDIT / 50 - 0.002
+    assert any(this.control_seconds > 0 for this in rounds)
 
 
 def test_what_brings_more_than_it_takes_is_always_asked() -> None:

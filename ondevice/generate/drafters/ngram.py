@@ -28,6 +28,9 @@ MIN_SURVIVAL = 0.1
 MIN_GUESSED = 4
 """Tokens guessed at least in every round, so that the calibration also learns where another drafter drafts."""
 
+END_OF_TEXT = -1
+"""Separates texts among token ids."""
+
 
 class Continuation(NamedTuple):
     """A guessed continuation of the text.
@@ -61,8 +64,8 @@ class NgramDrafter:
         self._turns: deque[list[int]] = deque(maxlen=keep_turns)
         self._prompt: list[int] = []
         self._generated: list[int] = []
-        self._pending: list[int] = []
-        """The last tokens of `_generated`, which the automaton does not have yet."""
+        self._unread: list[int] = []
+        """Tokens that the automaton does not have yet; a negative one ends a text."""
         self._automaton = SuffixAutomaton()
         self._calibration = Calibration()
         self._guess: Continuation | None = None
@@ -70,35 +73,36 @@ class NgramDrafter:
         """Calibrated confidences of the guess, and the number of tokens that they were computed for."""
 
     def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        """Start a generation. If its prompt continues the last one, as in a chat, only the new tokens are appended."""
+        """Start a generation. If its prompt continues the last one, as in a chat, only the new tokens are appended.
+
+        They are read at the first forecast, so that a generation that never asks for one does not pay for it: a
+        millisecond for 1,600 tokens.
+        """
         self._guess = self._calibrated = None
-        self._automaton.extend(self._pending)
-        self._pending.clear()
         before = self._prompt + self._generated
         if self._generated:
             self._turns.append(self._generated)
         self._prompt, self._generated = list(prompt_ids), []
         if before and self._prompt[: len(before)] == before:
-            self._read(self._prompt[len(before) :])
+            self._unread += self._prompt[len(before) :]
             return
         self._automaton = SuffixAutomaton()
-        for turn in self._turns:
-            self._automaton.extend(turn)
-            self._automaton.end_text()
-        self._read(self._prompt)
+        self._unread = [token for turn in self._turns for token in (*turn, END_OF_TEXT)] + self._prompt
 
-    def _read(self, tokens: Sequence[int]) -> None:
-        """Append tokens of a prompt. The text ends at soft tokens (negative): nothing is guessed across them."""
-        for is_soft, run in groupby(tokens, key=lambda token: token < 0):
-            if is_soft:
+    def _read(self) -> None:
+        """Append the unread tokens. A text also ends at soft tokens, which are negative: no guess goes across them."""
+        self._automaton.reserve(len(self._unread))
+        for ends, run in groupby(self._unread, key=lambda token: token < 0):
+            if ends:
                 self._automaton.end_text()
             else:
                 self._automaton.extend(list(run))
+        self._unread.clear()
 
     def forget(self) -> None:
         self._turns.clear()
         self._prompt, self._generated = [], []
-        self._pending.clear()
+        self._unread.clear()
         self._automaton = SuffixAutomaton()
         self._guess = self._calibrated = None
 
@@ -120,13 +124,12 @@ class NgramDrafter:
                     break
             self._guess = self._calibrated = None
         self._generated.extend(emitted)
-        self._pending.extend(emitted)
+        self._unread.extend(emitted)
 
     def _guessed(self, k: int) -> Continuation:
         """The guess for at least the next `k` tokens; shorter where no more is known."""
-        if self._pending:  # left from rounds without a forecast
-            self._automaton.extend(self._pending)
-            self._pending.clear()
+        if self._unread:
+            self._read()
         if self._guess is None or self._guess.requested < k:
             self._guess = Continuation(*self._automaton.continuation(max(k, MIN_GUESSED)), max(k, MIN_GUESSED))
         return self._guess
@@ -226,9 +229,23 @@ class SuffixAutomaton:
         if min(tokens) < 0 or max(tokens) > MAX_ID:  # mostly the few tokens of a round: numpy would take longer
             raise ValueError("token ids must lie between 0 and 2**31 - 1")
         ids = np.asarray(tokens, np.int64)
+        self.reserve(len(ids))
         self._tokens += len(ids)
-        self._reserve(states=2 * self._tokens + 1, edges=3 * self._tokens + 1)
         append_all(*self._tables, ids)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for as many more tokens. Texts appended one by one grow the tables as one does."""
+        states, edges = 2 * (self._tokens + tokens) + 1, 3 * (self._tokens + tokens) + 1
+        tables = self._tables
+        if states > len(tables.states):
+            tables = tables._replace(states=_grown(tables.states, states))
+        if edges > len(tables.edges):
+            tables = tables._replace(edges=_grown(tables.edges, edges))
+        # At most half full, so that a look-up ends after a step or two.
+        if 2 * edges > len(tables.slots):
+            tables = tables._replace(slots=np.full(1 << (2 * edges).bit_length(), NONE, np.int32))
+            index_edges(*tables)
+        self._tables = tables
 
     def end_text(self) -> None:
         """End the current text and start a new one: no substring spans the two."""
@@ -248,18 +265,6 @@ class SuffixAutomaton:
         scores = np.empty(most, np.float64)
         count = follow(*self._tables, tokens, scores)
         return tokens[:count], scores[:count]
-
-    def _reserve(self, states: int, edges: int) -> None:
-        tables = self._tables
-        if states > len(tables.states):
-            tables = tables._replace(states=_grown(tables.states, states))
-        if edges > len(tables.edges):
-            tables = tables._replace(edges=_grown(tables.edges, edges))
-        # At most half full, so that a look-up ends after a step or two.
-        if 2 * edges > len(tables.slots):
-            tables = tables._replace(slots=np.full(1 << (2 * edges).bit_length(), NONE, np.int32))
-            index_edges(*tables)
-        self._tables = tables
 
 
 def empty_tables() -> Tables:
