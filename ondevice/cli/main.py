@@ -246,7 +246,8 @@ def command_parser(name: str) -> Parser:
         if command.extra is None:
             raise
         raise MissingDependencyError(error.name or command.module, command.extra) from error
-    parser = Parser(prog=f"ondevice {name}", examples=command.examples, description=command.summary.capitalize() + ".")
+    description = f"{command.summary[0].upper()}{command.summary[1:]}."
+    parser = Parser(prog=f"ondevice {name}", examples=command.examples, description=description)
     getattr(module, command.add_arguments)(parser)
     parser.add_argument("--debug", action="store_true", help="show a traceback where an error occurs")
     parser.set_defaults(run=getattr(module, command.run))

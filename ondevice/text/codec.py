@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import SupportsIndex, TypeGuard
+from typing import TypeGuard
 
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
@@ -133,7 +133,7 @@ def encode_prompt(
 
 
 def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
-    return not isinstance(prompt, str) and all(isinstance(item, SupportsIndex) for item in prompt)
+    return not isinstance(prompt, str) and all(hasattr(item, "__index__") for item in prompt)
 
 
 def _not_empty(ids: list[int], obstacle: str) -> list[int]:
