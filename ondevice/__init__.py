@@ -44,6 +44,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 __all__ = [
     "AsyncGeneration",
     "AttentionType",
+    "Audio",
     "BundleCorruptError",
     "BundleError",
     "BundleNotFoundError",
@@ -109,8 +110,8 @@ if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
     from ondevice.progress import OnPrepare, Progress
     from ondevice.text.codec import Prompt
+    from ondevice.text.media_parts import Audio, Image
     from ondevice.text.messages import Message, Tool, ToolCall
-    from ondevice.text.pictures import Image
 else:
     # Names are imported when they are first used: `ondevice --help` needs neither numpy nor numba. A type checker must
     # not see this `__getattr__`, or it would accept every attribute.
@@ -129,7 +130,7 @@ else:
         "progress": ("OnPrepare", "Progress"),
         "text.codec": ("Prompt",),
         "text.messages": ("Message", "Tool", "ToolCall"),
-        "text.pictures": ("Image",),
+        "text.media_parts": ("Audio", "Image"),
     }
     _MODULE_OF = {name: f"ondevice.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -40,8 +40,8 @@ from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationO
 from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
 from ondevice.text.codec import Prompt, TextCodec
+from ondevice.text.media_parts import Audio, Media, media_in, take_media
 from ondevice.text.messages import ChatOptions, Tool
-from ondevice.text.pictures import Image, pictures_in, take_pictures
 from ondevice.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -306,16 +306,16 @@ class Model:
         Raises:
             UsageError: an option that does not exist, or does not fit another one.
             PromptError: an empty prompt, one with token ids out of range, one longer than the context, or a picture
-                that cannot be read.
+                or sound that cannot be read.
             GrammarError: a `response_format` or `tool_choice` that cannot be compiled.
-            MissingDependencyError: a `response_format` or `tool_choice` without the extra `[grammar]` installed, or a
-                picture without `[images]`.
+            MissingDependencyError: a `response_format` or `tool_choice` without the extra `[grammar]` installed, a
+                picture without `[images]`, or a sound that is no WAV file without `[audio]`.
         """
         cancellation, scheduler = self._cancellation(), self._scheduler
         chosen = GenerationOptions.of(options)
         prompt_ids, soft = self._encode(prompt, chosen.chat, chosen.image_tokens)
         if soft and chosen.prompt_logprobs:
-            raise UsageError("prompt_logprobs is for text: the tokens of a picture have no probability")
+            raise UsageError("prompt_logprobs is for text: the tokens of pictures and sounds have no probability")
         constraint = self._compiler.constraint(chosen.answer, chosen.choice, chosen.chat.thinks, prompt_ids)
         sampling = chosen.sampling(self.defaults)
         sampling.check_tokens(self.manifest.target.vocab_size)
@@ -325,7 +325,7 @@ class Model:
             suppressed=[
                 *self.defaults.suppress_tokens,
                 *self._compiler.forbidden(chosen.choice),
-                *self._placeholders(soft),
+                *(self._placeholders() if soft else ()),
             ],
             begins=len(prompt_ids),
             constraint=constraint,
@@ -451,44 +451,57 @@ class Model:
             UsageError: invalid options, or options of a chat for a prompt that is not messages.
             PromptError: as `stream` does.
         """
-        ids, images, media = self._encode_text(prompt, ChatOptions(tools, thinking, template_options))
-        return ids if media is None else media.counted(ids, images, image_tokens, self.context_length)
+        ids, media, encoder = self._encode_text(prompt, ChatOptions(tools, thinking, template_options))
+        return ids if encoder is None else encoder.counted(ids, media, image_tokens, self.context_length)
 
     def _encode(
         self, prompt: Prompt, chat: ChatOptions, image_tokens: int | None
     ) -> tuple[list[int], Sequence[SoftTokens]]:
         """The ids of a prompt, and the soft tokens among them."""
-        ids, images, media = self._encode_text(prompt, chat)
-        return (ids, ()) if media is None else media.insert(ids, images, image_tokens, self.context_length)
+        ids, media, encoder = self._encode_text(prompt, chat)
+        return (ids, ()) if encoder is None else encoder.insert(ids, media, image_tokens, self.context_length)
 
-    def _encode_text(self, prompt: Prompt, chat: ChatOptions) -> tuple[list[int], list[Image], MediaEncoder | None]:
-        """The ids of a prompt with a placeholder for each picture, the pictures, and what encodes them; None where the
-        prompt has neither.
+    def _encode_text(self, prompt: Prompt, chat: ChatOptions) -> tuple[list[int], list[Media], MediaEncoder | None]:
+        """The ids of a prompt with a placeholder for each picture and sound, these, and what encodes them; None where
+        the prompt has neither.
         """
         self._check_open()
-        images: list[Image] = []
-        vision = self.manifest.vision
+        media: list[Media] = []
         if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
-            if vision is None and any(map(pictures_in, prompt)):
+            if not self.manifest.reads_media and any(map(media_in, prompt)):
                 raise PromptError(
-                    "this bundle reads text only: export it again, without --text-only, if its checkpoint has a vision "
-                    "tower that bundles can have (E2B, E4B)"
+                    "this bundle reads text only: export it again, without --text-only, if its checkpoint has towers "
+                    "that bundles can have (E2B, E4B)"
                 )
-            prompt, images = take_pictures(prompt)
+            prompt, media = take_media(prompt)
+            self._check_towers(media)
         ids = self._codec.encode(prompt, self.context_length, chat)
-        if vision is None or not (images or vision.image_token_id in ids):
+        if not media and not set(self._placeholders()).intersection(ids):
             return ids, [], None
         with self._lock:
             if self._media is None:
                 from ondevice.media.prompt import MediaEncoder
 
-                self._media = MediaEncoder(self._bundle, vision, self.threads)
-        return ids, images, self._media
+                self._media = MediaEncoder(self._bundle, self.threads)
+        return ids, media, self._media
 
-    def _placeholders(self, soft: Sequence[SoftTokens]) -> list[int]:
-        """The tokens that a reply to a prompt with pictures must not contain."""
-        vision = self.manifest.vision
-        return [vision.image_token_id] if soft and vision is not None else []
+    def _check_towers(self, media: Sequence[Media]) -> None:
+        """Check that this bundle has the towers that pictures and sounds need."""
+        heard = [isinstance(medium, Audio) for medium in media]
+        for name, needed, tower in (
+            ("audio", any(heard), self.manifest.audio),
+            ("vision", not all(heard), self.manifest.vision),
+        ):
+            if needed and tower is None:
+                raise PromptError(
+                    f"this bundle has no {name} tower: export it again, without --text-only, if its checkpoint has one"
+                )
+
+    def _placeholders(self) -> list[int]:
+        """The tokens that stand for pictures and sounds. A reply must not contain them."""
+        vision, audio = self.manifest.vision, self.manifest.audio
+        found = [None if vision is None else vision.image_token_id, None if audio is None else audio.audio_token_id]
+        return [token for token in found if token is not None]
 
     def _check_open(self) -> None:
         self._fork_guard.check()

@@ -72,9 +72,13 @@ _TEXT: dict[str, dict[str, Any]] = {
 _TEXT["multimodal"] = _TEXT["seeing"] = _TEXT["e2b"]
 _TEXT["seeing-e4b"] = _TEXT["e4b"]
 SEEING = ("seeing", "seeing-e4b")
-"""Families with a vision tower; the second one standardises, and has no limits of linear layers."""
+"""Families with a vision tower. The first one has an audio tower too; the second one standardises, and has no limits of
+linear layers."""
 BEGIN, IMAGE, END, PAD = 16, 17, 18, 3
 """Tokens of families with a tower, as in `tokenizers_made.gemma_seeing`."""
+BEGIN_AUDIO, AUDIO, END_AUDIO = 19, 20, 21
+"""The same for sounds."""
+MEL_BINS, AUDIO_LAYERS, AUDIO_KEYS = 16, 2, 4
 PATCH, POOL, TOWER_HIDDEN, TOWER_LAYERS = 4, 3, 48, 3
 FAMILIES = tuple(name for name in _TEXT if name not in SEEING)
 QUANTISED = ("e2b", "e4b", "12b", "26b", "31b")
@@ -243,7 +247,7 @@ def _randomise(model: PreTrainedModel) -> None:
                 value.uniform_(-1.5, -0.5)  # narrow enough to cut, wide enough not to cut everything
             elif name.endswith("_max"):
                 value.uniform_(0.5, 1.5)
-            elif name.endswith("std_bias"):
+            elif name.endswith(("std_bias", "per_dim_scale", "output_proj.bias")):
                 value.normal_(0.0, 0.5)
             elif name.endswith("std_scale"):
                 value.uniform_(0.1, 0.4)
@@ -253,7 +257,7 @@ def _randomise(model: PreTrainedModel) -> None:
                 value.uniform_(8.0, 24.0)  # spreads the router's scores, so that near-ties between top experts are rare
             elif name.endswith("per_expert_scale"):
                 value.uniform_(0.5, 1.5)
-            elif value.dim() >= 2 and not name.endswith("inv_freq"):
+            elif value.dim() >= 2 and not name.endswith(("inv_freq", "inv_timescales")):
                 value.normal_(0.0, 0.1)
 
 
@@ -276,14 +280,31 @@ def _seeing_config(family: str, fields: dict[str, Any]) -> Any:
     return transformers.Gemma4Config(
         text_config=transformers.Gemma4TextConfig(**fields, pad_token_id=PAD),
         vision_config=vision,
-        audio_config=None,
+        audio_config=_audio_config() if family == "seeing" else None,
         boi_token_id=BEGIN,
         image_token_id=IMAGE,
         eoi_token_id=END,
         video_token_id=VOCAB - 1,
-        audio_token_id=VOCAB - 2,
-        boa_token_id=VOCAB - 3,
-        eoa_token_index=VOCAB - 4,
+        audio_token_id=AUDIO,
+        boa_token_id=BEGIN_AUDIO,
+        eoa_token_index=END_AUDIO,
+    )
+
+
+def _audio_config() -> Any:
+    import transformers
+
+    return transformers.Gemma4AudioConfig(
+        hidden_size=32,
+        num_hidden_layers=AUDIO_LAYERS,
+        num_attention_heads=4,
+        subsampling_conv_channels=[MEL_BINS, 8],
+        conv_kernel_size=3,
+        attention_chunk_size=AUDIO_KEYS,
+        attention_context_left=AUDIO_KEYS + 1,
+        attention_logit_cap=3.0,
+        residual_weight=0.7,
+        output_proj_dims=24,
     )
 
 

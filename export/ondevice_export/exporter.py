@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ondevice.bundle import model_home
+from ondevice.bundle_format.audio import audio_shapes
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
 from ondevice.machine import expanded
@@ -111,6 +112,9 @@ def _write(
     if target.vision is not None:
         shapes.append(vision_shapes(target.vision, target.config))
         needed += estimate_bytes(shapes[-1], TOWER_FORMATS)
+    if target.audio is not None:
+        shapes.append(audio_shapes(target.audio, target.config))
+        needed += estimate_bytes(shapes[-1], TOWER_FORMATS)
     advance = counted(progress, sum(map(count_weights, shapes)))
     manifest = make_manifest(target, drafter, options, heads)
     with _disk_errors(out), BundleWriter(out) as bundle:
@@ -124,6 +128,8 @@ def _write(
             graphs.write_heads(heads, target.config, table)
         if target.vision is not None:
             graphs.write_vision(target.vision, target)
+        if target.audio is not None:
+            graphs.write_audio(target.audio, target)
         copy_text_files(target.checkout.directory, bundle.directory, note)
         bundle.commit(manifest, graphs.tensors)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorTable, is_plain
 from ondevice.bundle_format.vision import VisionEntry
@@ -20,6 +21,7 @@ from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.checkpoint.vision import PREFIX
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import TOWER_FORMATS, ExportOptions, Formats
+from ondevice_export.graph.audio import AudioGraph
 from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.heads import HeadsGraph
@@ -54,7 +56,7 @@ class GraphFiles:
         with self._graph(
             target.config.graph, target.checkpoint, self._options.target_formats, target.modules, target.prefix
         ) as (builder, weights):
-            graph = TargetGraph(builder, target.config, weights, takes_soft_rows=target.vision is not None)
+            graph = TargetGraph(builder, target.config, weights, takes_soft_rows=bool(target.vision or target.audio))
             graph.build()
         return graph.table
 
@@ -62,6 +64,11 @@ class GraphFiles:
         """Write `vision.onnx` and its data; its weights stay float32."""
         with self._graph(vision.graph, target.checkpoint, TOWER_FORMATS, prefix=PREFIX) as (builder, weights):
             VisionGraph(builder, vision, target.config, weights).build()
+
+    def write_audio(self, audio: AudioEntry, target: TargetCheckpoint) -> None:
+        """Write `audio.onnx` and its data; its weights stay float32."""
+        with self._graph(audio.graph, target.checkpoint, TOWER_FORMATS, prefix=PREFIX) as (builder, weights):
+            AudioGraph(builder, audio, target.config, weights).build()
 
     def write_drafter(self, drafter: DrafterCheckpoint, target: Target, table: StoredMatrix) -> None:
         """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""

@@ -68,6 +68,7 @@ def make_manifest(
         tools=tool_versions(),
         heads=() if heads is None else heads.heads,
         vision=target.vision,
+        audio=target.audio,
     )
     try:
         made.check()

@@ -52,6 +52,12 @@ Vision tower (N patches of a picture, P pixels along a patch's side, S soft toke
     column, row           int64   [N]        place of each patch in the picture, in patches
     ->
     soft_rows             float32 [S, H]     input of the target's graph
+
+Audio tower (F frames of a sound's spectrogram, B bands, S = ceil(ceil(F / 2) / 2) soft tokens):
+
+    mel                   float32 [F, B]
+    ->
+    soft_rows             float32 [S, H]     input of the target's graph
 """
 
 from __future__ import annotations
@@ -68,10 +74,10 @@ OPSETS = {"": 24, "com.microsoft": 1}
 
 OPERATORS: Mapping[str, frozenset[str]] = {
     "": frozenset({
-        "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Cos", "Div", "Equal",
-        "Expand", "Gather", "Gelu", "Gemm", "MatMul", "Mul", "RMSNormalization", "Range", "ReduceSum", "Relu",
-        "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub", "Tanh",
-        "TensorScatter", "TopK", "Transpose", "Unsqueeze",
+        "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Conv", "Cos", "Div",
+        "Equal", "Expand", "Gather", "Gelu", "Gemm", "LayerNormalization", "MatMul", "Mul", "Pad", "RMSNormalization",
+        "Range", "ReduceSum", "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice",
+        "Softmax", "Split", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze",
     }),
     "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulNBits", "MultiHeadAttention"}),
 }  # fmt: skip
@@ -80,6 +86,7 @@ OPERATORS: Mapping[str, frozenset[str]] = {
 TOKEN_IDS, POSITIONS, WANTED = "token_ids", "positions", "wanted"
 SOFT_ROWS, EMBEDDING_SOURCE = "soft_rows", "embedding_source"
 PATCHES, COLUMN, ROW = "patches", "column", "row"
+MEL = "mel"
 LOGITS, HIDDEN = "logits", "hidden"
 TOKEN_ID, POSITION, CANDIDATES, NEXT_HIDDEN = "token_id", "position", "candidates", "next_hidden"
 

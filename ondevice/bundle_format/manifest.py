@@ -15,6 +15,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from ondevice.bundle_format.audio import AudioEntry, audio_shapes, check_audio
 from ondevice.bundle_format.model_config import (
     DrafterEntry,
     HeadsEntry,
@@ -95,7 +96,9 @@ class Manifest:
     tensors: dict[str, TensorTable] = field(default_factory=dict)
     """Tensor tables, by the file name of their graph."""
     vision: VisionEntry | None = None
-    """The vision tower; None if the bundle reads text only, and `bundle.json` then has no such field."""
+    """The vision tower; None if the bundle reads no pictures, and `bundle.json` then has no such field."""
+    audio: AudioEntry | None = None
+    """The audio tower; None if the bundle hears nothing, as for `vision`."""
     schema: int = SCHEMA
     sha256: str | None = None
     """Value of `digest()` when the file was written; None if unknown, as before the file is written."""
@@ -114,6 +117,11 @@ class Manifest:
     def weight_bytes(self) -> int:
         """Total size of the graphs and their weights in bytes."""
         return sum(entry.size for name, entry in self.files.items() if ".onnx" in name)
+
+    @property
+    def reads_media(self) -> bool:
+        """Whether prompts may have pictures or sounds."""
+        return self.vision is not None or self.audio is not None
 
     @property
     def altered(self) -> bool:
@@ -168,6 +176,8 @@ class Manifest:
             check_heads(heads, self.target)
         if self.vision is not None:
             check_vision(self.vision, self.target)
+        if self.audio is not None:
+            check_audio(self.audio, self.target)
         tokens = {"bos_token_id": self.bos_token_id, "pad_token_id": self.pad_token_id}
         tokens |= {f"eos_token_ids[{index}]": token for index, token in enumerate(self.eos_token_ids)}
         for name, token in tokens.items():
@@ -194,7 +204,10 @@ class Manifest:
             expected |= {heads.graph: heads_shapes(heads, self.target) for heads in self.heads}
             if self.vision is not None:
                 expected[self.vision.graph] = vision_shapes(self.vision, self.target)
-            models = 1 + (self.drafter is not None) + len(self.heads) + (self.vision is not None)
+            if self.audio is not None:
+                expected[self.audio.graph] = audio_shapes(self.audio, self.target)
+            parts = (self.target, self.drafter, *self.heads, self.vision, self.audio)
+            models = sum(part is not None for part in parts)
             require(len(expected) == models, "two models have one graph")
             check_tables(self.tensors, expected, {name: entry.size for name, entry in self.files.items()})
         except InvalidFieldError as error:
@@ -204,9 +217,7 @@ class Manifest:
 def _fields(manifest: Manifest) -> dict[str, Any]:
     """All fields of `bundle.json`. A bundle without a tower has the same bytes as before there were towers."""
     data = dataclasses.asdict(manifest)
-    if manifest.vision is None:
-        del data["vision"]
-    return data
+    return {name: value for name, value in data.items() if value is not None or name not in ("vision", "audio")}
 
 
 def _table_json(graph: str, table: TensorTable) -> str:

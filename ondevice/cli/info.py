@@ -18,6 +18,7 @@ from typing import Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.cli.progress import byte_bar
 from ondevice.cli.style import aligned, columns, kept, size
@@ -168,6 +169,7 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
         "heads": [dataclasses.asdict(heads) for heads in manifest.heads] or None,
         "vision": None if manifest.vision is None else _vision_facts(manifest.vision),
+        "audio": None if manifest.audio is None else _audio_facts(manifest.audio),
         "drafts_without": _tuned_blocks(bundle),
         **_engine_facts(bundle),
         "sources": {
@@ -182,6 +184,10 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
 
 def _vision_facts(vision: VisionEntry) -> dict[str, Any]:
     return {"layers": vision.layers, "hidden_size": vision.hidden_size, "tokens": vision.tokens}
+
+
+def _audio_facts(audio: AudioEntry) -> dict[str, Any]:
+    return {"layers": audio.layers, "hidden_size": audio.hidden_size}
 
 
 def _tuned_blocks(bundle: Bundle) -> dict[str, Any]:
@@ -310,6 +316,7 @@ LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str, "we
 TEXTS: dict[str, Callable[[Any], str]] = {
     "memory_bytes_per_s": lambda rate: f"{rate / 1e9:.1f} GB/s",
     "dot_product_ops_per_s": lambda rate: f"{rate / 1e9:.0f} GOPS",
+    "audio": lambda tower: "{layers} layers of {hidden_size}".format(**tower),
     "bytes": size,
     "cache": _cache,
     "drafts_without": _blocks_text,

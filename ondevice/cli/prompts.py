@@ -8,6 +8,7 @@ import os
 import select
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -39,7 +40,15 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat", "Each of these options makes the prompt a user's message.")
     group.add_argument("--chat", action="store_true", help="apply the chat template, with no other option")
     add_chat_arguments(group)
-    group.add_argument("--image", action="append", metavar="FILE", help="a picture, before the text; may be repeated")
+    for name, what in (("image", "a picture"), ("audio", "a sound")):
+        group.add_argument(
+            f"--{name}",
+            dest="media",
+            action="append",
+            type=partial(_part, name),
+            metavar="FILE",
+            help=f"{what}, before the text; may be repeated",
+        )
     group.add_argument(
         "--image-tokens",
         type=int,
@@ -61,8 +70,10 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
     if given != 1:
         found = "no prompt" if not given else "more than one prompt"
         raise UsageError(f"{found}: give a text, - for standard input, --file FILE or --ids 2,5,7")
-    chats = [name for name in ("chat", "system", "thinking", "tools", "image") if getattr(args, name)]
-    if args.image_tokens is not None and not args.image:
+    chats = [name for name in ("chat", "system", "thinking", "tools") if getattr(args, name)]
+    media: list[dict[str, str]] = args.media or []
+    chats += [part["type"] for part in media]
+    if args.image_tokens is not None and "image" not in chats:
         raise UsageError("--image-tokens is for pictures: add --image FILE, or leave it out")
     if args.ids is not None:
         if chats:
@@ -72,10 +83,13 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
     if not chats:
         return text
     system = [{"role": "system", "content": args.system}] if args.system else []
-    if not args.image:
-        return [*system, {"role": "user", "content": text}]
-    parts = [*({"type": "image", "image": path} for path in args.image), {"type": "text", "text": text}]
-    return [*system, {"role": "user", "content": parts}]
+    content = [*media, {"type": "text", "text": text}] if media else text
+    return [*system, {"role": "user", "content": content}]
+
+
+def _part(kind: str, path: str) -> dict[str, str]:
+    """The content part of a file: `{"type": "image", "image": path}`."""
+    return {"type": kind, kind: path}
 
 
 def read_tools(path: Path) -> list[Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
@@ -26,6 +27,9 @@ from ondevice.errors import BundleCorruptError
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor's dimensions; None for a dimension whose size is known at run time only."""
+
+MOST_PADDING = 1 << 10
+"""Most rows that a graph adds to a tensor: those of a block of the audio tower."""
 
 MOST_BYTES = 1 << 24
 """Largest graph file that is read, in bytes. Weights are in data files, so real ones have a few hundred kilobytes."""
@@ -188,6 +192,12 @@ def vision_interface(vision: VisionEntry, target: Target) -> Interface:
     return Interface(inputs, {graph_io.SOFT_ROWS: Tensor(FLOAT, (None, target.hidden_size))})
 
 
+def audio_interface(audio: AudioEntry, target: Target) -> Interface:
+    """The inputs and outputs of the audio tower's graph that follow from its configuration."""
+    inputs = {graph_io.MEL: Tensor(FLOAT, (None, audio.mel_bins))}
+    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor(FLOAT, (None, target.hidden_size))})
+
+
 def _tensors(graph: Message, field: int) -> dict[str, Tensor]:
     """The element types and shapes of a field of onnx.ValueInfoProto by name.
 
@@ -272,16 +282,19 @@ class _Constants:
                 raise MalformedError(f"{name!r:.99} is not an initialiser of this shape")
 
     def check_growth(self, op: str, inputs: list[str]) -> None:
-        """Check a Range or Expand node: their outputs are as large as the numbers in their inputs say.
+        """Check a Range, Expand or Pad node: their outputs are as large as the numbers in their inputs say.
 
         Exported graphs expand one number, token ids to the shape of an output, and masks by query heads.
 
         Raises:
-            MalformedError: a Range does not count the vocabulary, or an Expand has no constant shape or one too large.
+            MalformedError: a Range does not count the vocabulary, an Expand has no constant shape or one too large, or
+                a Pad no constant sizes of which none is above MOST_PADDING.
         """
         numbers = [self.numbers.get(name) for name in inputs]
         if op == "Range" and numbers != [(0,), (self._vocab_size,), (1,)]:
             raise MalformedError("a Range does not count the vocabulary")
+        if op == "Pad" and (len(numbers) != 2 or numbers[1] is None or max(numbers[1]) > MOST_PADDING):
+            raise MalformedError(f"a Pad has no constant sizes, or one above {MOST_PADDING}")
         if op == "Expand":
             shape = numbers[1] if len(numbers) == 2 else None
             if (
@@ -307,7 +320,7 @@ def _check_node(node: Message, constants: _Constants) -> None:
       overwrite committed ones and change the text.
     - An axis of `_AXES` other than exported: results of a row would depend on other rows, so drafts change the text.
     - Attributes that hold a graph or tensors: no other check would see these.
-    - A Range or Expand of any size: see `_Constants.check_growth`.
+    - A Range, Expand or Pad of any size: see `_Constants.check_growth`.
 
     Raises:
         MalformedError: the node has one of these.

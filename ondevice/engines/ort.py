@@ -356,7 +356,7 @@ class OrtEngine:
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
         bundle.manifest.check_tensors()
-        self.takes_soft_rows = bundle.manifest.vision is not None
+        self.takes_soft_rows = bundle.manifest.reads_media
         self.pad = bundle.manifest.pad_token_id or 0
         interface = target_interface(self.target, takes_soft_rows=self.takes_soft_rows)
         target, drafter = open_graph(bundle, self.target.graph, interface, threads), None
@@ -404,7 +404,7 @@ class OrtEngine:
         if not all(rows.path.is_whole for rows in batch):
             raise UsageError("the ort engine runs all layers or none: use --engine simd")
         if not self.takes_soft_rows and any(rows.soft is not None for rows in batch):
-            raise UsageError("this bundle's graph has no input for soft rows: export it again with its vision tower")
+            raise UsageError("this bundle's graph has no input for soft rows: export it again with its towers")
         with self.computing():
             started = perf_counter()
             for session in sessions:

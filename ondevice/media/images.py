@@ -11,7 +11,7 @@ import hashlib
 import math
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.arrays import Float32Array, Int64Array
+from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.vision import BUDGETS, VisionEntry
 from ondevice.errors import MissingDependencyError, PromptError, UsageError, reason
-from ondevice.text.pictures import MOST_BYTES, Image
+from ondevice.text.media_parts import MOST_BYTES, Image
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -66,21 +66,25 @@ class Pixels:
         """Identifies the soft tokens: equal pixels have equal ones."""
         return hashlib.sha256(repr(self.values.shape).encode() + self.values.tobytes()).digest()
 
-    def patches(self) -> tuple[Float32Array, Int64Array, Int64Array]:
-        """The tower's input: patches float32[N, 3PP], and the column and row of each, int64[N]; see `graph_io`."""
+    def feeds(self) -> Mapping[str, NDArray[Any]]:
+        """The inputs of the tower's graph: patches, and the column and row of each; see `graph_io`."""
         patch, pool = self.patch, self.pool
         height, width = (size // (patch * pool) for size in self.values.shape[:2])
         blocks = self.values.reshape(height, pool, patch, width, pool, patch, 3).transpose(0, 3, 1, 4, 2, 5, 6)
         places = np.indices((height * pool, width * pool)).reshape(2, height, pool, width, pool)
         row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
-        return _TO_FLOAT[blocks.reshape(-1, 3 * patch**2)], column.astype(np.int64), row.astype(np.int64)
+        return {
+            graph_io.PATCHES: _TO_FLOAT[blocks.reshape(-1, 3 * patch**2)],
+            graph_io.COLUMN: column.astype(np.int64),
+            graph_io.ROW: row.astype(np.int64),
+        }
 
 
 class Picture:
-    """A picture whose header was read and whose size was checked; `pixels` decodes it.
+    """A picture whose header was read and whose size was checked; `pieces` decodes it.
 
     Attributes:
-        tokens: the number of soft tokens that it will have.
+        counts: the number of soft tokens that it will have, the only item.
     """
 
     def __init__(self, image: Image, vision: VisionEntry, tokens: int | None, name: str) -> None:
@@ -110,10 +114,10 @@ class Picture:
         with self._reading():
             turned = self._source.getexif().get(_ROTATION) in _ON_ITS_SIDE
         self._size = resized(*((width, height) if turned else (height, width)), most, vision, name)
-        self.tokens = (self._size[0] // vision.side) * (self._size[1] // vision.side)
+        self.counts = [(self._size[0] // vision.side) * (self._size[1] // vision.side)]
 
-    def pixels(self) -> Pixels:
-        """Decode and resize it.
+    def pieces(self) -> Sequence[Pixels]:
+        """Decode and resize it; one piece.
 
         Raises:
             PromptError: it is damaged.
@@ -126,7 +130,7 @@ class Picture:
             height, width = self._size
             if picture.size != (width, height):
                 picture = picture.resize((width, height), Pillow.Resampling.BICUBIC)
-        return Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)
+        return [Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)]
 
     def _open(self, source: Any) -> PIL.Image.Image:
         """The picture with its header read."""

@@ -1,8 +1,10 @@
-"""Puts pictures into a prompt: placeholders become soft tokens, which are encoded when a forward first needs them.
+"""Puts pictures and sounds into a prompt: placeholders become soft tokens, which are encoded when a forward first needs
+them.
 
-A chat template writes one placeholder for a picture. It becomes the token that begins a picture, the soft tokens, and
-the token that ends it. In the prompt's ids a soft token is a negative number that follows from the picture's pixels and
-from its own index. So everything that compares ids, such as the cache of sequences, tells pictures apart.
+A chat template writes one placeholder for a picture or a sound. It becomes the token that begins it, the soft tokens,
+and the token that ends it; a sound of more than 30 seconds becomes several such runs. In the prompt's ids a soft token
+is a negative number that follows from the picture's pixels, or the sound's samples, and from its own index. So
+everything that compares ids, such as the cache of sequences, tells pictures apart.
 """
 
 from __future__ import annotations
@@ -10,112 +12,149 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.vision import VisionEntry
+from ondevice.engines.graph_check import audio_interface, vision_interface
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.generate.request import SoftTokens
 from ondevice.media.images import Picture
-from ondevice.media.tower import VisionTower
-from ondevice.text.pictures import Image
+from ondevice.media.sounds import Sound
+from ondevice.media.tower import Piece, Tower
+from ondevice.text.media_parts import Audio, Media
 
 _SIGN = np.int64(-(1 << 63))
 
 
-class MediaEncoder:
-    """Encodes the pictures of a model's prompts. The tower is opened when the first picture is encoded."""
+class Medium(Protocol):
+    """A picture or a sound that was opened.
 
-    def __init__(self, bundle: Bundle, vision: VisionEntry, threads: int) -> None:
+    counts : soft tokens of each piece, known before it is decoded
+    """
+
+    @property
+    def counts(self) -> Sequence[int]: ...
+
+    def pieces(self) -> Sequence[Piece]: ...
+
+
+class Kind(NamedTuple):
+    """Pictures or sounds: the token that stands for one, those around its soft tokens, and what encodes it."""
+
+    placeholder: int
+    begin: int
+    end: int
+    tower: Tower
+
+
+class MediaEncoder:
+    """Encodes the pictures and sounds of a model's prompts. A tower is opened when it is first needed."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
         """
         Args:
-            bundle: the model's bundle.
-            vision: its tower.
-            threads: threads that the tower computes with.
+            bundle: the model's bundle, with at least one tower.
+            threads: threads that the towers compute with.
         """
-        self._vision = vision
-        self._tower = VisionTower(bundle, vision, threads)
+        manifest = bundle.manifest
+        self._vision, self._audio = vision, audio = manifest.vision, manifest.audio
+        self._kinds: list[Kind] = []
+        if vision is not None:
+            tower = Tower(bundle, vision.graph, vision_interface(vision, manifest.target), threads)
+            self._kinds.append(Kind(vision.image_token_id, vision.begin_token_id, vision.end_token_id, tower))
+        if audio is not None:
+            tower = Tower(bundle, audio.graph, audio_interface(audio, manifest.target), threads)
+            self._kinds.append(Kind(audio.audio_token_id, audio.begin_token_id, audio.end_token_id, tower))
 
     def insert(
-        self, ids: Sequence[int], images: Sequence[Image], tokens: int | None, context_length: int
+        self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
     ) -> tuple[list[int], list[SoftTokens]]:
         """The prompt with soft tokens, and what encodes them.
 
-        All pictures are decoded, but none before all were found to fit.
+        All pictures and sounds are decoded, but none before all were found to fit.
 
         Args:
-            ids: the prompt, with a placeholder for each picture.
-            images: the pictures, in the order of the placeholders.
-            tokens: the most soft tokens of a picture that does not choose itself; None takes the tower's number.
+            ids: the prompt, with a placeholder for each picture and sound.
+            media: these, in the order of the placeholders.
+            image_tokens: the most soft tokens of a picture that does not choose itself; None takes the tower's number.
             context_length: the prompt must be shorter.
 
         Raises:
-            PromptError: other placeholders than pictures, or a picture that cannot be read or is too large.
-            ContextOverflowError: the pictures do not fit into the context.
+            PromptError: other placeholders than pictures and sounds, or one that cannot be read or is too large.
+            ContextOverflowError: they do not fit into the context.
             UsageError: a number of tokens that is not possible.
-            MissingDependencyError: Pillow is not installed.
+            MissingDependencyError: Pillow, or a reader of the sound's format, is not installed.
         """
-        pixels = [picture.pixels() for picture in self._opened(ids, images, tokens, context_length)]
+        pieces = [medium.pieces() for medium in self._opened(ids, media, image_tokens, context_length)]
         made, spans = list[int](), list[SoftTokens]()
-        for token, number in self._numbered(ids):
-            if number is None:
+        for token, kind, number in self._numbered(ids):
+            if kind is None:
                 made.append(token)
                 continue
-            own = pixels[number]
-            made.append(self._vision.begin_token_id)
-            spans.append(SoftTokens(len(made), own.tokens, partial(self._tower.encode, own)))
-            made += soft_ids(own.digest(), own.tokens)
-            made.append(self._vision.end_token_id)
+            for piece in pieces[number]:
+                made.append(kind.begin)
+                spans.append(SoftTokens(len(made), piece.tokens, partial(kind.tower.encode, piece)))
+                made += soft_ids(piece.digest(), piece.tokens)
+                made.append(kind.end)
         return made, spans
 
     def counted(
-        self, ids: Sequence[int], images: Sequence[Image], tokens: int | None, context_length: int
+        self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
     ) -> list[int]:
-        """The prompt with as many placeholders for each picture as it has soft tokens; no picture is decoded.
+        """The prompt with as many placeholders for each picture and sound as it has soft tokens; WAV files and pictures
+        are not decoded.
 
         The arguments and errors are those of `insert`.
         """
-        pictures = self._opened(ids, images, tokens, context_length)
+        opened = self._opened(ids, media, image_tokens, context_length)
         made = list[int]()
-        for token, number in self._numbered(ids):
-            if number is None:
+        for token, kind, number in self._numbered(ids):
+            if kind is None:
                 made.append(token)
             else:
-                made += [self._vision.begin_token_id, *[token] * pictures[number].tokens, self._vision.end_token_id]
+                for count in opened[number].counts:
+                    made += [kind.begin, *[token] * count, kind.end]
         return made
 
-    def _numbered(self, ids: Sequence[int]) -> Iterator[tuple[int, int | None]]:
-        """Each token, with the number of its picture if it is a placeholder."""
+    def _numbered(self, ids: Sequence[int]) -> Iterator[tuple[int, Kind | None, int]]:
+        """Each token; if it is a placeholder, its kind, and the number of the placeholders before it."""
+        kinds = {kind.placeholder: kind for kind in self._kinds}
         number = 0
         for token in ids:
-            if token == self._vision.image_token_id:
-                yield token, number
-                number += 1
-            else:
-                yield token, None
+            kind = kinds.get(token)
+            yield token, kind, number
+            number += kind is not None
 
     def _opened(
-        self, ids: Sequence[int], images: Sequence[Image], tokens: int | None, context_length: int
-    ) -> list[Picture]:
-        """The pictures with their headers read, all of which fit into the context."""
-        places = sum(token == self._vision.image_token_id for token in ids)
-        if places != len(images):
+        self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
+    ) -> list[Medium]:
+        """The pictures and sounds with their headers read, all of which fit into the context."""
+        places = sum(kind is not None for _, kind, _ in self._numbered(ids))
+        if places != len(media):
             raise PromptError(
-                f"the prompt has {places} placeholders for {len(images)} pictures: pictures belong into the messages "
-                "of users, as parts of their content"
+                f"the prompt has {places} placeholders for {len(media)} pictures and sounds: these belong into the "
+                "messages of users, as parts of their content"
             )
-        length, opened = len(ids), []
-        for number, image in enumerate(images, 1):
-            opened.append(Picture(image, self._vision, tokens, f"picture {number}"))
-            length += opened[-1].tokens + 1
+        length, opened = len(ids), list[Medium]()
+        for number, medium in enumerate(media, 1):
+            opened.append(self._open(medium, image_tokens, number))
+            length += sum(opened[-1].counts) + 2 * len(opened[-1].counts) - 1
             if length >= context_length:
-                raise ContextOverflowError(length, context_length, counted=number == len(images))
+                raise ContextOverflowError(length, context_length, counted=number == len(media))
         return opened
+
+    def _open(self, medium: Media, image_tokens: int | None, number: int) -> Medium:
+        if isinstance(medium, Audio):
+            assert self._audio is not None
+            return Sound(medium, self._audio, f"sound {number}")
+        assert self._vision is not None
+        return Picture(medium, self._vision, image_tokens, f"picture {number}")
 
 
 def soft_ids(digest: bytes, count: int) -> list[int]:
-    """The numbers of a picture's soft tokens: negative, and different for each index of each picture."""
+    """The numbers of a piece's soft tokens: negative, and different for each index of each piece."""
     numbers = np.frombuffer(hashlib.shake_256(digest).digest(8 * count), "<i8")
     made: list[int] = (numbers | _SIGN).tolist()
     return made

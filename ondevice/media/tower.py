@@ -1,46 +1,63 @@
-"""Runs a bundle's vision tower on ONNX Runtime."""
+"""Runs a bundle's towers on ONNX Runtime."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.vision import VisionEntry
-from ondevice.engines.graph_check import vision_interface
+from ondevice.engines.graph_check import Interface
 from ondevice.errors import BundleCorruptError, MissingDependencyError, reason
-from ondevice.media.images import Pixels
 
 
-class VisionTower:
-    """The tower of a bundle. Its graph is opened when the first picture is encoded. Safe to use from several threads,
-    which encode one after another: the tower's own threads use all cores.
+class Piece(Protocol):
+    """What a tower encodes at once: a picture, or at most 30 seconds of a sound."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of soft tokens."""
+        ...
+
+    def digest(self) -> bytes:
+        """Identifies the soft tokens."""
+        ...
+
+    def feeds(self) -> Mapping[str, NDArray[Any]]:
+        """The inputs of the tower's graph; see `graph_io`."""
+        ...
+
+
+class Tower:
+    """A tower of a bundle. Its graph is opened when something is first encoded. Safe to use from several threads, which
+    encode one after another: the tower's own threads use all cores.
     """
 
-    def __init__(self, bundle: Bundle, vision: VisionEntry, threads: int) -> None:
+    def __init__(self, bundle: Bundle, graph: str, interface: Interface, threads: int) -> None:
         """
         Args:
             bundle: the bundle.
-            vision: the tower's configuration.
+            graph: file name of the tower's graph.
+            interface: the inputs and outputs that it must have.
             threads: threads to compute with.
         """
-        self._bundle, self._vision, self._threads = bundle, vision, threads
+        self._bundle, self._name, self._interface, self._threads = bundle, graph, interface, threads
         self._lock = threading.Lock()
         self._graph: Any = None
 
-    def encode(self, pixels: Pixels) -> Float32Array:
-        """The soft tokens of a picture, float32[tokens, H].
+    def encode(self, piece: Piece) -> Float32Array:
+        """The soft tokens, float32[tokens, H].
 
         Raises:
             BundleCorruptError: the graph is not what the exporter writes, or cannot be run.
             MissingDependencyError: onnxruntime is not installed.
         """
-        patches, column, row = pixels.patches()
-        feeds = {graph_io.PATCHES: patches, graph_io.COLUMN: column, graph_io.ROW: row}
+        feeds = dict(piece.feeds())
         with self._lock:
             if self._graph is None:
                 self._graph = self._open()
@@ -48,13 +65,10 @@ class VisionTower:
                 (rows,) = self._graph.run([graph_io.SOFT_ROWS], feeds)
             except Exception as error:  # onnxruntime's own errors share no base class
                 raise BundleCorruptError(
-                    f"onnxruntime cannot run this bundle's {self._vision.graph} ({reason(error)}): "
-                    "export the bundle again"
+                    f"onnxruntime cannot run this bundle's {self._name} ({reason(error)}): export the bundle again"
                 ) from error
-        if len(rows) != pixels.tokens:
-            raise BundleCorruptError(
-                f"{self._vision.graph} gives {len(rows)} rows for {pixels.tokens}: export it again"
-            )
+        if len(rows) != piece.tokens:
+            raise BundleCorruptError(f"{self._name} gives {len(rows)} rows for {piece.tokens}: export it again")
         return np.ascontiguousarray(rows, np.float32)
 
     def _open(self) -> Any:
@@ -63,7 +77,6 @@ class VisionTower:
         except ModuleNotFoundError as error:
             if error.name != "onnxruntime":
                 raise
-            raise MissingDependencyError("onnxruntime", what="a picture in a prompt") from error
-        expected = vision_interface(self._vision, self._bundle.manifest.target)
+            raise MissingDependencyError("onnxruntime", what="a picture or sound in a prompt") from error
         self._bundle.manifest.check_tensors()
-        return open_graph(self._bundle, self._vision.graph, expected, self._threads, in_place=True)
+        return open_graph(self._bundle, self._name, self._interface, self._threads, in_place=True)

@@ -54,14 +54,16 @@ def _check_parts(fields: Fields) -> None:
     """Refuse parts that could name a file of this machine. The text layer checks the others.
 
     Raises:
-        RequestError: a part has the type `image`, which programs in this process may use with a path.
+        RequestError: a part has the type `image` or `audio`, which programs in this process may use with a path.
     """
     for message in fields.objects("messages"):
         content = message.get("content")
-        if isinstance(content, list) and any(
-            isinstance(part, dict) and part.get("type") == "image" for part in content
-        ):
-            raise message.unsupported("content", "send pictures as parts of the type image_url, with a data: URI")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind == "image":
+                raise message.unsupported("content", "send pictures as parts of the type image_url, with a data: URI")
+            if kind == "audio":
+                raise message.unsupported("content", "send sounds as parts of the type input_audio, in base64")
 
 
 def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:

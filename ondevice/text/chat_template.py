@@ -81,7 +81,7 @@ class ChatTemplate:
         content = message.get("content", "")
         if isinstance(content, list) and not self._reads_parts:
             if any(part.get("type") != "text" for part in content):
-                raise PromptError("this bundle's chat template has no place for pictures: leave them out")
+                raise PromptError("this bundle's chat template has no place for pictures and sounds: leave them out")
             return {**message, "content": "\n".join(part["text"] for part in content)}
         if content is None and not self._reads_null:
             return {**message, "content": ""}

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ondevice.errors import PromptError, UsageError, reason
-from ondevice.text.pictures import PLACEHOLDER
+from ondevice.text.media_parts import PLACEHOLDERS
 
 Message = Mapping[str, Any]
 """`{"role": ..., "content": ...}`, and for a template whatever else it reads: `tool_calls`, `tool_call_id`, `name`,
-`reasoning_content`. `content` is a string or a list of parts, text and pictures (`text.pictures`); a message with
-`tool_calls` may have None.
+`reasoning_content`. `content` is a string or a list of parts: text, pictures and sounds (`text.media_parts`). A message
+with `tool_calls` may have None.
 """
 
 Tool = Mapping[str, Any]
@@ -201,10 +201,11 @@ def _check_content(message: Message, place: str) -> None:
     if not isinstance(content, list | tuple) or not all(isinstance(part, Mapping) for part in content):
         raise PromptError(f"{place} needs a string as its 'content', or a list of parts, not {content!r:.60}")
     for part in content:
-        if part == PLACEHOLDER:
+        if part in PLACEHOLDERS:
             continue
         if part.get("type") != "text":
-            raise PromptError(f"{place} has a part of the type {part.get('type')!r:.60}: parts are text and image")
+            kind = part.get("type")
+            raise PromptError(f"{place} has a part of the type {kind!r:.60}: parts are text, image and audio")
         if not isinstance(part.get("text"), str):
             raise PromptError(f"{place} has a text part whose 'text' is {part.get('text')!r:.60}")
 

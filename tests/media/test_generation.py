@@ -164,17 +164,17 @@ def test_soft_tokens_in_a_draft_are_dropped(model: Model) -> None:
 
 
 def test_a_cancelled_generation_encodes_no_further_picture(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ondevice.media.tower import VisionTower
+    from ondevice.media.tower import Tower
 
-    encode, encoded = VisionTower.encode, list[object]()
+    encode, encoded = Tower.encode, list[object]()
 
-    def cancelling(self: VisionTower, pixels: Any) -> Any:
-        encoded.append(pixels)
+    def cancelling(self: Tower, piece: Any) -> Any:
+        encoded.append(piece)
         model.cancel()
-        return encode(self, pixels)
+        return encode(self, piece)
 
     model.forget()
-    monkeypatch.setattr(VisionTower, "encode", cancelling)
+    monkeypatch.setattr(Tower, "encode", cancelling)
     reply = model.generate(asked(SQUARE, WIDE), image_tokens=TOKENS)
     assert (reply.finish_reason, reply.token_ids, len(encoded)) == ("cancelled", (), 1)
 
@@ -208,7 +208,7 @@ def test_the_picture_counts(model: Model) -> None:
 def test_the_cache_tells_pictures_apart(model: Model) -> None:
     """The same text with another picture shares nothing beyond the token that begins a picture."""
     model.forget()
-    options: dict[str, Any] = {"max_new_tokens": 8, "image_tokens": TOKENS}
+    options: dict[str, Any] = {"max_new_tokens": 8, "image_tokens": TOKENS, "temperature": 1.0, "seed": 0}
     first = model.generate(asked(SQUARE), **options)
     before = model.encode(asked(SQUARE), image_tokens=TOKENS).index(BEGIN) + 1
     other = model.generate(asked(png(50, 50, seed=2)), **options)
@@ -221,15 +221,15 @@ def test_the_cache_tells_pictures_apart(model: Model) -> None:
 
 
 def test_a_cached_picture_is_not_encoded_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ondevice.media.tower import VisionTower
+    from ondevice.media.tower import Tower
 
-    encode, encoded = VisionTower.encode, list[object]()
+    encode, encoded = Tower.encode, list[object]()
 
-    def counted(self: VisionTower, pixels: Any) -> Any:
-        encoded.append(pixels)
-        return encode(self, pixels)
+    def counted(self: Tower, piece: Any) -> Any:
+        encoded.append(piece)
+        return encode(self, piece)
 
-    monkeypatch.setattr(VisionTower, "encode", counted)
+    monkeypatch.setattr(Tower, "encode", counted)
     model.forget()
     history = asked(SQUARE)
     for turn in range(3):
@@ -336,7 +336,7 @@ def test_wrong_parts_are_refused(model: Model) -> None:
     assert "base64 is damaged" in refused({"type": "image_url", "image_url": "data:image/png;base64,iVBO\nRw=="})
     assert "is not base64" in refused({"type": "image_url", "image_url": "data:image/png,abc"})
     assert "without a field 'image'" in refused({"type": "image"})
-    assert "of the type 'input_audio'" in refused({"type": "input_audio", "input_audio": {}})
+    assert "a sound whose base64 is no string" in refused({"type": "input_audio", "input_audio": {}})
     url = {"url": "data:image/png;base64,aaaa", "detail": "best"}
     assert "use one of auto, low, high" in refused({"type": "image_url", "image_url": url})
 
@@ -349,7 +349,7 @@ def test_pictures_that_fill_the_context_are_refused_before_they_are_decoded(
     def never(self: Picture) -> Any:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(Picture, "pixels", never)
+    monkeypatch.setattr(Picture, "pieces", never)
     with pytest.raises(ondevice.ContextOverflowError, match="the context holds 256"):
         model.generate(asked(SQUARE, SQUARE, SQUARE, SQUARE), image_tokens=140)
 

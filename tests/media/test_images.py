@@ -16,7 +16,7 @@ from ondevice.bundle_format.vision import BUDGETS, VisionEntry
 from ondevice.errors import OndeviceError, PromptError, UsageError
 from ondevice.media import images
 from ondevice.media.images import Picture, Pixels
-from ondevice.text.pictures import Image
+from ondevice.text.media_parts import Image
 from tests.media.pictures_made import noise, png, saved
 
 E2B = VisionEntry(
@@ -47,14 +47,14 @@ def opened(source: Any, tokens: int | None = None, vision: VisionEntry = E2B) ->
 
 
 def pixels(source: Any, tokens: int | None = None) -> np.ndarray:
-    return opened(source, tokens).pixels().values
+    return opened(source, tokens).pieces()[0].values
 
 
 def refused(source: Any, error: type[OndeviceError] = PromptError, vision: VisionEntry = E2B) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(error) as caught:
-            opened(source, vision=vision).pixels()
+            opened(source, vision=vision).pieces()
     message = str(caught.value)
     assert "\n" not in message
     assert len(message) < 300
@@ -99,8 +99,8 @@ def test_patches_are_those_of_transformers(mode: str, tokens: int) -> None:
     for height, width in ((45, 61), (700, 300), (5, 400)) if tokens < 1000 else ((45, 61),):
         picture = in_mode(mode, height, width)
         expected = processor([picture], return_tensors="np")
-        made = opened(picture, tokens).pixels()
-        patches, column, row = made.patches()
+        (made,) = opened(picture, tokens).pieces()
+        patches, column, row = made.feeds().values()
         count = len(patches)
         assert made.tokens == int(expected["num_soft_tokens_per_image"][0])
         assert count == 9 * made.tokens
@@ -113,7 +113,7 @@ def test_patches_are_those_of_transformers(mode: str, tokens: int) -> None:
 
 def test_patches_of_a_soft_token_follow_one_another() -> None:
     made = Pixels(noise(96, 144), 16, 3)
-    patches, column, row = made.patches()
+    patches, column, row = made.feeds().values()
     assert made.tokens == 6
     for token in range(6):
         own = slice(9 * token, 9 * token + 9)
@@ -146,8 +146,8 @@ def test_a_cameras_rotation_is_applied(rotation: int) -> None:
     for kind in ("PNG", "JPEG"):
         file = saved(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
         picture = opened(file, 70)
-        made = picture.pixels()
-        assert made.tokens == picture.tokens
+        (made,) = picture.pieces()
+        assert [made.tokens] == picture.counts
         assert made.values.shape[1] > made.values.shape[0]
         assert abs(made.values.astype(int) - pixels(upright, 70).astype(int)).mean() < (0.001 if kind == "PNG" else 4)
 
@@ -256,13 +256,13 @@ def test_numbers_of_tokens(tokens: Any) -> None:
 
 
 def test_a_picture_chooses_before_the_generation_does() -> None:
-    assert Picture(Image(png(), 70), E2B, 560, "it").tokens <= 70
-    assert 280 < opened(png(), 560).tokens <= 560
-    assert 140 < opened(png()).tokens <= 280
+    assert Picture(Image(png(), 70), E2B, 560, "it").counts[0] <= 70
+    assert 280 < opened(png(), 560).counts[0] <= 560
+    assert 140 < opened(png()).counts[0] <= 280
 
 
 def test_digests() -> None:
-    first, same, other = (opened(png(seed=seed), 70).pixels() for seed in (0, 0, 1))
+    first, same, other = (opened(png(seed=seed), 70).pieces()[0] for seed in (0, 0, 1))
     assert first.digest() == same.digest() != other.digest()
     flat = Pixels(np.zeros((48, 96, 3), np.uint8), 16, 3), Pixels(np.zeros((96, 48, 3), np.uint8), 16, 3)
     assert flat[0].digest() != flat[1].digest()

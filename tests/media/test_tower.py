@@ -16,13 +16,19 @@ from ondevice.bundle_format import graph_io
 from ondevice.engines.graph_check import check_graph, vision_interface
 from ondevice.errors import BundleCorruptError, CheckpointError
 from ondevice.media.images import Pixels
-from ondevice.media.tower import VisionTower
+from ondevice.media.tower import Tower
 from ondevice_export import export
 from tests.media.pictures_made import noise
 from tests.tiny_models import PATCH, POOL, TOWER_LAYERS
 
 PICTURE = Pixels(noise(5 * PATCH * POOL, 3 * PATCH * POOL), PATCH, POOL)
 pytestmark = pytest.mark.needs("oracle", "onnxruntime")
+
+
+def tower_of(bundle: Bundle) -> Tower:
+    vision = bundle.manifest.vision
+    assert vision is not None
+    return Tower(bundle, vision.graph, vision_interface(vision, bundle.manifest.target), 1)
 
 
 def test_every_layer(seeing: dict[tuple[str, str], Bundle], family: str, oracle: Any, tmp_path: Path) -> None:
@@ -39,9 +45,9 @@ def test_every_layer(seeing: dict[tuple[str, str], Bundle], family: str, oracle:
         ends.append([node.output[0] for node in graph.graph.node if node.name.startswith(f"layers.{index}/")][-1])
         graph.graph.output.append(onnx.helper.make_tensor_value_info(ends[-1], onnx.TensorProto.FLOAT, None))
     onnx.save(graph, directory / "vision.onnx")
-    patches, column, row = PICTURE.patches()
+    feeds = dict(PICTURE.feeds())
+    patches, column, row = (feeds[name] for name in (graph_io.PATCHES, graph_io.COLUMN, graph_io.ROW))
     session = onnxruntime.InferenceSession(directory / "vision.onnx")
-    feeds = {graph_io.PATCHES: patches, graph_io.COLUMN: column, graph_io.ROW: row}
     rows, *layers = session.run([graph_io.SOFT_ROWS, *ends], feeds)
 
     order = np.lexsort((column, row))
@@ -72,7 +78,7 @@ def test_the_ranges_of_linear_layers_count(seeing: dict[tuple[str, str], Bundle]
 def test_a_picture_alone_as_among_others(seeing: dict[tuple[str, str], Bundle], family: str) -> None:
     bundle = seeing[family, "none"]
     assert bundle.manifest.vision is not None
-    tower = VisionTower(bundle, bundle.manifest.vision, 1)
+    tower = tower_of(bundle)
     first = tower.encode(PICTURE)
     tower.encode(Pixels(noise(24, 60, seed=4), PATCH, POOL))
     np.testing.assert_array_equal(tower.encode(PICTURE), first)
@@ -183,7 +189,7 @@ def test_a_damaged_tower(seeing: dict[tuple[str, str], Bundle], tmp_path: Path) 
     def encoded(directory: Path) -> None:
         bundle = Bundle.open(directory)
         assert bundle.manifest.vision is not None
-        VisionTower(bundle, bundle.manifest.vision, 1).encode(PICTURE)
+        tower_of(bundle).encode(PICTURE)
 
     copy = Path(shutil.copytree(seeing["seeing", "int8"].path, tmp_path / "bundle"))
     graph = (copy / "vision.onnx").read_bytes()

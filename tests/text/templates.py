@@ -100,9 +100,9 @@ GEMMA_4 = """\
 
 GEMMA_4_SEEING = GEMMA_4.replace(
     "{%- for part in content if part.type == 'text' %}{{ part.text | trim }}{% endfor -%}",
-    "{%- for part in content %}{{ '<|image|>' if part.type == 'image' else part.text | trim }}{% endfor -%}",
+    "{%- for part in content %}{{ '<|' ~ part.type ~ '|>' if part.type != 'text' else part.text | trim }}{% endfor -%}",
 )
-"""With pictures, also in the results of tools, where Gemma 4's own templates leave them out."""
+"""With pictures and sounds, also in the results of tools, where Gemma 4's own templates leave them out."""
 GEMMA_4_LARGE = GEMMA_4.replace(
     "{{- '<|turn>model\\n' -}}",
     "{{- '<|turn>model\\n' -}}{{- '<|channel>thought\\n<channel|>' if not enable_thinking | default(false) -}}",

@@ -87,7 +87,10 @@ for _ in range(100_000):
         ([{"role": "user", "content": None, "tool_calls": [call("f", {})]}], "message 1 needs a string"),
         ([USER, {"role": "assistant", "content": None}], "message 2 needs a string"),
         ([{"role": "user", "content": ["x"]}], "message 1 needs a string"),
-        ([{"role": "user", "content": [{"type": "video"}]}], "a part of the type 'video': parts are text and image"),
+        (
+            [{"role": "user", "content": [{"type": "video"}]}],
+            "a part of the type 'video': parts are text, image and audio",
+        ),
         ([{"role": "user", "content": [{"type": "text"}]}], "message 1 has a text part whose 'text' is None"),
         ([USER, {"role": "assistant", "tool_calls": "f"}], "message 2 needs a list as its 'tool_calls'"),
         ([USER, {"role": "assistant", "tool_calls": ["f"]}], "message 2, tool call 1 is no"),

@@ -16,6 +16,7 @@ CHANNELS = [
 ]  # fmt: skip
 """Gemma 4's further control tokens."""
 IMAGES = ["<|image>", "<|image|>", "<image|>"]
+SOUNDS = ["<|audio>", "<|audio|>", "<audio|>"]
 """Before a picture, in its place in a chat template, and after it."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -51,8 +52,9 @@ def gemma_chat() -> Tokenizer:
 
 
 def gemma_seeing() -> Tokenizer:
-    """As `gemma_chat`, with the tokens of pictures."""
-    return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], [*CHANNELS, *IMAGES])
+    """As `gemma_chat`, with the tokens of pictures and sounds."""
+    decoder = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return _byte_fallback(decoder, [*CHANNELS, *IMAGES, *SOUNDS])
 
 
 def llama_like() -> Tokenizer:

@@ -9,16 +9,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint import audio as audio_towers
+from ondevice_export.checkpoint import vision as vision_towers
 from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.checkpoint.source import Checkout, Note
-from ondevice_export.checkpoint.vision import TOWER, read_vision
 
 _PREFIXES = ("model.language_model.", "model.")
 """Prefixes of the text model's tensors; that of multimodal checkpoints is tried first, as both start with `model.`."""
@@ -38,6 +40,8 @@ class TargetCheckpoint:
     """The quantised modules; None unless the checkpoint was trained quantised."""
     vision: VisionEntry | None = None
     """The vision tower; None if the checkpoint has none, or if it is left out."""
+    audio: AudioEntry | None = None
+    """The audio tower; the same."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class DrafterCheckpoint:
 
 @contextmanager
 def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> Iterator[TargetCheckpoint]:
-    """Open a target and check the shape of every tensor that will be read; with `text_only` without a vision tower.
+    """Open a target and check the shape of every tensor that will be read; with `text_only` without towers.
 
     Raises:
         CheckpointError: the family is unknown, or a tensor is missing or has a wrong shape.
@@ -73,16 +77,15 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
             modules.check()
         sharing = (index for index, layer in enumerate(config.layers) if layer.kv_source != index)
         skipped = _unread(names, shapes, _unused_kv(prefix, sharing), prefix)
-        vision = None
+        vision, audio = None, None
         if not text_only:
             quantised = modules is not None
-            vision = read_vision(checkout.directory, checkpoint, config, note, quantised=quantised)
-        if vision is not None:
-            skipped = [name for name in skipped if not name.startswith(TOWER)]
-        if skipped:
-            what = "vision and audio" if vision is None else "audio"
-            note(f"skipping {len(skipped)} {what} tensors: the bundle does not use them")
-        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes, modules, vision)
+            vision = vision_towers.read_vision(checkout.directory, checkpoint, config, note, quantised=quantised)
+            audio = audio_towers.read_audio(checkout.directory, checkpoint, config, note, quantised=quantised)
+        towers = (*(vision_towers.TOWER if vision else ()), *(audio_towers.TOWER if audio else ()))
+        if skipped := [name for name in skipped if not name.startswith(towers)]:
+            note(f"skipping {len(skipped)} vision and audio tensors: the bundle does not use them")
+        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes, modules, vision, audio)
 
 
 @contextmanager

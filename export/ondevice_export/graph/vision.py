@@ -12,7 +12,6 @@ from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.vision import PATCHES, POSITIONS, PROJECTION, STANDARDIZE, VisionEntry, layer_prefix
 from ondevice.bundle_format.weight_format import FLOAT32
-from ondevice.errors import CheckpointError
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
 from ondevice_export.graph.layer import gelu
 from ondevice_export.graph.matrix import gather, linear
@@ -112,20 +111,9 @@ class VisionGraph:
 
     def _limited(self, module: Module, x: ir.Value, name: str, *, turned: bool = False) -> ir.Value:
         """`clip(linear(clip(x)))` with the ranges of the checkpoint (Gemma4ClippableLinear)."""
-        x = self._clip(module, x, f"{name}.input")
+        x = module.clip(x, f"{name}.input")
         x = self._linear(module, x, f"{name}.linear.weight", turned=turned)
-        return self._clip(module, x, f"{name}.output")
-
-    def _clip(self, module: Module, x: ir.Value, name: str) -> ir.Value:
-        """`x` within the range of this name; unchanged where the checkpoint has none."""
-        ends = (f"{name}_min", f"{name}_max")
-        if module.full_name(ends[0]) not in self._weights.checkpoint:
-            return x
-        least, most = (float(module.read(end)) for end in ends)
-        if not least <= most:
-            raise CheckpointError(f"{module.full_name(name)} has the range {least} to {most}")
-        limits = [None if math.isinf(end) else self._builder.scalar(end) for end in (least, most)]
-        return x if limits == [None, None] else self._builder.op("Clip", x, *limits)
+        return module.clip(x, f"{name}.output")
 
     def _linear(self, module: Module, x: ir.Value, name: str, *, turned: bool = False) -> ir.Value:
         """`x @ weight.T`; `turned` if the output is queries or keys."""

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import Decoder
 from ondevice.bundle_format.tensor_table import HEAD, Format, Tensor
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
+from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
@@ -121,7 +123,7 @@ class Module:
     """Adds a module's nodes to a graph; its weights are named relative to a prefix such as `layers.3.self_attn.`."""
 
     builder: GraphBuilder
-    config: Decoder | VisionEntry
+    config: Decoder | VisionEntry | AudioEntry
     weights: Weights
     prefix: str = ""
 
@@ -152,6 +154,17 @@ class Module:
     def linear(self, x: ir.Value, name: str) -> ir.Value:
         """`x @ weight.T`: [T, width] -> [T, rows]."""
         return linear(self.builder, x, self.matrix(f"{name}.weight"))
+
+    def clip(self, x: ir.Value, name: str) -> ir.Value:
+        """`x` within the range of this name, `_min` and `_max`; unchanged where the checkpoint has none."""
+        ends = (f"{name}_min", f"{name}_max")
+        if self.full_name(ends[0]) not in self.weights.checkpoint:
+            return x
+        least, most = (float(self.read(end)) for end in ends)
+        if not least <= most:
+            raise CheckpointError(f"{self.full_name(name)} has the range {least} to {most}")
+        limits = [None if math.isinf(end) else self.builder.scalar(end) for end in (least, most)]
+        return x if limits == [None, None] else self.builder.op("Clip", x, *limits)
 
     def norm(self, x: ir.Value, name: str) -> ir.Value:
         """`rms_norm` of `x` with the weight of this name."""

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ondevice.errors import PromptError
-from ondevice.text import pictures
+from ondevice.text import media_parts
 from ondevice.text.chat_template import ChatTemplate
+from ondevice.text.media_parts import PLACEHOLDERS, Image, picture_of_url, take_media
 from ondevice.text.messages import plain_messages
-from ondevice.text.pictures import PLACEHOLDER, Image, picture_of_url, take_pictures
 from tests.text.templates import GEMMA, GEMMA_4_SEEING
 
 TEXT = {"type": "text", "text": "a"}
@@ -21,7 +21,7 @@ def url(data: bytes = b"abc") -> str:
 
 def test_messages_without_pictures_stay_as_they_are() -> None:
     messages = [{"role": "user", "content": [TEXT]}, {"role": "user", "content": "a"}, {"role": "x"}, 7, None]
-    found, images = take_pictures(messages)
+    found, images = take_media(messages)
     assert found is messages
     assert images == []
 
@@ -36,12 +36,12 @@ def test_pictures_in_their_order() -> None:
             "content": ({"type": "image", "image": third}, {"type": "image_url", "image_url": url(fourth)}),
         },
     ]
-    found, images = take_pictures(messages)
+    found, images = take_media(messages)
     assert images == [first, second, Image(third), Image(fourth)]
     assert found == [
-        {"role": "user", "content": [PLACEHOLDER, TEXT, PLACEHOLDER], "name": "n"},
+        {"role": "user", "content": [PLACEHOLDERS[0], TEXT, PLACEHOLDERS[0]], "name": "n"},
         messages[1],
-        {"role": "user", "content": [PLACEHOLDER, PLACEHOLDER]},
+        {"role": "user", "content": [PLACEHOLDERS[0], PLACEHOLDERS[0]]},
     ]
     assert first in messages[0]["content"]
     plain = plain_messages(found)
@@ -51,7 +51,7 @@ def test_pictures_in_their_order() -> None:
 
 
 def test_a_template_that_reads_no_parts_has_no_place_for_pictures() -> None:
-    messages = plain_messages([{"role": "user", "content": [PLACEHOLDER, TEXT]}])
+    messages = plain_messages([{"role": "user", "content": [PLACEHOLDERS[0], TEXT]}])
     with pytest.raises(PromptError, match="no place for pictures"):
         ChatTemplate(GEMMA).render(messages)
 
@@ -87,7 +87,7 @@ def test_addresses_that_are_refused(address: object, detail: object, message: st
 
 
 def test_more_than_is_read_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "MOST_BYTES", 3000)
+    monkeypatch.setattr(media_parts, "MOST_BYTES", 3000)
     assert picture_of_url(url(b"x" * 3000), None, "it").source == b"x" * 3000
     monkeypatch.setattr(base64, "b64decode", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(PromptError, match="has a picture of more than"):

@@ -1,0 +1,178 @@
+"""Pictures and sounds in messages: content parts that hold one are taken out before a chat template is rendered.
+
+A picture is an `Image`, `{"type": "image", "image": ...}`, or OpenAI's `{"type": "image_url", "image_url": {"url":
+"data:image/png;base64,..."}}`. A sound is an `Audio`, `{"type": "audio", "audio": ...}`, or OpenAI's `{"type":
+"input_audio", "input_audio": {"data": base64, "format": "wav"}}`. The template sees `{"type": "image"}` or
+`{"type": "audio"}`, and writes a placeholder.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ondevice.errors import PromptError
+
+PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"})
+"""What a chat template sees of a picture and of a sound."""
+
+MOST_BYTES = 1 << 25
+"""Largest file of a picture or sound, in bytes."""
+
+DETAILS = {"auto": None, "low": 70, "high": 560, "original": 1120}
+"""Soft tokens at most for OpenAI's `detail`; None takes the model's own number."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A picture, a part of a message's content: `[Image("photo.jpg"), {"type": "text", "text": "What is this?"}]`.
+
+    source : a path (str or `PathLike`), the bytes of a file, a `PIL.Image.Image`, or a numpy array uint8[height, width]
+        (gray), [height, width, 3] (RGB) or [height, width, 4] (RGBA)
+    tokens : the most tokens of the prompt that it may take: 70, 140, 280, 560 or 1120. More show more detail and take
+        longer. None takes the generation's `image_tokens`
+    """
+
+    source: Any
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A sound, a part of a message's content: `[Audio("question.wav")]`.
+
+    source : a path (str or `PathLike`) or the bytes of a file, or samples: a numpy array of one dimension, or [samples,
+        channels], of a float type in [-1, 1] or int16
+    rate : samples per second of an array; not for files, which name theirs
+    """
+
+    source: Any
+    rate: int | None = None
+
+
+Media = Image | Audio
+
+
+def take_media(messages: Sequence[Any]) -> tuple[Sequence[Any], list[Media]]:
+    """Messages with placeholders instead of pictures and sounds, and these in the order of their places.
+
+    Messages with neither are returned as they are. Anything malformed is left for `plain_messages` to report.
+
+    Raises:
+        PromptError: a part of one of the types that holds no picture or sound.
+    """
+    found: list[Media] = []
+    made = []
+    for number, message in enumerate(messages, 1):
+        if not media_in(message):
+            made.append(message)
+            continue
+        content = []
+        for part in message["content"]:
+            if _is_medium(part):
+                found.append(_medium(part, f"message {number}"))
+                content.append(dict(PLACEHOLDERS[isinstance(found[-1], Audio)]))
+            else:
+                content.append(part)
+        made.append({**message, "content": content})
+    return (made, found) if found else (messages, [])
+
+
+def media_in(message: Any) -> list[Any]:
+    """The parts of a message's content that are pictures or sounds, or should be."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return [part for part in content if _is_medium(part)] if isinstance(content, list | tuple) else []
+
+
+def picture_of_url(url: object, detail: object, place: str) -> Image:
+    """The picture of a `data:` URI; no other address is opened.
+
+    Args:
+        url: `data:image/...;base64,...`.
+        detail: one of DETAILS, or None.
+        place: what an error calls it.
+
+    Raises:
+        PromptError: another address, invalid base64, more than MOST_BYTES, or an unknown detail.
+    """
+    if detail is not None and not (isinstance(detail, str) and detail in DETAILS):
+        raise PromptError(f"{place} has a picture with the detail {detail!r:.60}: use one of {', '.join(DETAILS)}")
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise PromptError(f"{place} has a picture that is no data: URI, and no address is opened: send its bytes")
+    head, comma, data = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise PromptError(f"{place} has a picture whose data: URI is not base64: data:image/png;base64,...")
+    return Image(bytes_of_base64(data, f"{place} has a picture"), None if detail is None else DETAILS[detail])
+
+
+def bytes_of_base64(data: object, subject: str) -> bytes:
+    """The file that a request holds as base64.
+
+    Args:
+        data: the text.
+        subject: how an error begins.
+
+    Raises:
+        PromptError: it is no base64, or more than MOST_BYTES.
+    """
+    if not isinstance(data, str):
+        raise PromptError(f"{subject} whose base64 is no string")
+    if len(data) > 4 * (MOST_BYTES // 3 + 1):
+        raise PromptError(f"{subject} of more than {MOST_BYTES >> 20} MB")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PromptError(f"{subject} whose base64 is damaged ({error})") from error
+
+
+def _is_medium(part: Any) -> bool:
+    return isinstance(part, Image | Audio) or (_type(part) in _READERS)
+
+
+def _type(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _medium(part: Any, place: str) -> Media:
+    return part if isinstance(part, Image | Audio) else _READERS[part["type"]](part, place)
+
+
+def _image(part: Mapping[str, Any], place: str) -> Image:
+    source = part.get("image")
+    if source is None:
+        raise PromptError(f"{place} has a part of the type image without a field 'image'")
+    return source if isinstance(source, Image) else Image(source)
+
+
+def _image_url(part: Mapping[str, Any], place: str) -> Image:
+    address = part.get("image_url")
+    if not isinstance(address, Mapping):
+        address = {"url": address}
+    return picture_of_url(address.get("url"), address.get("detail"), place)
+
+
+def _audio(part: Mapping[str, Any], place: str) -> Audio:
+    source = part.get("audio")
+    if source is None:
+        raise PromptError(f"{place} has a part of the type audio without a field 'audio'")
+    return source if isinstance(source, Audio) else Audio(source, part.get("rate"))
+
+
+def _input_audio(part: Mapping[str, Any], place: str) -> Audio:
+    # Its `format` is not needed: the file itself says what it is.
+    given = part.get("input_audio")
+    data = given.get("data") if isinstance(given, Mapping) else None
+    return Audio(bytes_of_base64(data, f"{place} has a sound"))
+
+
+_READERS: dict[object, Callable[[Mapping[str, Any], str], Media]] = {
+    "image": _image,
+    "image_url": _image_url,
+    "audio": _audio,
+    "input_audio": _input_audio,
+}
+"""The content parts that hold a picture or a sound, by type."""
