@@ -15,9 +15,9 @@ from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice.errors import CheckpointError
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
 from ondevice_export.graph.layer import gelu
-from ondevice_export.graph.matrix import gather, linear
+from ondevice_export.graph.matrix import gather, linear, linear_of_codes, row_codes
 from ondevice_export.graph.weights import Module, Weights
-from ondevice_export.matrices import StoredMatrix
+from ondevice_export.matrices import RowReader
 
 
 class VisionGraph:
@@ -30,6 +30,8 @@ class VisionGraph:
     def __init__(self, builder: GraphBuilder, config: VisionEntry, target: Target, weights: Weights) -> None:
         self._builder, self._config, self._target, self._weights = builder, config, target, weights
         self._module = Module(builder, config, weights)
+        self._clipped: dict[tuple[ir.Value, float, float], ir.Value] = {}
+        self._quantised: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._patches = builder.input(graph_io.PATCHES, ir.DataType.FLOAT, ["N", 3 * config.patch**2])
         self._places = [builder.input(name, ir.DataType.INT64, ["N"]) for name in (graph_io.COLUMN, graph_io.ROW)]
 
@@ -48,8 +50,8 @@ class VisionGraph:
     def _embed(self) -> ir.Value:
         """`projection(2 * (patches - 0.5)) + table[0, column] + table[1, row]`: [N, 3PP] -> [N, D]."""
         builder, config = self._builder, self._config
-        shifted = builder.op("Sub", self._patches, builder.scalar(0.5))
-        hidden = self._linear(self._module, builder.op("Mul", shifted, builder.scalar(2.0)), PATCHES)
+        shifted = builder.op("Mul", builder.op("Sub", self._patches, builder.scalar(0.5)), builder.scalar(2.0))
+        hidden = linear(builder, shifted, self._weights.matrix(PATCHES, FLOAT32))
         table = self._weights.matrix(POSITIONS, FLOAT32)
         column, row = self._places
         below = builder.op("Add", row, builder.constant(np.array(config.positions, np.int64)))
@@ -125,20 +127,29 @@ class VisionGraph:
         if not least <= most:
             raise CheckpointError(f"{module.full_name(name)} has the range {least} to {most}")
         limits = [None if math.isinf(end) else self._builder.scalar(end) for end in (least, most)]
-        return x if limits == [None, None] else self._builder.op("Clip", x, *limits)
+        if limits == [None, None]:
+            return x
+        if (x, least, most) not in self._clipped:  # linear layers that read the same rows mostly have the same range
+            self._clipped[x, least, most] = self._builder.op("Clip", x, *limits)
+        return self._clipped[x, least, most]
 
     def _linear(self, module: Module, x: ir.Value, name: str, *, turned: bool = False) -> ir.Value:
-        """`x @ weight.T`; `turned` if the output is queries or keys."""
-        return linear(self._builder, x, self._matrix(module, name, turned=turned))
+        """`x @ weight.T` in the format of the layers; `turned` if the output is queries or keys."""
+        rows = self._turned_rows(module.full_name(name)) if turned else None
+        name = module.prefix + name
+        if not self._weights.formats.layers.quantised:
+            return linear(self._builder, x, self._weights.matrix(name, FLOAT32, rows=rows))
+        return linear_of_codes(self._builder, *self._codes(x), self._weights.transposed(name, rows=rows))
 
-    def _matrix(self, module: Module, name: str, *, turned: bool) -> StoredMatrix:
-        if not turned:
-            return self._weights.matrix(module.prefix + name, FLOAT32)
-        order, source = turned_order(self._config.query_heads, self._config.head_dim), module.full_name(name)
-        checkpoint = self._weights.checkpoint
-        return self._weights.matrix(
-            module.prefix + name, FLOAT32, rows=lambda start, stop: checkpoint.picked_rows(source, order[start:stop])
-        )
+    def _codes(self, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """`row_codes` of `x`, which all linear layers that read `x` share."""
+        if x not in self._quantised:
+            self._quantised[x] = row_codes(self._builder, x)
+        return self._quantised[x]
+
+    def _turned_rows(self, source: str) -> RowReader:
+        order, checkpoint = turned_order(self._config.query_heads, self._config.head_dim), self._weights.checkpoint
+        return lambda start, stop: checkpoint.picked_rows(source, order[start:stop])
 
     def _pool(self, hidden: ir.Value) -> ir.Value:
         """The mean of the patches of each soft token, times sqrt(D): [N, D] -> [S, D] (Gemma4VisionPooler)."""
@@ -155,7 +166,7 @@ class VisionGraph:
     def _project(self, rows: ir.Value) -> ir.Value:
         """`projection(norm(rows))`, the norm without a weight: [S, D] -> [S, H] (Gemma4MultimodalEmbedder)."""
         unit = self._builder.constant(np.ones(self._config.hidden_size, np.float32))
-        return self._linear(self._module, self._module.rms_norm(rows, unit), PROJECTION)
+        return linear(self._builder, self._module.rms_norm(rows, unit), self._weights.matrix(PROJECTION, FLOAT32))
 
 
 def turned_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:

@@ -99,6 +99,15 @@ class Weights:
         self._list(name, stored.tensor(shape))
         return stored
 
+    def transposed(self, name: str, rows: RowReader | None = None) -> StoredMatrix:
+        """Store a matrix as `MatrixWriter.add_transposed` does; `rows` as for `matrix`."""
+        source = self.full_name(name)
+        count, width = self.checkpoint.shape(source)
+        reader = rows or partial(self.checkpoint.rows, source)
+        stored = self._writer.add_transposed(self._file, source, (count, width), reader)
+        self._list(name, stored.tensor((count, width)))
+        return stored
+
     def _as_trained(self, name: str, shape: tuple[int, int], modules: QuantizedModules) -> StoredMatrix:
         """Store a matrix with the checkpoint's own codes, or its own numbers if it is not quantised."""
         module = modules.module(name)
