@@ -17,6 +17,7 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.generate.request import SoftTokens
+from ondevice.media.encoded import EncodedMedia
 from ondevice.media.images import Picture
 from ondevice.media.tower import VisionTower
 from ondevice.text.pictures import Image
@@ -27,14 +28,16 @@ _SIGN = np.int64(-(1 << 63))
 class MediaEncoder:
     """Encodes the pictures of a model's prompts. The tower is opened when the first picture is encoded."""
 
-    def __init__(self, bundle: Bundle, vision: VisionEntry, threads: int) -> None:
+    def __init__(self, bundle: Bundle, vision: VisionEntry, threads: int, cache_bytes: int) -> None:
         """
         Args:
             bundle: the model's bundle.
             vision: its tower.
             threads: threads that the tower computes with.
+            cache_bytes: bytes of encoded pictures to keep.
         """
         self._vision = vision
+        self._encoded = EncodedMedia(cache_bytes)
         self._tower = VisionTower(bundle, vision, threads)
 
     def insert(
@@ -64,8 +67,11 @@ class MediaEncoder:
                 continue
             own = pixels[number]
             made.append(self._vision.begin_token_id)
-            spans.append(SoftTokens(len(made), own.tokens, partial(self._tower.encode, own)))
-            made += soft_ids(own.digest(), own.tokens)
+            digest = own.digest()
+            spans.append(
+                SoftTokens(len(made), own.tokens, partial(self._encoded.rows, digest, partial(self._tower.encode, own)))
+            )
+            made += soft_ids(digest, own.tokens)
             made.append(self._vision.end_token_id)
         return made, spans
 
@@ -84,6 +90,10 @@ class MediaEncoder:
             else:
                 made += [self._vision.begin_token_id, *[token] * pictures[number].tokens, self._vision.end_token_id]
         return made
+
+    def forget(self) -> None:
+        """Drop all encoded pictures."""
+        self._encoded.forget()
 
     def _numbered(self, ids: Sequence[int]) -> Iterator[tuple[int, int | None]]:
         """Each token, with the number of its picture if it is a placeholder."""
