@@ -53,6 +53,9 @@ MAX_SEQUENCES = 4
 CACHE_BYTES = 1 << 29
 """Default KV-cache budget for finished sequences, in bytes: eight chats of 4,096 tokens at Gemma 4 E2B's shape."""
 
+MEDIA_CACHE_BYTES = 1 << 26
+"""Default budget for encoded pictures, in bytes: 39 pictures of 280 tokens at Gemma 4 E2B's shape."""
+
 MAX_THREADS = 256
 """Upper limit of `threads` on machines with fewer processors: more threads would only wait for each other."""
 
@@ -74,6 +77,7 @@ def load(
     attention_width: int = 4,
     max_sequences: int = MAX_SEQUENCES,
     cache_bytes: int = CACHE_BYTES,
+    media_cache_bytes: int = MEDIA_CACHE_BYTES,
     drafter: str | PathLike[str] | None = None,
     verify_hashes: bool = False,
     on_prepare: OnPrepare | None = None,
@@ -98,6 +102,8 @@ def load(
         max_sequences: generations at the same time, 1 to 16; more wait for their turn.
         cache_bytes: memory for keys and values of finished sequences, which prompts that begin alike reuse. The newest
             sequence is kept even if it is larger; 0 keeps none. Each draft model gets the same budget of its own.
+        media_cache_bytes: memory for encoded pictures, which are not encoded again in another conversation; 0 keeps
+            none.
         drafter: drafter of generations that do not name one; None is `auto`. The path of a draft bundle, or `auto+` and
             a path, opens that bundle now, with the same engine and number of threads.
         verify_hashes: compare the sha256 of every file first.
@@ -116,6 +122,7 @@ def load(
         check_whole("context_length", context_length, 2)
     check_whole("max_sequences", max_sequences, 1)
     check_whole("cache_bytes", cache_bytes, 0)
+    check_whole("media_cache_bytes", media_cache_bytes, 0)
     if on_prepare is not None and not callable(on_prepare):
         raise UsageError(f"on_prepare must be a function, not {on_prepare!r:.99}")
     if drafter is not None and not isinstance(drafter, (str, PathLike)):
@@ -155,6 +162,7 @@ def load(
         perf_counter() - started,
         max_sequences=max_sequences,
         cache_bytes=cache_bytes,
+        media_cache_bytes=media_cache_bytes,
         costs_file=_costs_file(opened, target, attention, count),
         open_draft=open_draft,
     )
@@ -207,6 +215,7 @@ class Model:
         *,
         max_sequences: int = MAX_SEQUENCES,
         cache_bytes: int = CACHE_BYTES,
+        media_cache_bytes: int = MEDIA_CACHE_BYTES,
         costs_file: CostsFile | None = None,
         open_draft: OpenEngine | None = None,
     ) -> None:
@@ -219,12 +228,14 @@ class Model:
             load_s: seconds that loading took, for statistics.
             max_sequences: generations at the same time.
             cache_bytes: KV-cache budget for finished sequences.
+            media_cache_bytes: budget for encoded pictures.
             costs_file: keeps measured costs between processes; None keeps them in this one.
             open_draft: opens a draft bundle; None refuses draft models.
         """
         self.manifest = bundle.manifest
         self._bundle = bundle
         self._media: MediaEncoder | None = None
+        self._media_cache_bytes = media_cache_bytes
         self.engine = engine
         self.threads = threads
         self.load_s = load_s
@@ -265,7 +276,7 @@ class Model:
             self.cancel()
 
     def forget(self) -> None:
-        """Drop every text seen so far, from the cache of sequences and from the drafters' memory. Measured costs and
+        """Drop every text and picture seen so far, from the caches and from the drafters' memory. Measured costs and
         acceptance rates stay. For privacy, and for benchmarks that repeat a prompt.
 
         Raises:
@@ -273,6 +284,8 @@ class Model:
         """
         self._check_open()
         self._scheduler.forget()
+        if self._media is not None:
+            self._media.forget()
 
     def cancel(self) -> None:
         """Stop all generations within one forward, waiting ones included. They end with the finish_reason `cancelled`.
@@ -482,7 +495,7 @@ class Model:
             if self._media is None:
                 from ondevice.media.prompt import MediaEncoder
 
-                self._media = MediaEncoder(self._bundle, self.threads)
+                self._media = MediaEncoder(self._bundle, self.threads, self._media_cache_bytes)
         return ids, media, self._media
 
     def _check_towers(self, media: Sequence[Media]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ondevice.bundle_format.weight_format import FLOAT32, IN_GROUPS, INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, IN_GROUPS, INT4, INT8, WeightFormat
 from ondevice.errors import UsageError
 
 WEIGHT_FORMATS = {"int4": INT4, "int8": INT8, "none": FLOAT32}
@@ -18,10 +18,6 @@ class Formats:
     """Format of the linear layers and of the per-layer embedding table."""
     head: WeightFormat
     """Format of the head, which is also the token embedding."""
-
-
-TOWER_FORMATS = Formats(FLOAT32, FLOAT32)
-"""Weight formats of the vision tower."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +60,8 @@ class ExportOptions:
         """
         target = self.target_formats
         return Formats(max(target.layers, INT8, key=lambda each: each.bits), target.head)
+
+    @property
+    def tower_formats(self) -> Formats:
+        """Weight formats of the vision tower: its layers have 8 bits with a scale per row, and the rest is float32."""
+        return Formats(BY_ROW[8] if self.target_formats.layers.quantised else FLOAT32, FLOAT32)

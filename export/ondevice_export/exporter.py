@@ -20,7 +20,7 @@ from ondevice_export.bundle_writer import BundleWriter, check_replaceable
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
-from ondevice_export.export_options import TOWER_FORMATS, ExportOptions
+from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
 from ondevice_export.manifest import make_manifest
 from ondevice_export.text_files import copy_text_files
@@ -111,10 +111,10 @@ def _write(
         needed += estimate_bytes(heads.shapes, options.drafter_formats)
     if target.vision is not None:
         shapes.append(vision_shapes(target.vision, target.config))
-        needed += estimate_bytes(shapes[-1], TOWER_FORMATS)
+        needed += estimate_bytes(shapes[-1], options.tower_formats)
     if target.audio is not None:
         shapes.append(audio_shapes(target.audio, target.config))
-        needed += estimate_bytes(shapes[-1], TOWER_FORMATS)
+        needed += estimate_bytes(shapes[-1], options.tower_formats)
     advance = counted(progress, sum(map(count_weights, shapes)))
     manifest = make_manifest(target, drafter, options, heads)
     with _disk_errors(out), BundleWriter(out) as bundle:

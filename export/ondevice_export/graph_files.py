@@ -20,7 +20,7 @@ from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoin
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.checkpoint.vision import PREFIX
 from ondevice_export.data_file import DataFile
-from ondevice_export.export_options import TOWER_FORMATS, ExportOptions, Formats
+from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph.audio import AudioGraph
 from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.graph_builder import GraphBuilder
@@ -61,13 +61,15 @@ class GraphFiles:
         return graph.table
 
     def write_vision(self, vision: VisionEntry, target: TargetCheckpoint) -> None:
-        """Write `vision.onnx` and its data; its weights stay float32."""
-        with self._graph(vision.graph, target.checkpoint, TOWER_FORMATS, prefix=PREFIX) as (builder, weights):
+        """Write `vision.onnx` and its data."""
+        formats = self._options.tower_formats
+        with self._graph(vision.graph, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
             VisionGraph(builder, vision, target.config, weights).build()
 
     def write_audio(self, audio: AudioEntry, target: TargetCheckpoint) -> None:
-        """Write `audio.onnx` and its data; its weights stay float32."""
-        with self._graph(audio.graph, target.checkpoint, TOWER_FORMATS, prefix=PREFIX) as (builder, weights):
+        """Write `audio.onnx` and its data."""
+        formats = self._options.tower_formats
+        with self._graph(audio.graph, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
             AudioGraph(builder, audio, target.config, weights).build()
 
     def write_drafter(self, drafter: DrafterCheckpoint, target: Target, table: StoredMatrix) -> None:

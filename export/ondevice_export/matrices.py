@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ondevice.bundle_format.tensor_table import Format, Scales, Tensor
-from ondevice.bundle_format.weight_format import BFLOAT16, WeightFormat
+from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, WeightFormat
 from ondevice.errors import CheckpointError
 from ondevice.progress import Advance
 from ondevice_export.checkpoint.quantized_modules import QuantizedModule
@@ -28,6 +28,8 @@ RawReader = Callable[[int, int], npt.NDArray[np.uint8]]
 _CHUNK = 1 << 19
 """Weights per chunk: 2 MiB as float32, which fit in a core's cache."""
 _MAX_WORKERS = 8
+MOST_TRANSPOSED = 64
+"""Largest code of a matrix that is stored transposed."""
 _FORMATS: dict[int, Format] = {2: "int2", 4: "int4", 8: "int8", 16: "bfloat16", 32: "float32"}
 
 
@@ -117,6 +119,25 @@ class MatrixWriter:
         self._submit(stored, partial(_write_rows, file, stored, rows))
         return stored
 
+    def add_transposed(self, file: DataFile, name: str, shape: tuple[int, int], rows: RowReader) -> StoredMatrix:
+        """Start to quantise a matrix to int8[width, rows] with one scale per row, for MatMulIntegerToFloat.
+
+        Codes are -64..64. With larger ones, ONNX Runtime's product of unsigned with signed bytes overflows on x86-64
+        CPUs without dot-product instructions: it adds two products in 16 bits, and 2 * 255 * 64 is the most that fits.
+
+        Args:
+            file, name, shape, rows: as for `add`. The matrix is read as a whole.
+
+        Raises:
+            CheckpointError: as `add`.
+        """
+        count, width = shape
+        data, scales = file.reserve(count * width), file.reserve(4 * count)
+        stored = StoredMatrix(name, count, width, BY_ROW[8], data, scales)
+        self._pending.add(self._pool.submit(_write_transposed, file, stored, rows))
+        self._drain(2 * _MAX_WORKERS)
+        return stored
+
     def copy(
         self, file: DataFile, name: str, shape: tuple[int, int], module: QuantizedModule, rows: RawReader
     ) -> StoredMatrix:
@@ -180,6 +201,19 @@ def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: in
     file.write(stored.data, stored.format.bytes(start * stored.width), packed)
     kept = scales.astype(np.float16) if stored.half_scales else scales
     file.write(stored.scales, start * (stored.width // BLOCK) * kept.itemsize, kept)
+    return weights.size
+
+
+def _write_transposed(file: DataFile, stored: StoredMatrix, rows: RowReader) -> int:
+    """Quantise a matrix row by row and write it transposed; returns its number of weights."""
+    weights = rows(0, stored.rows)
+    if not np.isfinite(weights).all():
+        raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
+    scales = np.abs(weights).max(axis=1) / np.float32(MOST_TRANSPOSED)
+    codes = np.rint(weights / np.maximum(scales, np.float32(1e-30))[:, None]).astype(np.int8)
+    assert stored.scales is not None
+    file.write(stored.data, 0, codes.T)
+    file.write(stored.scales, 0, scales)
     return weights.size
 
 

@@ -74,12 +74,13 @@ OPSETS = {"": 24, "com.microsoft": 1}
 
 OPERATORS: Mapping[str, frozenset[str]] = {
     "": frozenset({
-        "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Conv", "Cos", "Div",
-        "Equal", "Expand", "Gather", "Gelu", "Gemm", "LayerNormalization", "MatMul", "Mul", "Pad", "RMSNormalization",
-        "Range", "ReduceSum", "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sin", "Slice",
-        "Softmax", "Split", "Sub", "Tanh", "TensorScatter", "TopK", "Transpose", "Unsqueeze",
+        "Abs", "Add", "Attention", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat", "Conv", "Cos",
+        "Div", "Equal", "Expand", "Gather", "Gelu", "Gemm", "LayerNormalization", "MatMul", "Mul", "Pad",
+        "QuantizeLinear", "RMSNormalization", "Range", "ReduceMax", "ReduceSum", "Relu", "Reshape", "RotaryEmbedding",
+        "Round", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sub", "Tanh", "TensorScatter", "TopK",
+        "Transpose", "Unsqueeze",
     }),
-    "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulNBits", "MultiHeadAttention"}),
+    "com.microsoft": frozenset({"GatherBlockQuantized", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention"}),
 }  # fmt: skip
 """Operators of exported graphs by domain. The exporter writes no others, and no graph with others is opened."""
 

@@ -41,6 +41,9 @@ CENTROIDS, ORDERING = "shortlist.centroids.weight", "shortlist.token_ordering"
 """Tensors of a drafter and of heads that score a shortlist: one centroid per cluster, and the token ids in the order of
 the clusters."""
 
+TOWER = "vision_tower."
+"""Prefix of the vision tower's tensors. Its matrices may have rows of any width: only ONNX Runtime reads them."""
+
 ALIGNMENT = 64
 """Alignment of tensors in a data file, in bytes: a cache line, and the widest vector register."""
 
@@ -263,6 +266,8 @@ def _check_format(name: str, tensor: Tensor) -> None:
         known = form == WeightFormat(_BITS["int64"])
     elif is_plain(name, tensor.shape):
         known = form == FLOAT32
+    elif name.startswith(TOWER):
+        known = form in (FLOAT32, BY_ROW[8])
     elif is_table(name):
         blocks = form.quantised and form.group % 32 == 0 and width % max(form.group, 32) == 0
         known = form in (FLOAT32, BFLOAT16) or (blocks and form.bits in BY_ROW)
@@ -278,7 +283,7 @@ def _check_format(name: str, tensor: Tensor) -> None:
     require(tensor.bytes * 8 == numbers * form.bits, f"tensor {name} has {tensor.bytes} bytes")
     if scales is None:
         return
-    require(width % 32 == 0, f"tensor {name} has rows of {width} weights, no multiple of 32")
+    require(width % 32 == 0 or name.startswith(TOWER), f"tensor {name} has rows of {width} weights, no multiple of 32")
     require(scales.dtype == "float32" or name == PLE_TABLE, f"tensor {name} has scales of {scales.dtype}")
     check_number(f"the scales' offset of tensor {name}", scales.offset, 1 << 62, least=0)
     size = math.prod(tensor.scale_shape) * (4 if scales.dtype == "float32" else 2)

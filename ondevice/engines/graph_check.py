@@ -55,12 +55,15 @@ _NODES, _INITIALISERS, _INPUTS, _OUTPUTS, _VALUES, _SPARSE = 1, 5, 11, 12, 13, 1
 _RAW, _PLACE, _IS_EXTERNAL = 9, 13, 14
 """Fields of onnx.TensorProto."""
 
-FLOAT, UINT8, INT64, BOOL, FLOAT16, BFLOAT16 = 1, 2, 7, 9, 10, 16
+FLOAT, UINT8, INT8, INT64, BOOL, FLOAT16, BFLOAT16 = 1, 2, 3, 7, 9, 10, 16
 """Values of onnx.TensorProto.DataType that exported graphs use."""
 
-_NAMES = {FLOAT: "float32", UINT8: "uint8", INT64: "int64", BOOL: "bool", FLOAT16: "float16", BFLOAT16: "bfloat16"}
+_NAMES = {
+    FLOAT: "float32", UINT8: "uint8", INT8: "int8", INT64: "int64", BOOL: "bool", FLOAT16: "float16",
+    BFLOAT16: "bfloat16",
+}  # fmt: skip
 
-_WIDTHS = {FLOAT: 4, UINT8: 1, INT64: 8, FLOAT16: 2, BFLOAT16: 2}
+_WIDTHS = {FLOAT: 4, UINT8: 1, INT8: 1, INT64: 8, FLOAT16: 2, BFLOAT16: 2}
 """Bytes of an element, for the data types of initialisers."""
 
 _MOST_DIMENSIONS = 8

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from os import PathLike
 from time import perf_counter
@@ -451,9 +451,7 @@ class OrtEngine:
         return graphs
 
 
-def open_graph(
-    bundle: Bundle, name: str, expected: Interface, threads: int, *, in_place: bool = False
-) -> ort.InferenceSession:
+def open_graph(bundle: Bundle, name: str, expected: Interface, threads: int) -> ort.InferenceSession:
     """Check a graph of a bundle, then open it for ONNX Runtime.
 
     Args:
@@ -461,8 +459,6 @@ def open_graph(
         name: file name of the graph.
         expected: its inputs and outputs.
         threads: number of threads that compute.
-        in_place: read the weights where their file is mapped, in every run, instead of packing a copy of them. For
-            graphs that seldom run, and then with many rows.
 
     Raises:
         BundleCorruptError: it is not what the exporter writes, or ONNX Runtime cannot load it.
@@ -474,10 +470,51 @@ def open_graph(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    if in_place:
-        options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         return ort.InferenceSession(os.fspath(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own errors share no base class
         reason = str(error).splitlines()[0][:200]
         raise BundleCorruptError(f"onnxruntime cannot load {graph} ({reason}): export the bundle again") from error
+
+
+POLL_S = 0.02
+"""Seconds between two questions whether a run was cancelled."""
+
+
+def run_graph(
+    graph: ort.InferenceSession, output: str, feeds: Mapping[str, Any], cancelled: Callable[[], bool]
+) -> Any | None:
+    """Run a graph that takes seconds, and return one output; None if `cancelled` returned True before it was done.
+
+    It runs in another thread, so that this one can be interrupted; it then ends after the node that is being computed.
+    What it took for intermediate results is given back to the system.
+
+    Raises:
+        Exception: whatever ONNX Runtime raises.
+    """
+    options, found, failures = ort.RunOptions(), list[Any](), list[Exception]()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+
+    def run() -> None:
+        try:
+            found.extend(graph.run([output], feeds, options))
+        except Exception as error:  # onnxruntime's own errors share no base class
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="ondevice-media", daemon=True)
+    stopped = cancelled()
+    if stopped:
+        return None
+    thread.start()
+    try:
+        while thread.is_alive() and not stopped:
+            thread.join(POLL_S)
+            stopped = cancelled()
+    finally:  # also after a KeyboardInterrupt
+        options.terminate = True
+        thread.join()
+    if found:
+        return found[0]
+    if stopped:
+        return None
+    raise failures[0]

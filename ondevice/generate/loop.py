@@ -195,7 +195,9 @@ class _Embeddings:
             self._encoded.pop(self._left.pop(0).begin, None)
         for each in self._left:
             if each.begin < stop and each.begin not in self._encoded and not cancelled():
-                self._encoded[each.begin] = each.encode()
+                rows = each.encode(cancelled)
+                if rows is not None:
+                    self._encoded[each.begin] = rows
 
     def rows(self, start: int, stop: int) -> Float32Array | None:
         """float32[S, H], the embeddings of the soft tokens at positions start..stop - 1; None if there are none."""

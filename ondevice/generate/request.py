@@ -115,12 +115,12 @@ class SoftTokens:
     begin : position of the first one in the prompt
     count : their number
     encode : computes their embeddings, float32[count, H]; called when the first one is needed, and so never for what a
-        cached sequence holds
+        cached sequence holds. Its argument says whether the generation was cancelled; it then returns None soon
     """
 
     begin: int
     count: int
-    encode: Callable[[], Float32Array]
+    encode: Callable[[Callable[[], bool]], Float32Array | None]
 
 
 class LogitsProcessor(Protocol):

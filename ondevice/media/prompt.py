@@ -20,6 +20,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.graph_check import audio_interface, vision_interface
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.generate.request import SoftTokens
+from ondevice.media.encoded import EncodedMedia
 from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
 from ondevice.media.tower import Piece, Tower
@@ -52,14 +53,16 @@ class Kind(NamedTuple):
 class MediaEncoder:
     """Encodes the pictures and sounds of a model's prompts. A tower is opened when it is first needed."""
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
+    def __init__(self, bundle: Bundle, threads: int, cache_bytes: int) -> None:
         """
         Args:
             bundle: the model's bundle, with at least one tower.
             threads: threads that the towers compute with.
+            cache_bytes: bytes of encoded pictures and sounds to keep.
         """
         manifest = bundle.manifest
         self._vision, self._audio = vision, audio = manifest.vision, manifest.audio
+        self._encoded = EncodedMedia(cache_bytes)
         self._kinds: list[Kind] = []
         if vision is not None:
             tower = Tower(bundle, vision.graph, vision_interface(vision, manifest.target), threads)
@@ -94,9 +97,11 @@ class MediaEncoder:
                 made.append(token)
                 continue
             for piece in pieces[number]:
+                digest = piece.digest()
+                encode = partial(self._encoded.rows, digest, partial(kind.tower.encode, piece))
                 made.append(kind.begin)
-                spans.append(SoftTokens(len(made), piece.tokens, partial(kind.tower.encode, piece)))
-                made += soft_ids(piece.digest(), piece.tokens)
+                spans.append(SoftTokens(len(made), piece.tokens, encode))
+                made += soft_ids(digest, piece.tokens)
                 made.append(kind.end)
         return made, spans
 
@@ -117,6 +122,10 @@ class MediaEncoder:
                 for count in opened[number].counts:
                     made += [kind.begin, *[token] * count, kind.end]
         return made
+
+    def forget(self) -> None:
+        """Drop all encoded pictures and sounds."""
+        self._encoded.forget()
 
     def _numbered(self, ids: Sequence[int]) -> Iterator[tuple[int, Kind | None, int]]:
         """Each token; if it is a placeholder, its kind, and the number of the placeholders before it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
 from ondevice.engines.graph_check import Interface
 from ondevice.errors import BundleCorruptError, MissingDependencyError, reason
+from ondevice.media.encoded import Cancelled
 
 
 class Piece(Protocol):
@@ -34,9 +34,7 @@ class Piece(Protocol):
 
 
 class Tower:
-    """A tower of a bundle. Its graph is opened when something is first encoded. Safe to use from several threads, which
-    encode one after another: the tower's own threads use all cores.
-    """
+    """A tower of a bundle, for one thread at a time. Its graph is opened when something is first encoded."""
 
     def __init__(self, bundle: Bundle, graph: str, interface: Interface, threads: int) -> None:
         """
@@ -47,36 +45,37 @@ class Tower:
             threads: threads to compute with.
         """
         self._bundle, self._name, self._interface, self._threads = bundle, graph, interface, threads
-        self._lock = threading.Lock()
         self._graph: Any = None
 
-    def encode(self, piece: Piece) -> Float32Array:
-        """The soft tokens, float32[tokens, H].
+    def encode(self, piece: Piece, cancelled: Cancelled = lambda: False) -> Float32Array | None:
+        """The soft tokens, float32[tokens, H]; None after a cancellation.
 
         Raises:
             BundleCorruptError: the graph is not what the exporter writes, or cannot be run.
             MissingDependencyError: onnxruntime is not installed.
         """
-        feeds = dict(piece.feeds())
-        with self._lock:
-            if self._graph is None:
-                self._graph = self._open()
-            try:
-                (rows,) = self._graph.run([graph_io.SOFT_ROWS], feeds)
-            except Exception as error:  # onnxruntime's own errors share no base class
-                raise BundleCorruptError(
-                    f"onnxruntime cannot run this bundle's {self._name} ({reason(error)}): export the bundle again"
-                ) from error
+        try:
+            from ondevice.engines.ort import run_graph
+        except ModuleNotFoundError as error:
+            if error.name != "onnxruntime":
+                raise
+            raise MissingDependencyError("onnxruntime", what="a picture or sound in a prompt") from error
+        if self._graph is None:
+            self._graph = self._open()
+        try:
+            rows = run_graph(self._graph, graph_io.SOFT_ROWS, dict(piece.feeds()), cancelled)
+        except Exception as error:  # onnxruntime's own errors share no base class
+            raise BundleCorruptError(
+                f"onnxruntime cannot run this bundle's {self._name} ({reason(error)}): export the bundle again"
+            ) from error
+        if rows is None:
+            return None
         if len(rows) != piece.tokens:
             raise BundleCorruptError(f"{self._name} gives {len(rows)} rows for {piece.tokens}: export it again")
         return np.ascontiguousarray(rows, np.float32)
 
     def _open(self) -> Any:
-        try:
-            from ondevice.engines.ort import open_graph
-        except ModuleNotFoundError as error:
-            if error.name != "onnxruntime":
-                raise
-            raise MissingDependencyError("onnxruntime", what="a picture or sound in a prompt") from error
+        from ondevice.engines.ort import open_graph
+
         self._bundle.manifest.check_tensors()
-        return open_graph(self._bundle, self._name, self._interface, self._threads, in_place=True)
+        return open_graph(self._bundle, self._name, self._interface, self._threads)

@@ -12,23 +12,16 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
-from ondevice.engines.graph_check import audio_interface
 from ondevice.errors import CheckpointError
 from ondevice.media.sounds import Samples
-from ondevice.media.tower import Tower
 from ondevice_export import export
 from tests.media.sounds_made import tone
+from tests.media.towers import audio_tower, encoded
 from tests.tiny_models import AUDIO_KEYS, AUDIO_LAYERS, MEL_BINS
 
 pytestmark = pytest.mark.needs("oracle", "onnxruntime")
 
 FAMILY = "seeing"
-
-
-def tower_of(bundle: Bundle) -> Tower:
-    audio = bundle.manifest.audio
-    assert audio is not None
-    return Tower(bundle, audio.graph, audio_interface(audio, bundle.manifest.target), 1)
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +71,10 @@ def test_every_layer(seeing: dict[tuple[str, str], Bundle], model: Any, tmp_path
 
 
 def test_what_comes_later_changes_nothing(seeing: dict[tuple[str, str], Bundle]) -> None:
-    tower = tower_of(seeing[FAMILY, "none"])
+    tower = audio_tower(seeing[FAMILY, "none"])
     sound = tone(1.5)
-    whole = tower.encode(Samples(sound, MEL_BINS))
-    begun = tower.encode(Samples(sound[:16_000], MEL_BINS))
+    whole = encoded(tower, Samples(sound, MEL_BINS))
+    begun = encoded(tower, Samples(sound[:16_000], MEL_BINS))
     np.testing.assert_allclose(begun[:-1], whole[: len(begun) - 1], atol=1e-5)  # the last row hears the end
     assert len(whole) == 38
 

@@ -168,10 +168,10 @@ def test_a_cancelled_generation_encodes_no_further_picture(model: Model, monkeyp
 
     encode, encoded = Tower.encode, list[object]()
 
-    def cancelling(self: Tower, piece: Any) -> Any:
+    def cancelling(self: Tower, piece: Any, cancelled: Any) -> Any:
         encoded.append(piece)
         model.cancel()
-        return encode(self, piece)
+        assert encode(self, piece, cancelled) is None
 
     model.forget()
     monkeypatch.setattr(Tower, "encode", cancelling)
@@ -225,9 +225,9 @@ def test_a_cached_picture_is_not_encoded_again(model: Model, monkeypatch: pytest
 
     encode, encoded = Tower.encode, list[object]()
 
-    def counted(self: Tower, piece: Any) -> Any:
+    def counted(self: Tower, piece: Any, cancelled: Any) -> Any:
         encoded.append(piece)
-        return encode(self, piece)
+        return encode(self, piece, cancelled)
 
     monkeypatch.setattr(Tower, "encode", counted)
     model.forget()
@@ -238,6 +238,45 @@ def test_a_cached_picture_is_not_encoded_again(model: Model, monkeypatch: pytest
         assert len(encoded) == 1, reply
     model.generate([*history[:-1], *asked(WIDE)], max_new_tokens=6, image_tokens=TOKENS)
     assert len(encoded) == 2
+
+
+def test_a_picture_is_encoded_once_for_all_conversations(
+    seeing: dict[tuple[str, str], Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within `media_cache_bytes`, here room for one picture, until the model forgets."""
+    from ondevice.media.tower import Tower
+
+    encode, encoded = Tower.encode, list[bytes]()
+
+    def counted(self: Tower, piece: Any, cancelled: Any) -> Any:
+        encoded.append(piece.digest())
+        return encode(self, piece, cancelled)
+
+    monkeypatch.setattr(Tower, "encode", counted)
+    room = 4 * 64 * TOKENS
+    with ondevice.load(
+        seeing["seeing", "int8"].path, engine="ort", threads=1, cache_bytes=0, media_cache_bytes=room
+    ) as model:
+
+        def reply(text: str, *pictures: bytes) -> tuple[int, ...]:
+            prompt = [{"role": "system", "content": text}, *asked(*pictures)]
+            return model.generate(prompt, max_new_tokens=4, image_tokens=TOKENS).token_ids
+
+        first = reply("a", SQUARE)
+        reply("b", SQUARE)
+        assert len(encoded) == 1
+        reply("a", WIDE)
+        assert reply("a", SQUARE) == first
+        assert len(encoded) == 3
+        model.forget()
+        assert reply("a", SQUARE) == first
+        assert len(encoded) == 4
+    with ondevice.load(seeing["seeing", "int8"].path, engine="ort", threads=1, media_cache_bytes=0) as model:
+        for text in "ab":
+            reply(text, SQUARE)
+    assert len(encoded) == 6
+    with pytest.raises(ondevice.UsageError, match="media_cache_bytes must be a whole number"):
+        ondevice.load(seeing["seeing", "int8"].path, media_cache_bytes=-1)
 
 
 @pytest.mark.parametrize("chunk", [11, 1000])

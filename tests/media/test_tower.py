@@ -16,19 +16,13 @@ from ondevice.bundle_format import graph_io
 from ondevice.engines.graph_check import check_graph, vision_interface
 from ondevice.errors import BundleCorruptError, CheckpointError
 from ondevice.media.images import Pixels
-from ondevice.media.tower import Tower
 from ondevice_export import export
 from tests.media.pictures_made import noise
-from tests.tiny_models import PATCH, POOL, TOWER_LAYERS
+from tests.media.towers import encoded, vision_tower
+from tests.tiny_models import PATCH, POOL, TOWER_HIDDEN, TOWER_LAYERS
 
 PICTURE = Pixels(noise(5 * PATCH * POOL, 3 * PATCH * POOL), PATCH, POOL)
 pytestmark = pytest.mark.needs("oracle", "onnxruntime")
-
-
-def tower_of(bundle: Bundle) -> Tower:
-    vision = bundle.manifest.vision
-    assert vision is not None
-    return Tower(bundle, vision.graph, vision_interface(vision, bundle.manifest.target), 1)
 
 
 def test_every_layer(seeing: dict[tuple[str, str], Bundle], family: str, oracle: Any, tmp_path: Path) -> None:
@@ -75,14 +69,33 @@ def test_the_ranges_of_linear_layers_count(seeing: dict[tuple[str, str], Bundle]
     assert clips == {"seeing": 14 * TOWER_LAYERS, "seeing-e4b": 0}
 
 
-def test_a_picture_alone_as_among_others(seeing: dict[tuple[str, str], Bundle], family: str) -> None:
-    bundle = seeing[family, "none"]
-    assert bundle.manifest.vision is not None
-    tower = tower_of(bundle)
-    first = tower.encode(PICTURE)
-    tower.encode(Pixels(noise(24, 60, seed=4), PATCH, POOL))
-    np.testing.assert_array_equal(tower.encode(PICTURE), first)
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_picture_alone_as_among_others(seeing: dict[tuple[str, str], Bundle], family: str, quantize: str) -> None:
+    tower = vision_tower(seeing[family, quantize])
+    first = encoded(tower, PICTURE)
+    encoded(tower, Pixels(noise(24, 60, seed=4), PATCH, POOL))
+    np.testing.assert_array_equal(encoded(tower, PICTURE), first)
     assert first.shape == (PICTURE.tokens, 64)
+
+
+def test_int8_layers_are_near_float32(seeing: dict[tuple[str, str], Bundle], family: str) -> None:
+    """The cosine of each soft row with that of the float32 tower."""
+    exact, found = (encoded(vision_tower(seeing[family, quantize]), PICTURE) for quantize in ("none", "int8"))
+    norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(found, axis=1)
+    assert ((exact * found).sum(axis=1) / norms).min() > 0.995
+    assert np.abs(exact - found).max() > 0
+
+
+def test_codes_of_layers_fit_16_bit_sums_of_two_products(seeing: dict[tuple[str, str], Bundle], family: str) -> None:
+    bundle = seeing[family, "int8"]
+    table = bundle.manifest.tensors["vision.onnx"]
+    data = np.fromfile(bundle.path / table.file, np.uint8)
+    layers = {name: each for name, each in table.tensors.items() if ".linear." in name}
+    assert len(layers) == 7 * TOWER_LAYERS
+    for name, each in layers.items():
+        codes = data[each.offset : each.offset + each.bytes].view(np.int8).astype(int)
+        assert each.format == "int8", name
+        assert np.abs(codes).max() * 255 * 2 <= 32767, name
 
 
 def changed(checkpoint: Path, directory: Path, **tensors: Any) -> Path:
@@ -128,6 +141,11 @@ def test_every_tensor_of_a_tower_is_known_and_there(checkpoints: dict[str, Path]
     nan = changed(target, tmp_path / "d", **{name: np.array(np.nan, np.float32)})
     with pytest.raises(CheckpointError, match="has the range nan"):
         export(nan, tmp_path / "bundle3")
+    weights = {"encoder__layers__1__mlp__up_proj__linear__weight": np.full((80, TOWER_HIDDEN), np.inf, np.float32)}
+    infinite = changed(target, tmp_path / "e", **weights)
+    for number, quantize in enumerate(("none", "int8")):
+        with pytest.raises(CheckpointError, match=r"up_proj.linear.weight holds NaN or infinite weights"):
+            export(infinite, tmp_path / f"bundle4{number}", quantize=quantize)
 
 
 @pytest.mark.parametrize(
@@ -186,18 +204,13 @@ def test_a_damaged_tower(seeing: dict[tuple[str, str], Bundle], tmp_path: Path) 
     vision = seeing["seeing", "int8"].manifest.vision
     assert vision is not None
 
-    def encoded(directory: Path) -> None:
-        bundle = Bundle.open(directory)
-        assert bundle.manifest.vision is not None
-        tower_of(bundle).encode(PICTURE)
-
     copy = Path(shutil.copytree(seeing["seeing", "int8"].path, tmp_path / "bundle"))
     graph = (copy / "vision.onnx").read_bytes()
     (copy / "vision.onnx").write_bytes(graph.replace(b"MultiHeadAttention", b"MultiHeadAttentiom"))
     with pytest.raises(BundleCorruptError, match="not an operator of exported graphs"):
-        encoded(copy)
+        encoded(vision_tower(Bundle.open(copy)), PICTURE)
     (copy / "vision.onnx").write_bytes(graph)
-    encoded(copy)
+    encoded(vision_tower(Bundle.open(copy)), PICTURE)
     without_heads = onnx.load_from_string(graph)
     [attention, *_] = (node for node in without_heads.graph.node if node.op_type == "MultiHeadAttention")
     next(each for each in attention.attribute if each.name == "num_heads").i = 0
@@ -212,4 +225,4 @@ def test_a_damaged_tower(seeing: dict[tuple[str, str], Bundle], tmp_path: Path) 
         broken = {**manifest, "vision": {**manifest["vision"], field: value}}
         (copy / "bundle.json").write_text(json.dumps(broken), "utf-8")
         with pytest.raises(BundleCorruptError):
-            encoded(copy)
+            encoded(vision_tower(Bundle.open(copy)), PICTURE)

@@ -25,6 +25,7 @@ from ondevice.bundle_format.audio import (
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice_export.checkpoint.audio import PER_DIM_SCALE, RELATIVE
+from ondevice_export.graph.clipped_linear import ClippedLinears
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
 from ondevice_export.graph.weights import Module, Weights
@@ -50,6 +51,7 @@ class AudioGraph:
     def __init__(self, builder: GraphBuilder, config: AudioEntry, target: Target, weights: Weights) -> None:
         self._builder, self._config, self._target, self._weights = builder, config, target, weights
         self._module = Module(builder, config, weights)
+        self._linears = ClippedLinears(builder, weights)
         self._mel = builder.input(graph_io.MEL, ir.DataType.FLOAT, ["F", config.mel_bins])
 
     def build(self) -> None:
@@ -124,8 +126,8 @@ class AudioGraph:
     def _feed_forward(self, module: Module, hidden: ir.Value) -> ir.Value:
         """`hidden + weight * norm(down(silu(up(norm(hidden)))))` (Gemma4AudioFeedForward)."""
         builder = self._builder
-        wide = self._silu(self._limited(module, module.norm(hidden, "pre_layer_norm"), "ffw_layer_1"))
-        narrow = module.norm(self._limited(module, wide, "ffw_layer_2"), "post_layer_norm")
+        wide = self._silu(self._linears.add(module, module.norm(hidden, "pre_layer_norm"), "ffw_layer_1"))
+        narrow = module.norm(self._linears.add(module, wide, "ffw_layer_2"), "post_layer_norm")
         return builder.op("Add", builder.op("Mul", narrow, builder.scalar(self._config.residual_weight)), hidden)
 
     def _convolve(self, module: Module, hidden: ir.Value) -> ir.Value:
@@ -135,7 +137,7 @@ class AudioGraph:
         two transpositions. Source: Gemma4AudioLightConv1d.
         """
         builder, config = self._builder, self._config
-        both = self._limited(module, module.norm(hidden, "pre_layer_norm"), "linear_start")
+        both = self._linears.add(module, module.norm(hidden, "pre_layer_norm"), "linear_start")
         values, gates = builder.ops("Split", both, outputs=2, axis=-1, num_outputs=2)
         gated = builder.op("Mul", values, builder.op("Sigmoid", gates))
         name = DEPTHWISE.removeprefix("lconv1d.")
@@ -150,7 +152,7 @@ class AudioGraph:
             parts.append(builder.op("Mul", rows, weight))
         total = reduce(partial(builder.op, "Add"), parts)
         mixed = self._silu(module.norm(total, "conv_norm"))
-        return builder.op("Add", self._limited(module, mixed, "linear_end"), hidden)
+        return builder.op("Add", self._linears.add(module, mixed, "linear_end"), hidden)
 
     def _attend(self, module: Module, x: ir.Value, masks: ir.Value) -> ir.Value:
         """Attention with relative positions: [NK, D] -> [NK, D] (Gemma4AudioAttention).
@@ -160,7 +162,7 @@ class AudioGraph:
         builder, config = self._builder, self._config
         heads, head_dim, keys, cap = config.query_heads, config.head_dim, config.keys, config.logit_cap
         own = module.at("self_attn.")
-        queries, rows_k, rows_v = (self._limited(own, x, f"{name}_proj") for name in "qkv")
+        queries, rows_k, rows_v = (self._linears.add(own, x, f"{name}_proj") for name in "qkv")
         queries = builder.op("Mul", queries, module.array(QUERY_SCALE, self._query_scale(module)))
         queries = builder.op("Transpose", builder.reshape(queries, -1, keys, heads, head_dim), perm=[0, 2, 1, 3])
         keys_seen = builder.op("Transpose", self._with_block_before(rows_k), perm=[0, 2, 3, 1])
@@ -173,7 +175,7 @@ class AudioGraph:
         logits = builder.op("Add", builder.op("Mul", capped, builder.scalar(cap)), masks)
         attended = builder.op("MatMul", builder.op("Softmax", logits, axis=-1), values_seen)
         flat = builder.reshape(builder.op("Transpose", attended, perm=[0, 2, 1, 3]), -1, config.hidden_size)
-        return self._limited(own, flat, "post")
+        return self._linears.add(own, flat, "post")
 
     def _with_block_before(self, rows: ir.Value) -> ir.Value:
         """The rows of each block and of the one before: [NK, D] -> [N, 2K, heads, head_dim]."""
@@ -212,12 +214,6 @@ class AudioGraph:
         made = waves @ module.read(RELATIVE).astype(np.float64).T / KEY_SCALE
         by_head = made.reshape(config.keys + 1, config.query_heads, config.head_dim).transpose(1, 2, 0)
         return np.ascontiguousarray(by_head, np.float32)
-
-    def _limited(self, module: Module, x: ir.Value, name: str) -> ir.Value:
-        """`clip(linear(clip(x)))` with the ranges of the checkpoint (Gemma4ClippableLinear)."""
-        x = module.clip(x, f"{name}.input")
-        x = linear(self._builder, x, self._weights.matrix(f"{module.prefix}{name}.linear.weight", FLOAT32))
-        return module.clip(x, f"{name}.output")
 
     def _silu(self, x: ir.Value) -> ir.Value:
         return self._builder.op("Mul", x, self._builder.op("Sigmoid", x))

@@ -45,6 +45,35 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
     )
 
 
+CODE_ZERO = 128
+"""The code of zero in `row_codes`."""
+
+
+def row_codes(builder: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Quantise rows of activations: [N, K] -> uint8[N, K], a code being round(x / step) + 128, and steps [N, 1].
+
+    A row's step is 1/127 of its largest magnitude, so a row is alike whatever the other rows are.
+    """
+    largest = builder.op("ReduceMax", builder.op("Abs", x), builder.integers(-1), keepdims=1)
+    steps = builder.op("Mul", builder.op("Clip", largest, builder.scalar(1e-30)), builder.scalar(1 / 127))
+    scaled = builder.op("Div", x, steps)
+    return builder.op("QuantizeLinear", scaled, builder.scalar(1.0), _byte(builder, CODE_ZERO, ())), steps
+
+
+def linear_of_codes(builder: GraphBuilder, codes: ir.Value, steps: ir.Value, matrix: StoredMatrix) -> ir.Value:
+    """`(codes - 128) * steps @ matrix.T` for a matrix that is stored transposed: [N, width] -> [N, rows].
+
+    The product of unsigned with signed bytes is the fast one of x86 CPUs.
+    """
+    weight = builder.external(matrix.name, matrix.data, ir.DataType.INT8, (matrix.width, matrix.rows))
+    assert matrix.scales is not None
+    scales = builder.external(f"{matrix.name}.scales", matrix.scales, ir.DataType.FLOAT, (matrix.rows,))
+    one, zero = builder.scalar(1.0), _byte(builder, CODE_ZERO, ())
+    return builder.op(
+        "Mul", builder.op("MatMulIntegerToFloat", codes, weight, one, scales, zero, domain=CONTRIB), steps
+    )
+
+
 def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group: int = 1) -> ir.Value:
     """Gather entries of a table: ids [T] -> [T, group * width]; an entry is `group` consecutive rows."""
     if matrix.as_trained:
@@ -187,5 +216,5 @@ def _plain_type(matrix: StoredMatrix) -> ir.DataType:
     return ir.DataType.BFLOAT16 if matrix.format == BFLOAT16 else ir.DataType.FLOAT
 
 
-def _byte(builder: GraphBuilder, value: int) -> ir.Value:
-    return builder.constant(np.array([value], np.uint8))
+def _byte(builder: GraphBuilder, value: int, shape: tuple[int, ...] = (1,)) -> ir.Value:
+    return builder.constant(np.full(shape, value, np.uint8))

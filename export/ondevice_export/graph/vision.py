@@ -12,11 +12,11 @@ from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.vision import PATCHES, POSITIONS, PROJECTION, STANDARDIZE, VisionEntry, layer_prefix
 from ondevice.bundle_format.weight_format import FLOAT32
+from ondevice_export.graph.clipped_linear import ClippedLinears
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
 from ondevice_export.graph.layer import gelu
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.weights import Module, Weights
-from ondevice_export.matrices import StoredMatrix
 
 
 class VisionGraph:
@@ -29,6 +29,7 @@ class VisionGraph:
     def __init__(self, builder: GraphBuilder, config: VisionEntry, target: Target, weights: Weights) -> None:
         self._builder, self._config, self._target, self._weights = builder, config, target, weights
         self._module = Module(builder, config, weights)
+        self._linears = ClippedLinears(builder, weights)
         self._patches = builder.input(graph_io.PATCHES, ir.DataType.FLOAT, ["N", 3 * config.patch**2])
         self._places = [builder.input(name, ir.DataType.INT64, ["N"]) for name in (graph_io.COLUMN, graph_io.ROW)]
 
@@ -47,8 +48,8 @@ class VisionGraph:
     def _embed(self) -> ir.Value:
         """`projection(2 * (patches - 0.5)) + table[0, column] + table[1, row]`: [N, 3PP] -> [N, D]."""
         builder, config = self._builder, self._config
-        shifted = builder.op("Sub", self._patches, builder.scalar(0.5))
-        hidden = self._linear(self._module, builder.op("Mul", shifted, builder.scalar(2.0)), PATCHES)
+        shifted = builder.op("Mul", builder.op("Sub", self._patches, builder.scalar(0.5)), builder.scalar(2.0))
+        hidden = linear(builder, shifted, self._weights.matrix(PATCHES, FLOAT32))
         table = self._weights.matrix(POSITIONS, FLOAT32)
         column, row = self._places
         below = builder.op("Add", row, builder.constant(np.array(config.positions, np.int64)))
@@ -83,16 +84,16 @@ class VisionGraph:
         take memory for the scores of all heads at once, 305 MB for 280 soft tokens of E2B.
         """
         builder, config = self._builder, self._config
-        turned = []
+        order, turned = turned_order(config.query_heads, config.head_dim), []
         for name in "qk":
-            heads = self._norm(module, self._limited(module, x, f"{name}_proj", turned=True), f"{name}_norm.weight")
+            heads = self._norm(module, self._linears.add(module, x, f"{name}_proj", order=order), f"{name}_norm.weight")
             turned.append(builder.op("RotaryEmbedding", heads, *angles, num_heads=config.query_heads, interleaved=0))
-        values = self._norm(module, self._limited(module, x, "v_proj"), None)
+        values = self._norm(module, self._linears.add(module, x, "v_proj"), None)
         attended = builder.op(
             "MultiHeadAttention", *turned, values, domain=CONTRIB, num_heads=config.query_heads, scale=1.0
         )
         flat = builder.reshape(attended, -1, config.query_heads * config.head_dim)
-        return self._limited(module, flat, "o_proj")
+        return self._linears.add(module, flat, "o_proj")
 
     def _norm(self, module: Module, x: ir.Value, name: str | None) -> ir.Value:
         """RMS norm of each head: [N, heads * head_dim] -> [1, N, heads * head_dim]; without a weight if None."""
@@ -106,27 +107,9 @@ class VisionGraph:
 
     def _mlp(self, module: Module, x: ir.Value) -> ir.Value:
         """`down(gelu(gate(x)) * up(x))`: [N, D] -> [N, D] (Gemma4VisionMLP)."""
-        gate = gelu(self._builder, self._limited(module, x, "gate_proj"))
-        return self._limited(module, self._builder.op("Mul", gate, self._limited(module, x, "up_proj")), "down_proj")
-
-    def _limited(self, module: Module, x: ir.Value, name: str, *, turned: bool = False) -> ir.Value:
-        """`clip(linear(clip(x)))` with the ranges of the checkpoint (Gemma4ClippableLinear)."""
-        x = module.clip(x, f"{name}.input")
-        x = self._linear(module, x, f"{name}.linear.weight", turned=turned)
-        return module.clip(x, f"{name}.output")
-
-    def _linear(self, module: Module, x: ir.Value, name: str, *, turned: bool = False) -> ir.Value:
-        """`x @ weight.T`; `turned` if the output is queries or keys."""
-        return linear(self._builder, x, self._matrix(module, name, turned=turned))
-
-    def _matrix(self, module: Module, name: str, *, turned: bool) -> StoredMatrix:
-        if not turned:
-            return self._weights.matrix(module.prefix + name, FLOAT32)
-        order, source = turned_order(self._config.query_heads, self._config.head_dim), module.full_name(name)
-        checkpoint = self._weights.checkpoint
-        return self._weights.matrix(
-            module.prefix + name, FLOAT32, rows=lambda start, stop: checkpoint.picked_rows(source, order[start:stop])
-        )
+        gate = gelu(self._builder, self._linears.add(module, x, "gate_proj"))
+        mixed = self._builder.op("Mul", gate, self._linears.add(module, x, "up_proj"))
+        return self._linears.add(module, mixed, "down_proj")
 
     def _pool(self, hidden: ir.Value) -> ir.Value:
         """The mean of the patches of each soft token, times sqrt(D): [N, D] -> [S, D] (Gemma4VisionPooler)."""
@@ -143,7 +126,7 @@ class VisionGraph:
     def _project(self, rows: ir.Value) -> ir.Value:
         """`projection(norm(rows))`, the norm without a weight: [S, D] -> [S, H] (Gemma4MultimodalEmbedder)."""
         unit = self._builder.constant(np.ones(self._config.hidden_size, np.float32))
-        return self._linear(self._module, self._module.rms_norm(rows, unit), PROJECTION)
+        return linear(self._builder, self._module.rms_norm(rows, unit), self._weights.matrix(PROJECTION, FLOAT32))
 
 
 def turned_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:

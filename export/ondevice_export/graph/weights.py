@@ -17,7 +17,6 @@ from ondevice.bundle_format.model_config import Decoder
 from ondevice.bundle_format.tensor_table import HEAD, Format, Tensor
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
-from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
@@ -101,6 +100,15 @@ class Weights:
         self._list(name, stored.tensor(shape))
         return stored
 
+    def transposed(self, name: str, rows: RowReader | None = None) -> StoredMatrix:
+        """Store a matrix as `MatrixWriter.add_transposed` does; `rows` as for `matrix`."""
+        source = self.full_name(name)
+        count, width = self.checkpoint.shape(source)
+        reader = rows or partial(self.checkpoint.rows, source)
+        stored = self._writer.add_transposed(self._file, source, (count, width), reader)
+        self._list(name, stored.tensor((count, width)))
+        return stored
+
     def _as_trained(self, name: str, shape: tuple[int, int], modules: QuantizedModules) -> StoredMatrix:
         """Store a matrix with the checkpoint's own codes, or its own numbers if it is not quantised."""
         module = modules.module(name)
@@ -154,17 +162,6 @@ class Module:
     def linear(self, x: ir.Value, name: str) -> ir.Value:
         """`x @ weight.T`: [T, width] -> [T, rows]."""
         return linear(self.builder, x, self.matrix(f"{name}.weight"))
-
-    def clip(self, x: ir.Value, name: str) -> ir.Value:
-        """`x` within the range of this name, `_min` and `_max`; unchanged where the checkpoint has none."""
-        ends = (f"{name}_min", f"{name}_max")
-        if self.full_name(ends[0]) not in self.weights.checkpoint:
-            return x
-        least, most = (float(self.read(end)) for end in ends)
-        if not least <= most:
-            raise CheckpointError(f"{self.full_name(name)} has the range {least} to {most}")
-        limits = [None if math.isinf(end) else self.builder.scalar(end) for end in (least, most)]
-        return x if limits == [None, None] else self.builder.op("Clip", x, *limits)
 
     def norm(self, x: ir.Value, name: str) -> ir.Value:
         """`rms_norm` of `x` with the weight of this name."""
