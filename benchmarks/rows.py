@@ -99,13 +99,10 @@ def work_of(model: TargetModel) -> Work:
 
 
 def _matrices(layer: DecoderLayer) -> list[Matrix]:
-    attention, new, own = layer.attention, layer.attention.new, layer.per_layer
-    found = [attention.query, attention.output, layer.gate, layer.up, layer.down]
-    if new is not None:
-        found += [new.key] if new.value is None else [new.key, new.value]
+    found = layer.matrices()
     if (experts := layer.experts) is not None:  # as many as one row uses: the minimum, if all rows choose the same
-        found += [*experts.gate_up[: experts.top], *experts.down[: experts.top]]
-    return found if own is None else [*found, own.gate, own.projection]
+        found["experts"] = [*experts.gate_up[: experts.top], *experts.down[: experts.top]]
+    return [matrix for purpose in found.values() for matrix in purpose]
 
 
 def seconds(engine: Forwarder, session: Session, rows: int, rng: np.random.Generator) -> float:

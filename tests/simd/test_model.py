@@ -95,10 +95,9 @@ def test_sizes_are_those_of_the_configuration(bundles: dict[str, Bundle]) -> Non
     """E2B's upper half has a double-wide mlp, and its layers read two caches of the lower half and have none."""
     bundle = bundles["e2b"]
     model, drafter = read_models(bundle)
-    assert [layer.attention.source for layer in model.layers] == [0, 1, 2, 1, 1, 2]
-    assert [layer.attention.new is not None for layer in model.layers] == [True] * 3 + [False] * 3
+    assert [layer.source for layer in model.layers] == [0, 1, 2, 1, 1, 2]
+    assert [layer.key is not None for layer in model.layers] == [True] * 3 + [False] * 3
     assert [layer.gate.rows for layer in model.layers] == [96] * 3 + [192] * 3
     assert model.config.first_shared_layer == 3
     assert drafter is not None
-    assert drafter.table is model.table, "the drafter embeds with the target's table"
-    assert [layer.attention.source for layer in drafter.layers] == [1, 1, 1, 2]
+    assert [layer.source for layer in drafter.layers] == [1, 1, 1, 2]

@@ -215,8 +215,7 @@ class SimdEngine:
             plan.target_hidden[:] = hidden
             plan.token[0] = token
             drafts.use(record, self._scratch, self._lookup_scratch)
-            assert self._program.exact_drafter is not None
-            steps = plan.steps if self._looks_up(record.length) else self._program.exact_drafter
+            steps = plan.steps if self._looks_up(record.length) else plan.exact
             self._pool.run(steps, drafts.slots, DRAFT_STEP)
         return drafts.answer
 

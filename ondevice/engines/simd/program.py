@@ -6,7 +6,7 @@ Start with `load_program`. `pack_state`, `read_models` and `weight_classes` desc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,25 +19,21 @@ from ondevice.engines.protocol import ExpertShare
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.forward_state import Frequencies, frequencies
-from ondevice.engines.simd.model import (
-    Centroids,
-    DecoderLayer,
-    DrafterModel,
-    HeadsModel,
-    PerLayerInputs,
-    TargetModel,
-    read_drafter,
-    read_heads,
-    read_target,
-)
+from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES
+from ondevice.engines.simd.model import DrafterModel, HeadsModel, TargetModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import exact_plan
-from ondevice.engines.simd.plan.drafter import DrafterPlan, drafter_plan, pack_drafter
-from ondevice.engines.simd.plan.heads import HeadsPlan, heads_plan, pack_heads
-from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
+from ondevice.engines.simd.plan.drafts import (
+    DrafterPlan,
+    HeadsPlan,
+    drafter_plan,
+    heads_plan,
+    pack_drafter,
+    pack_heads,
+)
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
-from ondevice.engines.simd.tensor_files import Matrix, TensorFiles
+from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import BundleCorruptError
 from ondevice.native.functions import PARTS_OF_ENGINES
 from ondevice.preparation import Preparation
@@ -125,8 +121,6 @@ class Program:
     logits_width: int
     """Floats in a row of logits: the size of the vocabulary, padded to whole tiles."""
     drafter: DrafterPlan | None
-    exact_drafter: NDArray[np.int64] | None
-    """The steps of `drafter` with exact attention; None without a drafter."""
     drafter_frequencies: Frequencies
     """Rotary frequencies of the drafter's layers, by kind of attention; empty without a drafter."""
     heads: Mapping[str, HeadsPlan]
@@ -195,22 +189,22 @@ def load_program(
     buffers, model, drafter, places = Buffers(), read.model, read.drafter, read.layout.places
     caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}
     plans = TargetPlans(TargetPlanner(model, places, caches, pack, buffers, most_rows, threads, of_target))
-    layers: list[DecoderLayer] = list(model.layers)
-    drafter_steps = None
+    layers, drafter_steps = [*model.layers], None
     if drafter is not None:
-        drafter_steps = drafter_plan(drafter, places, caches, pack, buffers, lookup)
+        drafter_steps = drafter_plan(drafter, model, places, caches, pack, buffers, lookup)
         layers += drafter.layers
     heads = {kind: heads_plan(heads, model, places, pack, buffers) for kind, heads in read.heads.items()}
     looking = layers if of_target is not None else [] if lookup is None else layers[len(model.layers) :]
-    looked_up = frozenset(layer.attention.source for layer in looking if layer.attention.kind == "full")
+    looked_up = frozenset(layer.source for layer in looking if layer.config.kind == "full")
+    head_dim = max(layer.config.head_dim for layer in layers)
+    query_heads = max(layer.query.rows // layer.config.head_dim for layer in layers)
     width = places[model.head].tiles * 16
     expert_layers = sum(layer.experts is not None for layer in model.layers)
     read.files.release()
     return Program(
         caches, plans, read.target_frequencies, width, drafter_steps,
-        None if drafter_steps is None else exact_plan(drafter_steps.steps), read.drafter_frequencies,
-        heads, looked_up, scratch_bytes(layers), expert_layers, read.experts,
-        widest_attention(layers), buffers, read.files, pack,
+        read.drafter_frequencies, heads, looked_up, max(SCRATCH_BYTES, 4 * head_dim), expert_layers, read.experts,
+        (head_dim, query_heads), buffers, read.files, pack,
     )  # fmt: skip
 
 
@@ -235,60 +229,36 @@ def weight_classes(target: TargetModel, drafter: DrafterModel | None) -> Classes
 
     A token embedding that is tied to the head counts as both.
     """
-    found: dict[str, Counter[str]] = {}
-    for name, stored in (*_of_target(target), *(() if drafter is None else _of_drafter(drafter))):
-        found.setdefault(name, Counter())[stored.format.name] += stored.rows * stored.width
-    return {name: dict(counts.most_common()) for name, counts in found.items()}
+    matrices = [found for layer in target.layers for found in layer.matrices().items()]
+    if (own := target.per_layer) is not None:
+        matrices += [("per_layer_projection", [own.projection]), ("per_layer_table", [own.table])]
+    matrices += [("embedding", [target.table]), ("head", [target.head])]
+    if drafter is not None:
+        matrices += [("drafter", found) for layer in drafter.layers for found in layer.matrices().values()]
+        matrices += [("drafter", [drafter.pre_projection, drafter.post_projection]), ("drafter_head", [drafter.head])]
+    counts: dict[str, Counter[str]] = {}
+    for purpose, found in matrices:
+        for matrix in found:
+            counts.setdefault(purpose, Counter())[matrix.format.name] += matrix.rows * matrix.width
+    return {purpose: dict(count.most_common()) for purpose, count in counts.items()}
 
 
 class _Read:
     """The models of a bundle, read and checked, and the layout of their pack."""
 
-    drafter: DrafterModel | None = None
-
     def __init__(self, bundle: Bundle) -> None:
         target, drafter = bundle.manifest.target, bundle.manifest.drafter
         self.files, self.layout = TensorFiles(bundle), PackLayout()
         self.model = read_target(self.files, bundle.manifest)
-        self.target_frequencies = frequencies(self.model.layers)
+        self.target_frequencies = frequencies(target)
         pack_target(self.layout, self.model)
         self.experts = expert_share(self.model, self.layout.places)
-        self.drafter_frequencies: Frequencies = {}
-        self.heads: dict[str, HeadsModel] = {}
-        if drafter is not None:
-            self.drafter = read_drafter(self.files, drafter, self.model)
-            self.drafter_frequencies = frequencies(self.drafter.layers)
+        self.drafter = None if drafter is None else read_drafter(self.files, drafter, target)
+        self.drafter_frequencies: Frequencies = {} if drafter is None else frequencies(drafter)
+        if self.drafter is not None:
             pack_drafter(self.layout, self.drafter)
-        for entry in bundle.manifest.heads:
-            self.heads[entry.kind] = read_heads(self.files, entry, target)
-            pack_heads(self.layout, self.heads[entry.kind])
-
-
-def _of_target(model: TargetModel) -> Iterator[tuple[str, Matrix]]:
-    yield from _of_layers(model.layers)
-    if model.per_layer is not None:
-        yield from _of_per_layer(model.per_layer)
-    yield "embedding", model.table
-    yield "head", model.head
-
-
-def _of_layers(layers: Iterable[DecoderLayer]) -> Iterator[tuple[str, Matrix]]:
-    for layer in layers:
-        attention, new, own = layer.attention, layer.attention.new, layer.per_layer
-        yield from (("attention", each) for each in (attention.query, attention.output))
-        yield from (("attention", each) for each in (() if new is None else (new.key, new.value)) if each is not None)
-        yield from (("mlp", each) for each in (layer.gate, layer.up, layer.down))
-        if (experts := layer.experts) is not None:
-            yield from (("experts", each) for each in (*experts.gate_up, *experts.down))
-        yield from (("per_layer", each) for each in (() if own is None else (own.gate, own.projection)))
-
-
-def _of_per_layer(model: PerLayerInputs) -> Iterator[tuple[str, Matrix]]:
-    yield "per_layer_projection", model.projection
-    yield "per_layer_table", model.table
-
-
-def _of_drafter(model: DrafterModel) -> Iterator[tuple[str, Matrix]]:
-    yield from (("drafter", each) for _, each in _of_layers(model.layers))
-    yield from (("drafter", each) for each in (model.pre_projection, model.post_projection))
-    yield "drafter_head", model.head.table if isinstance(model.head, Centroids) else model.head
+        self.heads: dict[str, HeadsModel] = {
+            heads.kind: read_heads(self.files, heads, target) for heads in bundle.manifest.heads
+        }
+        for heads in self.heads.values():
+            pack_heads(self.layout, heads)
