@@ -13,7 +13,7 @@ from ondevice.bundle_format.manifest import AS_TRAINED
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.program import read_models
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice_export import export
 from tests.conftest import MakePair
 from tests.tiny_models import QUANTISED, VOCAB

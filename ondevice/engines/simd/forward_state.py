@@ -24,7 +24,7 @@ from ondevice.engines.simd.kernels.attention.sizes import SPLIT_ROWS
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.plan.drafts import DrafterPlan, HeadsPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
 
 class SequenceRecord:

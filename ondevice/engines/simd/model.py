@@ -26,8 +26,7 @@ from ondevice.bundle_format.tensor_table import (
     ORDERING,
     PLE_TABLE,
 )
-from ondevice.engines.simd.tensor_files import Matrix, TensorFiles, Tensors
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.engines.simd.tensor_files import Matrix, TensorFiles, Tensors, UnsupportedGraphError
 
 
 @dataclass(frozen=True, eq=False)

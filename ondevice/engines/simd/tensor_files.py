@@ -21,9 +21,16 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import Tensor
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
-from ondevice.errors import BundleCorruptError
+from ondevice.errors import BundleCorruptError, UnsupportedBundleError
 from ondevice.progress import Advance
+
+
+class UnsupportedGraphError(UnsupportedBundleError):
+    """The simd engine has no kernel for the format or size of some weights. `auto` then runs the bundle with `ort`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the simd engine cannot run this bundle ({reason}): use --engine ort")
+        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
