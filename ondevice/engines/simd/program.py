@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
-from ondevice.engines.simd.plan.builder import exact_plan
+from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan
 from ondevice.engines.simd.plan.drafts import (
     DrafterPlan,
     drafter_plan,
@@ -153,16 +154,21 @@ class Program:
         self._buffers = buffers = Buffers()
         self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
-        planner = TargetPlanner(target, places, self.caches, pack, buffers, most_rows, threads, of_target)
-        self.target = TargetPlans(planner)
+        new_plan = partial(PlanBuilder, places, pack, buffers)
+        builder = new_plan(most_rows, config.norm_eps)
+        self.target = TargetPlans(TargetPlanner(target, builder, self.caches, threads, of_target))
         self.target_frequencies, self.drafter_frequencies = models.target_frequencies, models.drafter_frequencies
         self.logits_width = places[target.head].tiles * TILE
         self.drafter: DrafterPlan | None = None
         looking = list(target.layers) if of_target is not None else []
         if models.drafter is not None:
-            self.drafter = drafter_plan(models.drafter, target, places, self.caches, pack, buffers, lookup)
+            builder = new_plan(1, models.drafter.config.norm_eps)
+            self.drafter = drafter_plan(models.drafter, target, builder, self.caches, lookup)
             looking += models.drafter.layers if lookup is not None else ()
-        self.heads = {kind: heads_plan(each, target, places, pack, buffers) for kind, each in models.heads.items()}
+        self.heads = {
+            kind: heads_plan(each, target, new_plan(each.config.offsets, config.norm_eps))
+            for kind, each in models.heads.items()
+        }
         self.looked_up = frozenset(layer.source for layer in looking if layer.config.kind == "full")
         self.expert_layers = sum(layer.experts is not None for layer in config.layers)
         self.experts = models.experts

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.simd.buffers import Buffers, float_bits
+from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.matmul.sizes import TILE
 from ondevice.engines.simd.kernels.steps import layouts, slots
 from ondevice.engines.simd.kernels.steps.layouts import RELU, SAME, SILU, Activate, CandidateLogits, CentroidScores
 from ondevice.engines.simd.model import DrafterModel, HeadsModel, Shortlist, TargetModel
-from ondevice.engines.simd.pack_layout import Packed, PackLayout
+from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan
 from ondevice.engines.simd.plan.layer import LayerPlanner, Stream, pack_layer
 from ondevice.engines.simd.tensor_files import Matrix
@@ -66,10 +66,8 @@ class DrafterPlan:
 def drafter_plan(
     model: DrafterModel,
     target: TargetModel,
-    places: Mapping[Matrix, Packed],
+    builder: PlanBuilder,
     caches: Mapping[int, int],
-    pack: NDArray[np.uint8],
-    buffers: Buffers,
     lookup: LookupSettings | None = None,
 ) -> DrafterPlan:
     """Plan a step from a token and a hidden state to candidates, their logits, and the next hidden state.
@@ -77,12 +75,11 @@ def drafter_plan(
     Args:
         model: the drafter.
         target: the target, whose token embedding the drafter shares.
-        places, pack: places of its matrices in the pack, and the pack.
+        builder: collects the steps, which have one row.
         caches: target layer -> index of its cache in a sequence's record.
-        buffers: allocates and keeps the memory of the plan.
         lookup: how layers with full attention choose keys; None for exact attention.
     """
-    builder = PlanBuilder(places, pack, buffers, 1, model.config.norm_eps)
+    buffers = builder.buffers
     layers = LayerPlanner(builder, model.layers, caches, lookup)
     backbone, width = target.config.hidden_size, model.config.hidden_size
     joined, normed = np.zeros(2 * backbone, np.float32), np.zeros(width, np.float32)
@@ -132,19 +129,16 @@ class HeadsPlan:
     """Floats from a row of logits to the next: C, or the size of the vocabulary padded to whole tiles."""
 
 
-def heads_plan(
-    model: HeadsModel, target: TargetModel, places: Mapping[Matrix, Packed], pack: NDArray[np.uint8], buffers: Buffers
-) -> HeadsPlan:
+def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> HeadsPlan:
     """Plan the steps from a hidden state to candidates and their logits.
 
     Args:
         model: the heads.
         target: the target, whose head and token embedding the heads share.
-        places, pack: places of the matrices of both in the pack, and the pack.
-        buffers: allocates and keeps the memory of the plan.
+        builder: collects the steps, which have as many rows as there are offsets.
     """
     width, offsets, cap = target.config.hidden_size, model.config.offsets, target.config.softcap
-    builder = PlanBuilder(places, pack, buffers, offsets, target.config.norm_eps)
+    buffers, places = builder.buffers, builder.places
     hidden, normed = np.zeros(width, np.float32), np.zeros((offsets, width), np.float32)
     shortlist = model.shortlist
     first = model.outer if model.inner is None else model.inner
@@ -195,10 +189,8 @@ def _shortlisted(
         builder: collects the steps.
         shortlist: the clusters.
         table: the tokens' rows; if `clustered`, an entry has the rows of a cluster.
-        x: address of float32[most_rows, width].
-        width: width of a token's row.
-        scores: address of the clusters' scores, float32[most_rows, stride].
-        stride: numbers from a row of scores to the next.
+        x, width: address of float32[most_rows, width], which are multiplied with the tokens' rows.
+        scores, stride: address of the clusters' scores, float32[most_rows, stride].
         clustered: see `table`.
         cap: softcap of the logits, or None.
 

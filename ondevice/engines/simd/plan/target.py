@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.protocol import ExpertShare
-from ondevice.engines.simd.buffers import Buffers, float_bits
+from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import PerLayer, Select
@@ -65,11 +65,8 @@ class TargetPlanner:
     def __init__(
         self,
         model: TargetModel,
-        places: Mapping[Matrix, Packed],
+        builder: PlanBuilder,
         caches: Mapping[int, int],
-        pack: NDArray[np.uint8],
-        buffers: Buffers,
-        most_rows: int,
         threads: int,
         lookup: LookupSettings | None = None,
     ) -> None:
@@ -77,15 +74,13 @@ class TargetPlanner:
 
         Args:
             model: the target.
-            places, pack: places of its matrices in the pack, and the pack.
+            builder: collects the steps.
             caches: layer -> index of its cache in a sequence's record.
-            buffers: allocates and keeps the memory of the plans.
-            most_rows: most rows of one forward.
             threads: number of threads that will run the plans.
             lookup: how layers with full attention choose keys; None for exact attention.
         """
-        self._model, config = model, model.config
-        self._builder = builder = PlanBuilder(places, pack, buffers, most_rows, config.norm_eps)
+        self._model, self._builder, config = model, builder, model.config
+        buffers, most_rows = builder.buffers, builder.most_rows
         self._layers = LayerPlanner(builder, model.layers, caches, lookup)
         hidden, address = buffers.rows(most_rows, config.hidden_size)
         self.ends, end_address = buffers.rows(most_rows, config.hidden_size)
