@@ -29,7 +29,7 @@ from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.sampling_kernels import keep_allowed
 from ondevice.grammar.matcher import Compiler, Matcher
-from ondevice.grammar.response_format import ResponseFormat, ToolChoice
+from ondevice.grammar.response_format import ToolChoice, answer_grammar
 from ondevice.model import Model
 from ondevice.text.tokenizer import Tokenizer
 
@@ -97,7 +97,7 @@ def measure_costs(bundle: Path, pair: Path, directory: Path, threads: int | None
 
 
 def constrained(compiler: Compiler, schema: dict[str, Any]) -> Matcher:
-    answer = ResponseFormat.of({"type": "json_schema", "json_schema": {"schema": schema}})
+    answer = answer_grammar({"type": "json_schema", "json_schema": {"schema": schema}})
     constraint = compiler.constraint(answer, ToolChoice("free"), False, [2])
     assert constraint is not None
     return constraint

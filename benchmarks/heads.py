@@ -24,7 +24,7 @@ from ondevice.bundle_format.manifest import Manifest
 from ondevice.cli.bench.tables import table
 from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
-from ondevice.generate.drafters.heads import BlockwiseDrafter, MedusaDrafter
+from ondevice.generate.drafters.heads import HeadsDrafter
 from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import Drafter
 
@@ -38,10 +38,10 @@ def ways(manifest: Manifest) -> dict[str, Drafter]:
     heads, target = {each.kind: each for each in manifest.heads}, manifest.target
     found: dict[str, Drafter] = {}
     if "medusa" in heads:
-        found["medusa chain"] = MedusaDrafter(heads["medusa"], target, branches=1)
-        found["medusa tree"] = MedusaDrafter(heads["medusa"], target)
+        found["medusa chain"] = HeadsDrafter(heads["medusa"], target, branches=1)
+        found["medusa tree"] = HeadsDrafter(heads["medusa"], target)
     if "blockwise" in heads:
-        found["blockwise"] = BlockwiseDrafter(heads["blockwise"], target)
+        found["blockwise"] = HeadsDrafter(heads["blockwise"], target)
     if manifest.drafter is not None:
         found["mtp chain"] = MtpDrafter(target.hidden_size, target.vocab_size, branches=1)
     return found

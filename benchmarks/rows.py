@@ -33,7 +33,7 @@ from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.model import DecoderLayer, TargetModel
-from ondevice.engines.simd.program import read_models
+from ondevice.engines.simd.program import Models
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement
 from ondevice.engines.simd.tensor_files import Matrix
 
@@ -99,13 +99,10 @@ def work_of(model: TargetModel) -> Work:
 
 
 def _matrices(layer: DecoderLayer) -> list[Matrix]:
-    attention, new, own = layer.attention, layer.attention.new, layer.per_layer
-    found = [attention.query, attention.output, layer.gate, layer.up, layer.down]
-    if new is not None:
-        found += [new.key] if new.value is None else [new.key, new.value]
+    found = layer.matrices()
     if (experts := layer.experts) is not None:  # as many as one row uses: the minimum, if all rows choose the same
-        found += [*experts.gate_up[: experts.top], *experts.down[: experts.top]]
-    return found if own is None else [*found, own.gate, own.projection]
+        found["experts"] = [*experts.gate_up[: experts.top], *experts.down[: experts.top]]
+    return [matrix for purpose in found.values() for matrix in purpose]
 
 
 def seconds(engine: Forwarder, session: Session, rows: int, rng: np.random.Generator) -> float:
@@ -222,7 +219,7 @@ def main() -> None:
     with RooflineMeasurement(arguments.threads) as measurement:
         found = compare(engines, llama, arguments.rounds, measurement)
     roofline = measurement.median()
-    work = work_of(read_models(bundle)[0])
+    work = work_of(Models(bundle).target)
     facts = {
         "bundle": bundle.manifest.name,
         "processor": machine.processor_name(),

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from ondevice.engines.protocol import Engine, Outputs, Session
 from ondevice.generate.drafters.acceptance import PositionAcceptance, Tally
-from ondevice.generate.drafters.mtp import KEEP, SIBLING, SIBLING_WEIGHT, MtpDrafter
+from ondevice.generate.drafters.mtp import SIBLING, MtpDrafter
 from ondevice.generate.drafters.protocol import GREEDY, ROOT, Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.self_speculative import PartialDrafter
+from ondevice.generate.drafters.trees import KEEP, SIBLING_WEIGHT
 
 Luck = NDArray[np.int64]
 

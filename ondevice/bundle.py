@@ -13,12 +13,10 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, reason
@@ -226,52 +224,26 @@ def delete(directory: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def replace_json(path: Path, entry: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically: a concurrent reader sees the old content or the new, never a part.
-
-    Args:
-        path: the file; its directory is created if missing.
-        entry: the JSON object to write.
-
-    Raises:
-        OSError: the file cannot be written; the old content stays.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(entry, file, sort_keys=True)
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink()
-        raise
-
-
 def _locate(location: str | Path) -> Path:
     """The directory of a bundle, by its path or by its name under the model home.
 
     Raises:
         BundleNotFoundError: there is no such bundle.
     """
+    path = expanded(location)
+    by_name = model_home() / path
     try:
-        return _find(location)
-    except BundleNotFoundError:
-        raise
+        if (path / MANIFEST).is_file():
+            return path
+        if path.exists():
+            obstacle = f"no {MANIFEST} in it" if path.is_dir() else "it is not a directory"
+        elif not path.is_absolute() and ".." not in path.parts and (by_name / MANIFEST).is_file():
+            return by_name
+        else:
+            obstacle = f"no such directory, and no such name under {model_home()}"
     except OSError as error:  # for instance a name that is too long
         raise BundleNotFoundError(location, reason(error)) from error
-
-
-def _find(location: str | Path) -> Path:
-    path = expanded(location)
-    if (path / MANIFEST).is_file():
-        return path
-    if path.exists():
-        raise BundleNotFoundError(path, f"no {MANIFEST} in it" if path.is_dir() else "it is not a directory")
-    by_name = model_home() / path
-    if not path.is_absolute() and ".." not in path.parts and (by_name / MANIFEST).is_file():
-        return by_name
-    raise BundleNotFoundError(location, f"no such directory, and no such name under {model_home()}")
+    raise BundleNotFoundError(location, obstacle)
 
 
 def _read_manifest(path: Path) -> str:

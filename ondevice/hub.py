@@ -36,10 +36,8 @@ from ondevice.errors import (
     one_line,
     reason,
 )
+from ondevice.files import lock, rename_over
 from ondevice.progress import Advance, Progress, counted, silent
-
-if sys.platform != "win32":
-    import fcntl
 
 _log = logging.getLogger("ondevice")
 
@@ -164,13 +162,8 @@ class Destination:
         self.unfinished.mkdir(parents=True, exist_ok=True)
         handle = None if sys.platform == "win32" else os.open(self.unfinished, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if sys.platform != "win32" and handle is not None:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise UsageError(f"another process downloads {self.name}: wait until it ends") from error
-                except OSError:  # a file system without locks
-                    pass
+            if handle is not None and lock(handle) is False:
+                raise UsageError(f"another process downloads {self.name}: wait until it ends")
             yield self.unfinished
         finally:
             if handle is not None:
@@ -185,14 +178,7 @@ class Destination:
     def publish(self) -> None:
         """Rename `unfinished` to `path`, and delete the bundle that was there."""
         retired = self.path.with_name(f".{self.name}.old-{secrets.token_hex(4)}")  # `ondevice export` restores it
-        if self.is_taken:
-            self.path.rename(retired)
-        try:
-            self.unfinished.rename(self.path)
-        except BaseException:
-            if retired.exists():
-                retired.rename(self.path)
-            raise
+        rename_over(self.unfinished, self.path, retired)
         if retired.is_symlink():
             retired.unlink()
         else:

@@ -18,7 +18,7 @@ from ondevice.generate.drafters.draft_model import DraftSampling
 from ondevice.generate.drafters.protocol import Drafter
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling import MAX_TOP_LOGPROBS, Logprobs
-from ondevice.grammar.response_format import ResponseFormat, ToolChoice
+from ondevice.grammar.response_format import Grammar, ToolChoice, answer_grammar
 from ondevice.progress import Progress, silent
 from ondevice.text.messages import ChatOptions, Tool
 
@@ -209,9 +209,9 @@ class GenerationOptions:
         return Logprobs(self.top_logprobs) if self.prompt_logprobs else None
 
     @property
-    def answer(self) -> ResponseFormat:
-        """The checked `response_format`."""
-        return ResponseFormat.of(self.response_format)
+    def answer(self) -> Grammar | None:
+        """The grammar of the checked `response_format`; None if any text is allowed."""
+        return answer_grammar(self.response_format)
 
     @property
     def choice(self) -> ToolChoice:

@@ -18,7 +18,7 @@ from ondevice import Model
 from ondevice.bundle import MANIFEST
 from ondevice.engines.choice import EngineName
 from ondevice.engines.protocol import Outputs, Rows
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice.errors import BundleCorruptError, ContextOverflowError, PromptError, UsageError
 from ondevice.options import GenerationKeywords
 from tests.conftest import ENGINES

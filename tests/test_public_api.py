@@ -13,7 +13,7 @@ import pytest
 
 import ondevice
 from ondevice import errors
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
 
 @pytest.mark.parametrize("name", ondevice.__all__)

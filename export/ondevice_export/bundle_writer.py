@@ -18,9 +18,7 @@ from ondevice.bundle import MANIFEST, sha256
 from ondevice.bundle_format.manifest import FileEntry, Manifest
 from ondevice.bundle_format.tensor_table import TensorTable
 from ondevice.errors import UsageError
-
-if sys.platform != "win32":
-    import fcntl
+from ondevice.files import lock, rename_over
 
 _MAKING, _RETIRED = ".partial-", ".old-"
 
@@ -76,15 +74,7 @@ class BundleWriter:
         _seal(path)
         check_replaceable(self.out)
         retired = retired_name(self.directory)
-        replaces = self.out.exists()
-        if replaces:
-            self.out.rename(retired)
-        try:
-            self.directory.rename(self.out)
-        except BaseException:
-            if replaces:
-                retired.rename(self.out)
-            raise
+        rename_over(self.directory, self.out, retired)
         shutil.rmtree(retired, ignore_errors=True)
 
 
@@ -120,7 +110,7 @@ class Workspace:
             self.directory = out.with_name(f".{out.name}{_MAKING}{secrets.token_hex(4)}")
             self.directory.mkdir()
             self._handle = _open(self.directory)
-            if _lock(self._handle) is not False and self.directory.exists():
+            if self._handle is None or (lock(self._handle) is not False and self.directory.exists()):
                 return
             self._release()  # another process removed it as abandoned before it was locked
 
@@ -164,7 +154,7 @@ def _is_made(directory: Path) -> bool:
     """Whether a process still writes the directory: it is locked or, on systems without locks, less than a day old."""
     handle = _open(directory)
     try:
-        locked = _lock(handle)
+        locked = None if handle is None else lock(handle)
     finally:
         if handle is not None:
             os.close(handle)
@@ -183,16 +173,3 @@ def _open(directory: Path) -> int | None:
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-
-
-def _lock(handle: int | None) -> bool | None:
-    """Try to take the lock: True if it was free, False if another process holds it, None if there are no locks."""
-    if sys.platform == "win32" or handle is None:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True

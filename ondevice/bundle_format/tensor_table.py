@@ -55,13 +55,7 @@ _BITS: dict[Format, int] = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "fl
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of a quantised tensor, [rows, scales per row].
-
-    Attributes:
-        dtype: number format of a scale.
-        offset: offset of the first scale in the file, in bytes.
-        bytes: size of all scales.
-    """
+    """The scales of a quantised tensor, [rows, scales per row]; their offset in the file and size are in bytes."""
 
     dtype: Literal["float32", "float16"]
     offset: int
@@ -128,8 +122,8 @@ def check_tables(tables: Mapping[str, TensorTable], expected: Mapping[str, Shape
     ranges: dict[str, list[tuple[int, int, str]]] = {}
     for graph, table in tables.items():
         for name in sorted(table.tensors.keys() ^ expected[graph].keys()):
-            what = "unknown" if name in table.tensors else "missing"
-            raise InvalidFieldError(f"tensor {name!r:.99} of {graph} is {what}")
+            unknown = name in table.tensors
+            raise InvalidFieldError(f"tensor {name!r:.99} of {graph} is {'unknown' if unknown else 'missing'}")
         require(table.file in sizes, f"the tensors of {graph} lie in {table.file!r:.99}, which is not listed")
         for name, tensor in table.tensors.items():
             require(

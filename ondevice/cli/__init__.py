@@ -2,8 +2,8 @@
 
 Read `main.py` first: the table of commands, and the exit codes: 0; 1 a check failed or a batch has errors; 2 a mistake,
 which one line on stderr explains; 130 Ctrl-C; 141 broken pipe. Modules with `add_arguments(parser)` and `run(args)`:
-`generate.py`, `chat.py`, `serve.py`, `pull.py`, `check.py`, `tune.py`, `info.py`, `completion.py`; `bundles.py` has
-list, remove and prepare; `batch/` answers a file of prompts, `bench/` measures; export is `ondevice_export.command`.
+`generate.py`, `chat.py`, `serve.py`, `check.py`, `tune.py`, `info.py`, `completion.py`; `bundles.py` has pull, list,
+remove and prepare; `batch/` answers a file of prompts, `bench/` measures; export is `ondevice_export.command`.
 
 Shared: `options.py` (model, sampling and drafting options), `prompts.py` (prompts from arguments, stdin and files),
 `reply_view.py` (a reply as text or JSON, its summary line), `markdown_view.py` (a reply formatted on a terminal),

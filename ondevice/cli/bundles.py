@@ -1,4 +1,4 @@
-"""Commands on bundles of this machine: `ondevice list`, `ondevice remove` and `ondevice prepare`.
+"""Commands on the bundles of this machine: `ondevice pull`, `list`, `remove` and `prepare`.
 
 `list` and `remove` see the bundles in the model home, `$ONDEVICE_HOME` or `~/.ondevice`, by name.
 """
@@ -15,8 +15,33 @@ from typing import Any
 from ondevice.bundle import MANIFEST, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
+from ondevice.cli.progress import byte_bar, ending_by_exception
 from ondevice.cli.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
+
+
+def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("repository", metavar="OWNER/NAME", help="repository of a bundle on the Hugging Face hub")
+    parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
+    parser.add_argument("--name", help="name of the bundle under $ONDEVICE_HOME (default: NAME)")
+    parser.add_argument("--replace", action="store_true", help="replace another bundle of that name")
+
+
+def run_pull(args: argparse.Namespace) -> int:
+    """Download a bundle from the Hugging Face hub, or the missing rest of one."""
+    from ondevice.hub import pull
+
+    with ending_by_exception(), byte_bar("fetching") as bar:
+        try:
+            out = pull(
+                args.repository, revision=args.revision, name=args.name, replace=args.replace, on_progress=bar.show
+            )
+        except KeyboardInterrupt:
+            bar.say("ondevice: interrupted: run the same command again to resume")
+            raise
+    print(out)
+    print(f"ondevice chat {out.name}", file=sys.stderr)
+    return 0
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:

@@ -212,10 +212,8 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
         found = preview(bundle)
         if obstacle := _kernels_obstacle(found.engine):
             raise OndeviceError(obstacle)
-    except OndeviceError as error:
-        return {"weights": None, "engine": {"name": None, "reason": str(error)}, "pack": None, "prepared": False}
-    except Exception as error:  # a package that is broken
-        reason = _failure(error)
+    except Exception as error:  # also of a package that is broken
+        reason = str(error) if isinstance(error, OndeviceError) else _failure(error)
         return {"weights": None, "engine": {"name": None, "reason": reason}, "pack": None, "prepared": False}
     pack = found.pack
     pack_facts = pack and {

@@ -109,12 +109,14 @@ COMMANDS = {
         run="run_prepare",
     ),
     "pull": Command(
-        "ondevice.cli.pull",
+        "ondevice.cli.bundles",
         "download a bundle from the Hugging Face hub",
         """
   ondevice pull someone/gemma-4-E2B-it-ondevice
   ondevice pull someone/gemma-4-E2B-it-ondevice --revision v2 --name e2b
 """,
+        add_arguments="add_pull_arguments",
+        run="run_pull",
     ),
     "list": Command(
         "ondevice.cli.bundles",

@@ -68,7 +68,7 @@ def open_engine(
     if name != "ort":
         from ondevice.engines.simd.caches import LookupSettings
         from ondevice.engines.simd.engine import SimdEngine
-        from ondevice.engines.simd.unsupported import UnsupportedGraphError
+        from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
         lookup = LookupSettings(attention.kind, attention.keys, attention.width) if attention.looks_up else None
         try:
@@ -142,11 +142,12 @@ def preview(bundle: Bundle) -> Preview:
         BundleCorruptError: the weights do not match the manifest.
         MissingDependencyError: `ort` would run, and onnxruntime is not installed.
     """
-    from ondevice.engines.simd.program import pack_state, read_models, weight_classes
-    from ondevice.engines.simd.unsupported import UnsupportedGraphError
+    from ondevice.engines.simd.program import Models
+    from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
     try:
-        return Preview("simd", pack=pack_state(bundle), weights=weight_classes(*read_models(bundle)))
+        models = Models(bundle)
+        return Preview("simd", pack=models.pack_state(), weights=models.weight_classes())
     except UnsupportedGraphError as error:
         _ort_engine(error.reason)
         return Preview("ort", error.reason)

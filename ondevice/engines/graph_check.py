@@ -91,10 +91,7 @@ class Interface(NamedTuple):
 def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
     """Check a graph's inputs, outputs and nodes, and the places and sizes of its weights. The graph is not run.
 
-    Args:
-        path: the ONNX file.
-        manifest: lists the data files and their sizes.
-        expected: the interface that follows from the configuration.
+    `expected` is the interface that follows from the configuration; the manifest lists the data files and their sizes.
 
     Raises:
         BundleCorruptError: the file cannot be read, is not an ONNX file, holds something that no exported graph has,
@@ -122,23 +119,20 @@ def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
 
 
 def check_interface(graph: str, found: Interface, expected: Interface) -> None:
-    """Compare the inputs and outputs of a graph with those that follow from the configuration.
-
-    Args:
-        graph: file name of the graph, for messages.
-        found: the interface of the graph.
-        expected: the interface that follows from the configuration.
+    """Compare the inputs and outputs of a graph, of which `graph` is the file name, with the expected ones.
 
     Raises:
         BundleCorruptError: an input or output is missing, unknown, or has another element type or shape.
     """
     for there, here in zip(found, expected, strict=True):
-        for name in sorted(there.keys() ^ here.keys()):
-            where = "the graph" if name in there else "bundle.json"
-            raise _disagreement(f"{name!r:.99} is in {where} alone", graph)
-        for name, tensor in here.items():
-            if there[name] != tensor:
-                raise _disagreement(f"{name} is {there[name]!s:.99}, bundle.json makes it {tensor}", graph)
+        for name in sorted(there.keys() | here.keys()):
+            if there.get(name) == here.get(name):
+                continue
+            if name in there and name in here:
+                difference = f"{name} is {there[name]!s:.99}, bundle.json makes it {here[name]}"
+            else:
+                difference = f"{name!r:.99} is in {'the graph' if name in there else 'bundle.json'} alone"
+            raise BundleCorruptError(f"bundle.json and {graph} disagree ({difference}): export the bundle again")
 
 
 def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interface:
@@ -229,11 +223,6 @@ class _Constants:
     """
 
     def __init__(self, manifest: Manifest, expected: Interface) -> None:
-        """
-        Args:
-            manifest: lists the data files and their sizes.
-            expected: the graph's interface.
-        """
         self.numbers: dict[str, tuple[int, ...]] = {}
         self._tensors: dict[str, Tensor] = {}
         self._data = {table.file: manifest.files[table.file].size for table in manifest.tensors.values()}
@@ -243,12 +232,9 @@ class _Constants:
         self._outputs = [tensor.shape for tensor in expected.outputs.values()]
 
     def add(self, tensor: Message) -> None:
-        """Check an initialiser's size and, if its data is external, that it lies within one of the data files.
+        """Check an initialiser (onnx.TensorProto), and that external data lies within one of the data files.
 
         ONNX Runtime takes memory in proportion to a dimension that a shape gives, so a number is limited too.
-
-        Args:
-            tensor: the onnx.TensorProto.
 
         Raises:
             MalformedError: its name occurs twice, its size is not that of its shape, or it names another file or bytes
@@ -347,13 +333,7 @@ def _check_node(node: Message, constants: _Constants) -> None:
 
 
 def _check_place(name: str, tensor: Message, data: Mapping[str, int], size: int) -> None:
-    """Check the place of an initialiser with external data.
-
-    Args:
-        name: the initialiser's name, for messages.
-        tensor: the onnx.TensorProto.
-        data: data file -> its size in bytes.
-        size: bytes of the initialiser's shape.
+    """Check the place of an initialiser whose external data has `size` bytes; `data` has the sizes of the data files.
 
     Raises:
         MalformedError: the initialiser names another file, bytes outside the file, or not `size` bytes.
@@ -369,10 +349,6 @@ def _check_place(name: str, tensor: Message, data: Mapping[str, int], size: int)
         raise MalformedError(f"the weights of {name!r:.99} lie outside {file}")
     if int(length) != size or tensor.integer(_IS_EXTERNAL) != 1:
         raise MalformedError(f"the weights of {name!r:.99} have not the size of their shape, {size} bytes")
-
-
-def _disagreement(what: str, graph: str) -> BundleCorruptError:
-    return BundleCorruptError(f"bundle.json and {graph} disagree ({what}): export the bundle again")
 
 
 # The protobuf wire format, as far as the checks need it. Every length is checked against the bytes that are left.

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ondevice import machine
-from ondevice.bundle import Bundle, replace_json
+from ondevice.bundle import Bundle
 from ondevice.bundle_format.model_config import Target
 from ondevice.errors import UsageError
+from ondevice.files import replace_json
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.engines.kv_cache import HeldRows, KVCache
 from ondevice.errors import SessionFileError
+from ondevice.files import replacing
 
 MAGIC = b"ondevice session\n"
 VERSION = 2
@@ -62,9 +61,7 @@ class Origin:
 def write(
     path: str | PathLike[str], origin: Origin, tokens: Sequence[int], held: Mapping[AttentionKind, HeldRows]
 ) -> None:
-    """Write a session file.
-
-    It is written under a temporary name and renamed: an interrupt leaves the old file, or none.
+    """Write a session file; an interrupt leaves the old file, or none.
 
     Args:
         path: the file to create or replace.
@@ -78,22 +75,15 @@ def write(
     path = Path(path)
     bases = {kind: rows.base for kind, rows in held.items()}
     header = json.dumps({**dataclasses.asdict(origin), "bases": bases, "tokens": list(tokens)}).encode()
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            digest = hashlib.sha256()
-            pieces: list[bytes | memoryview] = [MAGIC, _PREFIX.pack(VERSION, len(header)), header, *_pieces(held)]
-            for piece in pieces:
-                file.write(piece)
-                digest.update(piece)
-            file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    with replacing(path) as file:
+        digest = hashlib.sha256()
+        pieces: list[bytes | memoryview] = [MAGIC, _PREFIX.pack(VERSION, len(header)), header, *_pieces(held)]
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(

@@ -24,8 +24,8 @@ from statistics import median, median_low
 from time import monotonic, perf_counter, time
 from typing import Any, NamedTuple
 
-from ondevice.bundle import replace_json
 from ondevice.engines.protocol import Engine, ExpertShare, Rows, TokenTree
+from ondevice.files import replace_json
 from ondevice.generate.stats import Round
 
 PRIOR_ROW = 0.1

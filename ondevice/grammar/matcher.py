@@ -15,7 +15,7 @@ import numpy as np
 from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, reason
 from ondevice.generate.request import Mask
 from ondevice.grammar.reply_grammar import CALL, Thoughts, reply_grammar
-from ondevice.grammar.response_format import ResponseFormat, ToolChoice
+from ondevice.grammar.response_format import Grammar, ToolChoice
 from ondevice.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Compiler:
         self._pool: ThreadPoolExecutor | None = None
 
     def constraint(
-        self, answer: ResponseFormat, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int]
+        self, answer: Grammar | None, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int]
     ) -> Matcher | None:
         """The constraint of a reply; None if there is none.
 

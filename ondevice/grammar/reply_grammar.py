@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ondevice.errors import GrammarError, UsageError
-from ondevice.grammar.response_format import Grammar, ResponseFormat, ToolChoice, pattern, quoted
+from ondevice.grammar.response_format import Grammar, ToolChoice, pattern, quoted
 from ondevice.text.messages import plain_tools
 
 CALL = ("<|tool_call>", "<tool_call|>", '<|"|>')
@@ -42,7 +42,7 @@ class Thoughts:
 
 
 def reply_grammar(
-    answer: ResponseFormat,
+    answer: Grammar | None,
     choice: ToolChoice,
     thoughts: Thoughts | None,
     control_ids: Mapping[str, int],
@@ -51,6 +51,7 @@ def reply_grammar(
     """llguidance's JSON of grammars; None if any reply is allowed.
 
     Args:
+        answer: grammar of the answer; ignored if the reply must be calls.
         control_ids: ids of the tokenizer's control tokens by their text.
         end_ids: tokens that end a reply.
 
@@ -58,23 +59,24 @@ def reply_grammar(
         UsageError: calls are wanted, and the model has no tokens for them.
         GrammarError: a tool's schema is invalid.
     """
-    calling, answering = choice.kind in CALLING, answer.grammar is not None and choice.kind not in ("required", "one")
-    if not calling and not answering:
+    calling = choice.kind in CALLING
+    answer = None if choice.kind in ("required", "one") else answer
+    if not calling and answer is None:
         return None
-    said, rules = "answer", ["answer: @answer"] if answering else []
+    said, rules = "answer", [] if answer is None else ["answer: @answer"]
     if calling:
         calls = CallRules(plain_tools(choice.tools) or (), _call_tokens(control_ids, choice))
         rules += [f"call: {calls.start}", calls.text]
         said = {"auto": "answer | call+", "required": "call+", "one": "call"}[choice.kind]
-    if calling and choice.kind == "auto" and not answering:
+    if choice.kind == "auto" and answer is None:
         rules += [f"free: <[^{_ids(control_ids[CALL[0]], *end_ids)}]>"]
         said, thoughts = "(free | call)*", None  # thoughts are free as well
     if thoughts is not None:
         rules += [f"thought: <[^{_ids(thoughts.closing, *end_ids)}]>* <[{thoughts.closing}]>"]
         said = f"thought ({said})" if thoughts.begun else f"(<[{thoughts.opening}]> thought)? ({said})"
     grammars: list[Grammar] = [{"lark_grammar": "\n".join([f"start: {said}", *rules])}]
-    if answering and answer.grammar is not None:
-        grammars.append({"name": "answer", **answer.grammar})
+    if answer is not None:
+        grammars.append({"name": "answer", **answer})
     try:
         written = json.dumps({"grammars": grammars}, ensure_ascii=False)
         written.encode()

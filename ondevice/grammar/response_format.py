@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,50 +13,27 @@ from ondevice.errors import UsageError
 Grammar = dict[str, Any]
 """One entry of llguidance's list of grammars."""
 
-FIELDS = {
-    "text": (),
-    "json_object": (),
-    "json_schema": ("json_schema",),
-    "regex": ("regex",),
-    "choice": ("choice",),
-    "lark": ("lark",),
-}
-
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Fixed white space, as in Python's `json.dumps`. Small models that may choose white space write it without end, and
 fixed text can be drafted. A schema may choose otherwise in `x-guidance`."""
 
 
-@dataclass(frozen=True)
-class ResponseFormat:
-    """Form of the answer.
+def answer_grammar(value: object) -> Grammar | None:
+    """The grammar of the answer that `GenerationOptions.response_format` describes; None if any text is allowed.
 
-    Attributes:
-        grammar: None if any text is allowed.
+    Raises:
+        UsageError: an unknown form.
     """
-
-    grammar: Grammar | None
-
-    @classmethod
-    def of(cls, value: object) -> ResponseFormat:
-        """The form that `GenerationOptions.response_format` describes.
-
-        Raises:
-            UsageError: an unknown form.
-        """
-        if value is None:
-            return cls(None)
-        kind = value.get("type") if isinstance(value, Mapping) else None
-        if not isinstance(value, Mapping) or not isinstance(kind, str) or kind not in FIELDS:
-            raise UsageError(
-                f'response_format must be {{"type": ...}} with a type of {", ".join(FIELDS)}, not {value!r:.99}'
-            )
-        _check_fields(value, ("type", *FIELDS[kind]), FIELDS[kind], f"response_format of the type {kind}")
-        return cls(_GRAMMARS[kind](value))
-
-
-def _any_object(value: Mapping[str, Any]) -> Grammar:
-    return {"json_schema": {"type": "object", "x-guidance": SPACING}}
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(kind, str) or kind not in _GRAMMARS:
+        raise UsageError(
+            f'response_format must be {{"type": ...}} with a type of {", ".join(_GRAMMARS)}, not {value!r:.99}'
+        )
+    needed = () if kind in ("text", "json_object") else (kind,)
+    _check_fields(value, ("type", *needed), needed, f"response_format of the type {kind}")
+    return _GRAMMARS[kind](value)
 
 
 def _schema(value: Mapping[str, Any]) -> Grammar:
@@ -78,10 +55,6 @@ def _schema(value: Mapping[str, Any]) -> Grammar:
     return {"json_schema": {**plain, "x-guidance": settings}}
 
 
-def _regex(value: Mapping[str, Any]) -> Grammar:
-    return {"lark_grammar": f"start: {pattern(_text(value, 'regex'))}"}
-
-
 def _choice(value: Mapping[str, Any]) -> Grammar:
     choices = value["choice"]
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
@@ -92,18 +65,15 @@ def _choice(value: Mapping[str, Any]) -> Grammar:
     return {"lark_grammar": "start: " + " | ".join(map(quoted, choices))}
 
 
-def _lark(value: Mapping[str, Any]) -> Grammar:
-    return {"lark_grammar": _text(value, "lark")}
-
-
-_GRAMMARS = {
+_GRAMMARS: dict[str, Callable[[Mapping[str, Any]], Grammar | None]] = {
     "text": lambda value: None,
-    "json_object": _any_object,
+    "json_object": lambda value: {"json_schema": {"type": "object", "x-guidance": SPACING}},
     "json_schema": _schema,
-    "regex": _regex,
+    "regex": lambda value: {"lark_grammar": f"start: {pattern(_text(value, 'regex'))}"},
     "choice": _choice,
-    "lark": _lark,
+    "lark": lambda value: {"lark_grammar": _text(value, "lark")},
 }
+"""Kind of answer -> its grammar. Each kind but the first two needs a field of its own name."""
 
 
 def quoted(text: str) -> str:

@@ -16,7 +16,7 @@ from ondevice.cli import info
 from ondevice.cli.info import lines
 from ondevice.cli.style import size
 from ondevice.engines.simd import pack_file
-from ondevice.engines.simd.program import load_program
+from ondevice.engines.simd.program import Program
 from ondevice.native import library
 from ondevice_export import export
 from tests.conftest import REFERENCE
@@ -165,7 +165,7 @@ def test_states_of_a_pack(run, reference_bundle, cache, monkeypatch):
     assert facts_of(run, reference_bundle)["pack"] == {**before, "status": "damaged"}
     assert "damaged: " in run("info", reference_bundle)[1]
 
-    load_program(Bundle.open(reference_bundle), most_rows=8, threads=1)
+    Program(Bundle.open(reference_bundle), most_rows=8, threads=1)
     assert facts_of(run, reference_bundle)["pack"] == {**before, "status": "packed"}
     assert f" at {before['path']}\n" in run("info", reference_bundle)[1]
     assert path.stat().st_size == before["bytes"]

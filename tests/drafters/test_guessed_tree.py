@@ -2,7 +2,8 @@
 
 import pytest
 
-from ondevice.generate.drafters.protocol import ROOT, GuessedTree
+from ondevice.engines.protocol import ROOT
+from ondevice.generate.drafters.trees import GuessedTree
 from ondevice.generate.sampling import Guess
 
 

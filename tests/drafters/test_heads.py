@@ -11,7 +11,7 @@ import pytest
 from ondevice.bundle_format.model_config import HeadsEntry
 from ondevice.engines.protocol import Outputs, Proposals
 from ondevice.errors import UsageError
-from ondevice.generate.drafters.heads import BlockwiseDrafter, HeadsDrafter, MedusaDrafter
+from ondevice.generate.drafters.heads import HeadsDrafter
 from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.generate.drafters.registry import entry
 from ondevice.generate.request import SamplingOptions
@@ -35,9 +35,9 @@ class Heads:
         return Proposals(ids, np.log(np.array(self._chances, np.float32) + 1e-9))
 
 
-def made(places: int, kind: type[HeadsDrafter] = MedusaDrafter) -> HeadsDrafter:
+def made(places: int, branches: int | None = None) -> HeadsDrafter:
     target: Any = SimpleNamespace(hidden_size=2, vocab_size=VOCAB)
-    return kind(HeadsEntry("medusa", "g", places, VOCAB), target)  # type: ignore[call-arg]
+    return HeadsDrafter(HeadsEntry("medusa", "g", places, VOCAB), target, branches)
 
 
 def outputs(*hidden: float) -> Outputs:
@@ -45,16 +45,16 @@ def outputs(*hidden: float) -> Outputs:
     return Outputs(np.zeros((len(rows), VOCAB), np.float32), rows)
 
 
-def began(chances: list[list[float]], kind: type[HeadsDrafter] = MedusaDrafter) -> tuple[HeadsDrafter, Heads]:
-    drafter = made(len(chances), kind)
+def began(chances: list[list[float]], branches: int | None = None) -> tuple[HeadsDrafter, Heads]:
+    drafter = made(len(chances), branches)
     session: Any = Heads(chances)
     drafter.begin([0], session)
     drafter.observe([0], outputs(), [0])
     return drafter, session
 
 
-def drafted(chances: list[list[float]], request: DraftRequest, kind: type[HeadsDrafter] = MedusaDrafter) -> Draft:
-    return began(chances, kind)[0].draft(request)
+def drafted(chances: list[list[float]], request: DraftRequest, branches: int | None = None) -> Draft:
+    return began(chances, branches)[0].draft(request)
 
 
 SURE, TORN = [0.0, 0.94, 0.03, 0.01, 0.01, 0.01], [0.0, 0.0, 0.0, 0.52, 0.45, 0.03]
@@ -74,7 +74,7 @@ def test_a_torn_place_gives_siblings_and_both_have_the_same_children() -> None:
 
 
 def test_blockwise_drafts_a_chain_whatever_its_heads_think() -> None:
-    draft = drafted([TORN, TORN, SURE], DraftRequest(8), BlockwiseDrafter)
+    draft = drafted([TORN, TORN, SURE], DraftRequest(8), branches=1)
     assert draft.tokens.tolist() == [3, 3, 1]
     assert draft.parents.tolist() == [ROOT, 0, 1]
 

@@ -52,7 +52,7 @@ def test_an_export_at_work_keeps_its_directory(source: Path, tmp_path: Path) -> 
 
 
 def test_where_there_are_no_locks_a_day_must_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_writer, "_lock", lambda handle: None)
+    monkeypatch.setattr(bundle_writer, "lock", lambda handle: None)
     old, new = leftover(tmp_path / "old"), leftover(tmp_path / "new")
     os.utime(old, (0, 0))
     clean(tmp_path)

@@ -17,7 +17,7 @@ from ondevice.bundle import Bundle
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.program import read_models
+from ondevice.engines.simd.program import Models
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.errors import CheckpointError, UsageError
 from ondevice_export import export
@@ -113,11 +113,11 @@ def test_codes_and_scales_are_those_of_the_checkpoint(pair: tuple[str, Path]) ->
     names = json.loads((directory / "target" / "config.json").read_text())
     prefix = "model.language_model." if "Unified" in names["architectures"][0] else "model."
     tensors = load_float(directory / "target" / "model.safetensors", load_file)
-    model = read_models(Bundle.open(directory / "bundle"))[0]
+    model = Models(Bundle.open(directory / "bundle")).target
     modules: dict[str, Matrix] = {"lm_head": model.head, f"{prefix}embed_tokens": model.table}
     for index, layer in enumerate(model.layers):
         at = f"{prefix}layers.{index}"
-        modules |= {f"{at}.self_attn.q_proj": layer.attention.query, f"{at}.self_attn.o_proj": layer.attention.output}
+        modules |= {f"{at}.self_attn.q_proj": layer.query, f"{at}.self_attn.o_proj": layer.output}
         modules |= {f"{at}.mlp.{name}_proj": getattr(layer, name) for name in ("gate", "up", "down")}
         if layer.per_layer is not None:
             modules[f"{at}.per_layer_projection"] = layer.per_layer.projection
@@ -193,9 +193,9 @@ def test_a_pattern_counts_that_fits_the_tensors(tmp_path: Path) -> None:
     quantization = read_quantization(tmp_path / "target")
     assert quantization is not None
     assert quantization.candidates("model.layers.0.mlp.up_proj") == (2, 8)
-    model = read_models(Bundle.open(export(tmp_path / "target", tmp_path / "bundle", drafter="none")))[0]
+    model = Models(Bundle.open(export(tmp_path / "target", tmp_path / "bundle", drafter="none"))).target
     assert [layer.up.format.bits for layer in model.layers] == [8, 2, 2]
-    assert [layer.attention.query.format.bits for layer in model.layers] == [8, 4, 4]
+    assert [layer.query.format.bits for layer in model.layers] == [8, 4, 4]
 
 
 def replace_quantization(name: str, quantization: dict[str, Any]) -> Any:

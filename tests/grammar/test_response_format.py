@@ -12,7 +12,7 @@ import pytest
 
 from ondevice.errors import GrammarError, MissingDependencyError, UsageError
 from ondevice.grammar.matcher import Compiler
-from ondevice.grammar.response_format import ResponseFormat
+from ondevice.grammar.response_format import answer_grammar
 from tests.grammar.schemas import random_schema
 from tests.grammar.walks import compiler, end_ids, matcher, schema_format, walk
 from tests.text.tokenizers_made import byte_level, gemma_chat
@@ -110,7 +110,7 @@ def test_whatever_is_drawn_keeps_to_the_schema(tokenizer: Any, tmp_path_factory:
 )
 def test_a_wrong_option_is_named(wrong: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        ResponseFormat.of(wrong)
+        answer_grammar(wrong)
 
 
 @pytest.mark.parametrize(

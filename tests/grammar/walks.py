@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ondevice.grammar.matcher import Compiler, Matcher
-from ondevice.grammar.response_format import ResponseFormat, ToolChoice
+from ondevice.grammar.response_format import ToolChoice, answer_grammar
 from ondevice.text.tokenizer import Tokenizer
 
 ENDS = ("<eos>", "<turn|>", "<|tool_response>")
@@ -36,7 +36,7 @@ def matcher(
     thinking: bool = False,
     prompt_ids: Sequence[int] = (2,),
 ) -> Matcher:
-    answer, choice = ResponseFormat.of(response_format), ToolChoice.of(tool_choice, tools)
+    answer, choice = answer_grammar(response_format), ToolChoice.of(tool_choice, tools)
     found = made.constraint(answer, choice, thinking, prompt_ids)
     assert found is not None
     return found

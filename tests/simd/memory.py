@@ -11,7 +11,7 @@ from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, UNITS, unit_type
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
 from ondevice.engines.simd.kernels.matmul.activations import quantize_row
-from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, SHIFT, row_bytes
+from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, FLOATS, GROUPS, KIND, SHIFT, STEPS
 from tests.simd.twins import Floats, Quantized
 
 
@@ -52,8 +52,9 @@ def codes_of(cache: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Float
 
 def records_of(x: Floats, form: int) -> npt.NDArray[np.uint8]:
     """The activation records that the kernel writes for rows `x` in a form."""
-    rows, width = x.shape
-    records = np.zeros(rows * row_bytes(form, width // 32), np.uint8)
+    (rows, width), blocks = x.shape, x.shape[1] // 32
+    row_bytes = {GROUPS: ACTIVATION_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]
+    records = np.zeros(rows * row_bytes, np.uint8)
     for row in range(rows):
         quantize_row(x[row].ctypes.data, records.ctypes.data, row, rows, width, form)
     return records

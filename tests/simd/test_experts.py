@@ -20,8 +20,8 @@ from ondevice.engines.simd.kernels.steps.layouts import WIDTH, Choose, to_row
 from ondevice.engines.simd.model import Experts
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
-from ondevice.engines.simd.plan.experts import add_experts, pack_experts, room_for_choice
-from ondevice.engines.simd.program import read_models, weight_classes
+from ondevice.engines.simd.plan.layer import ExpertsPlanner, pack_experts
+from ondevice.engines.simd.program import Models
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.engines.simd.threads import ThreadPool
 from tests.simd import generations, twins
@@ -62,8 +62,7 @@ def mixed(
     buffers = Buffers()
     builder = PlanBuilder(layout.places, pack_of(layout), buffers, len(hidden), EPS)
     stream, out = hidden.copy(), dense.copy()
-    choice = room_for_choice(builder, [experts])
-    add_experts(builder, experts, choice, slots.ALL, buffers.hold(stream), buffers.hold(out))
+    ExpertsPlanner(builder, [experts]).add(experts, slots.ALL, buffers.hold(stream), buffers.hold(out))
     state = np.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = len(hidden)
     pool = ThreadPool(threads, SCRATCH_BYTES)
@@ -197,9 +196,9 @@ def test_a_forward_tells_how_many_experts_it_read(bundles: dict[str, Bundle]) ->
 
 def test_experts_are_a_class_of_weights(bundles: dict[str, Bundle]) -> None:
     layers, count, hidden, inner = 3, 12, 64, 32
-    classes = weight_classes(*read_models(bundles["26b"]))
+    classes = Models(bundles["26b"]).weight_classes()
     assert classes["experts"] == {"int4": layers * count * 3 * hidden * inner}
-    assert "experts" not in weight_classes(*read_models(bundles["31b"]))
+    assert "experts" not in Models(bundles["31b"]).weight_classes()
 
 
 def test_drafts_change_no_reply(bundles: dict[str, Bundle]) -> None:

@@ -12,8 +12,8 @@ from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import AS_TRAINED
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.program import read_models
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.engines.simd.program import Models
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 from ondevice_export import export
 from tests.conftest import MakePair
 from tests.tiny_models import QUANTISED, VOCAB
@@ -94,11 +94,11 @@ def test_a_float_drafter_of_a_trained_target_too(make_pair: MakePair, tmp_path: 
 def test_sizes_are_those_of_the_configuration(bundles: dict[str, Bundle]) -> None:
     """E2B's upper half has a double-wide mlp, and its layers read two caches of the lower half and have none."""
     bundle = bundles["e2b"]
-    model, drafter = read_models(bundle)
-    assert [layer.attention.source for layer in model.layers] == [0, 1, 2, 1, 1, 2]
-    assert [layer.attention.new is not None for layer in model.layers] == [True] * 3 + [False] * 3
+    models = Models(bundle)
+    model, drafter = models.target, models.drafter
+    assert [layer.source for layer in model.layers] == [0, 1, 2, 1, 1, 2]
+    assert [layer.key is not None for layer in model.layers] == [True] * 3 + [False] * 3
     assert [layer.gate.rows for layer in model.layers] == [96] * 3 + [192] * 3
     assert model.config.first_shared_layer == 3
     assert drafter is not None
-    assert drafter.table is model.table, "the drafter embeds with the target's table"
-    assert [layer.attention.source for layer in drafter.layers] == [1, 1, 1, 2]
+    assert [layer.source for layer in drafter.layers] == [1, 1, 1, 2]

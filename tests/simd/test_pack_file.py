@@ -32,7 +32,9 @@ ENVIRONMENT = dict(os.environ)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    layout = layout_of()
+    layout.write(np.zeros(layout.size, np.uint8), 1)  # loads the kernels, which the test's own directory does not have
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pack_file, "SMALL", 0)
     return tmp_path / "cache"
@@ -396,8 +398,8 @@ def test_an_interrupt_leaves_no_half_written_pack(cache: Path, when: float) -> N
 def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(cache: Path) -> None:
     """The writer is killed while it writes, so it cannot clean up by itself."""
     write = (
-        "import os, sys, tempfile; from ondevice.engines.simd.pack_cache import hold; "
-        f"handle, name = tempfile.mkstemp(prefix='{'e' * 40}', suffix='.part', dir=sys.argv[1]); hold(handle); "
+        "import os, sys, tempfile; from ondevice.files import lock; "
+        f"handle, name = tempfile.mkstemp(prefix='{'e' * 40}', suffix='.part', dir=sys.argv[1]); lock(handle); "
         "print(name, flush=True); sys.stdin.read()"
     )
     cache.mkdir()

@@ -37,8 +37,9 @@ class Buffers:
     def bytes(self, size: int) -> int:
         """The address of `size` zeroed bytes."""
         room = np.zeros(size + LINE, np.uint8)
-        self._held.append(room)
-        return int(room.ctypes.data) + -int(room.ctypes.data) % LINE
+        start = -int(room.ctypes.data) % LINE
+        self._held.append(room[start : start + size])
+        return int(room.ctypes.data) + start
 
     def floats(self, count: int) -> int:
         """The address of `count` float32, zeros."""
@@ -47,16 +48,12 @@ class Buffers:
     def rows(self, count: int, width: int) -> tuple[NDArray[np.float32], int]:
         """An array float32[count, width] of zeros, and its address: for memory that Python reads or writes too."""
         address = self.floats(count * width)
-        room = self._held[-1]
-        start = address - int(room.ctypes.data)
-        return room[start : start + 4 * count * width].view(np.float32).reshape(count, width), address
+        return self._held[-1].view(np.float32).reshape(count, width), address
 
     def constant(self, values: NDArray[Any]) -> int:
         """The address of a copy of an array."""
-        copy = np.ascontiguousarray(values)
-        address = self.bytes(copy.nbytes)
-        start = address - int(self._held[-1].ctypes.data)
-        self._held[-1][start : start + copy.nbytes] = copy.reshape(-1).view(np.uint8)
+        address = self.bytes(values.nbytes)
+        self._held[-1].view(values.dtype)[:] = values.reshape(-1)
         return address
 
     def hold(self, values: NDArray[Any]) -> int:
@@ -113,8 +110,7 @@ class OutputBuffer:
 
 
 class OutputPool:
-    """Output buffers, as many as were ever leased at the same time: a sequence that runs alone always gets the same
-    one.
+    """Output buffers, as many as were ever leased at the same time: a sequence that runs alone always gets the same.
 
     New memory for every forward would cost page faults: 8 rows of 262,144 logits are 8 MiB.
     """
@@ -124,20 +120,17 @@ class OutputPool:
         self._buffers: list[OutputBuffer] = []
 
     def lease(self, rows: int) -> tuple[OutputBuffer, Lease]:
-        """A free buffer with room for so many rows, and a new lease of it."""
-        buffer = self._free(rows)
-        return buffer, buffer.lease()
-
-    def _free(self, rows: int) -> OutputBuffer:
-        """The smallest free buffer that is large enough, else a new one in place of the largest free one."""
+        """The smallest free buffer with room for so many rows, else a new one in place of the largest free one, and a
+        new lease of it.
+        """
         free = sorted((buffer for buffer in self._buffers if buffer.is_free), key=lambda buffer: buffer.rows)
-        for buffer in free:
-            if buffer.rows >= rows:
-                return buffer
-        if free:
-            self._buffers.remove(free[-1])
-        self._buffers.append(OutputBuffer(rows, *self._widths))
-        return self._buffers[-1]
+        buffer = next((buffer for buffer in free if buffer.rows >= rows), None)
+        if buffer is None:
+            if free:
+                self._buffers.remove(free[-1])
+            buffer = OutputBuffer(rows, *self._widths)
+            self._buffers.append(buffer)
+        return buffer, buffer.lease()
 
 
 class AttentionScratch:

@@ -39,7 +39,7 @@ from ondevice.engines.simd.buffers import AttentionScratch, Lease, LookupScratch
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, layer_unit_type
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
 from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.program import load_program
+from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import Batch, KeptRows, TargetForward
 from ondevice.engines.simd.threads import ThreadPool
 from ondevice.errors import UsageError
@@ -101,7 +101,7 @@ class SimdEngine:
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self.most_rows = MOST_ROWS
         self._pad = bundle.manifest.pad_token_id or 0
-        self._program = load_program(bundle, MOST_ROWS, threads, preparation, lookup)
+        self._program = Program(bundle, MOST_ROWS, threads, preparation, lookup)
         self.cache_places = self._program.caches
         self.experts = self._program.experts
         self.paths: PathMemory | None = PathMemory(bundle)
@@ -215,8 +215,7 @@ class SimdEngine:
             plan.target_hidden[:] = hidden
             plan.token[0] = token
             drafts.use(record, self._scratch, self._lookup_scratch)
-            assert self._program.exact_drafter is not None
-            steps = plan.steps if self._looks_up(record.length) else self._program.exact_drafter
+            steps = plan.steps if self._looks_up(record.length) else plan.exact
             self._pool.run(steps, drafts.slots, DRAFT_STEP)
         return drafts.answer
 

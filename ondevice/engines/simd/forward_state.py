@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Int64Array
 from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
 from ondevice.engines.simd.caches import KeyIndex
 from ondevice.engines.simd.kernels.attention.sizes import SPLIT_ROWS
 from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.model import DecoderLayer
-from ondevice.engines.simd.plan.drafter import DrafterPlan
-from ondevice.engines.simd.plan.heads import HeadsPlan
+from ondevice.engines.simd.plan.drafts import DrafterPlan, HeadsPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
+from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
 
 class SequenceRecord:
@@ -123,17 +122,17 @@ _ALL_POSITIONS = 1 << 62
 Frequencies = dict[AttentionKind, NDArray[np.float32]]
 
 
-def frequencies(layers: Sequence[DecoderLayer]) -> Frequencies:
+def frequencies(model: Target | DrafterEntry) -> Frequencies:
     """The rotary frequencies of each kind of attention, float32[head_dim / 2].
 
     Raises:
         UnsupportedGraphError: two layers of one kind have different ones.
     """
     found: Frequencies = {}
-    for layer in layers:
-        kind, own = layer.attention.kind, layer.attention.frequencies
-        if not np.array_equal(found.setdefault(kind, own), own):
-            raise UnsupportedGraphError(f"its {kind} layers turn at different frequencies")
+    for layer in model.layers:
+        own = model.rope[layer.kind].frequencies(layer.head_dim)
+        if not np.array_equal(found.setdefault(layer.kind, own), own):
+            raise UnsupportedGraphError(f"its {layer.kind} layers turn at different frequencies")
     return found
 
 

@@ -18,10 +18,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ondevice.files import lock
 from ondevice.machine import cache_directory
-
-if sys.platform != "win32":
-    import fcntl
 
 KEPT_S = 14 * 86400
 """Seconds after which a pack that was not opened is removed."""
@@ -64,27 +62,20 @@ def remove_unused() -> None:
         shutil.rmtree(path, ignore_errors=True)  # code of another version: every process dates the directory it uses
 
 
-def hold(handle: int) -> None:
-    """Lock an open file until it is closed, or this process ends in any way."""
-    if sys.platform != "win32":  # on Windows an open file cannot be removed anyway
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _is_abandoned(path: Path, age: float) -> bool:
     """Whether the writer of an unfinished pack, last written `age` seconds ago, is gone."""
     return age > SURELY_ABANDONED_S or (age > ABANDONED_S and not _is_held(path))
 
 
 def _is_held(path: Path) -> bool:
+    """Whether a process has locked a file, or the file system has no locks; Windows refuses to remove an open file."""
     if sys.platform == "win32":
         return False
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # locked, or the file system has no locks
+            return not lock(file.fileno())
+    except OSError:
         return True
-    return False
 
 
 def _files(names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:

@@ -11,12 +11,10 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLong
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +23,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.simd.pack_cache import hold, mark_used, remove_unused
+from ondevice.engines.simd.pack_cache import mark_used, remove_unused
 from ondevice.engines.simd.pack_layout import PAGE, PackLayout
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import OndeviceError
+from ondevice.files import lock, replacing
 from ondevice.machine import cache_directory
 from ondevice.preparation import Preparation
 from ondevice.progress import Advance, counted
@@ -233,28 +232,22 @@ def _obstacle(path: Path, size: int) -> str | None:
 
 
 def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, verification: Verification) -> None:
-    """Write a pack under a temporary name and rename it, so that two processes at once each leave a complete one."""
+    """Write a pack, so that two processes at once each leave a complete one. Locked, it does not count as abandoned."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "r+b") as file:
-            hold(handle)
-            os.truncate(handle, layout.size)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(handle, 0, layout.size)
-            pack = np.memmap(file, np.uint8, "r+")
-            layout.write(pack, threads, _flushing(pack, advance), pack.flush)
-            pack.flush()
-            del pack
-            os.fsync(handle)
-            if os.name == "posix":  # read-only: truncating a pack ends the processes that have it mapped
-                os.fchmod(handle, 0o400)
+    with replacing(path, prefix=path.stem) as file:
+        handle = file.fileno()
+        lock(handle)
+        os.truncate(handle, layout.size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, layout.size)
+        pack = np.memmap(file, np.uint8, "r+")
+        layout.write(pack, threads, _flushing(pack, advance), pack.flush)
+        pack.flush()
+        del pack
+        os.fsync(handle)
+        if os.name == "posix":  # read-only: truncating a pack ends the processes that have it mapped
+            os.fchmod(handle, 0o400)
         verification.wait(lambda: advance(0))
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 def _flushing(pack: np.memmap[Any, Any], advance: Advance) -> Advance:

@@ -1,43 +1,38 @@
 """Prepares a bundle for the simd engine: reads its models, packs their weights and plans their forwards.
 
-Start with `load_program`. `pack_state`, `read_models` and `weight_classes` describe a bundle without running it.
+Start with `Program`. `Models` describes a bundle without running it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.engines.layer_path import WHOLE, LayerPath
-from ondevice.engines.protocol import ExpertShare
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.forward_state import Frequencies, frequencies
-from ondevice.engines.simd.model import (
-    Centroids,
-    DecoderLayer,
-    DrafterModel,
-    HeadsModel,
-    PerLayerInputs,
-    TargetModel,
-    read_drafter,
-    read_heads,
-    read_target,
-)
+from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
+from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
-from ondevice.engines.simd.plan.builder import exact_plan
-from ondevice.engines.simd.plan.drafter import DrafterPlan, drafter_plan, pack_drafter
-from ondevice.engines.simd.plan.heads import HeadsPlan, heads_plan, pack_heads
-from ondevice.engines.simd.plan.layer import scratch_bytes, widest_attention
+from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan
+from ondevice.engines.simd.plan.drafts import (
+    DrafterPlan,
+    drafter_plan,
+    heads_plan,
+    pack_drafter,
+    pack_heads,
+)
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
-from ondevice.engines.simd.tensor_files import Matrix, TensorFiles
+from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import BundleCorruptError
 from ondevice.native.functions import PARTS_OF_ENGINES
 from ondevice.preparation import Preparation
@@ -45,9 +40,6 @@ from ondevice.preparation import Preparation
 MOST_PLANS = 64
 """Most plans that are kept besides the whole forward's; each has about 40 kB. The search for sub-layers to skip runs
 hundreds of paths, each a few times."""
-
-Classes = dict[str, dict[str, int]]
-"""Purpose of weights -> format -> number of weights."""
 
 
 @dataclass(frozen=True)
@@ -112,40 +104,79 @@ class TargetPlans:
         return Steps(planned, exact_plan(planned))
 
 
-@dataclass(frozen=True)
 class Program:
-    """A bundle ready to run: plans whose addresses point into the pack, the buffers and the mapped tables."""
+    """A bundle ready to run: plans whose addresses point into the pack, the buffers and the mapped tables.
 
-    caches: Mapping[int, int]
-    """Target layer -> index of its cache in a sequence's record, for the layers that have their own cache."""
-    target: TargetPlans
-    """Plans of the target's forwards."""
-    target_frequencies: Frequencies
-    """Rotary frequencies of the target's layers, by kind of attention."""
-    logits_width: int
-    """Floats in a row of logits: the size of the vocabulary, padded to whole tiles."""
-    drafter: DrafterPlan | None
-    exact_drafter: NDArray[np.int64] | None
-    """The steps of `drafter` with exact attention; None without a drafter."""
-    drafter_frequencies: Frequencies
-    """Rotary frequencies of the drafter's layers, by kind of attention; empty without a drafter."""
-    heads: Mapping[str, HeadsPlan]
-    """Plans of heads, by kind."""
-    looked_up: frozenset[int]
-    """Target layers whose cached keys need codes for lookups."""
-    scratch_bytes: int
-    """Working memory per thread, in bytes."""
-    expert_layers: int
-    """Number of target layers that have experts."""
-    experts: ExpertShare | None
-    widest_attention: tuple[int, int]
-    """Largest head dimension, and most query heads of a layer."""
-    buffers: Buffers
-    """Keeps the memory that the plans' addresses point to."""
-    files: TensorFiles
-    """The mapped data files. Single rows of their tables are read in place."""
-    pack: NDArray[np.uint8]
-    """The packed weights, uint8[bytes]; a mapped file if the pack could be saved."""
+    Attributes:
+        files: the mapped data files; single rows of their tables are read in place.
+        caches: target layer -> index of its cache in a sequence's record, for the layers that have their own cache.
+        target: plans of the target's forwards.
+        target_frequencies: rotary frequencies of the target's layers, by kind of attention.
+        logits_width: floats in a row of logits: the size of the vocabulary, padded to whole tiles.
+        drafter: the plan of a draft step; None without a drafter.
+        drafter_frequencies: rotary frequencies of the drafter's layers; empty without a drafter.
+        heads: plans of heads, by kind.
+        looked_up: target layers whose cached keys need codes for lookups.
+        expert_layers: number of target layers that have experts.
+        experts: see `expert_share`.
+        widest_attention: largest head dimension, and most query heads of a layer.
+        scratch_bytes: working memory per thread, in bytes.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        most_rows: int,
+        threads: int,
+        preparation: Preparation | None = None,
+        lookup: LookupSettings | None = None,
+    ) -> None:
+        """Read a bundle's models, open or make its pack, and plan all forwards.
+
+        Args:
+            bundle: the bundle.
+            most_rows: most rows of one forward.
+            threads: number of threads that will run the plans.
+            preparation: compiles missing kernels now, and reports progress; None compiles them during the first
+                forward.
+            lookup: how layers with full attention choose keys by lookup; None for exact attention. The mode
+                "lookup-drafts" applies to the drafter only.
+
+        Raises:
+            UnsupportedGraphError: there is no kernel for the format or size of some weights.
+            BundleCorruptError: the weights do not match the manifest.
+        """
+        models, config, drafter = Models(bundle), bundle.manifest.target, bundle.manifest.drafter
+        self.files, target, places = models.files, models.target, models.layout.places
+        if preparation is not None:
+            preparation.compile(PARTS_OF_ENGINES["simd"])
+        self._pack = pack = open_pack(models.layout, self.files, threads, preparation or Preparation())
+        self._buffers = buffers = Buffers()
+        self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
+        of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
+        new_plan = partial(PlanBuilder, places, pack, buffers)
+        builder = new_plan(most_rows, config.norm_eps)
+        self.target = TargetPlans(TargetPlanner(target, builder, self.caches, threads, of_target))
+        self.target_frequencies, self.drafter_frequencies = models.target_frequencies, models.drafter_frequencies
+        self.logits_width = places[target.head].tiles * TILE
+        self.drafter: DrafterPlan | None = None
+        looking = list(target.layers) if of_target is not None else []
+        if models.drafter is not None:
+            builder = new_plan(1, models.drafter.config.norm_eps)
+            self.drafter = drafter_plan(models.drafter, target, builder, self.caches, lookup)
+            looking += models.drafter.layers if lookup is not None else ()
+        self.heads = {
+            kind: heads_plan(each, target, new_plan(each.config.offsets, config.norm_eps))
+            for kind, each in models.heads.items()
+        }
+        self.looked_up = frozenset(layer.source for layer in looking if layer.config.kind == "full")
+        self.expert_layers = sum(layer.experts is not None for layer in config.layers)
+        self.experts = models.experts
+        decoders: list[Target | DrafterEntry] = [config] if drafter is None else [config, drafter]
+        head_dim = max(layer.head_dim for decoder in decoders for layer in decoder.layers)
+        self.widest_attention = head_dim, max(decoder.query_heads for decoder in decoders)
+        self.scratch_bytes = max(SCRATCH_BYTES, 4 * head_dim)
+        self.files.release()
 
     def widest_lookup(self, width: int) -> tuple[int, int]:
         """Most query heads of a layer, and most codes per key if each code stands for `width` numbers."""
@@ -160,135 +191,64 @@ class Program:
         Raises:
             BundleCorruptError: a file of the bundle, or its pack, was truncated.
         """
-        if was_truncated(self.pack):
+        if was_truncated(self._pack):
             raise BundleCorruptError("the packed weights were cut short while they were in use: load the bundle again")
         if (name := self.files.truncated()) is not None:
             raise BundleCorruptError(f"{name} was cut short while it was in use: export the bundle again")
 
 
-def load_program(
-    bundle: Bundle,
-    most_rows: int,
-    threads: int,
-    preparation: Preparation | None = None,
-    lookup: LookupSettings | None = None,
-) -> Program:
-    """Read a bundle's models, open or make its pack, and plan all forwards.
+class Models:
+    """The models of a bundle, read and checked, and the layout of their pack.
 
-    Args:
-        bundle: the bundle.
-        most_rows: most rows of one forward.
-        threads: number of threads that will run the plans.
-        preparation: compiles missing kernels now, and reports progress; None compiles them during the first forward.
-        lookup: how layers with full attention choose keys by lookup; None for exact attention. The mode "lookup-drafts"
-            applies to the drafter only.
-
-    Raises:
-        UnsupportedGraphError: there is no kernel for the format or size of some weights.
-        BundleCorruptError: the weights do not match the manifest.
+    Attributes:
+        target, drafter, heads: the models; the drafter is None if there is none, heads are by kind.
+        target_frequencies, drafter_frequencies: their rotary frequencies by kind of attention.
+        files: the mapped data files.
+        layout: the layout, with all matrices.
+        experts: see `expert_share`.
     """
-    read = _Read(bundle)
-    of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
-    if preparation is not None:
-        preparation.compile(PARTS_OF_ENGINES["simd"])
-    pack = open_pack(read.layout, read.files, threads, preparation or Preparation())
-    buffers, model, drafter, places = Buffers(), read.model, read.drafter, read.layout.places
-    caches = {layer: place for place, layer in enumerate(bundle.manifest.target.kv_layers())}
-    plans = TargetPlans(TargetPlanner(model, places, caches, pack, buffers, most_rows, threads, of_target))
-    layers: list[DecoderLayer] = list(model.layers)
-    drafter_steps = None
-    if drafter is not None:
-        drafter_steps = drafter_plan(drafter, places, caches, pack, buffers, lookup)
-        layers += drafter.layers
-    heads = {kind: heads_plan(heads, model, places, pack, buffers) for kind, heads in read.heads.items()}
-    looking = layers if of_target is not None else [] if lookup is None else layers[len(model.layers) :]
-    looked_up = frozenset(layer.attention.source for layer in looking if layer.attention.kind == "full")
-    width = places[model.head].tiles * 16
-    expert_layers = sum(layer.experts is not None for layer in model.layers)
-    read.files.release()
-    return Program(
-        caches, plans, read.target_frequencies, width, drafter_steps,
-        None if drafter_steps is None else exact_plan(drafter_steps.steps), read.drafter_frequencies,
-        heads, looked_up, scratch_bytes(layers), expert_layers, read.experts,
-        widest_attention(layers), buffers, read.files, pack,
-    )  # fmt: skip
-
-
-def pack_state(bundle: Bundle) -> PackState:
-    """The state of a bundle's pack. The models are read and checked, but nothing is packed.
-
-    Raises:
-        UnsupportedGraphError, BundleCorruptError: as `load_program` does.
-    """
-    read = _Read(bundle)
-    return find_pack(read.layout, read.files.content())
-
-
-def read_models(bundle: Bundle) -> tuple[TargetModel, DrafterModel | None]:
-    """The target and the drafter of a bundle, None if it has no drafter; raises as `load_program` does."""
-    read = _Read(bundle)
-    return read.model, read.drafter
-
-
-def weight_classes(target: TargetModel, drafter: DrafterModel | None) -> Classes:
-    """Count the weights of a target and its drafter by purpose and format.
-
-    A token embedding that is tied to the head counts as both.
-    """
-    found: dict[str, Counter[str]] = {}
-    for name, stored in (*_of_target(target), *(() if drafter is None else _of_drafter(drafter))):
-        found.setdefault(name, Counter())[stored.format.name] += stored.rows * stored.width
-    return {name: dict(counts.most_common()) for name, counts in found.items()}
-
-
-class _Read:
-    """The models of a bundle, read and checked, and the layout of their pack."""
-
-    drafter: DrafterModel | None = None
 
     def __init__(self, bundle: Bundle) -> None:
+        """
+        Raises:
+            UnsupportedGraphError, BundleCorruptError: as `Program` does.
+        """
         target, drafter = bundle.manifest.target, bundle.manifest.drafter
         self.files, self.layout = TensorFiles(bundle), PackLayout()
-        self.model = read_target(self.files, bundle.manifest)
-        self.target_frequencies = frequencies(self.model.layers)
-        pack_target(self.layout, self.model)
-        self.experts = expert_share(self.model, self.layout.places)
-        self.drafter_frequencies: Frequencies = {}
-        self.heads: dict[str, HeadsModel] = {}
-        if drafter is not None:
-            self.drafter = read_drafter(self.files, drafter, self.model)
-            self.drafter_frequencies = frequencies(self.drafter.layers)
+        self.target = read_target(self.files, bundle.manifest)
+        pack_target(self.layout, self.target)
+        self.experts = expert_share(self.target, self.layout.places)
+        self.drafter = None if drafter is None else read_drafter(self.files, drafter, target)
+        self.target_frequencies = frequencies(target)
+        self.drafter_frequencies: Frequencies = {} if drafter is None else frequencies(drafter)
+        if self.drafter is not None:
             pack_drafter(self.layout, self.drafter)
-        for entry in bundle.manifest.heads:
-            self.heads[entry.kind] = read_heads(self.files, entry, target)
-            pack_heads(self.layout, self.heads[entry.kind])
+        self.heads: dict[str, HeadsModel] = {
+            heads.kind: read_heads(self.files, heads, target) for heads in bundle.manifest.heads
+        }
+        for heads in self.heads.values():
+            pack_heads(self.layout, heads)
 
+    def pack_state(self) -> PackState:
+        """The state of the bundle's pack; nothing is packed."""
+        return find_pack(self.layout, self.files.content())
 
-def _of_target(model: TargetModel) -> Iterator[tuple[str, Matrix]]:
-    yield from _of_layers(model.layers)
-    if model.per_layer is not None:
-        yield from _of_per_layer(model.per_layer)
-    yield "embedding", model.table
-    yield "head", model.head
+    def weight_classes(self) -> dict[str, dict[str, int]]:
+        """Number of weights of target and drafter: purpose of the weights -> format -> number.
 
-
-def _of_layers(layers: Iterable[DecoderLayer]) -> Iterator[tuple[str, Matrix]]:
-    for layer in layers:
-        attention, new, own = layer.attention, layer.attention.new, layer.per_layer
-        yield from (("attention", each) for each in (attention.query, attention.output))
-        yield from (("attention", each) for each in (() if new is None else (new.key, new.value)) if each is not None)
-        yield from (("mlp", each) for each in (layer.gate, layer.up, layer.down))
-        if (experts := layer.experts) is not None:
-            yield from (("experts", each) for each in (*experts.gate_up, *experts.down))
-        yield from (("per_layer", each) for each in (() if own is None else (own.gate, own.projection)))
-
-
-def _of_per_layer(model: PerLayerInputs) -> Iterator[tuple[str, Matrix]]:
-    yield "per_layer_projection", model.projection
-    yield "per_layer_table", model.table
-
-
-def _of_drafter(model: DrafterModel) -> Iterator[tuple[str, Matrix]]:
-    yield from (("drafter", each) for _, each in _of_layers(model.layers))
-    yield from (("drafter", each) for each in (model.pre_projection, model.post_projection))
-    yield "drafter_head", model.head.table if isinstance(model.head, Centroids) else model.head
+        A token embedding that is tied to the head counts as both.
+        """
+        target, drafter = self.target, self.drafter
+        matrices = [found for layer in target.layers for found in layer.matrices().items()]
+        if (own := target.per_layer) is not None:
+            matrices += [("per_layer_projection", [own.projection]), ("per_layer_table", [own.table])]
+        matrices += [("embedding", [target.table]), ("head", [target.head])]
+        if drafter is not None:
+            matrices += [("drafter", found) for layer in drafter.layers for found in layer.matrices().values()]
+            matrices += [("drafter", [drafter.pre_projection, drafter.post_projection])]
+            matrices += [("drafter_head", [drafter.head])]
+        counts: dict[str, Counter[str]] = {}
+        for purpose, found in matrices:
+            for matrix in found:
+                counts.setdefault(purpose, Counter())[matrix.format.name] += matrix.rows * matrix.width
+        return {purpose: dict(count.most_common()) for purpose, count in counts.items()}

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,18 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.tensor_table import Tensor, TensorTable
+from ondevice.bundle_format.tensor_table import Tensor
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
-from ondevice.engines.simd.unsupported import UnsupportedGraphError
-from ondevice.errors import BundleCorruptError
+from ondevice.errors import BundleCorruptError, UnsupportedBundleError
 from ondevice.progress import Advance
+
+
+class UnsupportedGraphError(UnsupportedBundleError):
+    """The simd engine has no kernel for the format or size of some weights. `auto` then runs the bundle with `ort`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the simd engine cannot run this bundle ({reason}): use --engine ort")
+        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +84,10 @@ class TensorFiles:
             if len(self._mapped[name]) != bundle.manifest.files[name].size:  # changed after its size was checked
                 raise BundleCorruptError(f"{path} was cut short or grew while it was opened: export the bundle again")
 
-    def tensors(self, graph: str) -> Tensors:
-        """The tensors of a graph, by the graph's file name."""
+    def tensors(self, graph: str, *, plain: bool = False) -> Tensors:
+        """The tensors of a graph, by its file name; `plain` if bfloat16 and float32 matrices are accepted too."""
         table = self._tables[graph]
-        return Tensors(table, np.frombuffer(self._mapped[table.file], np.uint8))
+        return Tensors(table.tensors, np.frombuffer(self._mapped[table.file], np.uint8), plain=plain)
 
     @property
     def size(self) -> int:
@@ -125,9 +133,11 @@ class TensorFiles:
 class Tensors:
     """The tensors of one graph by name, as views of a mapped file. Their offsets and shapes were checked before."""
 
-    def __init__(self, table: TensorTable, data: NDArray[np.uint8]) -> None:
-        self._table = table
-        self._data = data
+    def __init__(self, table: Mapping[str, Tensor], data: NDArray[np.uint8], *, plain: bool) -> None:
+        self._table, self._data, self._plain = table, data, plain
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._table
 
     def floats(self, name: str) -> Float32Array:
         """A small float32 tensor.
@@ -135,7 +145,7 @@ class Tensors:
         Raises:
             BundleCorruptError: it holds a NaN or an infinity, one of which would make all logits NaN.
         """
-        tensor = self._table.tensors[name]
+        tensor = self._table[name]
         return self._finite(name, self._view(tensor.offset, tensor.bytes, np.float32).reshape(tensor.shape))
 
     def integers(self, name: str, below: int) -> NDArray[np.int64]:
@@ -144,28 +154,21 @@ class Tensors:
         Raises:
             BundleCorruptError: it holds a number outside 0..below - 1.
         """
-        tensor = self._table.tensors[name]
+        tensor = self._table[name]
         found: NDArray[np.int64] = self._view(tensor.offset, tensor.bytes, np.int64)
         if found.min() < 0 or found.max() >= below:
             raise BundleCorruptError(f"tensor {name} holds numbers outside 0..{below - 1}: export the bundle again")
         return found
 
-    def matrix(self, name: str, *, plain: bool = False, any_rows: bool = False) -> Matrix:
-        """A matrix that is multiplied with activations.
-
-        Args:
-            name: name of the tensor.
-            plain: whether bfloat16 and float32 are accepted too.
-            any_rows: whether a number of rows that is not a multiple of 32 is accepted.
+    def matrix(self, name: str, *, any_rows: bool = False) -> Matrix:
+        """A matrix that is multiplied with activations; `any_rows` if their number need not be a multiple of 32.
 
         Raises:
             UnsupportedGraphError: there is no kernel for the format or size.
             BundleCorruptError: a scale is NaN or infinite.
         """
-        tensor = self._table.tensors[name]
-        form, (rows, width) = tensor.weight_format, tensor.shape
-        if not (form.quantised or plain):
-            raise UnsupportedGraphError(f"the weights of {name} are not quantised")
+        tensor = self._table[name]
+        form, (rows, width) = self._accepted(name, tensor), tensor.shape
         if form.group and form not in IN_GROUPS.values():
             raise UnsupportedGraphError(f"{name} is a matrix with blocks of {form.group}")
         if width % 32 or (rows % 32 and not any_rows):
@@ -179,7 +182,7 @@ class Tensors:
         Raises:
             UnsupportedGraphError: there is no kernel for the format or size.
         """
-        tensor = self._table.tensors[name]
+        tensor = self._table[name]
         form, (count, rows, width) = tensor.weight_format, tensor.shape
         if form not in IN_GROUPS.values() or width % 32:
             raise UnsupportedGraphError(f"{name} has experts of {rows} x {width} {tensor.format} weights")
@@ -187,17 +190,20 @@ class Tensors:
         scales = self._scales(name, tensor).reshape(count, rows, -1)
         return tuple(Matrix(codes[number], scales[number], form) for number in range(count))
 
-    def table(self, name: str, group: int = 1, *, plain: bool = False) -> Matrix:
+    def table(self, name: str, group: int = 1) -> Matrix:
         """A table each of whose entries is `group` neighbouring rows of a tensor; raises as `matrix` does."""
-        tensor = self._table.tensors[name]
-        form, (rows, width) = tensor.weight_format, tensor.shape
-        if not (form.quantised or plain):
-            raise UnsupportedGraphError(f"the weights of {name} are not quantised")
+        tensor = self._table[name]
+        form, (rows, width) = self._accepted(name, tensor), tensor.shape
         if width % 32 or (group > 1 and not form.group):
             raise UnsupportedGraphError(f"{name} has rows of {width} {tensor.format} weights in blocks of {form.group}")
         entries = rows // group
         scales = self._scales(name, tensor).reshape(entries, group * form.scales(width))
         return Matrix(self._codes(tensor).reshape(entries, -1), scales, form)
+
+    def _accepted(self, name: str, tensor: Tensor) -> WeightFormat:
+        if not (tensor.weight_format.quantised or self._plain):
+            raise UnsupportedGraphError(f"the weights of {name} are not quantised")
+        return tensor.weight_format
 
     def _codes(self, tensor: Tensor) -> NDArray[np.uint8]:
         rows = tensor.scale_shape[0]

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-import numpy as np
-
 from ondevice.arrays import Float32Array
-from ondevice.engines.protocol import Outputs, Session
-from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Tally
-from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest, Forecast, GuessedTree
+from ondevice.engines.protocol import ROOT, Session
+from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.sampling import Guess
 
 BRANCHES = 3
@@ -22,9 +20,6 @@ SIBLING = 0.1
 """Prior probability that the target takes the second child. On the reference pair it is 0.18 at temperature 1, 0.12 at
 0.7, and 0.01 at 0 (`benchmarks/coupling.py`: acceptance at depth 1 of a tree less that of a chain)."""
 
-SIBLING_WEIGHT = 3.0
-"""Weight of the prior in events: after a dozen rounds without a second child the probability is 0.02."""
-
 MIN_SIBLING_SHARE = 0.5
 """Siblings are guessed only where the probability of a second child is at least this share of the request's floor, the
 survival at which a row just pays. Below, hardly any is worth its row: at temperature 0 siblings took time on the
@@ -33,11 +28,8 @@ reference pair, and gained nothing."""
 SIBLING_INTERVAL = 8
 """Every so many drafts siblings are guessed in any case, so that their probability follows the text."""
 
-KEEP = 0.97
-"""Weight of the second children's earlier events after a new one; remembers about 30."""
 
-
-class MtpDrafter:
+class MtpDrafter(TreeDrafter):
     """Drafts trees from the hidden state of the last verified token, drawing with the target's noise (`Sampler.guess`).
 
     Every step of a round attends to the same verified KV at the same position (`Session.draft_step`), so a draft
@@ -55,34 +47,15 @@ class MtpDrafter:
             vocab_size: number of token ids.
             branches: children of a token at most; 1 drafts chains.
         """
-        self._vocab_size = vocab_size
-        self._branches = branches
-        self._grows_trees = False
-        self._session: Session | None = None
-        self._acceptance = PositionAcceptance()
-        self._second = Tally(SIBLING_WEIGHT * SIBLING, SIBLING_WEIGHT)
+        super().__init__(hidden_size, vocab_size, branches, [SIBLING])
         self._without_siblings = 0
         """Drafts since siblings were last guessed."""
-        self._calibrations = Calibration(), Calibration()
-        """Calibration of first children, and of their siblings."""
-        self._newest: int | None = None
-        self._hidden = np.zeros(hidden_size, np.float32)
-        self._tree: GuessedTree | None = None
-        """The last draft, until its verdict is observed."""
-
-    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        self._session, self._newest = session, None
-        self._grows_trees = self._branches > 1 and session.exact_trees
-        self._tree = None
-
-    def forget(self) -> None:
-        self._session, self._newest, self._tree = None, None, None
 
     def forecast(self, nodes: int) -> Forecast:
         """The chain of first children, and a second child next to each of them."""
         if not self._grows_trees:
             return Forecast(self._acceptance.survival(nodes), self.name)
-        survival = self._acceptance.survival_with_siblings(nodes, self._second.rate())
+        survival = self._acceptance.survival_with_siblings(nodes, self._siblings[0].rate())
         return Forecast(survival, self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
@@ -92,7 +65,7 @@ class MtpDrafter:
             return Draft.empty()
         self._tree = tree = GuessedTree()
         branches = self._branching(request)
-        expected = self._acceptance.conditional(request.nodes).tolist()
+        calibrations, expected = self._calibrations[0], self._acceptance.conditional(request.nodes).tolist()
         nodes = {ROOT: Node(self._newest, self._hidden, 1.0)}
         # By falling survival: either a guess to add (token and its probability given the parent), or None and a node to
         # run a step from, with the expected survival of its child.
@@ -107,7 +80,7 @@ class MtpDrafter:
                 hidden, guesses = self._step(self._session, node, tree.paths[index], request, branches)
                 tree.guesses[index] = guesses
                 for rank, guess in enumerate(guesses):
-                    chance = self._calibrations[rank > 0].probability(guess.share)
+                    chance = calibrations[rank > 0].probability(guess.share)
                     heappush(frontier, (-node.survival * chance, entries + rank, (guess.token, chance), index))
                 nodes[index] = Node(node.token, hidden, node.survival)
             else:
@@ -118,21 +91,15 @@ class MtpDrafter:
                 heappush(frontier, (negative * expected[len(tree.paths[index])], entries, None, new))
         return tree.draft(self.name)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        if self._tree is None:
-            self._acceptance.pass_by(len(emitted))
-        else:
-            self._learn(self._tree, emitted)
-            self._tree = None
-        self._newest = emitted[-1]
-        self._hidden[:] = outputs.hidden[path[-1]]
-
     def _branching(self, request: DraftRequest) -> int:
         """Children that a token of this draft may have."""
         if not (self._grows_trees and request.trees):
             return 1
         self._without_siblings += 1
-        if self._second.rate() < MIN_SIBLING_SHARE * request.row_floor(0) and self._without_siblings < SIBLING_INTERVAL:
+        if (
+            self._siblings[0].rate() < MIN_SIBLING_SHARE * request.row_floor(0)
+            and self._without_siblings < SIBLING_INTERVAL
+        ):
             return 1
         self._without_siblings = 0
         return self._branches
@@ -140,25 +107,10 @@ class MtpDrafter:
     def _step(
         self, session: Session, node: Node, path: Sequence[int], request: DraftRequest, most: int
     ) -> tuple[Float32Array, list[Guess]]:
-        """Run one step from a node: the next hidden state, and the guesses for what follows. No guesses where they are
-        not valid tokens: a damaged drafter may cost speed, but no reply.
-        """
+        """Run one step from a node: the next hidden state, and the guesses for what follows."""
         step = session.draft_step(node.token, node.hidden)
         guesses = request.sampler.guess(step.logits, step.candidates, request.context, path, most)
-        valid = all(0 <= guess.token < self._vocab_size for guess in guesses)
-        return step.hidden.copy(), guesses if valid else []
-
-    def _learn(self, tree: GuessedTree, emitted: Sequence[int]) -> None:
-        """Learn from the guesses along the target's path, drafted or not."""
-        firsts = []
-        for guesses, token in tree.judged(emitted):
-            for rank, guess in enumerate(guesses):
-                self._calibrations[rank > 0].observe(guess.share, guess.token == token)
-            if len(guesses) > 1:
-                self._second.fade(KEEP)
-                self._second.add(guesses[1].token == token)
-            firsts.append(guesses[0].token == token)
-        self._acceptance.observe_places(firsts)
+        return step.hidden.copy(), self._valid(guesses)
 
 
 @dataclass(frozen=True)

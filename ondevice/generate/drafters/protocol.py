@@ -1,13 +1,13 @@
 """The drafter protocol: how a drafter reads the committed text, forecasts, and proposes tokens.
 
 `Drafter` is the protocol; `Forecast`, `DraftRequest` and `Draft` are what goes in and out. A drafter may also implement
-`Reader`, `Searcher` or `Constrained`, which the loop and the scheduler look for. `GuessedTree` helps drafters that
-propose trees. CONTRIBUTING.md shows a complete drafter.
+`Reader`, `Searcher` or `Constrained`, which the loop and the scheduler look for. CONTRIBUTING.md shows a complete
+drafter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ import numpy as np
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.protocol import ROOT, Outputs, Session
 from ondevice.generate.request import Constraint, Limits, SamplingOptions
-from ondevice.generate.sampling import Guess, Sampler
+from ondevice.generate.sampling import Sampler
 
 __all__ = [
     "GREEDY",
@@ -26,7 +26,6 @@ __all__ = [
     "DraftRequest",
     "Drafter",
     "Forecast",
-    "GuessedTree",
     "Reader",
     "Searcher",
 ]
@@ -222,55 +221,3 @@ class Constrained(Protocol):
     def constrain(self, constraint: Constraint | None) -> None:
         """Set the constraint of the next generation, before `begin`; None where it has none."""
         ...
-
-
-class GuessedTree:
-    """A draft that grows token by token, and the guesses for what follows each of its tokens, drafted or not. A drafter
-    learns its acceptance from both: see `judged`.
-
-    Attributes:
-        tokens, parents, confidence: as in a `Draft`.
-        guesses: by drafted token, or ROOT, the guesses for what follows it, where they were made.
-        paths: by drafted token, the drafted tokens up to it, itself included.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.confidence: list[float] = []
-        self.guesses: dict[int, list[Guess]] = {}
-        self.paths: dict[int, list[int]] = {ROOT: []}
-        self._children: dict[tuple[int, int], int] = {}
-
-    def add(self, parent: int, token: int, chance: float) -> int:
-        """Add a token below `parent`, with its probability given that one; returns its index in the draft."""
-        new = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.confidence.append(chance)
-        self.paths[new] = [*self.paths[parent], token]
-        self._children[parent, token] = new
-        return new
-
-    def draft(self, source: str) -> Draft:
-        """The tokens added so far, as a draft."""
-        return Draft(
-            np.array(self.tokens, np.int64),
-            np.array(self.parents, np.int64),
-            np.array(self.confidence, np.float32),
-            None,
-            source,
-        )
-
-    def judged(self, emitted: Sequence[int]) -> Iterator[tuple[list[Guess], int]]:
-        """Compare the guesses with the target's verdict: along the path of the emitted tokens, the guesses for each
-        position and the token that the target chose there. Ends at the first position without guesses.
-        """
-        node = ROOT
-        for token in emitted:
-            if not (guesses := self.guesses.get(node)):
-                return
-            yield guesses, token
-            if (node, token) not in self._children:
-                return
-            node = self._children[node, token]

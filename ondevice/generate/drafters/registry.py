@@ -179,16 +179,13 @@ def _swift_for_auto(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     return [SwiftDrafter(engine, costs, SEARCH_SHARE / 2)]
 
 
-def _medusa(engine: Engine, costs: Costs) -> Sequence[Drafter]:
-    from ondevice.generate.drafters.heads import MedusaDrafter
+def _heads(kind: str) -> Callable[[Engine, Costs], Sequence[Drafter]]:
+    def make(engine: Engine, costs: Costs) -> Sequence[Drafter]:
+        from ondevice.generate.drafters.heads import HeadsDrafter
 
-    return [MedusaDrafter(engine.heads["medusa"], engine.target)]
+        return [HeadsDrafter(engine.heads[kind], engine.target)]
 
-
-def _blockwise(engine: Engine, costs: Costs) -> Sequence[Drafter]:
-    from ondevice.generate.drafters.heads import BlockwiseDrafter
-
-    return [BlockwiseDrafter(engine.heads["blockwise"], engine.target)]
+    return make
 
 
 def _early_exit(engine: Engine, costs: Costs) -> Sequence[Drafter]:
@@ -291,14 +288,14 @@ _ENTRIES = (
     DrafterEntry(
         "medusa",
         "heads on the model's last hidden state, one for each of the next few tokens, as a tree",
-        _medusa,
+        _heads("medusa"),
         _no_heads("medusa"),
         unless_mtp=True,
     ),
     DrafterEntry(
         "blockwise",
         "heads on the model's last hidden state that share a layer, as a chain",
-        _blockwise,
+        _heads("blockwise"),
         _no_heads("blockwise"),
         unless_mtp=True,
     ),

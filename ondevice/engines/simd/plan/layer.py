@@ -1,26 +1,38 @@
-"""The steps of a decoder layer, of the target or the drafter.
+"""The steps of decoder layers, of the target or the drafter.
 
 A layer is a list of blocks (attention, feed-forward, per-layer embedding). Each block reads quantised rows of the
 residual stream and adds its output to the stream; the same step then quantises the input of the next block. Start with
-`build_layer`.
+`LayerPlanner`. `ExpertsPlanner` scores and chooses the experts of each row, sorts rows by expert, multiplies, and adds
+up the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from ondevice.arrays import Float32Array
+from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
-from ondevice.engines.simd.kernels.steps.layouts import Attend, AttendChosen, AttendLookedUp, Head, LookUp
-from ondevice.engines.simd.model import Attention, DecoderLayer, PerLayer
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
+from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, BLOCK, TILE
+from ondevice.engines.simd.kernels.steps.layouts import (
+    Attend,
+    AttendChosen,
+    AttendLookedUp,
+    Choose,
+    Head,
+    LookUp,
+    Mix,
+    Residual,
+    Score,
+    Spread,
+)
+from ondevice.engines.simd.model import DecoderLayer, Experts, PerLayer
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
-from ondevice.engines.simd.plan.experts import Choice, add_experts, pack_experts
 from ondevice.engines.simd.tensor_files import Matrix
 
 KIND_NUMBERS = {"full": 0, "sliding": 1}
@@ -29,9 +41,9 @@ KIND_NUMBERS = {"full": 0, "sliding": 1}
 
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
     """Add the matrices of a layer to the pack. Matrices that read the same input are joined where possible."""
-    for matrices in joined_heads(layer.attention):
+    for matrices in joined_heads(layer):
         layout.add(*matrices)
-    layout.add(layer.attention.output)
+    layout.add(layer.output)
     if layer.gate.joins(layer.up):
         layout.add_gated(layer.gate, layer.up)
     else:
@@ -45,299 +57,284 @@ def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
         pack_experts(layout, layer.experts)
 
 
-def joined_heads(attention: Attention) -> list[list[Matrix]]:
+def pack_experts(layout: PackLayout, experts: Experts) -> None:
+    """Add the matrices of a layer's experts to the pack: all `gate_up` one after the other, then all `down`."""
+    layout.add_gated_experts(experts.gate_up)
+    layout.add_experts(experts.down)
+
+
+def joined_heads(layer: DecoderLayer) -> list[list[Matrix]]:
     """The query, key and value projections that a layer has; each inner list is packed as one matrix."""
-    heads, new = [[attention.query]], attention.new
-    for matrix in [] if new is None else [new.key] if new.value is None else [new.key, new.value]:
-        if matrix.joins(heads[-1][0]):
+    heads = [[layer.query]]
+    for matrix in (layer.key, layer.value):
+        if matrix is not None and matrix.joins(heads[-1][0]):
             heads[-1].append(matrix)
-        else:
+        elif matrix is not None:
             heads.append([matrix])
     return heads
 
 
-@dataclass(frozen=True)
-class PerLayerInputs:
-    """Where the per-layer embeddings of a row set lie, their projection included."""
-
-    address: int
-    """Address of float32[rows, layers, size]."""
-    layers: int
-    size: int
-    """Width of one layer's slice."""
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """Addresses of the buffers that layers work in."""
-
-    hidden: int
-    """float32[rows, width], the residual stream."""
-    scratch: int
-    """float32[rows, widest projection]."""
-    entry: int
-    """Activations: the input of a block."""
-    inner: int
-    """Activations: the input of a block's last projection."""
-
-
-class Input(NamedTuple):
-    """The input of a block: the residual stream, normed and quantised."""
-
-    norm: Float32Array | None
-    """float32[width]; None if the stream is not normed."""
-    reader: Matrix
-    """The matrix that reads the rows, which determines how they are quantised."""
-
-
-@dataclass(frozen=True)
-class LookupPlan:
-    """How layers with full attention choose the positions that they attend to."""
-
-    settings: LookupSettings
-    places: int
-    """Number of caches in a sequence's record; the addresses of key codes and codebooks come after them."""
-    chosen: int
-    """Address of int64[rows, kv_heads, 1 + most_units], the choice of one layer; all layers share it."""
-
-
-@dataclass(frozen=True)
-class LayerPlace:
-    """The operands of a layer: its rows, buffers and cache."""
+class Stream(NamedTuple):
+    """The residual stream of a row set."""
 
     row_set: int
     """`slots.ALL` or `slots.WANTED`."""
-    work: Workspace
-    cache: int
-    """Index of the layer's cache in a sequence's record."""
-    per_layer: PerLayerInputs | None = None
-    lookup: LookupPlan | None = None
-    """None for exact attention."""
-    following: Input | None = None
-    """Input of the block that runs on the same rows after this layer; None if there is none."""
-    without_attention: bool = False
-    """Leave out the attention block."""
-    without_mlp: bool = False
-    """Leave out the feed-forward block, experts included."""
-    choice: Choice | None = None
-    """Buffers of the experts; None if the model has no experts."""
+    hidden: int
+    """Address of float32[rows, width]."""
+    per_layer: int = 0
+    """Address of the rows' per-layer embeddings, float32[rows, layers, size]; 0 if the model has none."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of a layer: h += norm(f(input)).
+class Block(NamedTuple):
+    """A block of a layer: h = (h + norm(f(input_norm(h)))) * scalar."""
 
-    input : the input, which is quantised before the block
-    norm : norm of the block's output
-    add : adds the steps of f, which read `Workspace.entry` and write `Workspace.scratch`
-    """
-
-    input: Input
-    norm: Float32Array
+    input_norm: Float32Array | None
+    """None if the input is h itself."""
+    reader: Matrix | None
+    """The matrix that reads the input, which determines how it is quantised; None for a block without an input."""
     add: Callable[[], None]
+    """Adds the steps of f."""
+    out: int
+    """Address of f's output, float32[rows, width]."""
+    norm: Float32Array
+    scalar: Float32Array | None = None
+    """None for the factor 1."""
 
 
-def first_input(layer: DecoderLayer, *, without_attention: bool = False, without_mlp: bool = False) -> Input | None:
-    """The input of the first block that a layer runs; None if all its blocks are left out."""
-    if not without_attention:
-        return Input(layer.input_norm, layer.attention.query)
-    if not without_mlp:
-        return Input(layer.pre_norm, _first_of_mlp(layer))
-    return None if layer.per_layer is None else Input(None, layer.per_layer.gate)
+class LayerPlanner:
+    """Adds the steps of a model's layers to plans. All layers work in the same buffers.
 
-
-def build_layer(builder: PlanBuilder, layer: DecoderLayer, place: LayerPlace) -> None:
-    """Add the steps of a layer. The input of its first block must already be in `place.work.entry`.
-
-    Args:
-        builder: collects the steps.
-        layer: sizes, norms and matrices of the layer.
-        place: rows, buffers and cache of the layer.
+    Attributes:
+        entry: address of activations of the stream's width: the input of a block, and of what comes after the layers.
     """
-    blocks = list(_blocks(builder, layer, place))
-    if not blocks:  # the layer's scalar still applies: add a block of zeros, then multiply the stream by the scalar
-        nothing = builder.nothing(len(layer.post_norm))
-        _add_block(builder, place, nothing, layer.post_norm, place.following, layer.scalar)
-        return
-    inputs = [*(block.input for block in blocks[1:]), place.following]
-    for block, after in zip(blocks, inputs, strict=True):
-        block.add()
-        scalar = layer.scalar if block is blocks[-1] else None
-        _add_block(builder, place, place.work.scratch, block.norm, after, scalar)
 
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        layers: Sequence[DecoderLayer],
+        caches: Mapping[int, int],
+        lookup: LookupSettings | None = None,
+    ) -> None:
+        """
+        Args:
+            builder: collects the steps, and allocates buffers.
+            layers: all layers of the model.
+            caches: target layer -> index of its cache in a sequence's record.
+            lookup: how layers with full attention choose the positions that they attend to; None for all.
+        """
+        self._builder, self._layers, self._caches, self._lookup = builder, layers, caches, lookup
+        self._width = width = len(layers[0].post_norm)
+        projected = (max(layer.query.rows + 2 * layer.config.kv_width, layer.up.rows) for layer in layers)
+        last = [matrix for layer in layers for matrix in (layer.output, layer.down)]
+        last += [layer.per_layer.projection for layer in layers if layer.per_layer is not None]
+        self.entry = builder.rows(width)
+        self._scratch = builder.rows(max(width, *projected))
+        self._inner = builder.rows(max(matrix.width for matrix in last))
+        """Activations: the input of a block's last projection."""
+        self._zeros = builder.rows(width)
+        heads = max((layer.config.kv_heads for layer in layers if layer.config.kind == "full"), default=0)
+        units = 0 if lookup is None else (1 + lookup.most_units) * heads
+        self._chosen = builder.buffers.bytes(8 * units * builder.most_rows)
+        """int64[rows, kv_heads, 1 + most_units], the positions that one layer has chosen."""
+        experts = [layer.experts for layer in layers if layer.experts is not None]
+        self._experts = ExpertsPlanner(builder, experts) if experts else None
 
-def _first_of_mlp(layer: DecoderLayer) -> Matrix:
-    """The matrix that reads the feed-forward block's input first: gate and up joined, else up."""
-    return layer.gate if layer.gate.joins(layer.up) else layer.up
+    def add(self, stream: Stream, start: int, stop: int, path: LayerPath = WHOLE) -> None:
+        """Add the steps of the layers from `start` to before `stop`, without the blocks that the path leaves out."""
+        row_set, hidden = stream.row_set, stream.hidden
+        builder, constant = self._builder, self._builder.constant
+        blocks = [block for index in range(start, stop) for block in self._blocks(index, stream, path)]
+        if blocks and blocks[0].reader is not None:
+            builder.quantize(row_set, hidden, self._width, self.entry, blocks[0].reader, blocks[0].input_norm)
+        for block, after in zip(blocks, [*blocks[1:], None], strict=False):
+            block.add()
+            reader, norm = (None, None) if after is None else (after.reader, after.input_norm)
+            builder.add(
+                Residual(
+                    row_set,
+                    hidden,
+                    self._width,
+                    builder.eps,
+                    x=block.out,
+                    weight=constant(block.norm),
+                    scalar=0 if block.scalar is None else constant(block.scalar),
+                    next_weight=0 if norm is None else constant(norm),
+                    activations=0 if reader is None else self.entry,
+                    form=0 if reader is None else input_form(reader),
+                )
+            )
 
+    def _blocks(self, index: int, stream: Stream, path: LayerPath) -> list[Block]:
+        layer, out = self._layers[index], self._scratch
+        blocks = []
+        if index not in path.without_attention:
+            attention = partial(self._attention, layer, stream)
+            blocks.append(Block(layer.input_norm, layer.query, attention, out, layer.post_attention_norm))
+        if index not in path.without_mlp:
+            first = layer.gate if layer.gate.joins(layer.up) else layer.up
+            blocks.append(Block(layer.pre_norm, first, partial(self._mlp, layer, stream), out, layer.post_norm))
+        if (own := layer.per_layer) is not None:
+            blocks.append(Block(None, own.gate, partial(self._per_layer, index, own, stream), out, own.norm))
+        if not blocks:  # the layer's scalar still applies
+            blocks.append(Block(None, None, lambda: None, self._zeros, layer.post_norm))
+        return [*blocks[:-1], blocks[-1]._replace(scalar=layer.scalar)]
 
-def _add_block(
-    builder: PlanBuilder, place: LayerPlace, x: int, norm: Float32Array, after: Input | None, scalar: float | None
-) -> None:
-    """h = (h + norm(x)) * scalar; then write the input `after` of the next block, unless it is None."""
-    activations, reader = (0, None) if after is None else (place.work.entry, after.reader)
-    builder.residual(
-        place.row_set, place.work.hidden, x, norm,
-        scalar=scalar, next_norm=None if after is None else after.norm, activations=activations, reader=reader,
-    )  # fmt: skip
-
-
-def _blocks(builder: PlanBuilder, layer: DecoderLayer, place: LayerPlace) -> Iterator[Block]:
-    row_set, work, own = place.row_set, place.work, layer.per_layer
-
-    def mlp() -> None:
-        if layer.gate.joins(layer.up):
-            builder.gated(row_set, layer.gate, work.entry, work.inner, layer.down)
-        else:
-            builder.project(row_set, layer.up, work.entry, work.scratch)
-            builder.norm_quantize(row_set, work.hidden, layer.pre_norm, work.entry, layer.gate)
-            stride = 4 * TILE * builder.places[layer.up].tiles
-            builder.gated(row_set, layer.gate, work.entry, work.inner, layer.down, work.scratch, stride)
-        builder.project(row_set, layer.down, work.inner, work.scratch)
-        if layer.experts is not None:
-            assert place.choice is not None
-            add_experts(builder, layer.experts, place.choice, row_set, work.hidden, work.scratch)
-
-    if not place.without_attention:
-        entry = Input(layer.input_norm, layer.attention.query)
-        yield Block(entry, layer.post_attention_norm, partial(_attention, builder, layer, place))
-    if not place.without_mlp:
-        yield Block(Input(layer.pre_norm, _first_of_mlp(layer)), layer.post_norm, mlp)
-    if own is not None:
-        add = partial(_per_layer, builder, own, place)
-        yield Block(Input(None, own.gate), own.norm, add)
-
-
-def _per_layer(builder: PlanBuilder, own: PerLayer, place: LayerPlace) -> None:
-    row_set, work, inputs = place.row_set, place.work, place.per_layer
-    assert inputs is not None
-    factor, stride = inputs.address + 4 * own.index * inputs.size, 4 * inputs.layers * inputs.size
-    builder.gated(row_set, own.gate, work.entry, work.inner, own.projection, factor, stride)
-    builder.project(row_set, own.projection, work.inner, work.scratch)
-
-
-def _attention(builder: PlanBuilder, layer: DecoderLayer, place: LayerPlace) -> None:
-    attention, new = layer.attention, layer.attention.new
-    row_set, work = place.row_set, place.work
-    kind, cache = KIND_NUMBERS[attention.kind], 2 * place.cache
-    heads_parts = [matrices[0] for matrices in joined_heads(attention)]
-    widths = [4 * TILE * builder.places[part].tiles for part in heads_parts]
-    stride, column = sum(widths), 0
-    for part, width in zip(heads_parts, widths, strict=True):
-        if column:
-            builder.norm_quantize(row_set, work.hidden, layer.input_norm, work.entry, part)
-        builder.project(row_set, part, work.entry, work.scratch + column, stride=stride)
-        column += width
-    heads = (attention.query_heads, attention.kv_heads, attention.head_dim)
-    constant = builder.constant
-    key_norm = value_norm = value = 0
-    if new is not None:
-        key_norm, value_norm = constant(new.key_norm), constant(new.value_norm)
-        value = (attention.query_heads + (0 if new.value is None else attention.kv_heads)) * attention.head_dim
-    query_norm = constant(attention.query_norm)
-    builder.add(
-        Head(
-            row_set,
-            work.scratch,
-            stride,
-            *heads,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            value_norm=value_norm,
-            value=value,
-            kind=kind,
-            cache=cache,
-            eps=builder.eps,
-        )
-    )
-    form = input_form(attention.output)
-    attend = Attend(row_set, work.scratch, stride, *heads, kind=kind, cache=cache, activations=work.inner, form=form)
-    if place.lookup is None or attention.kind != "full":
-        builder.add(attend)
-    else:
-        _attend_to_chosen(builder, attend, place.lookup)
-    builder.project(row_set, attention.output, work.inner, work.scratch)
-
-
-def lookup_plan(
-    builder: PlanBuilder, settings: LookupSettings, layers: Sequence[DecoderLayer], places: int
-) -> LookupPlan:
-    """Allocate the buffer for the chosen positions, large enough for each of these layers.
-
-    Args:
-        builder: allocates the buffer.
-        settings: how positions are chosen.
-        layers: the layers that will use the plan.
-        places: number of caches in a sequence's record.
-    """
-    heads = max((layer.attention.kv_heads for layer in layers if layer.attention.kind == "full"), default=0)
-    chosen = builder.buffers.bytes(8 * (1 + settings.most_units) * heads * builder.most_rows)
-    return LookupPlan(settings, places, chosen)
-
-
-def _attend_to_chosen(builder: PlanBuilder, attend: Attend, lookup: LookupPlan) -> None:
-    """Add lookup attention: a step that chooses positions and one that attends to them.
-
-    In the mode "nomad" it is a single step, which uses the looked-up scores themselves.
-    """
-    settings, most = lookup.settings, lookup.settings.most_units
-    codes = 2 * lookup.places + attend.cache
-    if settings.mode == "nomad":
+    def _attention(self, layer: DecoderLayer, stream: Stream) -> None:
+        builder, config, row_set, x = self._builder, layer.config, stream.row_set, self._scratch
+        constant = builder.constant
+        parts = [matrices[0] for matrices in joined_heads(layer)]
+        widths = [4 * TILE * builder.places[part].tiles for part in parts]
+        stride, column = sum(widths), 0
+        for part, width in zip(parts, widths, strict=True):
+            if column:  # this matrix reads its input in another form
+                builder.quantize(row_set, stream.hidden, self._width, self.entry, part, layer.input_norm)
+            builder.project(row_set, part, self.entry, x + column, stride=stride)
+            column += width
+        heads = layer.query.rows // config.head_dim, config.kv_heads, config.head_dim
+        kind, cache = KIND_NUMBERS[config.kind], 2 * self._caches[layer.source]
         builder.add(
-            AttendLookedUp(*attend, codes=codes, width=settings.width, window=settings.window, begin=settings.begin)
+            Head(
+                row_set,
+                x,
+                stride,
+                *heads,
+                query_norm=constant(layer.query_norm),
+                key_norm=0 if layer.key_norm is None else constant(layer.key_norm),
+                value_norm=0 if layer.key is None else constant(layer.value_norm),
+                value=0 if layer.key is None else layer.query.rows + (0 if layer.value is None else config.kv_width),
+                kind=kind,
+                cache=cache,
+                eps=builder.eps,
+            )
         )
-        return
-    builder.add(
-        LookUp(
-            attend.row_set, attend.x, attend.stride, attend.query_heads, attend.kv_heads, attend.size,
-            codes=codes, width=settings.width, window=settings.window, begin=settings.begin,
-            least=settings.least_units, most=most, left=float_bits(settings.left), chosen=lookup.chosen,
-        )
-    )  # fmt: skip
-    builder.add(AttendChosen(*attend, window=settings.window, most=most, chosen=lookup.chosen))
+        form = input_form(layer.output)
+        attend = Attend(row_set, x, stride, *heads, kind=kind, cache=cache, activations=self._inner, form=form)
+        if self._lookup is None or config.kind != "full":
+            builder.add(attend)
+        else:
+            self._attend_to_chosen(attend, self._lookup)
+        builder.project(row_set, layer.output, self._inner, x)
+
+    def _attend_to_chosen(self, attend: Attend, settings: LookupSettings) -> None:
+        """Add lookup attention: a step that chooses positions and one that attends to them.
+
+        In the mode "nomad" it is a single step, which uses the looked-up scores themselves.
+        """
+        width, window, begin, most = settings.width, settings.window, settings.begin, settings.most_units
+        codes = 2 * len(self._caches) + attend.cache  # the codes' addresses follow those of all caches
+        if settings.mode == "nomad":
+            self._builder.add(AttendLookedUp(*attend, codes=codes, width=width, window=window, begin=begin))
+            return
+        self._builder.add(
+            LookUp(
+                attend.row_set, attend.x, attend.stride, attend.query_heads, attend.kv_heads, attend.size,
+                codes=codes, width=width, window=window, begin=begin,
+                least=settings.least_units, most=most, left=float_bits(settings.left), chosen=self._chosen,
+            )
+        )  # fmt: skip
+        self._builder.add(AttendChosen(*attend, window=window, most=most, chosen=self._chosen))
+
+    def _mlp(self, layer: DecoderLayer, stream: Stream) -> None:
+        builder, row_set, out = self._builder, stream.row_set, self._scratch
+        if layer.gate.joins(layer.up):
+            builder.gated(row_set, layer.gate, self.entry, self._inner, layer.down)
+        else:
+            builder.project(row_set, layer.up, self.entry, out)
+            builder.quantize(row_set, stream.hidden, self._width, self.entry, layer.gate, layer.pre_norm)
+            stride = 4 * TILE * builder.places[layer.up].tiles
+            builder.gated(row_set, layer.gate, self.entry, self._inner, layer.down, out, stride)
+        builder.project(row_set, layer.down, self._inner, out)
+        if layer.experts is not None:
+            assert self._experts is not None
+            self._experts.add(layer.experts, row_set, stream.hidden, out)
+
+    def _per_layer(self, index: int, own: PerLayer, stream: Stream) -> None:
+        size = 4 * own.projection.width
+        factor, stride = stream.per_layer + index * size, len(self._layers) * size
+        self._builder.gated(stream.row_set, own.gate, self.entry, self._inner, own.projection, factor, stride)
+        self._builder.project(stream.row_set, own.projection, self._inner, self._scratch)
 
 
-def widest(layers: Sequence[DecoderLayer], width: int) -> tuple[int, int]:
-    """Widths of the widest rows in `Workspace.scratch` and `Workspace.inner`.
+class ExpertsPlanner:
+    """Adds the steps of layers' experts to plans. All layers use the same buffers, one after the other.
 
-    Args:
-        layers: layers that will share a workspace.
-        width: width of the residual stream.
+    A pair is a row and one of its experts. The shapes of most buffers: `Choose` in `kernels.steps.layouts`.
     """
-    outer, inner = width, width
-    for layer in layers:
-        attention = layer.attention
-        heads = attention.query_heads + (0 if attention.new is None else 2 * attention.kv_heads)
-        outer = max(outer, heads * attention.head_dim, 0 if layer.gate.joins(layer.up) else layer.up.rows)
-        inner = max(inner, layer.down.width, attention.output.width)
-        if layer.per_layer is not None:
-            inner = max(inner, layer.per_layer.projection.width)
-    return outer, inner
 
+    def __init__(self, builder: PlanBuilder, layers: Sequence[Experts]) -> None:
+        """Allocate buffers that are large enough for the experts of each of these layers."""
+        self._builder, buffers = builder, builder.buffers
+        count, top = max(len(each.scale) for each in layers), max(each.top for each in layers)
+        width, inner = layers[0].down[0].rows, max(each.down[0].width for each in layers)
+        pairs = builder.most_rows * top
+        self._scores = buffers.floats(builder.most_rows * count)
+        self._weights = buffers.floats(pairs + LANES)
+        self._chosen = buffers.bytes(8 * pairs)
+        self._groups = buffers.bytes(8 * (3 + 2 * count))
+        self._pairs = buffers.bytes(8 * pairs)
+        self._counts = buffers.bytes(8 * count)
+        self._alone = builder.rows(width)
+        """Activations of all rows, each row laid out as a group of its own."""
+        self._entry = buffers.bytes(pairs * width // BLOCK * ACTIVATION_BYTES)
+        """Activations of all pairs: the input of the experts' gate and up."""
+        self._inner = buffers.bytes(pairs * inner // BLOCK * ACTIVATION_BYTES)
+        """Activations of all pairs: the input of the experts' down projection."""
+        self._outputs = buffers.floats(pairs * width)
+        """float32[pairs, width], the output of the down projection."""
 
-def entry_readers(layers: Sequence[DecoderLayer]) -> list[Matrix]:
-    """The matrices that read `Workspace.entry`, the input of a block."""
-    found = []
-    for layer in layers:
-        new, own = layer.attention.new, layer.per_layer
-        found += [layer.attention.query, layer.gate, layer.up]
-        found += [] if new is None else [new.key, *([] if new.value is None else [new.value])]
-        found += [] if own is None else [own.gate]
-    return found
+    def add(self, experts: Experts, row_set: int, hidden: int, out: int) -> None:
+        """Add the steps that replace the dense block's output by the sum of it and the experts' output, both normed.
 
-
-def inner_readers(layers: Sequence[DecoderLayer]) -> list[Matrix]:
-    """The matrices that read `Workspace.inner`, the input of a block's last projection."""
-    found = [matrix for layer in layers for matrix in (layer.attention.output, layer.down)]
-    return found + [layer.per_layer.projection for layer in layers if layer.per_layer is not None]
-
-
-def scratch_bytes(layers: Sequence[DecoderLayer]) -> int:
-    """Working memory per thread in bytes: tiles of `kernels.matmul.project.gated`, or one attention head."""
-    return max(SCRATCH_BYTES, *(4 * layer.attention.head_dim for layer in layers))
-
-
-def widest_attention(layers: Sequence[DecoderLayer]) -> tuple[int, int]:
-    """The largest head dimension of some layers, and the most query heads."""
-    attentions = [layer.attention for layer in layers]
-    return max(each.head_dim for each in attentions), max(each.query_heads for each in attentions)
+        Args:
+            experts: sizes, norms and matrices.
+            row_set: rows to run on.
+            hidden: address of float32[rows, width], the residual stream, which the experts read.
+            out: address of float32[rows, width], the dense block's output, which is replaced.
+        """
+        builder, constant, groups = self._builder, self._builder.constant, self._groups
+        (count, width), gate_up, down = experts.router.shape, experts.gate_up[0], experts.down[0]
+        builder.add(
+            Score(
+                row_set,
+                hidden,
+                width,
+                builder.eps,
+                weights=constant(experts.router),
+                experts=count,
+                scores=self._scores,
+                norm=constant(experts.pre_norm),
+                activations=self._alone,
+                form=input_form(gate_up),
+            )
+        )
+        builder.add(
+            Choose(
+                row_set,
+                self._scores,
+                count,
+                experts.top,
+                scale=constant(experts.scale),
+                weights=self._weights,
+                chosen=self._chosen,
+                groups=groups,
+                pairs=self._pairs,
+                counts=self._counts,
+            )
+        )
+        builder.add(Spread(groups, self._pairs, self._alone, self._entry, width // BLOCK))
+        builder.gated(row_set, gate_up, self._entry, self._inner, down, experts=count, groups=groups)
+        builder.project(row_set, down, self._inner, self._outputs, experts=count, groups=groups)
+        builder.add(
+            Mix(
+                row_set,
+                out,
+                width,
+                builder.eps,
+                weight=constant(experts.dense_norm),
+                outputs=self._outputs,
+                norm=constant(experts.norm),
+                weights=self._weights,
+                chosen=self._chosen,
+                top=experts.top,
+            )
+        )

@@ -9,28 +9,14 @@ from numpy.typing import NDArray
 
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.protocol import ExpertShare
-from ondevice.engines.simd.buffers import Buffers, float_bits
+from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.kernels.steps.layouts import PerLayer
-from ondevice.engines.simd.model import PerLayerInputs as PerLayerEmbeddings
+from ondevice.engines.simd.kernels.steps.layouts import PerLayer, Select
 from ondevice.engines.simd.model import TargetModel
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
-from ondevice.engines.simd.plan.experts import room_for_choice
-from ondevice.engines.simd.plan.layer import (
-    Input,
-    LayerPlace,
-    PerLayerInputs,
-    Workspace,
-    build_layer,
-    entry_readers,
-    first_input,
-    inner_readers,
-    lookup_plan,
-    pack_layer,
-    widest,
-)
+from ondevice.engines.simd.plan.layer import LayerPlanner, Stream, pack_layer
 from ondevice.engines.simd.tensor_files import Matrix
 
 EMBEDDING_STEPS = 1
@@ -79,11 +65,8 @@ class TargetPlanner:
     def __init__(
         self,
         model: TargetModel,
-        places: Mapping[Matrix, Packed],
+        builder: PlanBuilder,
         caches: Mapping[int, int],
-        pack: NDArray[np.uint8],
-        buffers: Buffers,
-        most_rows: int,
         threads: int,
         lookup: LookupSettings | None = None,
     ) -> None:
@@ -91,34 +74,25 @@ class TargetPlanner:
 
         Args:
             model: the target.
-            places, pack: places of its matrices in the pack, and the pack.
+            builder: collects the steps.
             caches: layer -> index of its cache in a sequence's record.
-            buffers: allocates and keeps the memory of the plans.
-            most_rows: most rows of one forward.
             threads: number of threads that will run the plans.
             lookup: how layers with full attention choose keys; None for exact attention.
         """
-        self._model, self._caches = model, caches
-        self._builder = builder = PlanBuilder(places, pack, buffers, most_rows, model.config.norm_eps)
-        self._lookup = None if lookup is None else lookup_plan(builder, lookup, model.layers, len(caches))
-        outer, inner = widest(model.layers, model.config.hidden_size)
-        hidden, address = buffers.rows(most_rows, model.config.hidden_size)
-        readers = [*entry_readers(model.layers), model.head]
-        if model.per_layer is not None:
-            readers.append(model.per_layer.projection)
-        entry = builder.activations(model.config.hidden_size, readers)
-        inputs = builder.activations(inner, inner_readers(model.layers))
-        self._work = Workspace(address, builder.rows(outer), entry, inputs)
-        self.ends, address = buffers.rows(most_rows, model.config.hidden_size)
-        self._chosen = Workspace(address, self._work.scratch, entry, inputs)
+        self._model, self._builder, config = model, builder, model.config
+        buffers, most_rows = builder.buffers, builder.most_rows
+        self._layers = LayerPlanner(builder, model.layers, caches, lookup)
+        hidden, address = buffers.rows(most_rows, config.hidden_size)
+        self.ends, end_address = buffers.rows(most_rows, config.hidden_size)
         self.streams = [hidden]
-        self._per_layer: PerLayerInputs | None = None
-        self._kept_per_layer: PerLayerInputs | None = None
-        self._per_layer_step: PerLayer | None = None
-        if model.per_layer is not None:
-            self._add_per_layer(model.per_layer, most_rows, threads)
-        experts = [layer.experts for layer in model.layers if layer.experts is not None]
-        self._choice = room_for_choice(builder, experts) if experts else None
+        self._all, self._wanted = Stream(slots.ALL, address), Stream(slots.WANTED, end_address)
+        self._per_layer_width = len(model.layers) * config.ple_size
+        if config.ple_size:
+            rows, address = buffers.rows(most_rows, self._per_layer_width)
+            self.streams.append(rows)
+            self._all = self._all._replace(per_layer=address)
+            self._wanted = self._wanted._replace(per_layer=builder.rows(self._per_layer_width))
+            self._scratch = buffers.floats(threads * self._per_layer_width)
 
     def stops_at(self, path: LayerPath) -> int:
         """Index of the layer before which all rows are computed; from there on, only the wanted rows are."""
@@ -130,102 +104,55 @@ class TargetPlanner:
 
         Outputs are logits and hidden states; of a path that stops at a layer, the residual stream there (`ends`).
         """
-        self._embed(path)
-        self._layers(path, 0, self.stops_at(path), slots.ALL)
+        self._embed()
+        self._layers.add(self._all, 0, self.stops_at(path), path)
         return self._to_outputs(path)
 
     def lower(self, path: LayerPath, stop: int) -> NDArray[np.int64]:
         """The plan from token ids to the residual stream before the layer `stop`, which is at most `stops_at(path)`."""
-        self._embed(path)
-        self._layers(path, 0, stop, slots.ALL)
+        self._embed()
+        self._layers.add(self._all, 0, stop, path)
         return self._builder.plan()
 
     def upper(self, path: LayerPath, start: int) -> NDArray[np.int64]:
         """The plan from the residual stream before the layer `start` to the outputs of a path; see `whole`."""
-        stop = self.stops_at(path)
-        if start < stop:
-            self._enter(path, start, slots.ALL, self._work)
-            self._layers(path, start, stop, slots.ALL)
+        self._layers.add(self._all, start, self.stops_at(path), path)
         return self._to_outputs(path)
 
-    def _embed(self, path: LayerPath) -> None:
-        model, builder, work = self._model, self._builder, self._work
-        builder.embed(model.table, model.config.embedding_factor, work.hidden, 4 * model.config.hidden_size)
-        own, step = model.per_layer, self._per_layer_step
-        if own is not None and step is not None:
-            builder.quantize(slots.ALL, work.hidden, model.config.hidden_size, work.entry, own.projection)
-            builder.project(slots.ALL, own.projection, work.entry, step.context)
-            builder.add(step)
-        self._enter(path, 0, slots.ALL, work)
+    def _embed(self) -> None:
+        model, builder, hidden, entry = self._model, self._builder, self._all.hidden, self._layers.entry
+        config, own = model.config, model.per_layer
+        builder.embed(model.table, config.embedding_factor, hidden, 4 * config.hidden_size)
+        if own is None:
+            return
+        builder.quantize(slots.ALL, hidden, config.hidden_size, entry, own.projection)
+        builder.project(slots.ALL, own.projection, entry, self._all.per_layer)
+        context_factor, row_factor, factor = map(float_bits, config.ple_factors)
+        builder.add(
+            PerLayer(
+                self._all.per_layer,
+                len(model.layers),
+                config.ple_size,
+                builder.eps,
+                builder.constant(own.norm),
+                *builder.table(own.table),
+                context_factor=context_factor,
+                row_factor=row_factor,
+                factor=factor,
+                scratch=self._scratch,
+            )
+        )
 
     def _to_outputs(self, path: LayerPath) -> NDArray[np.int64]:
         """Add the steps of the wanted rows, from the residual stream before `stops_at(path)`; returns the plan."""
-        model, builder, chosen = self._model, self._builder, self._chosen
-        builder.select(self._work.hidden, chosen.hidden, model.config.hidden_size)
+        model, builder, layers, wanted = self._model, self._builder, self._layers, self._wanted
+        width = model.config.hidden_size
+        builder.add(Select(self._all.hidden, wanted.hidden, width))
         start, stop = self.stops_at(path), len(model.layers) if path.stop is None else path.stop
-        if start < stop:
-            if self._per_layer is not None and self._kept_per_layer is not None:
-                width = self._per_layer.layers * self._per_layer.size
-                builder.select(self._per_layer.address, self._kept_per_layer.address, width)
-            self._enter(path, start, slots.WANTED, chosen)
-            self._layers(path, start, stop, slots.WANTED)
+        if start < stop and model.per_layer is not None:
+            builder.add(Select(self._all.per_layer, wanted.per_layer, self._per_layer_width))
+        layers.add(wanted, start, stop, path)
         if path.stop is None:
-            builder.norm_quantize(slots.WANTED, chosen.hidden, model.norm, chosen.entry, model.head, slots.HIDDEN)
-            builder.project(slots.WANTED, model.head, chosen.entry, out_slot=slots.LOGITS, cap=model.config.softcap)
+            builder.quantize(slots.WANTED, wanted.hidden, width, layers.entry, model.head, model.norm, slots.HIDDEN)
+            builder.project(slots.WANTED, model.head, layers.entry, out_slot=slots.LOGITS, cap=model.config.softcap)
         return builder.plan()
-
-    def _enter(self, path: LayerPath, index: int, row_set: int, work: Workspace) -> None:
-        """Quantise the input of the layer that a part begins with; each layer quantises the input of the next one."""
-        entry = self._input(path, index)
-        if entry is None:
-            return
-        if entry.norm is None:
-            self._builder.quantize(row_set, work.hidden, self._model.config.hidden_size, work.entry, entry.reader)
-        else:
-            self._builder.norm_quantize(row_set, work.hidden, entry.norm, work.entry, entry.reader)
-
-    def _input(self, path: LayerPath, index: int) -> Input | None:
-        layer = self._model.layers[index]
-        return first_input(
-            layer, without_attention=index in path.without_attention, without_mlp=index in path.without_mlp
-        )
-
-    def _layers(self, path: LayerPath, start: int, stop: int, row_set: int) -> None:
-        work, per_layer = self._work, self._per_layer
-        if row_set == slots.WANTED:
-            work, per_layer = self._chosen, self._kept_per_layer
-        for index in range(start, stop):
-            layer = self._model.layers[index]
-            place = LayerPlace(
-                row_set,
-                work,
-                self._caches[layer.attention.source],
-                per_layer,
-                self._lookup,
-                self._input(path, index + 1) if index + 1 < stop else None,
-                without_attention=index in path.without_attention,
-                without_mlp=index in path.without_mlp,
-                choice=self._choice,
-            )
-            build_layer(self._builder, layer, place)
-
-    def _add_per_layer(self, model: PerLayerEmbeddings, most_rows: int, threads: int) -> None:
-        builder, width = self._builder, model.layers * model.size
-        rows, address = builder.buffers.rows(most_rows, width)
-        self.streams.append(rows)
-        self._per_layer = PerLayerInputs(address, model.layers, model.size)
-        if self._model.config.first_shared_layer < len(self._model.layers):
-            self._kept_per_layer = PerLayerInputs(builder.rows(width), model.layers, model.size)
-        context_factor, row_factor, factor = model.factors
-        self._per_layer_step = PerLayer(
-            self._per_layer.address,
-            model.layers,
-            model.size,
-            builder.eps,
-            builder.constant(model.norm),
-            *builder.table(model.table),
-            context_factor=float_bits(context_factor),
-            row_factor=float_bits(row_factor),
-            factor=float_bits(factor),
-            scratch=builder.buffers.floats(threads * width),
-        )

@@ -58,9 +58,6 @@ def quantize_block(low: Any, high: Any, zero: int, out: int) -> None:
     write_f32(out + SHIFT, bits_float(np.int32(shift)))
 
 
-LARGEST_BYTES = 128
-"""Bytes of a block of one row in the largest form, FLOATS."""
-
 _LEAST, _MOST = np.float32(-128.0), np.float32(127.0)
 
 

@@ -53,8 +53,3 @@ def steps_form(step: float) -> int:
 
 
 FLOATS_FORM = FLOATS << KIND
-
-
-def row_bytes(form: int, blocks: int) -> int:
-    """Bytes of a row of so many blocks."""
-    return {GROUPS: ACTIVATION_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]

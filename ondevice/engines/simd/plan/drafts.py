@@ -1,0 +1,210 @@
+"""The plans that draft: one step of the MTP drafter, and a run of heads, from a hidden state to candidates' logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.engines.simd.buffers import float_bits
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.kernels.matmul.sizes import TILE
+from ondevice.engines.simd.kernels.steps import layouts, slots
+from ondevice.engines.simd.kernels.steps.layouts import RELU, SAME, SILU, Activate, CandidateLogits, CentroidScores
+from ondevice.engines.simd.model import DrafterModel, HeadsModel, Shortlist, TargetModel
+from ondevice.engines.simd.pack_layout import PackLayout
+from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan
+from ondevice.engines.simd.plan.layer import LayerPlanner, Stream, pack_layer
+from ondevice.engines.simd.tensor_files import Matrix
+
+
+def pack_drafter(layout: PackLayout, model: DrafterModel) -> None:
+    """Add the drafter's matrices to the pack. A shortlist's rows are left out: they are read from the mapped file."""
+    if model.shortlist is None:
+        layout.add(model.head)
+    for layer in model.layers:
+        pack_layer(layout, layer)
+    layout.add(model.pre_projection)
+    layout.add(model.post_projection)
+
+
+def pack_heads(layout: PackLayout, model: HeadsModel) -> None:
+    """Add the matrices of heads to the pack. The target's head, which scores whole vocabularies, is already in it."""
+    if model.inner is not None:
+        layout.add(model.inner)
+    layout.add(model.outer)
+    if model.shortlist is not None and isinstance(model.shortlist.centroids, Matrix):
+        layout.add(model.shortlist.centroids)
+
+
+@dataclass(frozen=True)
+class DrafterPlan:
+    """The plan of a draft step, the arrays of its input, and the sizes of its output.
+
+    The caller sets the slots: TOKENS and HIDDEN to the arrays here, LOGITS, NEXT_HIDDEN and CANDIDATES to arrays of its
+    own for the output.
+    """
+
+    steps: NDArray[np.int64]
+    """int64[steps, WIDTH]"""
+    exact: NDArray[np.int64]
+    """The same with exact attention."""
+    token: NDArray[np.int64]
+    """[1], the input token. The slot TOKENS must point to it."""
+    target_hidden: NDArray[np.float32]
+    """[H], the input hidden state, of the target's width."""
+    normed: NDArray[np.float32]
+    """Working memory for the drafter's own hidden state after the norm. The slot HIDDEN must point to it."""
+    candidates: NDArray[np.int64]
+    """[C], initial content of the array at the slot CANDIDATES: a head over the whole vocabulary writes no ids."""
+    logits_width: int
+    """Floats at the slot LOGITS: C, padded to whole tiles."""
+
+
+def drafter_plan(
+    model: DrafterModel,
+    target: TargetModel,
+    builder: PlanBuilder,
+    caches: Mapping[int, int],
+    lookup: LookupSettings | None = None,
+) -> DrafterPlan:
+    """Plan a step from a token and a hidden state to candidates, their logits, and the next hidden state.
+
+    Args:
+        model: the drafter.
+        target: the target, whose token embedding the drafter shares.
+        builder: collects the steps, which have one row.
+        caches: target layer -> index of its cache in a sequence's record.
+        lookup: how layers with full attention choose keys; None for exact attention.
+    """
+    buffers = builder.buffers
+    layers = LayerPlanner(builder, model.layers, caches, lookup)
+    backbone, width = target.config.hidden_size, model.config.hidden_size
+    joined, normed = np.zeros(2 * backbone, np.float32), np.zeros(width, np.float32)
+    source, wide, stream = buffers.hold(joined), builder.rows(2 * backbone), Stream(slots.ALL, builder.rows(width))
+    builder.embed(target.table, target.config.embedding_factor, source, 0)
+    builder.quantize(slots.ALL, source, 2 * backbone, wide, model.pre_projection)
+    builder.project(slots.ALL, model.pre_projection, wide, stream.hidden)
+    layers.add(stream, 0, len(model.layers))
+    entry, after = layers.entry, model.post_projection
+    builder.quantize(slots.ALL, stream.hidden, width, entry, after, model.norm, slots.HIDDEN)
+    builder.project(slots.ALL, after, entry, out_slot=slots.NEXT_HIDDEN)
+    state, shortlist = buffers.hold(normed), model.shortlist
+    if shortlist is None:
+        builder.quantize(slots.ALL, state, width, entry, model.head)
+        builder.project(slots.ALL, model.head, entry, out_slot=slots.LOGITS)
+        candidates, logits_width = np.arange(model.head.rows), builder.places[model.head].tiles * TILE
+    else:
+        clusters, scores = len(shortlist.ids), buffers.floats(len(shortlist.ids))
+        assert not isinstance(shortlist.centroids, Matrix)
+        builder.add(CentroidScores(buffers.hold(shortlist.centroids), clusters, width, state, scores))
+        logits_width = _shortlisted(builder, shortlist, model.head, state, width, scores, clusters, clustered=True)
+        candidates = np.zeros(logits_width, np.int64)
+    steps, token = builder.plan(), np.zeros(1, np.int64)
+    return DrafterPlan(steps, exact_plan(steps), token, joined[backbone:], normed, candidates, logits_width)
+
+
+@dataclass(frozen=True)
+class HeadsPlan:
+    """The plan of heads, the array of its input, and the sizes of its output.
+
+    The caller sets the slots: HIDDEN to the array here, LOGITS and CANDIDATES to arrays of its own for the output.
+    """
+
+    steps: NDArray[np.int64]
+    """int64[steps, WIDTH]"""
+    hidden: NDArray[np.float32]
+    """[H], the input."""
+    normed: NDArray[np.float32]
+    """[k, H], working memory for normed rows. The slot HIDDEN must point to it."""
+    offsets: int
+    """Number of tokens proposed, k, which is also the number of rows in the row set WANTED."""
+    candidates: int
+    """Number of candidates per token, C."""
+    shortlisted: bool
+    """Whether candidates are written. If not, they are the whole vocabulary in order."""
+    logits_width: int
+    """Floats from a row of logits to the next: C, or the size of the vocabulary padded to whole tiles."""
+
+
+def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> HeadsPlan:
+    """Plan the steps from a hidden state to candidates and their logits.
+
+    Args:
+        model: the heads.
+        target: the target, whose head and token embedding the heads share.
+        builder: collects the steps, which have as many rows as there are offsets.
+    """
+    width, offsets, cap = target.config.hidden_size, model.config.offsets, target.config.softcap
+    buffers, places = builder.buffers, builder.places
+    hidden, normed = np.zeros(width, np.float32), np.zeros((offsets, width), np.float32)
+    shortlist = model.shortlist
+    first = model.outer if model.inner is None else model.inner
+    source, state, entry = buffers.hold(hidden), buffers.hold(normed), builder.rows(width)
+    builder.quantize(slots.ALL, source, width, entry, first, model.entry_norm, slots.HIDDEN)
+    if model.entry_norm is not None:
+        source = state
+    if model.inner is not None:
+        middle = buffers.floats(places[model.inner].tiles * TILE)
+        builder.project(slots.ALL, model.inner, entry, middle)
+        builder.add(Activate(slots.ALL, middle, middle, model.inner.rows, RELU))
+        entry = builder.rows(model.inner.rows)
+        builder.quantize(slots.ALL, middle, model.inner.rows, entry, model.outer)
+    states = buffers.floats(max(places[model.outer].tiles * TILE, offsets * width))
+    builder.project(slots.ALL, model.outer, entry, states)
+    builder.add(Activate(slots.WANTED, states, states, width, SILU if model.inner is None else SAME, source))
+    reader = target.head if shortlist is None else shortlist.centroids
+    assert isinstance(reader, Matrix)
+    scored = builder.rows(width)
+    builder.quantize(slots.WANTED, states, width, scored, reader, model.norm, slots.HIDDEN)
+    if model.norm is not None:
+        states = state
+    stride = places[reader].tiles * TILE
+    if shortlist is None:
+        builder.project(slots.WANTED, reader, scored, out_slot=slots.LOGITS, cap=cap)
+        return HeadsPlan(builder.plan(), hidden, normed, offsets, reader.rows, False, stride)
+    scores = buffers.floats(offsets * stride)
+    builder.project(slots.WANTED, reader, scored, scores)
+    count = _shortlisted(builder, shortlist, target.table, states, width, scores, stride, cap=cap)
+    return HeadsPlan(builder.plan(), hidden, normed, offsets, count, True, count)
+
+
+def _shortlisted(
+    builder: PlanBuilder,
+    shortlist: Shortlist,
+    table: Matrix,
+    x: int,
+    width: int,
+    scores: int,
+    stride: int,
+    *,
+    clustered: bool = False,
+    cap: float | None = None,
+) -> int:
+    """Choose the clusters for every row by their scores, and compute the logits of their tokens.
+
+    Args:
+        builder: collects the steps.
+        shortlist: the clusters.
+        table: the tokens' rows; if `clustered`, an entry has the rows of a cluster.
+        x, width: address of float32[most_rows, width], which are multiplied with the tokens' rows.
+        scores, stride: address of the clusters' scores, float32[most_rows, stride].
+        clustered: see `table`.
+        cap: softcap of the logits, or None.
+
+    Returns:
+        The number of tokens that are scored for each row.
+    """
+    clusters, per_cluster = map(int, shortlist.ids.shape)
+    top, buffers = shortlist.top, builder.buffers
+    chosen, ids = buffers.bytes(8 * builder.most_rows * top), buffers.hold(shortlist.ids)
+    builder.add(layouts.Shortlist(scores, clusters, chosen, top, builder.most_rows, stride))
+    builder.add(
+        CandidateLogits(
+            *builder.table(table), width, x, chosen, top, per_cluster, ids,
+            rows=builder.most_rows, clustered=int(clustered), cap=float_bits(cap or 0.0),
+        )
+    )  # fmt: skip
+    return top * per_cluster
