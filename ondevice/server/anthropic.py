@@ -14,6 +14,7 @@ from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ResponseWriter, ServerSentEvent, Usage, new_id
+from ondevice.server.parts import Part, after_results, anthropic_picture, content_of, text_part
 from ondevice.server.replies import Choice, PrefillProgress
 from ondevice.server.requests import (
     CompletionRequest,
@@ -56,19 +57,32 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
         if not isinstance(message["content"], str):
             blocks = message.objects("content")
         messages += _assistant_messages(blocks) if role == "assistant" else _user_messages(blocks, role)
-    return messages
+    return after_results(messages)
 
 
 def _user_messages(blocks: Sequence[Fields], role: str) -> list[dict[str, Any]]:
-    """Tool results become messages of their own, before the text."""
-    results, texts = [], []
+    """Tool results become messages of their own, before the text and pictures."""
+    kinds = ("text", "image", "tool_result") if role == "user" else ("text", "tool_result")
+    results: list[dict[str, Any]] = []
+    parts: list[Part] = []
     for block in blocks:
-        if block.kind(("text", "tool_result")) == "text":
-            texts.append(block.text("text") or "")
-        else:
-            content = block.joined_text("content", ("text",), "\n")
+        kind = block.kind(kinds)
+        if kind == "tool_result":
+            content = content_of(_result_parts(block), "\n")
             results.append({"role": "tool", "tool_call_id": block.required("tool_use_id"), "content": content})
-    return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts or not results else [])]
+        else:
+            parts.append(_part(block, kind))
+    return [*results, *([{"role": role, "content": content_of(parts, "\n")}] if parts or not results else [])]
+
+
+def _result_parts(block: Fields) -> list[Part]:
+    if isinstance(block.get("content"), str):
+        return [{"type": "text", "text": block["content"]}]
+    return [_part(each, each.kind(("text", "image"))) for each in block.objects("content")]
+
+
+def _part(block: Fields, kind: str) -> Part:
+    return text_part(block) if kind == "text" else anthropic_picture(block)
 
 
 def _assistant_messages(blocks: Sequence[Fields]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
 from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ResponseWriter, ServerSentEvent, Usage, new_id
+from ondevice.server.parts import Part, after_results, content_of, responses_picture, text_part
 from ondevice.server.replies import Choice
 from ondevice.server.requests import (
     CompletionRequest,
@@ -35,6 +36,7 @@ ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata
 ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_KINDS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+PICTURE_KIND = "input_image"
 
 
 def read_response(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
@@ -58,10 +60,11 @@ def read_input(fields: Fields) -> list[dict[str, Any]]:
     for item in fields.objects("input"):
         kind = item.choice("type", ITEM_KINDS) or "message"
         if kind == "function_call_output":
-            output = item.joined_text("output", TEXT_KINDS)
+            output = content_of(_parts(item, "output"))
             messages.append({"role": "tool", "tool_call_id": item.required("call_id"), "content": output})
-        elif kind == "message" and (role := item.choice("role", ROLES)) != "assistant":
-            messages.append({"role": role or "user", "content": item.joined_text("content", TEXT_KINDS)})
+        elif kind == "message" and (role := item.choice("role", ROLES) or "user") != "assistant":
+            content = content_of(_parts(item, "content")) if role == "user" else item.joined_text("content", TEXT_KINDS)
+            messages.append({"role": role, "content": content})
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
@@ -69,7 +72,17 @@ def read_input(fields: Fields) -> list[dict[str, Any]]:
     for message in messages:
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
-    return messages
+    return after_results(messages)
+
+
+def _parts(item: Fields, name: str) -> list[Part]:
+    """A string, or a list of blocks of text and pictures."""
+    if isinstance(item.get(name), str):
+        return [{"type": "text", "text": item[name]}]
+    return [
+        responses_picture(block) if block.kind((*TEXT_KINDS, PICTURE_KIND)) == PICTURE_KIND else text_part(block)
+        for block in item.objects(name)
+    ]
 
 
 def _add_to_assistant(message: dict[str, Any], item: Fields, kind: str) -> None:

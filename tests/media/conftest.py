@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, Bundle
+import ondevice
+from ondevice import Model
+from ondevice.bundle import CHAT_TEMPLATE, MANIFEST, RESPONSE_TEMPLATE, TOKENIZER, Bundle, sha256
+from ondevice.bundle_format.manifest import FileEntry
 from ondevice_export import export
+from ondevice_export.text_files import GEMMA_4 as GEMMA_4_RESPONSES
 from tests.conftest import MakePair, Once
 from tests.text.templates import GEMMA_4_SEEING
 from tests.text.tokenizers_made import gemma_seeing
@@ -55,3 +63,33 @@ def oracle(checkpoints: dict[str, Path], family: str) -> Any:
 
     torch.set_num_threads(1)
     return transformers.Gemma4ForConditionalGeneration.from_pretrained(checkpoints[family] / "target").eval()
+
+
+@pytest.fixture(scope="session")
+def chat_bundle(seeing: dict[tuple[str, str], Bundle], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with room for conversations about pictures, which take 70 tokens if nothing else is asked for, and with
+    Gemma 4's form of replies.
+    """
+    origin = seeing["seeing", "int8"]
+    directory = tmp_path_factory.mktemp("chat") / "seeing"
+    shutil.copytree(origin.path, directory)
+    (directory / RESPONSE_TEMPLATE).write_text(json.dumps(GEMMA_4_RESPONSES), "utf-8")
+    manifest = origin.manifest
+    assert manifest.vision is not None
+    size, digest = (directory / RESPONSE_TEMPLATE).stat().st_size, sha256(directory / RESPONSE_TEMPLATE)
+    turn_end = gemma_seeing().encode("<turn|>", add_special_tokens=False)
+    changed = dataclasses.replace(
+        manifest,
+        target=dataclasses.replace(manifest.target, context_length=4096),
+        vision=dataclasses.replace(manifest.vision, tokens=70),
+        files={**manifest.files, RESPONSE_TEMPLATE: FileEntry(size, digest)},
+        eos_token_ids=(*manifest.eos_token_ids, *turn_end),
+    )
+    (directory / MANIFEST).write_text(changed.to_json(), "utf-8")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def chat_model(chat_bundle: Path) -> Iterator[Model]:
+    with ondevice.load(chat_bundle, engine="simd", threads=1) as model:
+        yield model

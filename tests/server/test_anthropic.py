@@ -92,7 +92,7 @@ def test_max_tokens(client, scripted):
     [
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"messages": []}, "the prompt is empty"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source.type is missing"),
         ({"tools": [{"description": "nameless"}]}, "tools[0].name is missing"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"thinking": {"type": "much"}}, "thinking.type"),

@@ -8,6 +8,7 @@ import pytest
 from ondevice.generation import Step
 from ondevice.server.openai import ChatCompletionWriter
 from ondevice.server.replies import Choice
+from ondevice.server.requests import MAX_REQUEST_BYTES
 from tests.server.served import text_of
 from tests.text.conversations import WEATHER
 
@@ -456,7 +457,7 @@ def test_a_body_that_is_not_a_json_object(served, body):
 
 
 def test_a_body_that_is_too_large(served):
-    answer = served.ask("POST", CHAT, b" " * (1 << 24) + b"{}")
+    answer = served.ask("POST", CHAT, b" " * MAX_REQUEST_BYTES + b"{}")
     assert answer.status == 413
 
 

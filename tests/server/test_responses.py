@@ -86,7 +86,7 @@ def test_response_cut_at_the_token_limit(client, scripted):
         ({}, "input"),
         ({"input": 1}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
