@@ -10,7 +10,7 @@ from typing import Any
 
 from ondevice.errors import PromptError
 from ondevice.server.requests import Fields
-from ondevice.text.pictures import picture_of_url
+from ondevice.text.media_parts import picture_of_url
 
 Part = dict[str, Any]
 

@@ -20,7 +20,7 @@ from ondevice.errors import ContextOverflowError, MissingDependencyError, Ondevi
 from ondevice.generate.drafters import registry
 from ondevice.options import GenerationKeywords
 from ondevice.text.codec import Prompt
-from ondevice.text.pictures import MOST_BYTES
+from ondevice.text.media_parts import MOST_BYTES
 
 MAX_REQUEST_BYTES = 4 * MOST_BYTES // 3 + (1 << 22)
 """Longest body: the largest picture in base64, and a context of 262,144 tokens, about 1.3 million characters."""
