@@ -28,6 +28,7 @@ from ondevice import Image, machine
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.vision import BUDGETS, VisionEntry
 from ondevice.cli.bench.tables import table
+from ondevice.engines.graph_check import vision_interface
 from ondevice.engines.protocol import Session
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.roofline import RooflineMeasurement
@@ -36,7 +37,7 @@ from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.media.images import Pixels
 from ondevice.media.prompt import MediaEncoder
-from ondevice.media.tower import VisionTower
+from ondevice.media.tower import Tower
 from ondevice.model import MEDIA_CACHE_BYTES
 
 QUESTION = 16
@@ -80,11 +81,15 @@ def multiplications(vision: VisionEntry, width: int, tokens: int) -> tuple[int, 
     return layers, attention + patches * hidden * 3 * vision.patch**2 + tokens * hidden * width
 
 
+def _tower(bundle: Bundle, vision: VisionEntry, threads: int) -> Tower:
+    return Tower(bundle, vision.graph, vision_interface(vision, bundle.manifest.target), threads)
+
+
 def encodings(bundle: Bundle, sizes: Sequence[int], threads: int, rounds: int) -> list[Encoding]:
     """Encode pictures of each size in a tower that is opened now."""
     vision = bundle.manifest.vision
     assert vision is not None
-    tower, before, found = VisionTower(bundle, vision, threads), resident(), []
+    tower, before, found = _tower(bundle, vision, threads), resident(), []
     for size in sizes:
         pixels, seconds, peak = picture(vision, size), [], 0
         for _ in range(rounds):
@@ -118,7 +123,7 @@ def stopped_s(bundle: Bundle, threads: int, tokens: int) -> float:
     """Seconds from a cancellation in the middle of an encoding to its end."""
     vision = bundle.manifest.vision
     assert vision is not None
-    tower, pixels = VisionTower(bundle, vision, threads), picture(vision, tokens)
+    tower, pixels = _tower(bundle, vision, threads), picture(vision, tokens)
     started = time.perf_counter()
     tower.encode(pixels)
     half, cancelled = (time.perf_counter() - started) / 2, list[float]()
@@ -135,7 +140,7 @@ def first_tokens(bundle: Bundle, threads: int, tokens: int) -> dict[str, float]:
     vision = bundle.manifest.vision
     assert vision is not None
     engine, found = SimdEngine(bundle, threads), dict[str, float]()
-    media = MediaEncoder(bundle, vision, threads, MEDIA_CACHE_BYTES)
+    media = MediaEncoder(bundle, threads, MEDIA_CACHE_BYTES)
     text = [1] * QUESTION
 
     def read(what: str, session: Session, prompt: list[int], images: list[Image]) -> None:

@@ -146,7 +146,7 @@ def seconds_of(graph: ort.InferenceSession, x: FloatArray, rounds: int) -> list[
 def float_peak(threads: int, rounds: int = 5) -> float:
     """float32 multiplications and additions per second: the fastest of ONNX Runtime's products of several sizes."""
     best = 0.0
-    for rows, width, columns in ((512, 512, 512), (2048, 512, 2048), (2520, 768, 768), (2048, 2048, 2048)):
+    for rows, width, columns in ((512, 512, 512), (2048, 512, 2048), (2520, 768, 768)):
         rng = np.random.default_rng(0)
         graph = opened(float32(rng.standard_normal((columns, width), np.float32)), threads)
         seconds = min(seconds_of(graph, rng.standard_normal((rows, width), np.float32), rounds))

@@ -59,9 +59,7 @@ def opened(graph: Path, threads: int) -> ort.InferenceSession:
 
 
 def soft_rows(graph: ort.InferenceSession, pixels: Pixels) -> FloatArray:
-    patches, column, row = pixels.patches()
-    feeds = {graph_io.PATCHES: patches, graph_io.COLUMN: column, graph_io.ROW: row}
-    rows: FloatArray = graph.run([graph_io.SOFT_ROWS], feeds)[0]
+    rows: FloatArray = graph.run([graph_io.SOFT_ROWS], pixels.feeds())[0]
     return rows
 
 
