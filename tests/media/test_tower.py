@@ -226,3 +226,8 @@ def test_a_damaged_tower(seeing: dict[tuple[str, str], Bundle], tmp_path: Path) 
         (copy / "bundle.json").write_text(json.dumps(broken), "utf-8")
         with pytest.raises(BundleCorruptError):
             encoded(vision_tower(Bundle.open(copy)), PICTURE)
+    layer = manifest["tensors"]["vision.onnx"]["tensors"]["vision_tower.encoder.layers.1.mlp.up_proj.linear.weight"]
+    layer["block"] = 16
+    (copy / "bundle.json").write_text(json.dumps(manifest), "utf-8")
+    with pytest.raises(BundleCorruptError, match="is int8 in blocks of 16"):
+        encoded(vision_tower(Bundle.open(copy)), PICTURE)
