@@ -132,7 +132,8 @@ VISION = VisionEntry(
 class RandomTower(RandomCheckpoint):
     """The same for a tower, whose matrices all differ: ONNX Runtime keeps equal ones once.
 
-    Linear layers have ranges that hold nearly all numbers; norms spread log-normally, so that channels differ in size.
+    Linear layers have ranges that hold nearly all numbers. Norms spread log-normally, so that channels differ in size;
+    those of queries and keys are smaller, because attention has the scale 1: with large scores it would be chaotic.
     """
 
     def __contains__(self, name: str) -> bool:
@@ -142,13 +143,17 @@ class RandomTower(RandomCheckpoint):
         if name.endswith(("_min", "_max")):
             return np.array(20.0 if name.endswith("_max") else -20.0, np.float32)
         own = np.random.default_rng(zlib.crc32(name.encode()))
-        return np.exp(own.standard_normal(self._shapes[name]) / 2).astype(np.float32)
+        spread = np.exp(own.standard_normal(self._shapes[name]) / 2).astype(np.float32)
+        return spread * np.float32(VISION.head_dim**-0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1)
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
         *_, width = self._shapes[name]
         first = (zlib.crc32(name.encode()) + start * width) % len(self._noise)
         count = (stop - start) * width
         return np.resize(self._twice[first : first + len(self._noise)], count).reshape(-1, width)
+
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+        return self.rows(name, 0, self._shapes[name][0])[indices]
 
 
 def with_tower(target: TargetCheckpoint) -> TargetCheckpoint:

@@ -26,6 +26,7 @@ from benchmarks.e2b_shape import VISION
 from ondevice import machine
 from ondevice.bundle_format import graph_io
 from ondevice.cli.bench.tables import table
+from ondevice_export.matrices import MOST_ACTIVATION, MOST_TRANSPOSED
 
 FloatArray = NDArray[np.float32]
 CONTRIB = "com.microsoft"
@@ -61,9 +62,9 @@ def _codes(w: FloatArray, most: int) -> tuple[NDArray[np.int8], FloatArray]:
     return np.ascontiguousarray(np.rint(w / scales[:, None]).astype(np.int8).T), scales
 
 
-def by_tensor(w: FloatArray, *, most: int = 64) -> Form:
+def by_tensor(w: FloatArray) -> Form:
     """One step for all activations."""
-    codes, scales = _codes(w, most)
+    codes, scales = _codes(w, 64)
     node = helper.make_node("DynamicQuantizeMatMul", ["x", "codes", "scales"], ["y"], domain=CONTRIB)
     return Form([node], {"codes": codes, "scales": scales})
 
@@ -76,7 +77,7 @@ def by_tensor_unsigned(w: FloatArray) -> Form:
     return Form([node], {"codes": (codes.astype(np.int16) + 128).astype(np.uint8), "scales": scales, "zero": zero})
 
 
-def by_row(w: FloatArray, *, most: int = 64) -> Form:
+def by_row(w: FloatArray, *, activation: int = MOST_ACTIVATION, most: int = MOST_TRANSPOSED) -> Form:
     """A step per row of activations: the tower's form."""
     codes, scales = _codes(w, most)
     nodes = [
@@ -91,15 +92,15 @@ def by_row(w: FloatArray, *, most: int = 64) -> Form:
         helper.make_node("Mul", ["product", "steps"], ["y"]),
     ]
     constants: dict[str, NDArray[Any]] = {
-        "axis": np.array([-1], np.int64), "share": np.array(1 / 127, np.float32), "one": np.array(1, np.float32),
-        "zero": np.array(128, np.uint8), "codes": codes, "scales": scales,
+        "axis": np.array([-1], np.int64), "share": np.array(1 / activation, np.float32), "one": np.array(1, np.float32),
+        "zero": np.array(activation, np.uint8), "codes": codes, "scales": scales,
     }  # fmt: skip
     return Form(nodes, constants)
 
 
 def by_row_signed(w: FloatArray) -> Form:
     """A step per row, signed activations: MatMulInteger of two signed operands."""
-    form = by_row(w, most=127)
+    form = by_row(w, activation=127, most=127)
     nodes = [node for node in form.nodes if node.op_type != "MatMulIntegerToFloat"]
     nodes[4:5] = [
         helper.make_node("QuantizeLinear", ["scaled", "one", "zero"], ["quantised"]),

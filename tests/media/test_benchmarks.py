@@ -64,3 +64,5 @@ def test_the_random_tower_has_no_equal_matrices(tmp_path: Path) -> None:
     firsts = [tower.rows(name, 0, 1) for name in names]
     assert not any(np.array_equal(a, b) for i, a in enumerate(firsts) for b in firsts[:i])
     np.testing.assert_array_equal(tower.rows(names[0], 0, 9)[7:], tower.rows(names[0], 7, 9))
+    picked = tower.picked_rows(names[0], np.array([8, 2]))
+    np.testing.assert_array_equal(picked, tower.rows(names[0], 0, 9)[[8, 2]])
