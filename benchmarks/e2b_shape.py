@@ -1,17 +1,20 @@
 """Write a random bundle of Gemma 4 E2B's exact shapes, with its assistant, to measure speed without the real weights.
 
-    python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4 | --mobile] [--heads]
+    python -m benchmarks.e2b_shape DIRECTORY [--head-bits 4 | --mobile] [--heads] [--towers]
 
 It goes through the exporter, so its graphs are the real ones; about 2.8 GB, in under a minute. With `--mobile` its
-target has the form of Google's mobile checkpoint: 2, 4 and 8 bits, a scale for each row, static activations.
-`python -m benchmarks.rows DIRECTORY --beside OTHER` compares two of them in one run, and so does `benchmarks.start`.
+target has the form of Google's mobile checkpoint: 2, 4 and 8 bits, a scale for each row, static activations. With
+`--towers` it reads pictures: see `benchmarks.media`. `python -m benchmarks.rows DIRECTORY --beside OTHER` compares two
+of them in one run, and so does `benchmarks.start`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +25,7 @@ import numpy.typing as npt
 from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
 from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import drafter_shapes
+from ondevice.bundle_format.vision import VisionEntry, range_shapes, vision_shapes
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
@@ -30,6 +34,7 @@ from ondevice_export.checkpoint.heads import HeadsCheckpoint, all_shapes
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.checkpoint.source import Checkout
+from ondevice_export.checkpoint.vision import PREFIX, VISION_GRAPH
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
@@ -117,6 +122,47 @@ class RandomCheckpoint:
         return np.random.default_rng(1).permutation(self._shapes[name][0])
 
 
+VISION = VisionEntry(
+    graph=VISION_GRAPH, layers=16, hidden_size=768, intermediate_size=3072, query_heads=12, head_dim=64, norm_eps=1e-6,
+    theta=100.0, patch=16, pool=3, positions=10_240, standardize=False, tokens=280, begin_token_id=255_999,
+    image_token_id=258_880, end_token_id=258_882,
+)  # fmt: skip
+
+
+class RandomTower(RandomCheckpoint):
+    """The same for a tower, whose matrices all differ: ONNX Runtime keeps equal ones once.
+
+    Linear layers have ranges that hold nearly all numbers. Norms spread log-normally, so that channels differ in size;
+    those of queries and keys are smaller, because attention has the scale 1: with large scores it would be chaotic.
+    """
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def read(self, name: str) -> FloatArray:
+        if name.endswith(("_min", "_max")):
+            return np.array(20.0 if name.endswith("_max") else -20.0, np.float32)
+        own = np.random.default_rng(zlib.crc32(name.encode()))
+        spread = np.exp(own.standard_normal(self._shapes[name]) / 2).astype(np.float32)
+        return spread * np.float32(VISION.head_dim**-0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1)
+
+    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+        *_, width = self._shapes[name]
+        first = (zlib.crc32(name.encode()) + start * width) % len(self._noise)
+        count = (stop - start) * width
+        return np.resize(self._twice[first : first + len(self._noise)], count).reshape(-1, width)
+
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+        return self.rows(name, 0, self._shapes[name][0])[indices]
+
+
+def with_tower(target: TargetCheckpoint) -> TargetCheckpoint:
+    """The target with E2B's vision tower, for `GraphFiles.write_vision` alone."""
+    shapes = vision_shapes(VISION, target.config) | range_shapes(VISION)
+    tower = RandomTower({PREFIX + name: shape for name, shape in shapes.items()})
+    return dataclasses.replace(target, checkpoint=cast(Checkpoint, tower), vision=VISION)
+
+
 SHORTLIST = Shortlist(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])
 CANDIDATES = SHORTLIST.candidates(VOCABULARY)
 
@@ -129,18 +175,24 @@ HEADS = (
 )
 
 
-def write_bundle(out: Path, head_bits: int = 8, heads: bool = False, mobile: bool = False) -> None:
-    """Write the bundle, optionally with heads of every kind; an older one there is replaced."""
+def write_bundle(
+    out: Path, head_bits: int = 8, heads: bool = False, mobile: bool = False, towers: bool = False
+) -> None:
+    """Write the bundle, optionally with heads of every kind and with towers; an older one there is replaced."""
     options = ExportOptions(drafter="auto", quantize="int4", head_bits=head_bits, revision=None)
     with tempfile.TemporaryDirectory() as directory, BundleWriter(out) as bundle:
         target = mobile_model(Path(directory)) if mobile else target_model(Path(directory))
         drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER), target.config)
+        if towers:
+            target = dataclasses.replace(target, vision=VISION)
         graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
         table = graphs.write_target(target)
         graphs.write_drafter(drafter, target.config, table)
         trained = _heads(target) if heads else None
         if trained is not None:
             graphs.write_heads(trained, target.config, table)
+        if towers:
+            graphs.write_vision(VISION, with_tower(target))
         bundle.commit(make_manifest(target, drafter, options, trained), graphs.tensors)
 
 
@@ -187,8 +239,9 @@ def main() -> None:
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
     parser.add_argument("--heads", action="store_true", help="with heads of every kind")
     parser.add_argument("--mobile", action="store_true", help="as Google's mobile checkpoint: 2, 4 and 8 bits")
+    parser.add_argument("--towers", action="store_true", help="with the vision tower")
     arguments = parser.parse_args()
-    write_bundle(arguments.directory, arguments.head_bits, arguments.heads, arguments.mobile)
+    write_bundle(arguments.directory, arguments.head_bits, arguments.heads, arguments.mobile, arguments.towers)
 
 
 if __name__ == "__main__":

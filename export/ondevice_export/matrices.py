@@ -28,8 +28,12 @@ RawReader = Callable[[int, int], npt.NDArray[np.uint8]]
 _CHUNK = 1 << 19
 """Weights per chunk: 2 MiB as float32, which fit in a core's cache."""
 _MAX_WORKERS = 8
-MOST_TRANSPOSED = 64
-"""Largest code of a matrix that is stored transposed."""
+MOST_ACTIVATION, MOST_TRANSPOSED = 90, 91
+"""Largest magnitudes of codes, of activations and of a matrix that is stored transposed and multiplies them.
+
+On x86-64 CPUs without dot-product instructions, ONNX Runtime's product of unsigned with signed bytes adds two products
+in 16 bits, where 2 * (2 * 90) * 91 still fits. Other pairs, such as 127 and 64, lose more.
+"""
 _FORMATS: dict[int, Format] = {2: "int2", 4: "int4", 8: "int8", 16: "bfloat16", 32: "float32"}
 
 
@@ -121,9 +125,6 @@ class MatrixWriter:
 
     def add_transposed(self, file: DataFile, name: str, shape: tuple[int, int], rows: RowReader) -> StoredMatrix:
         """Start to quantise a matrix to int8[width, rows] with one scale per row, for MatMulIntegerToFloat.
-
-        Codes are -64..64. With larger ones, ONNX Runtime's product of unsigned with signed bytes overflows on x86-64
-        CPUs without dot-product instructions: it adds two products in 16 bits, and 2 * 255 * 64 is the most that fits.
 
         Args:
             file, name, shape, rows: as for `add`. The matrix is read as a whole.

@@ -3,7 +3,7 @@
 The tower turns the patches of a picture into soft tokens: rows that take the place of token embeddings in a forward of
 the target. Inputs and outputs of its graph: `graph_io`. Source: Gemma4VisionModel and Gemma4MultimodalEmbedder.
 
-A layer's matrices are float32[rows, width], or codes int8[width, rows], -64 to 64 and transposed, with a scale per row.
+A layer's matrices are float32[rows, width], or codes int8[width, rows], -91 to 91 and transposed, with a scale per row.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from ondevice.engines.graph_check import check_graph, vision_interface
 from ondevice.errors import BundleCorruptError, CheckpointError
 from ondevice.media.images import Pixels
 from ondevice_export import export
+from ondevice_export.matrices import MOST_ACTIVATION
 from tests.media.pictures_made import noise
 from tests.media.towers import encoded, vision_tower
 from tests.tiny_models import PATCH, POOL, TOWER_HIDDEN, TOWER_LAYERS
@@ -95,7 +96,7 @@ def test_codes_of_layers_fit_16_bit_sums_of_two_products(seeing: dict[tuple[str,
     for name, each in layers.items():
         codes = data[each.offset : each.offset + each.bytes].view(np.int8).astype(int)
         assert each.format == "int8", name
-        assert np.abs(codes).max() * 255 * 2 <= 32767, name
+        assert 2 * (2 * MOST_ACTIVATION) * np.abs(codes).max() <= 32767, name
 
 
 def changed(checkpoint: Path, directory: Path, **tensors: Any) -> Path:
@@ -226,3 +227,8 @@ def test_a_damaged_tower(seeing: dict[tuple[str, str], Bundle], tmp_path: Path) 
         (copy / "bundle.json").write_text(json.dumps(broken), "utf-8")
         with pytest.raises(BundleCorruptError):
             encoded(vision_tower(Bundle.open(copy)), PICTURE)
+    layer = manifest["tensors"]["vision.onnx"]["tensors"]["vision_tower.encoder.layers.1.mlp.up_proj.linear.weight"]
+    layer["block"] = 16
+    (copy / "bundle.json").write_text(json.dumps(manifest), "utf-8")
+    with pytest.raises(BundleCorruptError, match="is int8 in blocks of 16"):
+        encoded(vision_tower(Bundle.open(copy)), PICTURE)

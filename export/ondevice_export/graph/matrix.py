@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ondevice.bundle_format.weight_format import BFLOAT16
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
-from ondevice_export.matrices import StoredMatrix
+from ondevice_export.matrices import MOST_ACTIVATION, StoredMatrix
 from ondevice_export.quantize import BLOCK
 
 BLOCKS = (256, 128, 64, 32)
@@ -45,30 +45,26 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
     )
 
 
-CODE_ZERO = 128
-"""The code of zero in `row_codes`."""
-
-
 def row_codes(builder: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Quantise rows of activations: [N, K] -> uint8[N, K], a code being round(x / step) + 128, and steps [N, 1].
+    """Quantise rows of activations: [N, K] -> uint8[N, K], a code being round(x / step) + 90, and steps [N, 1].
 
-    A row's step is 1/127 of its largest magnitude, so a row is alike whatever the other rows are.
+    A row's step is 1/90 of its largest magnitude, so a row is alike whatever the other rows are; see MOST_ACTIVATION.
     """
     largest = builder.op("ReduceMax", builder.op("Abs", x), builder.integers(-1), keepdims=1)
-    steps = builder.op("Mul", builder.op("Clip", largest, builder.scalar(1e-30)), builder.scalar(1 / 127))
+    steps = builder.op("Mul", builder.op("Clip", largest, builder.scalar(1e-30)), builder.scalar(1 / MOST_ACTIVATION))
     scaled = builder.op("Div", x, steps)
-    return builder.op("QuantizeLinear", scaled, builder.scalar(1.0), _byte(builder, CODE_ZERO, ())), steps
+    return builder.op("QuantizeLinear", scaled, builder.scalar(1.0), _byte(builder, MOST_ACTIVATION, ())), steps
 
 
 def linear_of_codes(builder: GraphBuilder, codes: ir.Value, steps: ir.Value, matrix: StoredMatrix) -> ir.Value:
-    """`(codes - 128) * steps @ matrix.T` for a matrix that is stored transposed: [N, width] -> [N, rows].
+    """`(codes - 90) * steps @ matrix.T` for a matrix that is stored transposed: [N, width] -> [N, rows].
 
     The product of unsigned with signed bytes is the fast one of x86 CPUs.
     """
     weight = builder.external(matrix.name, matrix.data, ir.DataType.INT8, (matrix.width, matrix.rows))
     assert matrix.scales is not None
     scales = builder.external(f"{matrix.name}.scales", matrix.scales, ir.DataType.FLOAT, (matrix.rows,))
-    one, zero = builder.scalar(1.0), _byte(builder, CODE_ZERO, ())
+    one, zero = builder.scalar(1.0), _byte(builder, MOST_ACTIVATION, ())
     return builder.op(
         "Mul", builder.op("MatMulIntegerToFloat", codes, weight, one, scales, zero, domain=CONTRIB), steps
     )

@@ -1,0 +1,204 @@
+"""Time and memory of a bundle's vision tower, and of the first token of a reply to a prompt with a picture.
+
+    python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--threads N] [--rounds 3]
+
+If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.3 GB. The least time
+of a picture is that of its matrix products at the machine's measured peaks: those of the layers at that of 8-bit dot
+products (unless the tower is float32), attention and the rest at that of float32. Memory is resident and beyond that
+before the tower was opened; the peak is that of an encoding, and some of it stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks import e2b_shape
+from benchmarks.media_products import float_peak
+from benchmarks.memory_watch import Memory
+from ondevice import Image, machine
+from ondevice.bundle import Bundle
+from ondevice.bundle_format.vision import BUDGETS, VisionEntry
+from ondevice.cli.bench.tables import table
+from ondevice.engines.graph_check import vision_interface
+from ondevice.engines.protocol import Session
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice.engines.simd.roofline import RooflineMeasurement
+from ondevice.generate import loop
+from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.sampling import Sampler
+from ondevice.media.images import Pixels
+from ondevice.media.prompt import MediaEncoder
+from ondevice.media.tower import Tower
+from ondevice.model import MEDIA_CACHE_BYTES
+
+QUESTION = 16
+"""Tokens of text after the picture."""
+
+
+class Encoding(NamedTuple):
+    """What was measured of pictures of one size; memory in bytes beyond that before the tower was opened."""
+
+    tokens: int
+    seconds: float
+    peak: int
+    after: int
+
+
+def picture(vision: VisionEntry, tokens: int, seed: int = 0) -> Pixels:
+    """Random pixels with at most so many soft tokens, about as wide as 4:3."""
+    height = max(1, math.isqrt(tokens * 3 // 4))
+    shape = (height * vision.side, tokens // height * vision.side, 3)
+    values = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+    return Pixels(values, vision.patch, vision.pool)
+
+
+def resident() -> int:
+    memory = Memory.parse(Path("/proc/self/status").read_text("ascii", errors="replace"))
+    return 0 if memory is None else memory.total
+
+
+def multiplications(vision: VisionEntry, width: int, tokens: int) -> tuple[int, int]:
+    """Multiplications of a picture's matrix products: those of the layers' matrices, and the others.
+
+    Args:
+        vision: the tower.
+        width: numbers of a soft row.
+        tokens: soft tokens of the picture.
+    """
+    patches, hidden = tokens * vision.pool**2, vision.hidden_size
+    heads = vision.query_heads * vision.head_dim
+    layers = patches * vision.layers * hidden * (4 * heads + 3 * vision.intermediate_size)
+    attention = vision.layers * 2 * patches**2 * heads
+    return layers, attention + patches * hidden * 3 * vision.patch**2 + tokens * hidden * width
+
+
+def _tower(bundle: Bundle, vision: VisionEntry, threads: int) -> Tower:
+    return Tower(bundle, vision.graph, vision_interface(vision, bundle.manifest.target), threads)
+
+
+def encodings(bundle: Bundle, sizes: Sequence[int], threads: int, rounds: int) -> list[Encoding]:
+    """Encode pictures of each size in a tower that is opened now."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    tower, before, found = _tower(bundle, vision, threads), resident(), []
+    for size in sizes:
+        pixels, seconds, peak = picture(vision, size), [], 0
+        for _ in range(rounds):
+            machine.reset_peak_rss()
+            started = time.perf_counter()
+            tower.encode(pixels)
+            seconds.append(time.perf_counter() - started)
+            peak = max(peak, machine.peak_rss_bytes())
+        found.append(Encoding(pixels.tokens, median(seconds), peak - before, resident() - before))
+    return found
+
+
+def least_seconds(bundle: Bundle, sizes: Sequence[int], threads: int) -> list[float]:
+    """Seconds of the matrix products alone of pictures with so many soft tokens, at the machine's measured peaks."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    with RooflineMeasurement(threads) as measurement:
+        measurement.read()
+        integers = measurement.median().peak
+    floats = float_peak(threads)
+    print(f"{integers / 1e9:.0f} GOPS of 8-bit dot products, {floats / 1e9:.0f} GFLOPS, {threads} threads\n")
+    quantised = any(tensor.scales is not None for tensor in bundle.manifest.tensors[vision.graph].tensors.values())
+    found = []
+    for tokens in sizes:
+        layers, others = multiplications(vision, bundle.manifest.target.hidden_size, tokens)
+        found.append(2 * layers / (integers if quantised else floats) + 2 * others / floats)
+    return found
+
+
+def stopped_s(bundle: Bundle, threads: int, tokens: int) -> float:
+    """Seconds from a cancellation in the middle of an encoding to its end."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    tower, pixels = _tower(bundle, vision, threads), picture(vision, tokens)
+    started = time.perf_counter()
+    tower.encode(pixels)
+    half, cancelled = (time.perf_counter() - started) / 2, list[float]()
+    timer = threading.Timer(half, lambda: cancelled.append(time.perf_counter()))
+    timer.start()
+    rows = tower.encode(pixels, lambda: bool(cancelled))
+    ended = time.perf_counter()
+    timer.join()
+    return ended - cancelled[0] if rows is None else 0.0
+
+
+def first_tokens(bundle: Bundle, threads: int, tokens: int) -> dict[str, float]:
+    """Seconds to the first token of a reply: to text alone, to a new picture, and to one that was seen before."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    engine, found = SimdEngine(bundle, threads), dict[str, float]()
+    media = MediaEncoder(bundle, threads, MEDIA_CACHE_BYTES)
+    text = [1] * QUESTION
+
+    def read(what: str, session: Session, prompt: list[int], images: list[Image]) -> None:
+        started = time.perf_counter()
+        ids, soft = media.insert(prompt, images, tokens, engine.context_length)
+        generation = loop.generate(session, ids, Sampler(SamplingOptions(temperature=0.0)), Limits(1), soft=soft)
+        next(loop.run(generation, lambda rows: engine.forward([rows])[0]))
+        found[what] = time.perf_counter() - started
+
+    def seen(seed: int) -> list[Image]:
+        return [Image(picture(vision, tokens, seed).values)]
+
+    place = [2, vision.image_token_id]
+    for seed in range(2):  # the first time opens the graph
+        read("text alone", engine.open_session(), [2, *text], [])
+        read("a new picture", engine.open_session(), [*place, *text], seen(seed))
+    session = engine.open_session()
+    read("a picture of another conversation", session, [*place, *text], seen(1))
+    read("a picture earlier in the conversation", session, [*place, *text, *text], seen(1))
+    engine.close()
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--tokens", type=int, nargs="+", choices=BUDGETS, default=[70, 140, 280, 560])
+    parser.add_argument("--threads", type=int, default=machine.default_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args(arguments)
+    if not chosen.directory.exists():
+        e2b_shape.write_bundle(chosen.directory, towers=True)
+    bundle = Bundle.open(chosen.directory)
+    encoded = encodings(bundle, chosen.tokens, chosen.threads, chosen.rounds)
+    least = least_seconds(bundle, [each.tokens for each in encoded], chosen.threads)
+    lines = [
+        [
+            str(each.tokens),
+            f"{1e3 * each.seconds:.0f}",
+            f"{1e3 * alone:.0f}",
+            f"{each.seconds / alone:.2f}",
+            f"{each.peak / 1e6:.0f}",
+            f"{each.after / 1e6:.0f}",
+        ]
+        for each, alone in zip(encoded, least, strict=True)
+    ]
+    print(table(["soft tokens", "ms", "products alone ms", "ratio", "peak MB", "MB after"], lines, left=()))
+    tokens = bundle.manifest.vision.tokens if bundle.manifest.vision else 0
+    tokens = tokens if tokens in chosen.tokens else chosen.tokens[-1]
+    print(f"\nA cancellation ends after {1e3 * stopped_s(bundle, chosen.threads, tokens):.0f} ms.\n")
+    firsts = first_tokens(bundle, chosen.threads, tokens)
+    cells = [[what, f"{1e3 * seconds:.0f}"] for what, seconds in firsts.items()]
+    print(
+        table(
+            [f"prompt with {tokens} soft tokens", "first token ms"], cells, left={f"prompt with {tokens} soft tokens"}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

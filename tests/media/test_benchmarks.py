@@ -1,0 +1,68 @@
+"""The benchmarks of towers run on tiny bundles and print their tables; what times they find is no test's business."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import media, media_products, media_quality
+from benchmarks.e2b_shape import VISION, target_model, with_tower
+from ondevice.bundle import Bundle
+from ondevice_export.checkpoint.vision import PREFIX
+
+
+def test_time_and_memory(seeing: dict[tuple[str, str], Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = seeing["seeing", "int8"]
+    media.main([str(bundle.path), "--tokens", "70", "--rounds", "1", "--threads", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "GOPS of 8-bit dot products" in lines[0]
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("|")] == [
+        "soft tokens", "----------:", "70", "prompt with 70 soft tokens", "-" * 37, "text alone", "a new picture",
+        "a picture of another conversation", "a picture earlier in the conversation",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [70, 140, 280, 560, 1120])
+def test_pictures_fill_their_tokens(tokens: int) -> None:
+    pixels = media.picture(VISION, tokens)
+    assert 0.95 * tokens <= pixels.tokens <= tokens
+    assert pixels.values.shape[0] % VISION.side == pixels.values.shape[1] % VISION.side == 0
+
+
+def test_multiplications_of_the_published_tower() -> None:
+    layers, others = media.multiplications(VISION, 1536, 280)
+    assert layers == 2520 * 16 * (4 * 768 * 768 + 3 * 768 * 3072)
+    assert others == 16 * 2 * 2520 * 2520 * 768 + 2520 * 768 * 768 + 280 * 768 * 1536
+
+
+def test_quality(seeing: dict[tuple[str, str], Bundle]) -> None:
+    exact, found = seeing["seeing", "none"].path / "vision.onnx", seeing["seeing", "int8"]
+    same = media_quality.compared(found, found.path / "vision.onnx", 70, 1, 1)
+    assert (same["smallest cosine"], same["largest KL, nats"], same["same likeliest token"]) == (
+        "1.0000", "0.00e+00", "1.000"
+    )  # fmt: skip
+    other = media_quality.compared(found, exact, 70, 1, 1)
+    assert 0.99 < float(other["smallest cosine"]) < 1
+    assert 0 < float(other["mean KL, nats"]) < 0.1
+
+
+def test_forms_of_products(capsys: pytest.CaptureFixture[str]) -> None:
+    media_products.main(["--tokens", "1", "--rounds", "1", "--threads", "1"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    errors = [float(row[3]) for row in rows[2:]]
+    assert len(errors) == len(media_products.FORMS)
+    assert errors[0] == 0
+    assert all(0 < error < 10 for error in errors[1:])
+    assert media_products.float_peak(1, 1) > 0
+
+
+def test_the_random_tower_has_no_equal_matrices(tmp_path: Path) -> None:
+    tower = with_tower(target_model(tmp_path)).checkpoint
+    names = [f"{PREFIX}vision_tower.encoder.layers.{layer}.mlp.up_proj.linear.weight" for layer in range(16)]
+    firsts = [tower.rows(name, 0, 1) for name in names]
+    assert not any(np.array_equal(a, b) for i, a in enumerate(firsts) for b in firsts[:i])
+    np.testing.assert_array_equal(tower.rows(names[0], 0, 9)[7:], tower.rows(names[0], 7, 9))
+    picked = tower.picked_rows(names[0], np.array([8, 2]))
+    np.testing.assert_array_equal(picked, tower.rows(names[0], 0, 9)[[8, 2]])
