@@ -1,14 +1,16 @@
 """Opens and decodes sounds, and makes the mel spectrograms that the audio tower reads.
 
-WAV files are read here, all others by `soundfile`, where it is installed (the extra `[audio]`). Files are untrusted:
-the header is read first, and what is too long is refused before it is decoded. Channels are averaged, and other sample
-rates than 16 kHz are converted. A sound of more than 30 seconds becomes several, none of which is longer.
+WAV files are read here, a few other formats by `soundfile`, where it is installed (the extra `[audio]`). Files are
+untrusted: the header is read first, and what is too long is refused before it is decoded, or as soon as that many
+samples were decoded, where a header may be wrong about it. Channels are averaged, and other sample rates than 16 kHz
+are converted. A sound of more than 30 seconds becomes several, none of which is longer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +34,12 @@ LEAST_RATE, MOST_RATE = 1000, 192_000
 """Sample rates that can be converted, in Hz."""
 
 MOST_SECONDS = 3600
+MOST_FRAMES = 1 << 26
+"""Most samples of a channel: they are in memory at once."""
 MOST_CHANNELS = 32
+
+MOST_VALUE = 100.0
+"""Largest sample. Full scale is 1, which mixing may exceed a little, and numbers of another scale by far."""
 
 MEL_FLOOR = 0.001
 """Added to the bands before their logarithm is taken."""
@@ -42,6 +49,11 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 _WIDTHS = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
 """Bits of a sample, by format."""
+
+_SOUNDFILE = re.compile(rb"fLaC|OggS|ID3|\xff[\xe2-\xff]|FORM....AIF[FC]", re.DOTALL)
+"""How the files begin that soundfile reads here: FLAC, Ogg (Vorbis, Opus), MP3, AIFF. It knows many more, whose readers
+are hardly ever used, and files are untrusted.
+"""
 
 
 @dataclass(frozen=True)
@@ -105,18 +117,21 @@ class Sound:
         lengths = [min(MOST_SAMPLES, length - begin) for begin in range(0, length, MOST_SAMPLES)]
         self.counts = [count for count in map(audio_tokens, lengths) if count]
         if not self.counts:
-            raise PromptError(f"{name} is too short: {self._sound.frames} samples at {self._sound.rate} Hz")
+            raise PromptError(
+                f"{name} is too short: {self._sound.frames} samples at {self._sound.rate} Hz, and 10 ms are not enough"
+            )
 
     def pieces(self) -> list[Samples]:
         """Decode it.
 
         Raises:
-            PromptError: it has samples that are no numbers.
+            PromptError: it has samples that are no numbers, or beyond MOST_VALUE.
         """
-        values = as_float(self._sound.values())
-        if not np.isfinite(values).all():
-            raise PromptError(f"{self._name} has samples that are NaN or infinite")
-        heard = converted(values.mean(axis=1, dtype=np.float32), self._sound.rate)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = as_float(self._sound.values()).mean(axis=1)
+            if not (np.abs(values) <= MOST_VALUE).all():
+                raise PromptError(f"{self._name} has samples that are NaN, infinite or far beyond -1 to 1")
+        heard = converted(values, self._sound.rate)
         begins = range(0, MOST_SAMPLES * len(self.counts), MOST_SAMPLES)
         return [Samples(heard[begin : begin + MOST_SAMPLES], self._entry.mel_bins) for begin in begins]
 
@@ -124,15 +139,13 @@ class Sound:
         source = audio.source
         if isinstance(source, np.ndarray):
             return self._of_array(source, audio.rate)
-        if audio.rate is not None:
-            raise PromptError(f"{self._name} has a rate, which is for arrays: a file names its own")
-        if isinstance(source, str | PathLike):
-            source = self._read(Path(source))
-        if not isinstance(source, bytes | bytearray | memoryview):
+        if not isinstance(source, str | PathLike | bytes | bytearray | memoryview):
             raise PromptError(
                 f"{self._name} is a {type(source).__name__}: pass a path, the bytes of a file, or an array of samples"
             )
-        content = bytes(source)
+        if audio.rate is not None:
+            raise PromptError(f"{self._name} has a rate, which is for arrays: a file names its own")
+        content = self._read(Path(source)) if isinstance(source, str | PathLike) else bytes(source)
         if len(content) > MOST_BYTES:
             raise PromptError(f"{self._name} has more than {MOST_BYTES >> 20} MB")
         if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
@@ -142,6 +155,8 @@ class Sound:
                 raise PromptError(f"{self._name} is a WAV file that cannot be read: {error}") from error
             self._check(wav.rate, wav.frames, wav.channels)
             return _Sound(wav.rate, wav.frames, wav)
+        if not _SOUNDFILE.match(content):
+            raise PromptError(f"{self._name} is no sound: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read")
         return self._of_soundfile(content)
 
     def _read(self, path: Path) -> bytes:
@@ -154,16 +169,16 @@ class Sound:
             raise PromptError(f"{self._name} cannot be read: {reason(error)}") from error
 
     def _of_array(self, array: NDArray[Any], rate: int | None) -> _Sound:
-        good = array.ndim in (1, 2) and (array.dtype == np.int16 or np.issubdtype(array.dtype, np.floating))
+        good = array.ndim in (1, 2) and (any(np.issubdtype(array.dtype, each) for each in (np.int16, np.floating)))
         if not good:
             raise PromptError(
                 f"{self._name} is an array {array.dtype}{list(array.shape)}: use float32[samples] or int16[samples]"
             )
-        if not isinstance(rate, int) or isinstance(rate, bool):
+        if not isinstance(rate, int | np.integer) or isinstance(rate, bool):
             raise PromptError(f"{self._name} is an array, whose sample rate must be given: Audio(samples, rate=16000)")
-        samples = array.reshape(len(array), -1)
-        self._check(rate, *samples.shape)
-        return _Sound(rate, len(samples), samples)
+        samples = array[:, None] if array.ndim == 1 else array
+        self._check(int(rate), *samples.shape)
+        return _Sound(int(rate), len(samples), samples)
 
     def _of_soundfile(self, content: bytes) -> _Sound:
         try:
@@ -172,14 +187,16 @@ class Sound:
             raise MissingDependencyError("soundfile", "audio", what="a sound that is no WAV file") from error
         try:
             with soundfile.SoundFile(BytesIO(content)) as file:
-                self._check(file.samplerate, 0, file.channels)
-                # Of some formats the header only estimates the length.
-                samples = file.read(MOST_SECONDS * file.samplerate + 1, dtype="float32", always_2d=True)
-                rate = file.samplerate
+                rate, blocks, frames = file.samplerate, list[NDArray[Any]](), 0
+                self._check(rate, frames, file.channels)
+                # The length in a header may be an estimate, and silence takes no bytes: only what is decoded counts.
+                while len(block := file.read(rate, dtype="float32", always_2d=True)):
+                    frames += len(block)
+                    self._check(rate, frames, file.channels)
+                    blocks.append(block.mean(axis=1, keepdims=True))
         except soundfile.SoundFileError as error:
-            raise PromptError(f"{self._name} is damaged, or no sound that soundfile reads ({reason(error)})") from error
-        self._check(rate, *samples.shape)
-        return _Sound(rate, len(samples), samples)
+            raise PromptError(f"{self._name} is damaged, or no sound that soundfile reads") from error
+        return _Sound(rate, frames, np.concatenate([np.zeros((0, 1), np.float32), *blocks]))
 
     def _check(self, rate: int, frames: int, channels: int) -> None:
         if not LEAST_RATE <= rate <= MOST_RATE:
@@ -188,6 +205,8 @@ class Sound:
             raise PromptError(f"{self._name} has {channels} channels: 1 to {MOST_CHANNELS} are possible")
         if frames > MOST_SECONDS * rate:
             raise PromptError(f"{self._name} is longer than {MOST_SECONDS // 60} minutes")
+        if frames > MOST_FRAMES:
+            raise PromptError(f"{self._name} has more than {MOST_FRAMES >> 20} million samples")
 
 
 class WavFile:
@@ -253,14 +272,17 @@ def as_float(values: NDArray[Any]) -> Float32Array:
 
 # Sample rates.
 
-ZEROS = 16
+ZEROS = 32
 """Zero crossings of the interpolating function on each side."""
 
-CUTOFF = 0.95
+CUTOFF = 0.92
 """Highest frequency that is kept, as a share of half the lower rate."""
 
 KAISER = 8.0
 """Shape of the window: what is beyond half the lower rate is damped by 80 dB."""
+
+PHASES = 256
+"""Phases whose weights are computed at once."""
 
 
 def converted_length(frames: int, rate: int) -> int:
@@ -280,14 +302,21 @@ def converted(samples: Float32Array, rate: int) -> Float32Array:
     windows = sliding_window_view(padded, 2 * reach + 1)
     out = np.empty(converted_length(len(samples), rate), np.float32)
     taps = np.arange(-reach, reach + 1)
-    for phase in range(min(phases, len(out))):
-        begin, beyond = divmod(phase * step, phases)
-        places = scale * (taps - beyond / phases)
-        weights = scale * np.sinc(places) * np.i0(KAISER * np.sqrt(np.clip(1 - (places / ZEROS) ** 2, 0, None)))
-        weights /= np.i0(KAISER)
-        outputs = out[phase::phases]
-        outputs[:] = windows[begin::step][: len(outputs)] @ weights.astype(np.float32)
+    for first in range(0, min(phases, len(out)), PHASES):
+        numbers = np.arange(first, min(first + PHASES, phases, len(out)))
+        begins, beyond = np.divmod(numbers * step, phases)
+        weights = scale * _windowed_sinc(scale * (taps - beyond[:, None] / phases)).astype(np.float32)
+        for phase, begin, row in zip(numbers, begins, weights, strict=True):
+            outputs = out[phase::phases]
+            outputs[:] = windows[begin::step][: len(outputs)] @ row
     return out
+
+
+def _windowed_sinc(places: Float64Array) -> Float64Array:
+    """The interpolating function, ZEROS wide on each side of 0."""
+    window = np.i0(KAISER * np.sqrt(np.clip(1 - (places / ZEROS) ** 2, 0, None))) / np.i0(KAISER)
+    made: Float64Array = np.sinc(places) * window
+    return made
 
 
 # The spectrogram.
