@@ -24,7 +24,7 @@ from ondevice.media.encoded import EncodedMedia
 from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
 from ondevice.media.tower import Piece, Tower
-from ondevice.text.media_parts import Audio, Media
+from ondevice.text.media_parts import Audio, Image, Media
 
 _SIGN = np.int64(-(1 << 63))
 
@@ -44,6 +44,7 @@ class Medium(Protocol):
 class Kind(NamedTuple):
     """Pictures or sounds: the token that stands for one, those around its soft tokens, and what encodes it."""
 
+    part: type[Media]
     placeholder: int
     begin: int
     end: int
@@ -66,10 +67,10 @@ class MediaEncoder:
         self._kinds: list[Kind] = []
         if vision is not None:
             tower = Tower(bundle, vision.graph, vision_interface(vision, manifest.target), threads)
-            self._kinds.append(Kind(vision.image_token_id, vision.begin_token_id, vision.end_token_id, tower))
+            self._kinds.append(Kind(Image, vision.image_token_id, vision.begin_token_id, vision.end_token_id, tower))
         if audio is not None:
             tower = Tower(bundle, audio.graph, audio_interface(audio, manifest.target), threads)
-            self._kinds.append(Kind(audio.audio_token_id, audio.begin_token_id, audio.end_token_id, tower))
+            self._kinds.append(Kind(Audio, audio.audio_token_id, audio.begin_token_id, audio.end_token_id, tower))
 
     def insert(
         self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
@@ -140,11 +141,11 @@ class MediaEncoder:
         self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
     ) -> list[Medium]:
         """The pictures and sounds with their headers read, all of which fit into the context."""
-        places = sum(kind is not None for _, kind, _ in self._numbered(ids))
-        if places != len(media):
+        places = [kind for _, kind, _ in self._numbered(ids) if kind is not None]
+        if len(places) != len(media) or not all(map(isinstance, media, [kind.part for kind in places])):
             raise PromptError(
-                f"the prompt has {places} placeholders for {len(media)} pictures and sounds: these belong into the "
-                "messages of users, as parts of their content"
+                f"the prompt has {len(places)} placeholders for {len(media)} pictures and sounds, or of another kind: "
+                "these belong into the messages of users, as parts of their content"
             )
         length, opened = len(ids), list[Medium]()
         for number, medium in enumerate(media, 1):
