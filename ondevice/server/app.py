@@ -130,7 +130,10 @@ class Endpoints:
                 "build_info": f"ondevice {__version__}",
                 "total_slots": self._queue.slots,
                 "chat_template": "" if template is None else template.read_text("utf-8"),
-                "modalities": {"vision": self._bundle.manifest.vision is not None},
+                "modalities": {
+                    "vision": self._bundle.manifest.vision is not None,
+                    "audio": self._bundle.manifest.audio is not None,
+                },
                 "default_generation_settings": {
                     "n_ctx": model.context_length,
                     "params": {

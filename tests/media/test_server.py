@@ -72,7 +72,7 @@ def test_messages(served: Served, chat_model: Model) -> None:
 
 
 def test_counting_decodes_no_picture(served: Served, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Picture, "pixels", lambda self: pytest.fail("decoded"))
+    monkeypatch.setattr(Picture, "pieces", lambda self: pytest.fail("decoded"))
     answer = message(served, user(block(), TEXT), path=COUNT)
     assert answer.body == {"input_tokens": len(chat_model.encode([user(Image(PICTURE), TEXT)]))}
     assert answer.body["input_tokens"] > 60
@@ -94,7 +94,7 @@ def test_a_picture_in_a_tool_result_begins_the_users_message(served: Served, cha
         assert answer.body["input_tokens"] == len(chat_model.encode([*asked, told, then]))
         answer = message(served, {"role": "user", "content": "a"}, use, user(*parts))
         reply = chat_model.generate([*asked, told, then], max_new_tokens=8, temperature=0.0)
-        assert answer.body["content"][0]["text"] == reply.text
+        assert "".join(each["text"] for each in answer.body["content"]) == reply.text
 
 
 def test_anthropics_client(served: Served) -> None:
@@ -212,4 +212,4 @@ def test_the_largest_picture_fits_into_a_request(served: Served, caplog: pytest.
 
 
 def test_the_server_says_what_its_model_reads(served: Served) -> None:
-    assert served.get("/props").body["modalities"] == {"vision": True}
+    assert served.get("/props").body["modalities"] == {"vision": True, "audio": True}
