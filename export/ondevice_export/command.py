@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), default=8, help="width of the tied token table (default: 8)"
     )
-    parser.add_argument("--text-only", action="store_true", help="leave out the vision tower")
+    parser.add_argument("--text-only", action="store_true", help="leave out the vision and audio towers")
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
     parser.add_argument(
         "--no-prepare", action="store_true", help="leave compiling and packing for this machine to the first start"

@@ -30,7 +30,7 @@ class ExportOptions:
         quantize: weight format of the target: `int4`, `int8`, or `none` for float32 graphs.
         head_bits: bits per weight of the tied token table, 4 or 8; ignored where `quantize` is `none`.
         revision: branch, tag or commit of the target on the hub.
-        text_only: leave out the vision tower.
+        text_only: leave out the vision and audio towers.
     """
 
     drafter: str = "auto"

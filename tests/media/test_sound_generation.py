@@ -14,11 +14,13 @@ import pytest
 import ondevice
 from ondevice import Audio, Image, Model, PromptError
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.audio import AudioEntry
 from ondevice.generate.batch import ForwardTimes
 from ondevice.media.sounds import Sound
 from tests.conftest import ENGINES
 from tests.media.pictures_made import noise, png, saved
 from tests.media.sounds_made import tone, wav
+from tests.media.towers import audio_tower, encoded
 from tests.tiny_models import (
     AUDIO,
     BEGIN,
@@ -36,6 +38,11 @@ SHORT, LONG = wav(tone(0.7, 300)), wav(tone(1.9, 900), 44_100)
 TEXT = "a b\na b\na the fox\na b"
 WORDS = {"type": "text", "text": TEXT}
 CONSTANT: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+
+
+def audio_entry(bundle: Bundle) -> AudioEntry:
+    assert bundle.manifest.audio is not None
+    return bundle.manifest.audio
 
 
 def asked(*parts: object) -> list[dict[str, Any]]:
@@ -95,6 +102,19 @@ def test_float_weights_generate_what_transformers_does(
     assert reply.token_ids == tuple(best.tolist())
     for row, each in zip(expected, reply.logprobs, strict=True):
         np.testing.assert_allclose([value for _, value in each.top], np.sort(row)[:-6:-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.needs("onnxruntime")
+def test_int8_layers_are_near_float32(seeing: dict[tuple[str, str], Bundle]) -> None:
+    """Rows point almost in the same direction, and are not the same."""
+    towers = [seeing[FAMILY, quantize] for quantize in ("none", "int8")]
+    (piece,) = Sound(Audio(LONG), audio_entry(towers[0]), "it").pieces()
+    exact, found = (encoded(audio_tower(bundle), piece) for bundle in towers)
+    cosines = (exact * found).sum(axis=1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(found, axis=1)
+    assert (found != exact).any()
+    assert cosines.min() > 0.98, cosines
+    formats = {each.format for each in towers[1].manifest.tensors["audio.onnx"].tensors.values()}
+    assert formats == {"int8", "float32"}
 
 
 def test_the_sound_counts(model: Model) -> None:

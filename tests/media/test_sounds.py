@@ -216,7 +216,13 @@ def packed(samples: np.ndarray, rate: int, kind: str, subtype: str | None = None
 
 @pytest.mark.parametrize(
     ("kind", "subtype", "error"),
-    [("FLAC", "PCM_24", 1e-6), ("AIFF", "PCM_16", 1e-4), ("OGG", "VORBIS", 0.05), ("MP3", "MPEG_LAYER_III", 0.05)],
+    [
+        ("FLAC", "PCM_24", 1e-6),
+        ("AIFF", "PCM_16", 1e-4),
+        ("OGG", "VORBIS", 0.05),
+        ("OGG", "OPUS", 0.05),
+        ("MP3", "MPEG_LAYER_III", 0.05),
+    ],
 )
 def test_formats_of_soundfile(kind: str, subtype: str, error: float) -> None:
     both = np.stack([HALF, 0.5 * HALF], axis=1)
