@@ -12,30 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.bundle_format.audio import MOST_SAMPLES, RATE, AudioEntry
+from ondevice.bundle_format.audio import MOST_SAMPLES, RATE
 from ondevice.errors import MissingDependencyError, OndeviceError, PromptError
 from ondevice.media import sounds
 from ondevice.media.sounds import Samples, Sound, converted, converted_length, mel_filters, mel_spectrogram
 from ondevice.text.media_parts import Audio
-from tests.media.sounds_made import riff, tone, wav
+from tests.media.sounds_made import E2B, riff, tone, wav
 
-E2B = AudioEntry(
-    graph="audio.onnx",
-    layers=12,
-    hidden_size=1024,
-    query_heads=8,
-    output_size=1536,
-    mel_bins=128,
-    channels=32,
-    kernel=5,
-    keys=12,
-    logit_cap=50.0,
-    residual_weight=0.5,
-    norm_eps=1e-6,
-    begin_token_id=256_000,
-    audio_token_id=258_881,
-    end_token_id=258_883,
-)
 HALF = tone(0.5)
 
 
