@@ -4,7 +4,7 @@
 
 It goes through the exporter, so its graphs are the real ones; about 2.8 GB, in under a minute. With `--mobile` its
 target has the form of Google's mobile checkpoint: 2, 4 and 8 bits, a scale for each row, static activations. With
-`--towers` it reads pictures: see `benchmarks.media`. `python -m benchmarks.rows DIRECTORY --beside OTHER` compares two
+`--towers` it reads media: see `benchmarks.media`. `python -m benchmarks.rows DIRECTORY --beside OTHER` compares two
 of them in one run, and so does `benchmarks.start`.
 """
 
@@ -23,10 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
+from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import drafter_shapes
 from ondevice.bundle_format.vision import VisionEntry, range_shapes, vision_shapes
 from ondevice_export.bundle_writer import BundleWriter
+from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
@@ -129,6 +131,13 @@ VISION = VisionEntry(
 )  # fmt: skip
 
 
+AUDIO = AudioEntry(
+    graph=audio_towers.AUDIO_GRAPH, layers=12, hidden_size=1024, query_heads=8, output_size=1536, mel_bins=128,
+    channels=32, kernel=5, keys=12, logit_cap=50.0, residual_weight=0.5, norm_eps=1e-6, begin_token_id=256_000,
+    audio_token_id=258_881, end_token_id=258_883,
+)  # fmt: skip
+
+
 class RandomTower(RandomCheckpoint):
     """The same for a tower, whose matrices all differ: ONNX Runtime keeps equal ones once.
 
@@ -142,6 +151,10 @@ class RandomTower(RandomCheckpoint):
     def read(self, name: str) -> FloatArray:
         if name.endswith(("_min", "_max")):
             return np.array(20.0 if name.endswith("_max") else -20.0, np.float32)
+        shape = self._shapes[name]
+        if len(shape) > 1 and name.startswith(audio_towers.TOWER):
+            first = zlib.crc32(name.encode()) % len(self._noise)
+            return np.resize(self._twice[first : first + len(self._noise)], shape)
         own = np.random.default_rng(zlib.crc32(name.encode()))
         spread = np.exp(own.standard_normal(self._shapes[name]) / 2).astype(np.float32)
         return spread * np.float32(VISION.head_dim**-0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1)
@@ -156,11 +169,14 @@ class RandomTower(RandomCheckpoint):
         return self.rows(name, 0, self._shapes[name][0])[indices]
 
 
-def with_tower(target: TargetCheckpoint) -> TargetCheckpoint:
-    """The target with E2B's vision tower, for `GraphFiles.write_vision` alone."""
+def with_towers(target: TargetCheckpoint) -> TargetCheckpoint:
+    """The target with E2B's towers, for `GraphFiles.write_vision` and `write_audio` alone."""
     shapes = vision_shapes(VISION, target.config) | range_shapes(VISION)
-    tower = RandomTower({PREFIX + name: shape for name, shape in shapes.items()})
-    return dataclasses.replace(target, checkpoint=cast(Checkpoint, tower), vision=VISION)
+    tower = RandomTower(
+        {PREFIX + name: shape for name, shape in shapes.items()}
+        | audio_towers.checkpoint_shapes(AUDIO, target.config, clipped=True)
+    )
+    return dataclasses.replace(target, checkpoint=cast(Checkpoint, tower), vision=VISION, audio=AUDIO)
 
 
 SHORTLIST = Shortlist(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])
@@ -184,7 +200,7 @@ def write_bundle(
         target = mobile_model(Path(directory)) if mobile else target_model(Path(directory))
         drafter = _drafter(_config(Path(directory) / "gemma-4-E2B-shape-assistant", DRAFTER), target.config)
         if towers:
-            target = dataclasses.replace(target, vision=VISION)
+            target = dataclasses.replace(target, vision=VISION, audio=AUDIO)
         graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
         table = graphs.write_target(target)
         graphs.write_drafter(drafter, target.config, table)
@@ -192,7 +208,8 @@ def write_bundle(
         if trained is not None:
             graphs.write_heads(trained, target.config, table)
         if towers:
-            graphs.write_vision(VISION, with_tower(target))
+            graphs.write_vision(VISION, with_towers(target))
+            graphs.write_audio(AUDIO, with_towers(target))
         bundle.commit(make_manifest(target, drafter, options, trained), graphs.tensors)
 
 
@@ -239,7 +256,7 @@ def main() -> None:
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
     parser.add_argument("--heads", action="store_true", help="with heads of every kind")
     parser.add_argument("--mobile", action="store_true", help="as Google's mobile checkpoint: 2, 4 and 8 bits")
-    parser.add_argument("--towers", action="store_true", help="with the vision tower")
+    parser.add_argument("--towers", action="store_true", help="with the vision and audio towers")
     arguments = parser.parse_args()
     write_bundle(arguments.directory, arguments.head_bits, arguments.heads, arguments.mobile, arguments.towers)
 

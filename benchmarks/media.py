@@ -1,8 +1,8 @@
-"""Time and memory of a bundle's vision tower, and of the first token of a reply to a prompt with a picture.
+"""Time and memory of a bundle's towers, and of the first token of a reply to a prompt with a picture.
 
-    python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--threads N] [--rounds 3]
+    python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--seconds 1 10 30] [--threads N] [--rounds 3]
 
-If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.3 GB. The least time
+If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.7 GB. The least time
 of a picture is that of its matrix products at the machine's measured peaks: those of the layers at that of 8-bit dot
 products (unless the tower is float32), attention and the rest at that of float32. Memory is resident and beyond that
 before the tower was opened; the peak is that of an encoding, and some of it stays.
@@ -24,11 +24,12 @@ import numpy as np
 from benchmarks import e2b_shape
 from benchmarks.media_products import float_peak
 from benchmarks.memory_watch import Memory
-from ondevice import Image, machine
+from ondevice import Audio, Image, machine
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.audio import RATE
 from ondevice.bundle_format.vision import BUDGETS, VisionEntry
 from ondevice.cli.bench.tables import table
-from ondevice.engines.graph_check import vision_interface
+from ondevice.engines.graph_check import audio_interface, vision_interface
 from ondevice.engines.protocol import Session
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.roofline import RooflineMeasurement
@@ -37,6 +38,7 @@ from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.media.images import Pixels
 from ondevice.media.prompt import MediaEncoder
+from ondevice.media.sounds import Sound
 from ondevice.media.tower import Tower
 from ondevice.model import MEDIA_CACHE_BYTES
 
@@ -99,6 +101,25 @@ def encodings(bundle: Bundle, sizes: Sequence[int], threads: int, rounds: int) -
             seconds.append(time.perf_counter() - started)
             peak = max(peak, machine.peak_rss_bytes())
         found.append(Encoding(pixels.tokens, median(seconds), peak - before, resident() - before))
+    return found
+
+
+def sounds(bundle: Bundle, lengths: Sequence[int], threads: int, rounds: int) -> list[Encoding]:
+    """Encode sounds of so many seconds, spectrograms included, in a tower that is opened now."""
+    audio = bundle.manifest.audio
+    assert audio is not None
+    tower = Tower(bundle, audio.graph, audio_interface(audio, bundle.manifest.target), threads)
+    before, found = resident(), []
+    for length in lengths:
+        samples = np.random.default_rng(0).normal(0, 0.1, length * RATE).astype(np.float32)
+        (piece,), seconds, peak = Sound(Audio(samples, RATE), audio, "it").pieces(), [], 0
+        for _ in range(rounds + 1):  # the first time opens the graph
+            machine.reset_peak_rss()
+            started = time.perf_counter()
+            tower.encode(piece)
+            seconds.append(time.perf_counter() - started)
+            peak = max(peak, machine.peak_rss_bytes())
+        found.append(Encoding(piece.tokens, median(seconds[1:]), peak - before, resident() - before))
     return found
 
 
@@ -168,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", choices=BUDGETS, default=[70, 140, 280, 560])
+    parser.add_argument("--seconds", type=int, nargs="+", default=[1, 10, 30], help="of sounds, at most 30")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args(arguments)
@@ -198,6 +220,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
             [f"prompt with {tokens} soft tokens", "first token ms"], cells, left={f"prompt with {tokens} soft tokens"}
         )
     )
+    if bundle.manifest.audio is None:
+        return
+    heard = sounds(bundle, chosen.seconds, chosen.threads, chosen.rounds)
+    rows = [
+        [
+            str(length),
+            str(each.tokens),
+            f"{1e3 * each.seconds:.0f}",
+            f"{length / each.seconds:.1f}",
+            f"{each.peak / 1e6:.0f}",
+            f"{each.after / 1e6:.0f}",
+        ]
+        for length, each in zip(chosen.seconds, heard, strict=True)
+    ]
+    titles = ["seconds of sound", "soft tokens", "ms", "seconds of sound per second", "peak MB", "MB after"]
+    print("\n" + table(titles, rows, left=()))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from benchmarks.e2b_shape import target_model, with_tower
+from benchmarks.e2b_shape import target_model, with_towers
 from benchmarks.media import picture
 from ondevice import machine
 from ondevice.bundle import Bundle
@@ -46,7 +46,7 @@ TEXT = 64
 def write_float32(directory: Path) -> Path:
     """Write the float32 graph of the random tower; returns its path."""
     graphs = GraphFiles(directory, ExportOptions(quantize="none"), lambda _weights: None)
-    target = with_tower(target_model(directory))
+    target = with_towers(target_model(directory))
     assert target.vision is not None
     graphs.write_vision(target.vision, target)
     return directory / target.vision.graph

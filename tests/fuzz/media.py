@@ -11,14 +11,14 @@ import numpy as np
 import PIL.Image
 import soundfile
 
-from benchmarks.e2b_shape import VISION
+from benchmarks.e2b_shape import AUDIO, VISION
 from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
 from ondevice.text.media_parts import Audio, Image
 from tests.fuzz import child
 from tests.fuzz.mutations import change_bytes
 from tests.media.pictures_made import noise, saved
-from tests.media.sounds_made import E2B, tone, wav
+from tests.media.sounds_made import tone, wav
 
 LENGTH = 131_072
 """Tokens of the context: what is longer would be refused before it is decoded."""
@@ -71,7 +71,7 @@ def _change_header(content: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 
 def _hear(content: bytes) -> None:
-    sound = Sound(Audio(content), E2B, "it")
+    sound = Sound(Audio(content), AUDIO, "it")
     if sum(sound.counts) < LENGTH:
         _check(sound.counts, sound.pieces())
 

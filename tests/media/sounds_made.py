@@ -9,27 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.audio import AudioEntry
-
-E2B = AudioEntry(
-    graph="audio.onnx",
-    layers=12,
-    hidden_size=1024,
-    query_heads=8,
-    output_size=1536,
-    mel_bins=128,
-    channels=32,
-    kernel=5,
-    keys=12,
-    logit_cap=50.0,
-    residual_weight=0.5,
-    norm_eps=1e-6,
-    begin_token_id=256_000,
-    audio_token_id=258_881,
-    end_token_id=258_883,
-)
-"""As published."""
-
 
 def tone(seconds: float, hertz: float = 440.0, rate: int = 16_000) -> NDArray[np.float32]:
     """float32[N]: a tone that becomes louder, so that no two parts are equal."""

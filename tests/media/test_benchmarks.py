@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from benchmarks import media, media_products, media_quality
-from benchmarks.e2b_shape import VISION, target_model, with_tower
+from benchmarks.e2b_shape import VISION, target_model, with_towers
 from ondevice.bundle import Bundle
 from ondevice_export.checkpoint.vision import PREFIX
 
 
 def test_time_and_memory(seeing: dict[tuple[str, str], Bundle], capsys: pytest.CaptureFixture[str]) -> None:
     bundle = seeing["seeing", "int8"]
-    media.main([str(bundle.path), "--tokens", "70", "--rounds", "1", "--threads", "1"])
+    media.main([str(bundle.path), "--tokens", "70", "--seconds", "2", "--rounds", "1", "--threads", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert "GOPS of 8-bit dot products" in lines[0]
     assert [line.split("|")[1].strip() for line in lines if line.startswith("|")] == [
         "soft tokens", "----------:", "70", "prompt with 70 soft tokens", "-" * 37, "text alone", "a new picture",
-        "a picture of another conversation", "a picture earlier in the conversation",
+        "a picture of another conversation", "a picture earlier in the conversation", "seconds of sound",
+        "---------------:", "2",
     ]  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def test_forms_of_products(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_random_tower_has_no_equal_matrices(tmp_path: Path) -> None:
-    tower = with_tower(target_model(tmp_path)).checkpoint
+    tower = with_towers(target_model(tmp_path)).checkpoint
     names = [f"{PREFIX}vision_tower.encoder.layers.{layer}.mlp.up_proj.linear.weight" for layer in range(16)]
     firsts = [tower.rows(name, 0, 1) for name in names]
     assert not any(np.array_equal(a, b) for i, a in enumerate(firsts) for b in firsts[:i])

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.e2b_shape import AUDIO
 from ondevice.bundle_format.audio import MOST_SAMPLES, RATE
 from ondevice.errors import MissingDependencyError, OndeviceError, PromptError
 from ondevice.media import sounds
 from ondevice.media.sounds import Samples, Sound, converted, converted_length, mel_filters, mel_spectrogram
 from ondevice.text.media_parts import Audio
-from tests.media.sounds_made import E2B, riff, tone, wav
+from tests.media.sounds_made import riff, tone, wav
 
 HALF = tone(0.5)
 
@@ -25,7 +26,7 @@ HALF = tone(0.5)
 def pieces(source: Any, rate: int | None = None) -> list[Samples]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sound = Sound(Audio(source, rate), E2B, "it")
+        sound = Sound(Audio(source, rate), AUDIO, "it")
         made = sound.pieces()
     assert [piece.tokens for piece in made] == list(sound.counts)
     for piece in made:
