@@ -13,14 +13,13 @@ from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import DRAFTER_CENTROIDS, DRAFTER_EMBEDDING, DRAFTER_ORDERING
-from ondevice.errors import CheckpointError
 from ondevice_export.graph.attention import CACHE_ROWS, Attention, KeyValue, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.target import embed
 from ondevice_export.graph.weights import Module, Weights
-from ondevice_export.matrices import RowReader, StoredMatrix
+from ondevice_export.matrices import StoredMatrix
 
 
 class DrafterGraph:
@@ -100,23 +99,16 @@ class DrafterGraph:
         """
         builder, module, weights = self._builder, self._module, self._weights
         per_cluster = self._target.vocab_size // shortlist.clusters
-        ordering = self._token_ordering()
+        ordering = weights.ordering(DRAFTER_ORDERING, self._target.vocab_size)
+
+        def ordered_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
+            return weights.checkpoint.picked_rows(DRAFTER_EMBEDDING, ordering[start:stop])
+
         scores = builder.op("Gemm", hidden, module.vector(DRAFTER_CENTROIDS), transB=1)
         clusters = builder.ops("TopK", scores, builder.integers(shortlist.top), axis=-1, outputs=2)[1]
         clusters = builder.reshape(clusters, -1)
-        head = weights.matrix(DRAFTER_EMBEDDING, weights.formats.head, rows=self._ordered_rows(ordering))
+        head = weights.matrix(DRAFTER_EMBEDDING, weights.formats.head, rows=ordered_rows)
         rows = builder.reshape(gather(builder, head, clusters, group=per_cluster), -1, head.width)
         logits = builder.op("MatMul", rows, builder.reshape(hidden, -1, 1))
         ids = module.array(DRAFTER_ORDERING, ordering, (shortlist.clusters, per_cluster))
         return builder.reshape(builder.op("Gather", ids, clusters, axis=0), -1), builder.reshape(logits, -1)
-
-    def _token_ordering(self) -> npt.NDArray[np.int64]:
-        """Token ids in cluster order, int64[V]; CheckpointError unless they are a permutation of 0..V-1."""
-        size = self._target.vocab_size
-        ordering = self._weights.checkpoint.integers(DRAFTER_ORDERING)
-        if not np.array_equal(np.sort(ordering), np.arange(size)):
-            raise CheckpointError(f"{DRAFTER_ORDERING} does not name each of the {size} tokens once")
-        return ordering
-
-    def _ordered_rows(self, ordering: npt.NDArray[np.int64]) -> RowReader:
-        return lambda start, stop: self._weights.checkpoint.picked_rows(DRAFTER_EMBEDDING, ordering[start:stop])
