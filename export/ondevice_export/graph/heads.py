@@ -34,20 +34,19 @@ class HeadsGraph:
         self._weights = weights
         self._module = Module(builder, target, weights)
         self._table = dataclasses.replace(table, name=f"target.{table.name}")
-        self._hidden = builder.input(graph_io.HIDDEN, ir.DataType.FLOAT, [1, target.hidden_size])
+        self._hidden = builder.inputs[graph_io.HIDDEN]
 
     def build(self) -> None:
         """Add the layers of this kind of heads, then the vocabulary projection of their k rows."""
         builder, heads = self._builder, self._heads
         states = {"medusa": self._medusa, "blockwise": self._blockwise, "exit": self._exit}[heads.kind]()
-        size = [heads.offsets, heads.candidates]
         with builder.scope("head"):
             shortlist = heads.shortlist
             candidates, logits = self._whole(states) if shortlist is None else self._shortlisted(states, shortlist)
             if self._target.softcap is not None:
                 logits = softcap(builder, logits, self._target.softcap)
-        builder.output(candidates, graph_io.CANDIDATES, ir.DataType.INT64, size)
-        builder.output(logits, graph_io.LOGITS, ir.DataType.FLOAT, size)
+        builder.output(graph_io.CANDIDATES, candidates)
+        builder.output(graph_io.LOGITS, logits)
 
     def _medusa(self) -> ir.Value:
         """`x + silu(W[j] x)` (Medusa's ResBlock): [1, H] -> [k, H]."""
