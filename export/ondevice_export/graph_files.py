@@ -10,6 +10,14 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ondevice.bundle_format.audio import AudioEntry
+from ondevice.bundle_format.interfaces import (
+    Interface,
+    audio_interface,
+    drafter_interface,
+    heads_interface,
+    target_interface,
+    vision_interface,
+)
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorTable, is_plain
 from ondevice.bundle_format.vision import VisionEntry
@@ -53,48 +61,55 @@ class GraphFiles:
 
     def write_target(self, target: TargetCheckpoint) -> StoredMatrix:
         """Write `target.onnx` and its data; returns the stored token table, which the other graphs read too."""
+        interface = target_interface(target.config, takes_soft_rows=bool(target.vision or target.audio))
+        formats, modules = self._options.target_formats, target.modules
         with self._graph(
-            target.config.graph, target.checkpoint, self._options.target_formats, target.modules, target.prefix
+            target.config.graph, interface, target.checkpoint, formats, modules=modules, prefix=target.prefix
         ) as (builder, weights):
-            graph = TargetGraph(builder, target.config, weights, takes_soft_rows=bool(target.vision or target.audio))
+            graph = TargetGraph(builder, target.config, weights)
             graph.build()
         return graph.table
 
     def write_vision(self, vision: VisionEntry, target: TargetCheckpoint) -> None:
         """Write `vision.onnx` and its data."""
-        formats = self._options.tower_formats
-        with self._graph(vision.graph, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
+        interface, formats = vision_interface(vision, target.config), self._options.tower_formats
+        with self._graph(vision.graph, interface, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
             VisionGraph(builder, vision, target.config, weights).build()
 
     def write_audio(self, audio: AudioEntry, target: TargetCheckpoint) -> None:
         """Write `audio.onnx` and its data."""
-        formats = self._options.tower_formats
-        with self._graph(audio.graph, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
+        interface, formats = audio_interface(audio, target.config), self._options.tower_formats
+        with self._graph(audio.graph, interface, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
             AudioGraph(builder, audio, target.config, weights).build()
 
     def write_drafter(self, drafter: DrafterCheckpoint, target: Target, table: StoredMatrix) -> None:
         """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
-        with self._graph(drafter.config.graph, drafter.checkpoint, self._options.drafter_formats) as (builder, weights):
+        config, formats = drafter.config, self._options.drafter_formats
+        interface = drafter_interface(config, target)
+        with self._graph(config.graph, interface, drafter.checkpoint, formats) as (builder, weights):
             DrafterGraph(builder, drafter.config, target, weights, table).build()
 
     def write_heads(self, heads: HeadsCheckpoint, target: Target, table: StoredMatrix) -> None:
         """Write a graph and its data for each kind of heads; all read the target's `table` instead of a copy."""
         for each in heads.heads:
-            with self._graph(each.graph, heads.checkpoint, self._options.drafter_formats) as (builder, weights):
+            interface, formats = heads_interface(each, target), self._options.drafter_formats
+            with self._graph(each.graph, interface, heads.checkpoint, formats) as (builder, weights):
                 HeadsGraph(builder, each, target, weights, table).build()
 
     @contextmanager
     def _graph(
         self,
         name: str,
+        interface: Interface,
         checkpoint: Checkpoint,
         formats: Formats,
+        *,
         modules: QuantizedModules | None = None,
         prefix: str = "",
     ) -> Iterator[tuple[GraphBuilder, Weights]]:
         """Give a graph builder and its weights; the graph is saved after all weights have been written."""
         path, data = self._directory / name, f"{name}.data"
-        builder = GraphBuilder(path.stem)
+        builder = GraphBuilder(path.stem, interface)
         with DataFile(self._directory / data) as file, MatrixWriter(self._advance) as writer:
             weights = Weights(checkpoint, file, writer, formats=formats, modules=modules, prefix=prefix)
             yield builder, weights

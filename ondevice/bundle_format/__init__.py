@@ -7,5 +7,6 @@ first: all of `bundle.json`.
     vision         the vision tower: configuration, tensors
     tensor_table   name, shape, format and place of every tensor, checked against the configuration
     weight_format  bits, block length and bytes of quantised matrices
-    graph_io       names of the inputs and outputs of the ONNX graphs
+    graph_io       names and meaning of the inputs and outputs of the ONNX graphs
+    interfaces     their types and shapes, as they follow from the configuration
 """

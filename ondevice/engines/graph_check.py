@@ -15,27 +15,17 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.audio import AudioEntry
-from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.interfaces import CACHE_ROWS, OPEN, Interface, Tensor
 from ondevice.bundle_format.manifest import Manifest
-from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
-from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import BundleCorruptError
-
-Shape = tuple[int | None, ...]
-"""Sizes of a tensor's dimensions; None for a dimension whose size is known at run time only."""
 
 MOST_PADDING = 1 << 10
 """Most rows that a graph adds to a tensor: those of a block of the audio tower."""
 
 MOST_BYTES = 1 << 24
 """Largest graph file that is read, in bytes. Weights are in data files, so real ones have a few hundred kilobytes."""
-
-_KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
-_PARTS: tuple[Literal["key", "value"], ...] = ("key", "value")
 
 _FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
 """Values of onnx.AttributeProto.AttributeType that exported graphs use."""
@@ -55,37 +45,14 @@ _NODES, _INITIALISERS, _INPUTS, _OUTPUTS, _VALUES, _SPARSE = 1, 5, 11, 12, 13, 1
 _RAW, _PLACE, _IS_EXTERNAL = 9, 13, 14
 """Fields of onnx.TensorProto."""
 
-FLOAT, UINT8, INT8, INT64, BOOL, FLOAT16, BFLOAT16 = 1, 2, 3, 7, 9, 10, 16
+_TYPES = {1: "float32", 2: "uint8", 3: "int8", 7: "int64", 9: "bool", 10: "float16", 16: "bfloat16"}
 """Values of onnx.TensorProto.DataType that exported graphs use."""
 
-_NAMES = {
-    FLOAT: "float32", UINT8: "uint8", INT8: "int8", INT64: "int64", BOOL: "bool", FLOAT16: "float16",
-    BFLOAT16: "bfloat16",
-}  # fmt: skip
-
-_WIDTHS = {FLOAT: 4, UINT8: 1, INT8: 1, INT64: 8, FLOAT16: 2, BFLOAT16: 2}
-"""Bytes of an element, for the data types of initialisers."""
+_WIDTHS = {"float32": 4, "uint8": 1, "int8": 1, "int64": 8, "float16": 2, "bfloat16": 2}
+"""Bytes of an element, for the element types of initialisers."""
 
 _MOST_DIMENSIONS = 8
 """Most dimensions of an initialiser; exported ones have four at most."""
-
-
-class Tensor(NamedTuple):
-    """Element type (onnx.TensorProto.DataType) and shape."""
-
-    dtype: int
-    shape: Shape
-
-    def __str__(self) -> str:
-        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"{_NAMES.get(self.dtype, f'type {self.dtype}')}[{sizes}]"
-
-
-class Interface(NamedTuple):
-    """The element types and shapes of a graph's inputs and outputs by name."""
-
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
 
 
 def check_graph(path: Path, manifest: Manifest, expected: Interface) -> None:
@@ -126,73 +93,14 @@ def check_interface(graph: str, found: Interface, expected: Interface) -> None:
     """
     for there, here in zip(found, expected, strict=True):
         for name in sorted(there.keys() | here.keys()):
-            if there.get(name) == here.get(name):
+            expects = here[name].unnamed() if name in here else None
+            if there.get(name) == expects:
                 continue
             if name in there and name in here:
-                difference = f"{name} is {there[name]!s:.99}, bundle.json makes it {here[name]}"
+                difference = f"{name} is {there[name]!s:.99}, bundle.json makes it {expects}"
             else:
                 difference = f"{name!r:.99} is in {'the graph' if name in there else 'bundle.json'} alone"
             raise BundleCorruptError(f"bundle.json and {graph} disagree ({difference}): export the bundle again")
-
-
-def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interface:
-    """The inputs and outputs of the target's graph that follow from its configuration."""
-    caches = {layer: Tensor(FLOAT, (1, None, target.layers[layer].kv_width)) for layer in target.kv_layers()}
-    rows = Tensor(INT64, (None,))
-    inputs = dict.fromkeys((graph_io.TOKEN_IDS, graph_io.POSITIONS, graph_io.WANTED), rows)
-    inputs |= {graph_io.write_index(kind): Tensor(INT64, (1,)) for kind in _KINDS}
-    inputs |= {graph_io.mask(kind): Tensor(BOOL, (None, None)) for kind in _KINDS}
-    inputs |= {graph_io.past(layer, part): cache for layer, cache in caches.items() for part in _PARTS}
-    if takes_soft_rows:
-        inputs |= {graph_io.SOFT_ROWS: Tensor(FLOAT, (None, target.hidden_size)), graph_io.EMBEDDING_SOURCE: rows}
-    outputs = {
-        graph_io.LOGITS: Tensor(FLOAT, (None, target.vocab_size)),
-        graph_io.HIDDEN: Tensor(FLOAT, (None, target.hidden_size)),
-    }
-    outputs |= {graph_io.present(layer, part): cache for layer, cache in caches.items() for part in _PARTS}
-    return Interface(inputs, outputs)
-
-
-def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
-    """The inputs and outputs of the drafter's graph that follow from its configuration.
-
-    The width of a cache that no layer of the drafter reads is open.
-    """
-    one, row = Tensor(INT64, (1,)), Tensor(FLOAT, (1, target.hidden_size))
-    inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
-    read = {layer.kind: layer.kv_width for layer in drafter.layers}
-    for kind in _KINDS:
-        cache = Tensor(FLOAT, (1, None, read.get(kind)))
-        inputs |= {graph_io.mask(kind): Tensor(BOOL, (1, None))}
-        inputs |= {graph_io.shared(kind, part): cache for part in _PARTS}
-    scored: Shape = (drafter.candidates,)
-    outputs = {
-        graph_io.CANDIDATES: Tensor(INT64, scored),
-        graph_io.LOGITS: Tensor(FLOAT, scored),
-        graph_io.NEXT_HIDDEN: row,
-    }
-    return Interface(inputs, outputs)
-
-
-def heads_interface(heads: HeadsEntry, target: Target) -> Interface:
-    """The inputs and outputs of a graph of heads that follow from its configuration."""
-    scored: Shape = (heads.offsets, heads.candidates)
-    outputs = {graph_io.CANDIDATES: Tensor(INT64, scored), graph_io.LOGITS: Tensor(FLOAT, scored)}
-    return Interface({graph_io.HIDDEN: Tensor(FLOAT, (1, target.hidden_size))}, outputs)
-
-
-def vision_interface(vision: VisionEntry, target: Target) -> Interface:
-    """The inputs and outputs of the vision tower's graph that follow from its configuration."""
-    place = Tensor(INT64, (None,))
-    patches = Tensor(FLOAT, (None, 3 * vision.patch**2))
-    inputs = {graph_io.PATCHES: patches, graph_io.COLUMN: place, graph_io.ROW: place}
-    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor(FLOAT, (None, target.hidden_size))})
-
-
-def audio_interface(audio: AudioEntry, target: Target) -> Interface:
-    """The inputs and outputs of the audio tower's graph that follow from its configuration."""
-    inputs = {graph_io.MEL: Tensor(FLOAT, (None, audio.mel_bins))}
-    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor(FLOAT, (None, target.hidden_size))})
 
 
 def _tensors(graph: Message, field: int) -> dict[str, Tensor]:
@@ -210,9 +118,13 @@ def _tensors(graph: Message, field: int) -> dict[str, Tensor]:
         dimensions = list(tensor.message(2).messages(1))
         if any(dimension.fields not in ({1}, {2}) for dimension in dimensions):
             raise MalformedError(f"a dimension of {name!r:.99} has no size")
-        sizes = (dimension.integer(1) if 1 in dimension.fields else None for dimension in dimensions)
-        found[name] = Tensor(tensor.integer(1), tuple(sizes))
+        sizes = (dimension.integer(1) if 1 in dimension.fields else OPEN for dimension in dimensions)
+        found[name] = Tensor(_type(tensor.integer(1)), tuple(sizes))
     return found
+
+
+def _type(number: int) -> str:
+    return _TYPES.get(number, f"type {number}")
 
 
 class _Constants:
@@ -240,7 +152,7 @@ class _Constants:
             MalformedError: its name occurs twice, its size is not that of its shape, or it names another file or bytes
                 outside the file.
         """
-        name, dtype, shape = tensor.string(8), tensor.integer(2), tensor.integers(1)
+        name, dtype, shape = tensor.string(8), _type(tensor.integer(2)), tensor.integers(1)
         if name in self._tensors or dtype not in _WIDTHS or len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
             raise MalformedError(f"{name!r:.99} occurs twice, or is of an unknown type or shape")
         self._tensors[name] = Tensor(dtype, shape)
@@ -251,7 +163,7 @@ class _Constants:
         content = tensor.bytes(_RAW)
         if len(content) != 1 or len(content[0]) != size:
             raise MalformedError(f"{name!r:.99} has not the size of its shape, {size} bytes")
-        if dtype == INT64:
+        if dtype == "int64":
             self.numbers[name] = tuple(number for (number,) in struct.iter_unpack("<q", content[0]))
             if any(abs(number) > self._most for number in self.numbers[name]):
                 raise MalformedError(f"{name!r:.99} has a number above {self._most}")
@@ -293,7 +205,7 @@ class _Constants:
             ):
                 raise MalformedError("an Expand has no constant shape or one too large")
 
-    def _most_of(self, name: str, shape: Shape) -> int:
+    def _most_of(self, name: str, shape: tuple[int, ...]) -> int:
         """Most elements of the shape that this input of an Expand may get."""
         source = self._tensors.get(name)
         one = source is not None and source.shape in ((), (1,))
@@ -318,7 +230,7 @@ def _check_node(node: Message, constants: _Constants) -> None:
     if op not in graph_io.OPERATORS.get(node.string(7), ()):
         raise MalformedError(f"{op!r:.99} is not an operator of exported graphs")
     constants.check_growth(op, inputs)
-    if op == "TensorScatter" and not {graph_io.write_index(kind) for kind in _KINDS}.intersection(inputs[2:]):
+    if op == "TensorScatter" and not {graph_io.write_index(kind) for kind in CACHE_ROWS}.intersection(inputs[2:]):
         raise MalformedError("a TensorScatter has no write_index")
     for attribute in node.messages(5):
         name, kind = attribute.string(1), attribute.integer(20)

@@ -28,14 +28,9 @@ from ondevice.arrays import Float32Array, Int64Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.interfaces import Interface, drafter_interface, heads_interface, target_interface
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
-from ondevice.engines.graph_check import (
-    Interface,
-    check_graph,
-    drafter_interface,
-    heads_interface,
-    target_interface,
-)
+from ondevice.engines.graph_check import check_graph
 from ondevice.engines.kv_cache import KINDS, KVCache, Views, attention_mask, first_drafted, make_caches
 from ondevice.engines.layer_path import PathMemory
 from ondevice.engines.protocol import (

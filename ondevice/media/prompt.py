@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ondevice.bundle import Bundle
-from ondevice.engines.graph_check import audio_interface, vision_interface
+from ondevice.bundle_format.interfaces import audio_interface, vision_interface
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.generate.request import SoftTokens
 from ondevice.media.encoded import EncodedMedia

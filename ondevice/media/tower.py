@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
-from ondevice.engines.graph_check import Interface
+from ondevice.bundle_format.interfaces import Interface
 from ondevice.errors import BundleCorruptError, MissingDependencyError, reason
 from ondevice.media.encoded import Cancelled
 

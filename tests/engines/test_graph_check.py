@@ -17,20 +17,20 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ondevice.bundle import MANIFEST, Bundle
-from ondevice.bundle_format.manifest import Manifest
-from ondevice.engines import graph_check
-from ondevice.engines.graph_check import (
-    FLOAT,
-    INT64,
+from ondevice.bundle_format.interfaces import (
     Interface,
-    MalformedError,
-    Message,
     Tensor,
-    check_graph,
-    check_interface,
     drafter_interface,
     heads_interface,
     target_interface,
+)
+from ondevice.bundle_format.manifest import Manifest
+from ondevice.engines import graph_check
+from ondevice.engines.graph_check import (
+    MalformedError,
+    Message,
+    check_graph,
+    check_interface,
 )
 from ondevice.errors import BundleCorruptError
 
@@ -195,7 +195,7 @@ def an_initialiser_twice(model: onnx.ModelProto) -> None:
 
 def shape_of_a_node(model: onnx.ModelProto) -> None:
     name = model.graph.node[0].output[0]
-    model.graph.value_info.append(helper.make_tensor_value_info(name, FLOAT, [GIANT, 192]))
+    model.graph.value_info.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [GIANT, 192]))
 
 
 def another_shape_of_an_initialiser(model: onnx.ModelProto) -> None:
@@ -418,18 +418,20 @@ def test_a_graph_of_another_model(copy: Path) -> None:
 
 
 def test_interfaces_of_a_graph_are_compared() -> None:
-    x, y = Tensor(FLOAT, (1, None)), Tensor(INT64, (None, 64))
+    x, y = Tensor("float32", (1, "?")), Tensor("int64", ("?", 64))
     expected = Interface({"x": x}, {"y": y})
     check_interface("g", Interface({"x": x}, {"y": y}), expected)
     wrong = {
         r"y is int64\[\?, 65\], bundle\.json makes it int64\[\?, 64\]": Interface(
-            {"x": x}, {"y": Tensor(INT64, (None, 65))}
+            {"x": x}, {"y": Tensor("int64", ("?", 65))}
         ),
-        r"y is int64\[\?, \?\], bundle\.json makes": Interface({"x": x}, {"y": Tensor(INT64, (None, None))}),
-        r"x is float32\[1\], bundle\.json makes it float32\[1, \?\]": Interface({"x": Tensor(FLOAT, (1,))}, {"y": y}),
-        r"x is float32\[1, 5\], bundle\.json makes": Interface({"x": Tensor(FLOAT, (1, 5))}, {"y": y}),
-        r"x is int64\[1, \?\], bundle\.json makes": Interface({"x": Tensor(INT64, (1, None))}, {"y": y}),
-        r"x is type 77\[1, \?\], bundle\.json makes": Interface({"x": Tensor(77, (1, None))}, {"y": y}),
+        r"y is int64\[\?, \?\], bundle\.json makes": Interface({"x": x}, {"y": Tensor("int64", ("?", "?"))}),
+        r"x is float32\[1\], bundle\.json makes it float32\[1, \?\]": Interface(
+            {"x": Tensor("float32", (1,))}, {"y": y}
+        ),
+        r"x is float32\[1, 5\], bundle\.json makes": Interface({"x": Tensor("float32", (1, 5))}, {"y": y}),
+        r"x is int64\[1, \?\], bundle\.json makes": Interface({"x": Tensor("int64", (1, "?"))}, {"y": y}),
+        r"x is type 77\[1, \?\], bundle\.json makes": Interface({"x": Tensor("type 77", (1, "?"))}, {"y": y}),
         r"'z\\n' is in the graph alone": Interface({"x": x, "z\n": x}, {"y": y}),
         r"'y' is in bundle\.json alone": Interface({"x": x}, {}),
     }

@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.interfaces import Interface
 from ondevice_export import export
 from ondevice_export.graph.graph_builder import GraphBuilder
 from tests.export.conftest import Pair
@@ -88,7 +89,7 @@ def test_drafter_signature(pair: Pair) -> None:
 
 def test_an_operator_that_engines_refuse_is_not_written() -> None:
     with pytest.raises(ValueError, match=r"ConstantOfShape is not one of graph_io\.OPERATORS"):
-        GraphBuilder("g").op("ConstantOfShape")
+        GraphBuilder("g", Interface({}, {})).op("ConstantOfShape")
 
 
 @pytest.mark.parametrize("name", ["target.onnx", "drafter.onnx"])

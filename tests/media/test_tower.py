@@ -13,7 +13,8 @@ import pytest
 import ondevice
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
-from ondevice.engines.graph_check import check_graph, vision_interface
+from ondevice.bundle_format.interfaces import vision_interface
+from ondevice.engines.graph_check import check_graph
 from ondevice.errors import BundleCorruptError, CheckpointError
 from ondevice.media.images import Pixels
 from ondevice_export import export

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
-from ondevice.engines.graph_check import audio_interface, vision_interface
+from ondevice.bundle_format.interfaces import audio_interface, vision_interface
 from ondevice.media.tower import Piece, Tower
 
 

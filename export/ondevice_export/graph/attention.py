@@ -13,9 +13,6 @@ from ondevice.bundle_format.model_config import LayerConfig, Rope
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.weights import Module
 
-CACHE_ROWS: Mapping[AttentionKind, str] = {"full": "Sf", "sliding": "Ss"}
-"""Name of the symbolic dimension S of the caches and masks of each attention kind."""
-
 
 @dataclass(frozen=True)
 class KeyValue:

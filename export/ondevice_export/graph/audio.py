@@ -52,7 +52,7 @@ class AudioGraph:
         self._builder, self._config, self._target, self._weights = builder, config, target, weights
         self._module = Module(builder, config, weights)
         self._linears = ClippedLinears(builder, weights)
-        self._mel = builder.input(graph_io.MEL, ir.DataType.FLOAT, ["F", config.mel_bins])
+        self._mel = builder.inputs[graph_io.MEL]
 
     def build(self) -> None:
         """Add all nodes from the spectrogram to soft rows."""
@@ -68,7 +68,7 @@ class AudioGraph:
         with builder.scope("project"):
             hidden = builder.op("Slice", hidden, builder.integers(0), count, builder.integers(0))
             rows = self._project(hidden)
-        builder.output(rows, graph_io.SOFT_ROWS, ir.DataType.FLOAT, ["S", self._target.hidden_size])
+        builder.output(graph_io.SOFT_ROWS, rows)
 
     def _subsample(self) -> ir.Value:
         """Two convolutions that halve time and frequency, and a linear layer: [F, B] -> [T, D].

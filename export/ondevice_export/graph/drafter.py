@@ -10,17 +10,16 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.interfaces import CACHE_ROWS
 from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import DRAFTER_CENTROIDS, DRAFTER_EMBEDDING, DRAFTER_ORDERING
-from ondevice.errors import CheckpointError
-from ondevice_export.graph.attention import CACHE_ROWS, Attention, KeyValue, TokenRows
+from ondevice_export.graph.attention import Attention, KeyValue, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.target import embed
 from ondevice_export.graph.weights import Module, Weights
-from ondevice_export.matrices import RowReader, StoredMatrix
+from ondevice_export.matrices import StoredMatrix
 
 
 class DrafterGraph:
@@ -41,19 +40,19 @@ class DrafterGraph:
         self._module = Module(builder, config, weights)
         # Both models call their table model.embed_tokens.weight.
         self._table = dataclasses.replace(table, name=f"target.{table.name}")
-        self._id = builder.input(graph_io.TOKEN_ID, ir.DataType.INT64, [1])
-        self._hidden = builder.input(graph_io.HIDDEN, ir.DataType.FLOAT, [1, target.hidden_size])
-        position = builder.input(graph_io.POSITION, ir.DataType.INT64, [1])
-        masks = {
-            kind: builder.input(graph_io.mask(kind), ir.DataType.BOOL, [1, CACHE_ROWS[kind]]) for kind in CACHE_ROWS
+        inputs = builder.inputs
+        masks = {kind: inputs[graph_io.mask(kind)] for kind in CACHE_ROWS}
+        self._rows = TokenRows(builder, inputs[graph_io.POSITION], masks, config.rope)
+        self._caches = {
+            kind: KeyValue(inputs[graph_io.shared(kind, "key")], inputs[graph_io.shared(kind, "value")])
+            for kind in CACHE_ROWS
         }
-        self._rows = TokenRows(builder, position, masks, config.rope)
-        self._caches = {kind: self._cache(kind) for kind in CACHE_ROWS}
 
     def build(self) -> None:
         """`h = pre_projection(concat(embed(token), hidden))`, the layers, the norm, then head and post_projection."""
         builder, config, target, module = self._builder, self._config, self._target, self._module
-        joined = builder.op("Concat", embed(builder, target, self._table, self._id), self._hidden, axis=-1)
+        embedded = embed(builder, target, self._table, builder.inputs[graph_io.TOKEN_ID])
+        joined = builder.op("Concat", embedded, builder.inputs[graph_io.HIDDEN], axis=-1)
         hidden = module.linear(joined, "pre_projection")
         for index in range(len(config.layers)):
             hidden = self._layer(index, hidden)
@@ -64,19 +63,9 @@ class DrafterGraph:
                 self._whole_head(hidden) if shortlist is None else self._centroid_head(hidden, shortlist)
             )
         following = module.linear(hidden, "post_projection")
-        builder.output(candidates, graph_io.CANDIDATES, ir.DataType.INT64, [config.candidates])
-        builder.output(logits, graph_io.LOGITS, ir.DataType.FLOAT, [config.candidates])
-        builder.output(following, graph_io.NEXT_HIDDEN, ir.DataType.FLOAT, [1, target.hidden_size])
-
-    def _cache(self, kind: AttentionKind) -> KeyValue:
-        """Graph inputs for the target's shared cache of one kind, as wide as the drafter's layers of that kind."""
-        layer = next((layer for layer in self._config.layers if layer.kind == kind), None)
-        width: int | str = "W" if layer is None else layer.kv_width
-        shape: list[int | str] = [1, CACHE_ROWS[kind], width]
-        return KeyValue(
-            self._builder.input(graph_io.shared(kind, "key"), ir.DataType.FLOAT, shape),
-            self._builder.input(graph_io.shared(kind, "value"), ir.DataType.FLOAT, shape),
-        )
+        builder.output(graph_io.CANDIDATES, candidates)
+        builder.output(graph_io.LOGITS, logits)
+        builder.output(graph_io.NEXT_HIDDEN, following)
 
     def _layer(self, index: int, hidden: ir.Value) -> ir.Value:
         module = self._module.at(f"model.layers.{index}.")
@@ -100,23 +89,16 @@ class DrafterGraph:
         """
         builder, module, weights = self._builder, self._module, self._weights
         per_cluster = self._target.vocab_size // shortlist.clusters
-        ordering = self._token_ordering()
+        ordering = weights.ordering(DRAFTER_ORDERING, self._target.vocab_size)
+
+        def ordered_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
+            return weights.checkpoint.picked_rows(DRAFTER_EMBEDDING, ordering[start:stop])
+
         scores = builder.op("Gemm", hidden, module.vector(DRAFTER_CENTROIDS), transB=1)
         clusters = builder.ops("TopK", scores, builder.integers(shortlist.top), axis=-1, outputs=2)[1]
         clusters = builder.reshape(clusters, -1)
-        head = weights.matrix(DRAFTER_EMBEDDING, weights.formats.head, rows=self._ordered_rows(ordering))
+        head = weights.matrix(DRAFTER_EMBEDDING, weights.formats.head, rows=ordered_rows)
         rows = builder.reshape(gather(builder, head, clusters, group=per_cluster), -1, head.width)
         logits = builder.op("MatMul", rows, builder.reshape(hidden, -1, 1))
         ids = module.array(DRAFTER_ORDERING, ordering, (shortlist.clusters, per_cluster))
         return builder.reshape(builder.op("Gather", ids, clusters, axis=0), -1), builder.reshape(logits, -1)
-
-    def _token_ordering(self) -> npt.NDArray[np.int64]:
-        """Token ids in cluster order, int64[V]; CheckpointError unless they are a permutation of 0..V-1."""
-        size = self._target.vocab_size
-        ordering = self._weights.checkpoint.integers(DRAFTER_ORDERING)
-        if not np.array_equal(np.sort(ordering), np.arange(size)):
-            raise CheckpointError(f"{DRAFTER_ORDERING} does not name each of the {size} tokens once")
-        return ordering
-
-    def _ordered_rows(self, ordering: npt.NDArray[np.int64]) -> RowReader:
-        return lambda start, stop: self._weights.checkpoint.picked_rows(DRAFTER_EMBEDDING, ordering[start:stop])

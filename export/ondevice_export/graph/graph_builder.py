@@ -12,19 +12,30 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.interfaces import Interface, Tensor
 from ondevice_export.data_file import Region
 
 CONTRIB = "com.microsoft"
 _IR_VERSION = 11
-Dimension = int | str
+_TYPES = {"float32": ir.DataType.FLOAT, "int64": ir.DataType.INT64, "bool": ir.DataType.BOOL}
 
 
 class GraphBuilder:
-    """One graph under construction; every method that adds a node returns the node's output value."""
+    """One graph under construction; every method that adds a node returns the node's output value.
 
-    def __init__(self, name: str) -> None:
+    Attributes:
+        inputs: the graph's inputs by name.
+    """
+
+    def __init__(self, name: str, interface: Interface) -> None:
+        """
+        Args:
+            name: name of the graph.
+            interface: its inputs and outputs.
+        """
         self.name = name
-        self._inputs: list[ir.Value] = []
+        self.inputs = {each: _value(each, tensor) for each, tensor in interface.inputs.items()}
+        self._interface = interface
         self._outputs: list[ir.Value] = []
         self._nodes: list[ir.Node] = []
         self._initializers: dict[str, ir.Value] = {}
@@ -39,15 +50,10 @@ class GraphBuilder:
         finally:
             self._scope.pop()
 
-    def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> ir.Value:
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self._inputs.append(value)
-        return value
-
-    def output(self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> None:
-        value.name = name
-        value.type = ir.TensorType(dtype)
-        value.shape = ir.Shape(shape)
+    def output(self, name: str, value: ir.Value) -> None:
+        """Make a value the output of this name."""
+        like = _value(name, self._interface.outputs[name])
+        value.name, value.type, value.shape = name, like.type, like.shape
         self._outputs.append(value)
 
     def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any) -> ir.Value:
@@ -93,7 +99,7 @@ class GraphBuilder:
     def model(self, producer_version: str) -> ir.Model:
         """The finished model."""
         graph = ir.Graph(
-            self._inputs,
+            list(self.inputs.values()),
             self._outputs,
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
@@ -113,6 +119,10 @@ class GraphBuilder:
         elif not _same(known.const_value, tensor):
             raise ValueError(f"graph {self.name} has two initialisers called {name}")
         return known
+
+
+def _value(name: str, tensor: Tensor) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(_TYPES[tensor.dtype]), shape=ir.Shape(tensor.shape))
 
 
 def _same(one: ir.TensorProtocol | None, other: ir.TensorProtocol) -> bool:

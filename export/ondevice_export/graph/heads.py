@@ -10,7 +10,6 @@ import onnx_ir as ir
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import CENTROIDS, ORDERING
-from ondevice.errors import CheckpointError
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.target import softcap
@@ -35,20 +34,19 @@ class HeadsGraph:
         self._weights = weights
         self._module = Module(builder, target, weights)
         self._table = dataclasses.replace(table, name=f"target.{table.name}")
-        self._hidden = builder.input(graph_io.HIDDEN, ir.DataType.FLOAT, [1, target.hidden_size])
+        self._hidden = builder.inputs[graph_io.HIDDEN]
 
     def build(self) -> None:
         """Add the layers of this kind of heads, then the vocabulary projection of their k rows."""
         builder, heads = self._builder, self._heads
         states = {"medusa": self._medusa, "blockwise": self._blockwise, "exit": self._exit}[heads.kind]()
-        size = [heads.offsets, heads.candidates]
         with builder.scope("head"):
             shortlist = heads.shortlist
             candidates, logits = self._whole(states) if shortlist is None else self._shortlisted(states, shortlist)
             if self._target.softcap is not None:
                 logits = softcap(builder, logits, self._target.softcap)
-        builder.output(candidates, graph_io.CANDIDATES, ir.DataType.INT64, size)
-        builder.output(logits, graph_io.LOGITS, ir.DataType.FLOAT, size)
+        builder.output(graph_io.CANDIDATES, candidates)
+        builder.output(graph_io.LOGITS, logits)
 
     def _medusa(self) -> ir.Value:
         """`x + silu(W[j] x)` (Medusa's ResBlock): [1, H] -> [k, H]."""
@@ -91,15 +89,8 @@ class HeadsGraph:
         per_cluster, count = size // shortlist.clusters, self._heads.candidates
         scores = linear(builder, states, self._module.matrix(CENTROIDS))
         best = builder.ops("TopK", scores, builder.integers(shortlist.top), axis=-1, outputs=2)[1]
-        ids = self._module.array(ORDERING, self._ordering(), (shortlist.clusters, per_cluster))
+        ids = self._module.array(ORDERING, self._weights.ordering(ORDERING, size), (shortlist.clusters, per_cluster))
         candidates = builder.reshape(builder.op("Gather", ids, best, axis=0), self._heads.offsets, count)
         rows = gather(builder, self._table, candidates)
         column = builder.op("Unsqueeze", states, builder.integers(2))
         return candidates, builder.reshape(builder.op("MatMul", rows, column), self._heads.offsets, count)
-
-    def _ordering(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Token ids in cluster order, int64[V]; CheckpointError unless each id occurs exactly once."""
-        ordering = self._weights.checkpoint.integers(ORDERING)
-        if not np.array_equal(np.sort(ordering), np.arange(self._target.vocab_size)):
-            raise CheckpointError(f"{ORDERING} does not name each of the {self._target.vocab_size} tokens once")
-        return ordering

@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.model_config import LayerConfig, Target
+from ondevice.bundle_format.interfaces import CACHE_ROWS
+from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
-from ondevice_export.graph.attention import CACHE_ROWS, Attention, KeyValue, TokenRows
+from ondevice_export.graph.attention import Attention, KeyValue, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer, per_layer_inputs
 from ondevice_export.graph.matrix import gather, linear
@@ -52,29 +53,14 @@ class TargetGraph:
         table: the tied token table, which the graphs of the drafter and the heads read too.
     """
 
-    def __init__(self, builder: GraphBuilder, config: Target, weights: Weights, *, takes_soft_rows: bool) -> None:
-        """
-        Args:
-            builder: the new graph.
-            config: the target.
-            weights: stores its tensors.
-            takes_soft_rows: whether rows may come with embeddings of their own, as those of pictures do.
-        """
+    def __init__(self, builder: GraphBuilder, config: Target, weights: Weights) -> None:
         self._module = Module(builder, config, weights)
         self._builder = builder
         self._config = config
-        self._ids = builder.input(graph_io.TOKEN_IDS, ir.DataType.INT64, ["T"])
-        positions = builder.input(graph_io.POSITIONS, ir.DataType.INT64, ["T"])
-        self._wanted = builder.input(graph_io.WANTED, ir.DataType.INT64, ["R"])
-        self._index = {kind: builder.input(graph_io.write_index(kind), ir.DataType.INT64, [1]) for kind in CACHE_ROWS}
-        masks = {
-            kind: builder.input(graph_io.mask(kind), ir.DataType.BOOL, ["T", CACHE_ROWS[kind]]) for kind in CACHE_ROWS
-        }
-        self._rows = TokenRows(builder, positions, masks, config.rope)
-        self._soft: tuple[ir.Value, ir.Value] | None = None
-        if takes_soft_rows:
-            rows = builder.input(graph_io.SOFT_ROWS, ir.DataType.FLOAT, ["S", config.hidden_size])
-            self._soft = rows, builder.input(graph_io.EMBEDDING_SOURCE, ir.DataType.INT64, ["T"])
+        self._inputs = inputs = builder.inputs
+        self._ids, self._wanted = inputs[graph_io.TOKEN_IDS], inputs[graph_io.WANTED]
+        masks = {kind: inputs[graph_io.mask(kind)] for kind in CACHE_ROWS}
+        self._rows = TokenRows(builder, inputs[graph_io.POSITIONS], masks, config.rope)
         self._caches: dict[int, KeyValue] = {}
         self.table = weights.matrix(EMBEDDING, weights.formats.head)
         self._head = self.table if config.tied else weights.matrix(HEAD, weights.formats.head)
@@ -100,20 +86,18 @@ class TargetGraph:
         logits = linear(builder, hidden, self._head)
         if config.softcap is not None:
             logits = softcap(builder, logits, config.softcap)
-        builder.output(logits, graph_io.LOGITS, ir.DataType.FLOAT, ["R", config.vocab_size])
-        builder.output(hidden, graph_io.HIDDEN, ir.DataType.FLOAT, ["R", config.hidden_size])
+        builder.output(graph_io.LOGITS, logits)
+        builder.output(graph_io.HIDDEN, hidden)
         for index, cache in self._caches.items():
-            shape = _cache_shape(config.layers[index])
-            builder.output(cache.key, graph_io.present(index, "key"), ir.DataType.FLOAT, shape)
-            builder.output(cache.value, graph_io.present(index, "value"), ir.DataType.FLOAT, shape)
+            builder.output(graph_io.present(index, "key"), cache.key)
+            builder.output(graph_io.present(index, "value"), cache.value)
 
     def _embed(self) -> _Stream:
         with self._builder.scope("embed"):
             hidden = embed(self._builder, self._config, self.table, self._ids)
-            if self._soft is not None:
-                rows, source = self._soft
-                every = self._builder.op("Concat", hidden, rows, axis=0)
-                hidden = self._builder.op("Gather", every, source, axis=0)
+            if graph_io.SOFT_ROWS in self._inputs:
+                every = self._builder.op("Concat", hidden, self._inputs[graph_io.SOFT_ROWS], axis=0)
+                hidden = self._builder.op("Gather", every, self._inputs[graph_io.EMBEDDING_SOURCE], axis=0)
             per_layer = None
             if self._config.ple_size:
                 per_layer = per_layer_inputs(self._module, self._config, self._ids, hidden)
@@ -134,18 +118,7 @@ class TargetGraph:
         layer = self._config.layers[index]
         attention = Attention(module, layer)
         if layer.kv_source == index:
-            self._caches[index] = self._past(index).write(
-                self._builder, attention.new_rows(x, rows, k_eq_v=layer.k_eq_v), self._index[layer.kind]
-            )
+            past = KeyValue(self._inputs[graph_io.past(index, "key")], self._inputs[graph_io.past(index, "value")])
+            new = attention.new_rows(x, rows, k_eq_v=layer.k_eq_v)
+            self._caches[index] = past.write(self._builder, new, self._inputs[graph_io.write_index(layer.kind)])
         return attention.attend(x, rows, self._caches[layer.kv_source])
-
-    def _past(self, index: int) -> KeyValue:
-        shape = _cache_shape(self._config.layers[index])
-        return KeyValue(
-            self._builder.input(graph_io.past(index, "key"), ir.DataType.FLOAT, shape),
-            self._builder.input(graph_io.past(index, "value"), ir.DataType.FLOAT, shape),
-        )
-
-
-def _cache_shape(layer: LayerConfig) -> list[int | str]:
-    return [1, CACHE_ROWS[layer.kind], layer.kv_width]

@@ -30,8 +30,8 @@ class VisionGraph:
         self._builder, self._config, self._target, self._weights = builder, config, target, weights
         self._module = Module(builder, config, weights)
         self._linears = ClippedLinears(builder, weights)
-        self._patches = builder.input(graph_io.PATCHES, ir.DataType.FLOAT, ["N", 3 * config.patch**2])
-        self._places = [builder.input(name, ir.DataType.INT64, ["N"]) for name in (graph_io.COLUMN, graph_io.ROW)]
+        self._patches = builder.inputs[graph_io.PATCHES]
+        self._places = [builder.inputs[name] for name in (graph_io.COLUMN, graph_io.ROW)]
 
     def build(self) -> None:
         """Add all nodes from patches to soft rows."""
@@ -43,7 +43,7 @@ class VisionGraph:
                 hidden = self._layer(self._module.at(layer_prefix(index)), hidden, angles)
         with builder.scope("pool"):
             rows = self._project(self._pool(hidden))
-        builder.output(rows, graph_io.SOFT_ROWS, ir.DataType.FLOAT, ["S", self._target.hidden_size])
+        builder.output(graph_io.SOFT_ROWS, rows)
 
     def _embed(self) -> ir.Value:
         """`projection(2 * (patches - 0.5)) + table[0, column] + table[1, row]`: [N, 3PP] -> [N, D]."""

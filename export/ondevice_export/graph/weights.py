@@ -17,6 +17,7 @@ from ondevice.bundle_format.model_config import Decoder
 from ondevice.bundle_format.tensor_table import HEAD, Format, Tensor
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
+from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
@@ -71,6 +72,13 @@ class Weights:
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """Read a small tensor as float32."""
         return self.checkpoint.read(self.full_name(name))
+
+    def ordering(self, name: str, size: int) -> npt.NDArray[np.int64]:
+        """Read the ids of `size` tokens in the order of their clusters; CheckpointError unless each occurs once."""
+        ordering = self.checkpoint.integers(name)
+        if not np.array_equal(np.sort(ordering), np.arange(size)):
+            raise CheckpointError(f"{name} does not name each of the {size} tokens once")
+        return ordering
 
     def array(
         self, builder: GraphBuilder, name: str, values: npt.NDArray[Any], shape: tuple[int, ...] | None = None

@@ -248,7 +248,7 @@ class DraftState:
         self._state = state = ForwardState(1, rotary, cache_bits)
         self.slots = state.slots
         logits = np.zeros(plan.logits_width, np.float32)
-        candidates, hidden = plan.candidates.copy(), np.zeros(len(plan.target_hidden), np.float32)
+        candidates, hidden = _own(plan.candidates), np.zeros(len(plan.target_hidden), np.float32)
         state.point(slots.TOKENS, plan.token)
         state.point(slots.HIDDEN, plan.normed)
         state.point(slots.LOGITS, logits)
@@ -282,13 +282,15 @@ class HeadsState:
 
     def __init__(self, plan: HeadsPlan) -> None:
         self.slots = np.zeros(slots.SLOTS, np.int64)
-        self._logits = np.zeros((plan.offsets, plan.logits_width), np.float32)
-        shape = plan.offsets, plan.candidates
-        candidates = np.zeros(shape, np.int64)
-        if not plan.shortlisted:
-            candidates = np.broadcast_to(np.arange(plan.candidates), shape)
-        self.slots[slots.ALL], self.slots[slots.WANTED] = 1, plan.offsets
+        candidates, (offsets, count) = _own(plan.candidates), plan.candidates.shape
+        self._logits = np.zeros((offsets, plan.logits_width), np.float32)
+        self.slots[slots.ALL], self.slots[slots.WANTED] = 1, offsets
         self.slots[slots.HIDDEN] = plan.normed.ctypes.data
         self.slots[slots.LOGITS] = self._logits.ctypes.data
-        self.slots[slots.CANDIDATES] = candidates.ctypes.data if plan.shortlisted else 0
-        self.answer = Proposals(candidates, self._logits[:, : plan.candidates])
+        self.slots[slots.CANDIDATES] = candidates.ctypes.data
+        self.answer = Proposals(candidates, self._logits[:, :count])
+
+
+def _own(candidates: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A session's own copy of a plan's candidates, or the array itself if the plan writes none."""
+    return candidates.copy() if candidates.flags.writeable else candidates

@@ -58,7 +58,8 @@ class DrafterPlan:
     normed: NDArray[np.float32]
     """Working memory for the drafter's own hidden state after the norm. The slot HIDDEN must point to it."""
     candidates: NDArray[np.int64]
-    """[C], initial content of the array at the slot CANDIDATES: a head over the whole vocabulary writes no ids."""
+    """[C], initial content of the array at the slot CANDIDATES; read-only if the plan writes none, because the whole
+    vocabulary is scored."""
     logits_width: int
     """Floats at the slot LOGITS: C, padded to whole tiles."""
 
@@ -95,7 +96,7 @@ def drafter_plan(
     if shortlist is None:
         builder.quantize(slots.ALL, state, width, entry, model.head)
         builder.project(slots.ALL, model.head, entry, out_slot=slots.LOGITS)
-        candidates, logits_width = np.arange(model.head.rows), builder.places[model.head].tiles * TILE
+        candidates, logits_width = _whole_vocabulary(model.head.rows), builder.places[model.head].tiles * TILE
     else:
         clusters, scores = len(shortlist.ids), buffers.floats(len(shortlist.ids))
         assert not isinstance(shortlist.centroids, Matrix)
@@ -118,13 +119,10 @@ class HeadsPlan:
     hidden: NDArray[np.float32]
     """[H], the input."""
     normed: NDArray[np.float32]
-    """[k, H], working memory for normed rows. The slot HIDDEN must point to it."""
-    offsets: int
-    """Number of tokens proposed, k, which is also the number of rows in the row set WANTED."""
-    candidates: int
-    """Number of candidates per token, C."""
-    shortlisted: bool
-    """Whether candidates are written. If not, they are the whole vocabulary in order."""
+    """[k, H], working memory for normed rows; k tokens are proposed, which is also the number of rows in the row set
+    WANTED. The slot HIDDEN must point to it."""
+    candidates: NDArray[np.int64]
+    """[k, C], as in `DrafterPlan`."""
     logits_width: int
     """Floats from a row of logits to the next: C, or the size of the vocabulary padded to whole tiles."""
 
@@ -164,11 +162,16 @@ def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> 
     stride = places[reader].tiles * TILE
     if shortlist is None:
         builder.project(slots.WANTED, reader, scored, out_slot=slots.LOGITS, cap=cap)
-        return HeadsPlan(builder.plan(), hidden, normed, offsets, reader.rows, False, stride)
+        return HeadsPlan(builder.plan(), hidden, normed, _whole_vocabulary(offsets, reader.rows), stride)
     scores = buffers.floats(offsets * stride)
     builder.project(slots.WANTED, reader, scored, scores)
     count = _shortlisted(builder, shortlist, target.table, states, width, scores, stride, cap=cap)
-    return HeadsPlan(builder.plan(), hidden, normed, offsets, count, True, count)
+    return HeadsPlan(builder.plan(), hidden, normed, np.zeros((offsets, count), np.int64), count)
+
+
+def _whole_vocabulary(*shape: int) -> NDArray[np.int64]:
+    """All token ids in order, int64[..., vocabulary], read-only."""
+    return np.broadcast_to(np.arange(shape[-1]), shape)
 
 
 def _shortlisted(

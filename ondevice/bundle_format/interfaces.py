@@ -1,0 +1,100 @@
+"""The inputs and outputs of each graph, as they follow from the configuration; `graph_io` says what they are.
+
+The exporter declares them, and engines open no graph with others: their buffers have the sizes of the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.audio import AudioEntry
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
+from ondevice.bundle_format.vision import VisionEntry
+
+Shape = tuple[int | str, ...]
+"""Sizes of a tensor's dimensions; a name for a size that is known at run time only."""
+
+OPEN = "?"
+"""Stands for any such name."""
+
+CACHE_ROWS: Mapping[AttentionKind, str] = {"full": "Sf", "sliding": "Ss"}
+"""Name of the number of rows in the caches and masks of each kind of attention."""
+
+_PARTS: tuple[Literal["key", "value"], ...] = ("key", "value")
+
+
+class Tensor(NamedTuple):
+    """Element type and shape of an input or an output."""
+
+    dtype: str
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def unnamed(self) -> Tensor:
+        """The tensor with `OPEN` for every name of a size."""
+        return Tensor(self.dtype, tuple(OPEN if isinstance(size, str) else size for size in self.shape))
+
+
+class Interface(NamedTuple):
+    """The inputs and outputs of a graph by name, in order."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+
+def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interface:
+    rows, hidden = Tensor("int64", ("T",)), target.hidden_size
+    inputs = {graph_io.TOKEN_IDS: rows, graph_io.POSITIONS: rows, graph_io.WANTED: Tensor("int64", ("R",))}
+    inputs |= {graph_io.write_index(kind): Tensor("int64", (1,)) for kind in CACHE_ROWS}
+    inputs |= {graph_io.mask(kind): Tensor("bool", ("T", size)) for kind, size in CACHE_ROWS.items()}
+    if takes_soft_rows:
+        inputs |= {graph_io.SOFT_ROWS: Tensor("float32", ("S", hidden)), graph_io.EMBEDDING_SOURCE: rows}
+    outputs = {
+        graph_io.LOGITS: Tensor("float32", ("R", target.vocab_size)),
+        graph_io.HIDDEN: Tensor("float32", ("R", hidden)),
+    }
+    for index in target.kv_layers():
+        layer = target.layers[index]
+        cache = Tensor("float32", (1, CACHE_ROWS[layer.kind], layer.kv_width))
+        inputs |= {graph_io.past(index, part): cache for part in _PARTS}
+        outputs |= {graph_io.present(index, part): cache for part in _PARTS}
+    return Interface(inputs, outputs)
+
+
+def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
+    """The width of a cache that no layer of the drafter reads is open."""
+    one, row = Tensor("int64", (1,)), Tensor("float32", (1, target.hidden_size))
+    inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
+    inputs |= {graph_io.mask(kind): Tensor("bool", (1, size)) for kind, size in CACHE_ROWS.items()}
+    widths = {layer.kind: layer.kv_width for layer in drafter.layers}
+    for kind, size in CACHE_ROWS.items():
+        cache = Tensor("float32", (1, size, widths.get(kind, "W")))
+        inputs |= {graph_io.shared(kind, part): cache for part in _PARTS}
+    outputs = {
+        graph_io.CANDIDATES: Tensor("int64", (drafter.candidates,)),
+        graph_io.LOGITS: Tensor("float32", (drafter.candidates,)),
+        graph_io.NEXT_HIDDEN: row,
+    }
+    return Interface(inputs, outputs)
+
+
+def heads_interface(heads: HeadsEntry, target: Target) -> Interface:
+    scored = heads.offsets, heads.candidates
+    outputs = {graph_io.CANDIDATES: Tensor("int64", scored), graph_io.LOGITS: Tensor("float32", scored)}
+    return Interface({graph_io.HIDDEN: Tensor("float32", (1, target.hidden_size))}, outputs)
+
+
+def vision_interface(vision: VisionEntry, target: Target) -> Interface:
+    place, patches = Tensor("int64", ("N",)), Tensor("float32", ("N", 3 * vision.patch**2))
+    inputs = {graph_io.PATCHES: patches, graph_io.COLUMN: place, graph_io.ROW: place}
+    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor("float32", ("S", target.hidden_size))})
+
+
+def audio_interface(audio: AudioEntry, target: Target) -> Interface:
+    inputs = {graph_io.MEL: Tensor("float32", ("F", audio.mel_bins))}
+    return Interface(inputs, {graph_io.SOFT_ROWS: Tensor("float32", ("S", target.hidden_size))})
