@@ -208,7 +208,7 @@ def kernels(once: Once) -> None:
 
     def build(_: Path) -> None:
         with Preparation() as preparation:
-            preparation.compile(PARTS_OF_KERNELS)
+            preparation.compile(PARTS_OF_KERNELS.values())
             preparation.finish()
 
     once("kernels", build)

@@ -31,10 +31,11 @@ sys.frozen, sys.executable = True, __file__
 import ondevice
 {support}
 from ondevice.generate.drafters.ngram import SuffixAutomaton
+from ondevice.native.functions import parts_of
 from ondevice.preparation import Preparation
 shares = []
 with Preparation(lambda stage, share: shares.append(share)) as preparing:
-    preparing.compile(["tokens"])
+    preparing.compile(parts_of("ort"))
     preparing.finish()
 automaton = SuffixAutomaton()
 automaton.extend([1, 2, 1])

@@ -16,6 +16,7 @@ import ondevice
 from ondevice import Model, model
 from ondevice.generate.sampling import Sampler
 from ondevice.native import building, library
+from ondevice.native.functions import PARTS
 from ondevice.preparation import Preparation
 
 SECOND = """
@@ -97,7 +98,7 @@ def test_an_exception_from_the_callback_ends_the_process(endless: Path) -> None:
 
     def build() -> None:
         with Preparation(stop) as preparing:
-            preparing.compile(["tokens"])
+            preparing.compile([PARTS["tokens"]])
             preparing.finish()
 
     with pytest.raises(KeyboardInterrupt):
@@ -113,7 +114,7 @@ def test_a_process_that_is_killed_is_an_error_of_one_line(endless: Path) -> None
             os.kill(int(endless.read_text()), signal.SIGKILL)
 
     with Preparation(kill) as preparing:
-        preparing.compile(["tokens"])
+        preparing.compile([PARTS["tokens"]])
         with pytest.raises(ondevice.OndeviceError, match=r"^kernels for this CPU could not be built: exit code -9$"):
             preparing.finish()
 
@@ -125,7 +126,7 @@ def test_a_cache_that_cannot_be_written_is_said_in_the_one_line(
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "file" / "below"))
     heard: list[float] = []
     with Preparation(lambda stage, share: heard.append(share)) as preparing:
-        preparing.compile(["roofline"])
+        preparing.compile([PARTS["roofline"]])
         preparing.announce("packing")
         preparing.finish()
     (line,) = caplog.messages

@@ -16,7 +16,7 @@ from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
 from ondevice.cli.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
-from ondevice.native.functions import PARTS_OF_ENGINES
+from ondevice.native.functions import PARTS, parts_of
 from ondevice.preparation import Preparation
 
 
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             """Begin with all kernels that the export and the preparation after it need, announced together."""
             with preparing() as on_prepare:
                 kernels.on_prepare = on_prepare
-                kernels.compile(["export"] if args.no_prepare else ["export", *PARTS_OF_ENGINES["simd"]])
+                kernels.compile([PARTS["export"], *(() if args.no_prepare else parts_of("simd"))])
                 kernels.say()
 
         with ProgressBar("export", unit="weight", unit_scale=True) as bar:

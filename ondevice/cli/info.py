@@ -9,12 +9,12 @@ import argparse
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
@@ -24,6 +24,9 @@ from ondevice.cli.progress import byte_bar
 from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
+
+if TYPE_CHECKING:
+    from ondevice.native.functions import Part
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
@@ -124,24 +127,20 @@ def _obstacle(engine: str) -> str | None:
     try:
         for each in ("ondevice.model", ENGINES[engine]):
             import_module(each)
-        return _kernels_obstacle(engine)
+        from ondevice.native.functions import parts_of
+
+        return _kernels_obstacle(parts_of(engine, kinds=frozenset()))
     except Exception as error:  # a package built for another processor, an unwritable cache, ...
         return _failure(error)
 
 
-def _kernels_obstacle(engine: str) -> str | None:
-    """Why this machine can have no kernels for an engine; None where it has them, or can build them."""
-    if _missing_kernels(engine) and find_spec("numba") is None:
+def _kernels_obstacle(parts: Iterable[Part]) -> str | None:
+    """Why this machine can have no kernels of some parts; None where it has them, or can build them."""
+    from ondevice.native import library
+
+    if library.missing(parts) and find_spec("numba") is None:
         return "no kernels for this CPU, and numba, which builds them, is missing: pip install numba"
     return None
-
-
-def _missing_kernels(engine: str) -> list[str]:
-    """The parts of the kernel library that an engine needs and this machine lacks."""
-    from ondevice.native import library
-    from ondevice.native.functions import PARTS_OF_ENGINES
-
-    return library.missing(PARTS_OF_ENGINES[engine])
 
 
 def bundle_facts(bundle: Bundle) -> dict[str, Any]:
@@ -208,9 +207,10 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
     """The engine that `--engine auto` would take on this machine, and the state of its pack."""
     try:
         from ondevice.engines.choice import preview
+        from ondevice.native import library
 
         found = preview(bundle)
-        if obstacle := _kernels_obstacle(found.engine):
+        if obstacle := _kernels_obstacle(found.parts):
             raise OndeviceError(obstacle)
     except Exception as error:  # also of a package that is broken
         reason = str(error) if isinstance(error, OndeviceError) else _failure(error)
@@ -226,7 +226,7 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
         "weights": found.weights,
         "engine": {"name": found.engine, "reason": found.reason},
         "pack": pack_facts,
-        "prepared": not _missing_kernels(found.engine) and (pack is None or pack.status in ("packed", "small")),
+        "prepared": not library.missing(found.parts) and (pack is None or pack.status in ("packed", "small")),
     }
 
 

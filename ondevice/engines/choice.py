@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import AttentionOptions, Engine, KVCacheType
 from ondevice.errors import MissingDependencyError, UsageError
-from ondevice.native.functions import PARTS_OF_ENGINES
+from ondevice.native.functions import Part, parts_of
 from ondevice.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def open_engine(
     if attention.looks_up:
         raise UsageError("the ort engine has no lookup attention: use --engine simd or --attention exact")
     if preparation is not None:
-        preparation.compile(PARTS_OF_ENGINES["ort"])
+        preparation.compile(parts_of("ort"))
     return _ort_engine()(bundle, threads, context_length)
 
 
@@ -124,12 +124,14 @@ def _ort_engine(reason: str | None = None) -> type[OrtEngine]:
 class Preview:
     """The engine that `auto` would open for a bundle.
 
+    parts : the parts of the kernel library that it needs, with an fp16 cache and exact attention
     reason : why `simd` cannot run the bundle; None if it can
     pack : state of the packed weights of `simd`; None for `ort`
     weights : number of weights by purpose, then by format; None for `ort`
     """
 
     engine: Literal["simd", "ort"]
+    parts: tuple[Part, ...]
     reason: str | None = None
     pack: PackState | None = None
     weights: Mapping[str, Mapping[str, int]] | None = None
@@ -147,7 +149,8 @@ def preview(bundle: Bundle) -> Preview:
 
     try:
         models = Models(bundle)
-        return Preview("simd", pack=models.pack_state(), weights=models.weight_classes())
+        parts = parts_of("simd", models.kinds())
+        return Preview("simd", parts, pack=models.pack_state(), weights=models.weight_classes())
     except UnsupportedGraphError as error:
         _ort_engine(error.reason)
-        return Preview("ort", error.reason)
+        return Preview("ort", parts_of("ort"), error.reason)

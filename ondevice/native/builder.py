@@ -1,6 +1,6 @@
 """Compiles the kernel library: numba's front end for every entry, then one LLVM module, one optimisation, one object.
 
-    python -m ondevice.native.builder --set NAME [--part PART ...] --out FILE
+    python -m ondevice.native.builder --set NAME [--part PART ...] [--without KIND ...] --out FILE
 
 numba's own way compiles each function alone and again inside each caller, with wrappers for Python, and keeps 13 MB of
 code for 0.25 MB that are run: 48 s. Collecting the unoptimised modules of all functions and optimising them together
@@ -34,7 +34,7 @@ from numba.core import cgutils, codegen, cpu
 from numba.core.registry import cpu_target
 
 from ondevice.native import library
-from ondevice.native.functions import ENTRIES, FAILED, PARTS, Entry, Kernel, Parameter
+from ondevice.native.functions import ENTRIES, FAILED, KINDS, PARTS, Entry, Kernel, Parameter, Part
 from ondevice.native.sets import PLATFORMS, SETS, TargetSet, native_platform
 
 MODULES = (
@@ -53,24 +53,25 @@ C_TYPES = {"i64": I64, "f32": ir.FloatType(), "f64": ir.DoubleType()}
 """LLVM's types by the names of `Parameter.c_types`."""
 
 
-def build(target: TargetSet, triple: str, parts: Sequence[str], on_function: Callable[[], None]) -> bytes:
+def build(target: TargetSet, triple: str, parts: Sequence[Part], on_function: Callable[[], None]) -> bytes:
     """Compile parts of the library to one object.
 
     Args:
         target: instruction set to compile for.
         triple: LLVM's name of the platform.
-        parts: which entries are included.
+        parts: which entries are included, and the kinds of work of a forward that are not left out.
         on_function: called after each function that numba has translated.
 
     Returns:
         An object file of the platform's format.
     """
     library.compile_for(target.name)
+    Kernel.left_out = KINDS.difference(*(part.kinds for part in parts))
     generator = _collect(target, triple, on_function)
     for name in MODULES:
         if find_spec(name.partition(".")[0]) is not None:
             import_module(name)
-    entries = [entry for entry in ENTRIES.values() if entry.part in parts]
+    entries = [entry for entry in ENTRIES.values() if any(part.has(entry.part) for part in parts)]
     return generator.link([CFunction(entry, generator) for entry in entries])
 
 
@@ -243,10 +244,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", required=True, choices=SETS, help="instruction set")
     parser.add_argument("--platform", choices=PLATFORMS, help="platform to build for (default: this one)")
     parser.add_argument("--part", action="append", choices=PARTS, help="parts to include (default: all)")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=sorted(KINDS), help="kinds of work to leave out"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="object file to write")
     args = parser.parse_args(arguments)
     triple = PLATFORMS[args.platform].triple if args.platform else llvm.get_process_triple()
-    code = build(SETS[args.set], triple, args.part or PARTS, lambda: print(flush=True))  # noqa: T201
+    parts = [PARTS[name] for name in args.part or PARTS]
+    parts = [Part(part.name, part.kinds.difference(args.without)) for part in parts]
+    code = build(SETS[args.set], triple, parts, lambda: print(flush=True))  # noqa: T201
     library.write(args.out, code, args.set, args.platform or native_platform())
 
 

@@ -20,9 +20,11 @@ from typing import Self
 
 from ondevice.errors import OndeviceError
 from ondevice.native import library
+from ondevice.native.functions import KINDS, Part
 
-FUNCTIONS = {"packing": 10, "tokens": 52, "forward": 156, "export": 12, "roofline": 4}
-"""About the number of functions of each part (it changes with the instruction set), for the reported share."""
+FUNCTIONS = {"packing": 10, "tokens": 52, "forward": 100, "export": 12, "roofline": 4, "lookup": 30, "experts": 5}
+"""About the number of functions of each part and kind of work (it changes with the instruction set), for the reported
+share. Kinds that are missing here have one or two."""
 
 FROZEN_COMPILE = "--ondevice-build-kernels"
 """First argument of a frozen application's executable when it is started to build kernels."""
@@ -44,7 +46,7 @@ class Build:
         file: the object that is written.
     """
 
-    def __init__(self, part: str) -> None:
+    def __init__(self, part: Part) -> None:
         """
         Raises:
             OndeviceError: no process can be started, or the directory of temporary files cannot be written.
@@ -55,9 +57,10 @@ class Build:
             self.file = library.cached(part)
         else:
             _temporary.append(tempfile.TemporaryDirectory(prefix="ondevice-", ignore_cleanup_errors=True))
-            self.file = Path(_temporary[-1].name) / f"{part}.o"
+            self.file = Path(_temporary[-1].name) / f"{part.stem}.o"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        command = [*_command(), "--set", library.choice().set, "--part", part, "--out", str(self.file)]
+        command = [*_command(), "--set", library.choice().set, "--part", part.name, "--out", str(self.file)]
+        command += [word for kind in sorted(KINDS - part.kinds) for word in ("--without", kind)]
         path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
         try:
             self._process = subprocess.Popen(
@@ -93,7 +96,7 @@ class Build:
     @property
     def share(self) -> float:
         """The share of the part's functions that are translated; 1.0 once `wait` has returned True."""
-        return 1.0 if self._process.returncode == 0 else min(1.0, self._translated / FUNCTIONS[self.part])
+        return 1.0 if self._process.returncode == 0 else min(1.0, self._translated / functions_of(self.part))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait at most so many seconds; returns whether the object is there.
@@ -122,7 +125,12 @@ class Build:
             pass
 
 
-def build_now(part: str) -> Path:
+def functions_of(part: Part) -> int:
+    """About the number of functions of a part."""
+    return FUNCTIONS[part.name] + sum(FUNCTIONS.get(kind, 2) for kind in part.kinds)
+
+
+def build_now(part: Part) -> Path:
     """Build a part that was not prepared, and return its object; one line is logged."""
     kept = library.can_keep()
     _log.warning("compiling kernels for this CPU (%s)", library.when(kept))

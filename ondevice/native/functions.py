@@ -19,12 +19,56 @@ from numpy.typing import NDArray
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-PARTS = ("packing", "tokens", "forward", "export", "roofline")
-"""The parts of the kernel library, each built as one object on a machine for which none is shipped: packing of weights;
-sampling and drafting, for every engine; forwards of the simd engine; the exporter; measurements of the machine."""
+KINDS = frozenset(
+    ("groups4", "groups8", "steps2", "steps4", "steps8", "floats", "int8", "lookup", "experts", "shortlists", "heads")
+)
+"""Kinds of work of a forward that not every bundle needs: products of matrices, int8 caches, lookup attention, experts,
+heads over candidates, heads that predict several tokens. See `engines.simd.kernels.kinds`."""
 
-PARTS_OF_ENGINES = {"simd": ("packing", "tokens", "forward"), "ort": ("tokens",)}
-"""The parts that generations on an engine need."""
+
+class Part(NamedTuple):
+    """A part of the kernel library, built as one object on a machine for which none is shipped.
+
+    name : one of PARTS
+    kinds : the kinds of work that the part "forward" contains, of KINDS
+    """
+
+    name: str
+    kinds: frozenset[str] = frozenset()
+
+    @property
+    def stem(self) -> str:
+        """Name of the file of its object, without the suffix."""
+        return "+".join((self.name, *sorted(self.kinds)))
+
+    @classmethod
+    def of_stem(cls, stem: str) -> Part:
+        """The part with a file name."""
+        name, *kinds = stem.split("+")
+        return cls(name, frozenset(kinds))
+
+    def has(self, other: Part) -> bool:
+        """Whether it contains all of another part."""
+        return self.name == other.name and other.kinds <= self.kinds
+
+
+PARTS = {
+    "packing": Part("packing"),
+    "tokens": Part("tokens"),
+    "forward": Part("forward", KINDS),
+    "export": Part("export"),
+    "roofline": Part("roofline"),
+}
+"""All parts of the kernel library, by name: packing of weights; sampling and drafting, for every engine; forwards of
+the simd engine; the exporter; measurements of the machine."""
+
+
+def parts_of(engine: str, kinds: frozenset[str] = KINDS) -> tuple[Part, ...]:
+    """The parts that generations on an engine need, for bundles and options with some kinds of work."""
+    if engine == "simd":
+        return PARTS["packing"], PARTS["tokens"], Part("forward", kinds)
+    return (PARTS["tokens"],)
+
 
 FAILED = -(1 << 63)
 """Result of a C function whose kernel raised an exception."""
@@ -44,9 +88,19 @@ class Kernel:
     """Options of `numba.njit`, to which `builder` adds. Without numba's runtime (`_nrt`), a kernel that allocates
     memory does not compile."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """The kinds of work that `builder` leaves out in this process."""
+
+    def __init__(self, function: Callable[..., Any], kind: str = "") -> None:
+        """
+        Args:
+            function: the function. With a kind, it returns nothing.
+            kind: the kind of work that it is for, of KINDS. A library without that kind has a function in its place
+                that fails.
+        """
         functools.update_wrapper(self, function)
         self.py_func = function
+        self.kind = kind
 
     @cached_property
     def dispatcher(self) -> Any:
@@ -57,7 +111,7 @@ class Kernel:
 
         target = sets.SETS[library.choice().set]  # as in the library
         numba.config.CPU_NAME, numba.config.CPU_FEATURES = target.cpu, target.features  # type: ignore[attr-defined]
-        return numba.njit(**self.options)(self.py_func)
+        return numba.njit(**self.options)(_fail if self.kind in self.left_out else self.py_func)
 
     @property
     def _numba_type_(self) -> Any:
@@ -71,6 +125,11 @@ class Kernel:
 def kernel(function: AnyFunction) -> AnyFunction:
     """Make a `Kernel` of a module-level function."""
     return cast(AnyFunction, Kernel(function))
+
+
+def _fail(*arguments: Any) -> None:
+    """In place of a kernel that is left out."""
+    raise NotImplementedError
 
 
 class Parameter(NamedTuple):
@@ -95,13 +154,13 @@ class Entry:
     Attributes:
         name: name of the function, unique among all entries.
         source: module that has the function.
-        part: the part of the library that holds it.
+        part: the part of the library that holds it, given as "forward+int8" if it is for one kind of work.
         parameters: types of the parameters.
     """
 
     def __init__(self, name: str, source: str, part: str, parameters: str, function: Kernel | None = None) -> None:
-        assert part in PARTS, part
-        self.name, self.source, self.part = name, source, part
+        self.name, self.source, self.part = name, source, Part.of_stem(part)
+        assert PARTS[self.part.name].has(self.part), part
         self.parameters = tuple(map(_parameter, parameters.split()))
         self._kernel = function
         self._function: Callable[..., int] | None = None
@@ -123,10 +182,14 @@ class Entry:
     def function(self) -> Callable[..., int]:
         """The C function. A part of the library that is missing is built first."""
         if self._function is None:
-            from ondevice.native.library import function_of
-
-            self._function = function_of(self)
+            self._function = self.function_for(self.part.kinds)
         return self._function
+
+    def function_for(self, kinds: frozenset[str]) -> Callable[..., int]:
+        """The C function in a library that contains some kinds of work, which is built first if it is missing."""
+        from ondevice.native.library import function_of
+
+        return function_of(self, kinds)
 
     def __call__(self, *args: Any) -> int:
         """Call the C function.
@@ -167,7 +230,7 @@ def address_of(array: NDArray[Any]) -> int:
 def entry(part: str, parameters: str) -> Callable[[AnyFunction], AnyFunction]:
     """Decorator: the `Entry` of a module-level function, in a module that can be imported without numba.
 
-    part : one of PARTS
+    part : name of one of PARTS
     parameters : their types, such as "f32[] i64[,] f64 i64": bits of a float, int or unsigned, and dimensions
     """
 

@@ -5,7 +5,8 @@ A library is a file of machine code with a description beside it, a JSON file of
 - the file that the environment variable ONDEVICE_KERNELS names;
 - in `libraries/`, the library of this platform and of the fastest instruction set that this CPU has, or that
   ONDEVICE_KERNELS names: `shipping` builds them for the wheels of a platform;
-- objects in the cache directory, one for each part, which `building` makes on this machine and LLVM loads.
+- objects in the cache directory, which `building` makes on this machine and LLVM loads: one for each part that is
+  needed, with the kinds of work that are needed. Another kind is built when it is.
 
 A file is used only if it is intact, was built from these sources for this platform, and needs no instruction that this
 CPU lacks. Otherwise one line is logged and the next place counts.
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple
 import ondevice
 from ondevice.machine import ForkedLock, cache_directory
 from ondevice.native.features import native_features
-from ondevice.native.functions import PARTS, Entry
+from ondevice.native.functions import PARTS, Entry, Part
 from ondevice.native.sets import PLATFORMS, SETS, best_set, native_platform
 
 CHOICE = "ONDEVICE_KERNELS"
@@ -110,34 +111,37 @@ def symbol(entry: Entry) -> str:
 _C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double}
 
 
-def function_of(entry: Entry) -> Callable[..., int]:
-    """The C function of an entry; a part of the library that is missing is built first, which takes seconds."""
-    kinds = [_C_TYPES[name] for parameter in entry.parameters for name in parameter.c_types()]
+def function_of(entry: Entry, kinds: frozenset[str]) -> Callable[..., int]:
+    """The C function of an entry in a library with some kinds of work; what is missing is built first, which takes
+    seconds.
+    """
+    c_types = [_C_TYPES[name] for parameter in entry.parameters for name in parameter.c_types()]
     with _LOADING.lock:
-        address = _loaded(entry.part)(symbol(entry))
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(address)
+        address = _loaded(Part(entry.part.name, kinds))(symbol(entry))
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *c_types)(address)
 
 
-_files: dict[str, Path] = {}
+_files: dict[Part, Path] = {}
 """Objects that this process has built, for the case that the cache directory cannot be written."""
 
 
-def adopt(part: str, file: Path) -> None:
+def adopt(part: Part, file: Path) -> None:
     """Use an object that was just built for a part."""
     _files[part] = file
 
 
 @cache
-def _loaded(part: str) -> Callable[[str], int]:
+def _loaded(part: Part) -> Callable[[str], int]:
     """Load the file that holds a part; returns a function from symbols to addresses."""
     file = choice().file
     if file is not None:
         return _load_library(file)
-    if part not in _files and not is_kept(part):
+    path = next((path for built, path in _files.items() if built.has(part)), None) or kept(part)
+    if path is None:
         from ondevice.native.building import build_now
 
-        adopt(part, build_now(part))
-    path = _files.get(part, cached(part))
+        path = build_now(part)
+        adopt(part, path)
     with suppress(OSError):
         os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
     return _load_object(path)
@@ -149,6 +153,7 @@ def _load_library(file: Path) -> Callable[[str], int]:
     return lambda name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
+@cache
 def _load_object(file: Path) -> Callable[[str], int]:
     """Load an object with LLVM's run-time linker, which llvmlite contains; numba is not imported."""
     import llvmlite.binding as llvm
@@ -165,9 +170,9 @@ def _load_object(file: Path) -> Callable[[str], int]:
 # Files and their descriptions.
 
 
-def cached(part: str) -> Path:
+def cached(part: Part) -> Path:
     """The file of a part that is built on this machine."""
-    return code_directory() / f"{part}.o"
+    return code_directory() / f"{part.stem}.o"
 
 
 def code_directory() -> Path:
@@ -176,20 +181,21 @@ def code_directory() -> Path:
     return cache_directory() / f"kernels-{key[:16]}"
 
 
-def is_kept(part: str) -> bool:
-    """Whether a part need not be built: the library has it, or the cache directory."""
-    if choice().file is not None:
-        return True
-    try:
-        _check(cached(part))
-    except (OSError, ValueError):
-        return False
-    return True
+def kept(part: Part) -> Path | None:
+    """The object in the cache directory that has a part, perhaps with more kinds of work than it."""
+    for file in sorted(code_directory().glob(f"{part.name}*.o")):
+        if Part.of_stem(file.stem).has(part):
+            with suppress(OSError, ValueError):
+                _check(file)
+                return file
+    return None
 
 
-def missing(parts: Iterable[str] = PARTS) -> list[str]:
-    """Those of some parts that have to be built on this machine."""
-    return [part for part in parts if not is_kept(part)]
+def missing(parts: Iterable[Part] = tuple(PARTS.values())) -> list[Part]:
+    """Those of some parts that have to be built on this machine: neither the library nor the cache directory has
+    them.
+    """
+    return [] if choice().file is not None else [part for part in parts if kept(part) is None]
 
 
 def can_keep() -> bool:

@@ -101,12 +101,12 @@ class SimdEngine:
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self.most_rows = MOST_ROWS
         self._pad = bundle.manifest.pad_token_id or 0
-        self._program = Program(bundle, MOST_ROWS, threads, preparation, lookup)
+        self._program = Program(bundle, MOST_ROWS, threads, preparation, lookup, kv_cache)
         self.cache_places = self._program.caches
         self.experts = self._program.experts
         self.paths: PathMemory | None = PathMemory(bundle)
         self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
-        self._pool = ThreadPool(threads, self._program.scratch_bytes)
+        self._pool = ThreadPool(threads, self._program.scratch_bytes, self._program.kinds)
         weakref.finalize(self, self._pool.close)  # ends the threads of an engine that was dropped without `close`
         self._scratch = AttentionScratch(*self._program.widest_attention, threads)
         self._lookup, self._lookup_scratch = lookup, None

@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.engines.layer_path import WHOLE, LayerPath
+from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.forward_state import Frequencies, frequencies
+from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS, kinds_of
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
-from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan
+from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan, product_kind
 from ondevice.engines.simd.plan.drafts import (
     DrafterPlan,
     drafter_plan,
@@ -34,7 +36,7 @@ from ondevice.engines.simd.plan.drafts import (
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import BundleCorruptError
-from ondevice.native.functions import PARTS_OF_ENGINES
+from ondevice.native.functions import parts_of
 from ondevice.preparation import Preparation
 
 MOST_PLANS = 64
@@ -76,8 +78,9 @@ class TargetPlans:
         whole: the plan of a whole forward.
     """
 
-    def __init__(self, planner: TargetPlanner) -> None:
+    def __init__(self, planner: TargetPlanner, kinds: frozenset[str]) -> None:
         self.planner = planner
+        self._kinds = kinds
         self.whole = self._made(Piece())
         self._kept: dict[Piece, Steps] = {}
 
@@ -101,6 +104,7 @@ class TargetPlans:
             planned = planner.lower(piece.path, piece.cut)
         else:
             planned = planner.upper(piece.path, piece.cut)
+        assert kinds_of(planned) <= self._kinds
         return Steps(planned, exact_plan(planned))
 
 
@@ -121,6 +125,7 @@ class Program:
         experts: see `expert_share`.
         widest_attention: largest head dimension, and most query heads of a layer.
         scratch_bytes: working memory per thread, in bytes.
+        kinds: the kinds of work of all plans, of `native.functions.KINDS`.
     """
 
     def __init__(
@@ -130,6 +135,7 @@ class Program:
         threads: int,
         preparation: Preparation | None = None,
         lookup: LookupSettings | None = None,
+        kv_cache: KVCacheType = "fp16",
     ) -> None:
         """Read a bundle's models, open or make its pack, and plan all forwards.
 
@@ -141,6 +147,7 @@ class Program:
                 forward.
             lookup: how layers with full attention choose keys by lookup; None for exact attention. The mode
                 "lookup-drafts" applies to the drafter only.
+            kv_cache: number format of the caches.
 
         Raises:
             UnsupportedGraphError: there is no kernel for the format or size of some weights.
@@ -148,15 +155,17 @@ class Program:
         """
         models, config, drafter = Models(bundle), bundle.manifest.target, bundle.manifest.drafter
         self.files, target, places = models.files, models.target, models.layout.places
+        options = {"lookup": lookup is not None, "int8": kv_cache == "int8"}
+        self.kinds = models.kinds().union(kind for kind, is_chosen in options.items() if is_chosen)
         if preparation is not None:
-            preparation.compile(PARTS_OF_ENGINES["simd"])
+            preparation.compile(parts_of("simd", self.kinds))
         self._pack = pack = open_pack(models.layout, self.files, threads, preparation or Preparation())
         self._buffers = buffers = Buffers()
         self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
         new_plan = partial(PlanBuilder, places, pack, buffers)
         builder = new_plan(most_rows, config.norm_eps)
-        self.target = TargetPlans(TargetPlanner(target, builder, self.caches, threads, of_target))
+        self.target = TargetPlans(TargetPlanner(target, builder, self.caches, threads, of_target), self.kinds)
         self.target_frequencies, self.drafter_frequencies = models.target_frequencies, models.drafter_frequencies
         self.logits_width = places[target.head].tiles * TILE
         self.drafter: DrafterPlan | None = None
@@ -169,6 +178,8 @@ class Program:
             kind: heads_plan(each, target, new_plan(each.config.offsets, config.norm_eps))
             for kind, each in models.heads.items()
         }
+        others = [each.steps for each in (self.drafter, *self.heads.values()) if each is not None]
+        assert all(kinds_of(plan) <= self.kinds for plan in others)
         self.looked_up = frozenset(layer.source for layer in looking if layer.config.kind == "full")
         self.expert_layers = sum(layer.experts is not None for layer in config.layers)
         self.experts = models.experts
@@ -232,6 +243,17 @@ class Models:
     def pack_state(self) -> PackState:
         """The state of the bundle's pack; nothing is packed."""
         return find_pack(self.layout, self.files.content())
+
+    def kinds(self) -> frozenset[str]:
+        """The kinds of work that the bundle needs whatever the options are, of `native.functions.KINDS`."""
+        found = {OF_PRODUCTS[product_kind(matrix)] for matrix in self.layout.places}
+        if any(each is not None and each.shortlist is not None for each in (self.drafter, *self.heads.values())):
+            found.add("shortlists")
+        if self.heads:
+            found.add("heads")
+        if self.experts is not None:
+            found.add("experts")
+        return frozenset(found)
 
     def weight_classes(self) -> dict[str, dict[str, int]]:
         """Number of weights of target and drafter: purpose of the weights -> format -> number.

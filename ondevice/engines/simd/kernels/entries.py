@@ -20,10 +20,10 @@ pack_tile = Entry("pack_tile", f"{_HERE}.matmul.formats", "packing", "i64 i64 i6
 pack_epilogue = Entry("pack_epilogue", f"{_HERE}.matmul.formats", "packing", "i64 f64 i64 i64")
 pack_scales = Entry("pack_scales", f"{_HERE}.matmul.formats", "packing", "i64 i64 i64 i64 i64")
 
-move_keys = Entry("move_keys", f"{_HERE}.attention.integer_tile", "forward", "i64 i64[] i64 i64 i64")
-move_values = Entry("move_values", f"{_HERE}.attention.integer_tile", "forward", "i64 i64[] i64 i64 i64")
-encode = Entry("encode", f"{_HERE}.attention.key_codes", "forward", "f32[,,] f32[,,,] i64 i64 i64")
-learn = Entry("learn", f"{_HERE}.attention.key_codes", "forward", "f32[,] f32[,,] i64 f64[,] i64[]")
+move_keys = Entry("move_keys", f"{_HERE}.attention.integer_tile", "forward+int8", "i64 i64[] i64 i64 i64")
+move_values = Entry("move_values", f"{_HERE}.attention.integer_tile", "forward+int8", "i64 i64[] i64 i64 i64")
+encode = Entry("encode", f"{_HERE}.attention.key_codes", "forward+lookup", "f32[,,] f32[,,,] i64 i64 i64")
+learn = Entry("learn", f"{_HERE}.attention.key_codes", "forward+lookup", "f32[,] f32[,,] i64 f64[,] i64[]")
 
 CHAINS = 12
 """Number of independent sums: more than any CPU has dot products in flight."""

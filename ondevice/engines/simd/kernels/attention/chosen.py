@@ -48,7 +48,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     state_bytes,
 )
 from ondevice.engines.simd.kernels.attention.sizes import BLOCK, SPAN, UNIT, Scratch
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32
 from ondevice.engines.simd.kernels.steps.access import claim, read_step, sequence_of
 from ondevice.engines.simd.kernels.steps.layouts import AttendChosen, AttendLookedUp
@@ -138,7 +138,7 @@ def attend_to_chosen(
     attend_range(pairs, head, head_dim, scratch, states, (stop - window) // UNIT * UNIT, stop)
 
 
-@kernel
+@optional("lookup")
 def attend_chosen_share(words: np.ndarray, state: np.ndarray, thread: int, claims: int) -> None:
     """The step `AttendChosen`: activations = softmax(queries @ keys.T) @ values over each row's chosen positions,
     quantised.
@@ -250,7 +250,7 @@ def attend_by_tables(
             first += members
 
 
-@kernel
+@optional("lookup")
 def attend_looked_up_share(words: np.ndarray, state: np.ndarray, thread: int, claims: int) -> None:
     """The step `AttendLookedUp`: activations = softmax(looked-up scores) @ values, quantised.
 

@@ -28,7 +28,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
 )
 from ondevice.engines.simd.kernels.attention.sizes import BLOCK, MOST, TAIL, UNIT, Scratch
 from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import (
     read_f32,
     read_i8,
@@ -262,7 +262,7 @@ def mix_tail(
         )
 
 
-@kernel
+@optional("int8")
 def attend_tile(
     scratch: Scratch,
     states: States,

@@ -14,7 +14,7 @@ import numpy as np
 from ondevice.engines.simd.kernels.attention import sizes
 from ondevice.engines.simd.kernels.attention.key_codes import CODES, SUMS, Codebook, look_up_tile
 from ondevice.engines.simd.kernels.attention.sizes import SHARED_UNITS, SPAN, UNIT
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
     fetch_add,
@@ -310,7 +310,7 @@ _ONE_ITEM, _ALL_UNITS = np.int64(1), np.int64(-1)
 workspace_at = kernel(sizes.workspace_at)
 
 
-@kernel
+@optional("lookup")
 def look_up_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
     """The step `LookUp`: chosen = the units with the largest shares, for every row and KV head.
 

@@ -19,6 +19,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     return functions.kernel(function)
 
 
+def optional(kind: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator of a `kernel` without result that is for one kind of work, of `native.functions.KINDS`."""
+    return lambda function: functions.Kernel(function, kind)
+
+
 def intrinsic(function: Callable[..., Any]) -> Any:
     """numba's decorator of the same name; integers that are constant when a kernel is compiled arrive as literals."""
     return extending.intrinsic(prefer_literal=True)(function)

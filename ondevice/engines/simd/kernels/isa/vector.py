@@ -8,13 +8,15 @@ bits. Addresses are int64. The first functions are for emitters of LLVM code, th
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
-from numba.extending import models, overload, register_model
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import lower_builtin, models, register_model
 
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.instruction_set import LANES
@@ -286,49 +288,24 @@ def _fold(builder: Any, value: Any, combine: Any) -> Any:
     return builder.extract_element(value, I32(0))
 
 
-@emits(floats16, floats16, floats16)
-def _add(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b)
+def _operator(name: Any, emit: Callable[[Any, Any, Any], Any]) -> None:
+    """Give an operator a meaning for two vectors. An overload would be compiled, this is a single instruction."""
+
+    class TwoVectors(ConcreteTemplate):
+        key = name
+        cases: ClassVar[list[Any]] = [signature(floats16, floats16, floats16)]  # type: ignore[no-untyped-call]
+
+    def lower(context: Any, builder: Any, types: Any, values: Any) -> Any:
+        return emit(builder, *values)
+
+    infer_global(name)(TwoVectors)  # type: ignore[no-untyped-call]
+    lower_builtin(name, floats16, floats16)(lower)  # type: ignore[no-untyped-call]
 
 
-@emits(floats16, floats16, floats16)
-def _subtract(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fsub(a, b)
-
-
-@emits(floats16, floats16, floats16)
-def _multiply(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fmul(a, b)
-
-
-@emits(floats16, floats16, floats16)
-def _divide(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fdiv(a, b)
-
-
-def _both(a: Any, b: Any) -> bool:
-    """Whether both operands of an operator are vectors."""
-    return isinstance(a, Floats16Type) and isinstance(b, Floats16Type)
-
-
-@overload(operator.add, strict=False)
-def _overload_add(a: Any, b: Any) -> Any:
-    return (lambda a, b: _add(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
-
-
-@overload(operator.sub, strict=False)
-def _overload_subtract(a: Any, b: Any) -> Any:
-    return (lambda a, b: _subtract(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
-
-
-@overload(operator.mul, strict=False)
-def _overload_multiply(a: Any, b: Any) -> Any:
-    return (lambda a, b: _multiply(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
-
-
-@overload(operator.truediv, strict=False)
-def _overload_divide(a: Any, b: Any) -> Any:
-    return (lambda a, b: _divide(a, b)) if _both(a, b) else None  # noqa: PLW0108 - numba compiles functions only
+_operator(operator.add, lambda builder, a, b: builder.fadd(a, b))
+_operator(operator.sub, lambda builder, a, b: builder.fsub(a, b))
+_operator(operator.mul, lambda builder, a, b: builder.fmul(a, b))
+_operator(operator.truediv, lambda builder, a, b: builder.fdiv(a, b))
 
 
 # exp, tanh and GELU use additions, products, divisions and FMAs only: the same bits on every CPU.

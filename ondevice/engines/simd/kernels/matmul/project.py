@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel
+from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import read_i64
 from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, store, tanh
 from ondevice.engines.simd.kernels.matmul.activations import group_address, sum_codes, write_input
@@ -104,31 +104,31 @@ def product_of_rows(
     builder.position_at_end(after)
 
 
-@kernel
+@optional("groups4")
 def groups4(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
     """`tile_product` of 4-bit weights."""
     product_of_rows(1, 4, rows, weights, scales, inputs, blocks, out, stride)
 
 
-@kernel
+@optional("groups8")
 def groups8(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
     """`tile_product` of 8-bit weights."""
     product_of_rows(1, 8, rows, weights, scales, inputs, blocks, out, stride)
 
 
-@kernel
+@optional("steps2")
 def steps2(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
     """`step_product` of 2-bit weights."""
     product_of_rows(0, 2, rows, weights, scales, inputs, blocks, out, stride)
 
 
-@kernel
+@optional("steps4")
 def steps4(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
     """`step_product` of 4-bit weights."""
     product_of_rows(0, 4, rows, weights, scales, inputs, blocks, out, stride)
 
 
-@kernel
+@optional("steps8")
 def steps8(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
     """`step_product` of 8-bit weights."""
     product_of_rows(0, 8, rows, weights, scales, inputs, blocks, out, stride)
@@ -151,7 +151,7 @@ def float_product_of(
     builder.position_at_end(after)
 
 
-@kernel
+@optional("floats")
 def floats(bits: int, rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
     """`float_product` for any number of rows. Rows that do not fill FLOAT_ROWS go one by one, with the same bits."""
     row = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, store
 from ondevice.engines.simd.kernels.matmul.activations import inverse_rms, norm, norm_quantize_row
@@ -27,7 +27,7 @@ PART = 16
 _ZERO, _ALONE = np.float32(0.0), np.int64(1)
 
 
-@kernel
+@optional("experts")
 def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """scores = norm(h) @ router.T, float32[rows, experts]; activations = quantised norm(h).
 
@@ -49,7 +49,7 @@ def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
             norm_quantize_row(at, step.norm, to, np.int64(0), _ALONE, width, step.form, eps)
 
 
-@kernel
+@optional("experts")
 def choose(words: np.ndarray, state: np.ndarray) -> None:
     """Choose the experts with the best scores for each row, the first of equal ones, and sort all pairs by expert.
 
@@ -107,7 +107,7 @@ def share_out(scores: int, chosen: int, top: int, scale: int, weights: int) -> N
         write_f32(weights + 4 * i, read_f32(weights + 4 * i) / total * own)
 
 
-@kernel
+@optional("experts")
 def spread(words: np.ndarray, thread: int, threads: int) -> None:
     """out = the activations of each pair's row, in groups of up to MOST_ROWS pairs of one expert."""
     step = read_step(Spread, words)
@@ -129,7 +129,7 @@ def spread(words: np.ndarray, thread: int, threads: int) -> None:
                 source += ACTIVATION_BYTES
 
 
-@kernel
+@optional("experts")
 def mix(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """x = norm(x) + norm(sum of weight * output), float32[rows, width]; outputs are added from the best expert on."""
     step = read_step(Mix, words)

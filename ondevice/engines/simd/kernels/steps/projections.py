@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import bits_float
 from ondevice.engines.simd.kernels.isa.vector import exp, full, load, maximum, store
 from ondevice.engines.simd.kernels.matmul.activations import group_address
@@ -87,7 +87,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
         start, stop = claim_part(claims, every, threads)
 
 
-@kernel
+@optional("heads")
 def activate(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """out = function(source) + added, float32[rows, width]; `added` is float32[width]. Units are 16 numbers."""
     step = read_step(Activate, words)

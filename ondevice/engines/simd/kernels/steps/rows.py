@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, store, tanh
 from ondevice.engines.simd.kernels.matmul.activations import add_normed, norm, norm_quantize_row, quantize_row
@@ -108,7 +108,7 @@ AHEAD = 4
 """Distance in candidates from the table row that is multiplied to the one that is prefetched, if rows lie scattered."""
 
 
-@kernel
+@optional("shortlists")
 def centroid_scores(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """out = weights @ x, float32[clusters], for centroids float32[clusters, width] and one row x."""
     step = read_step(CentroidScores, words)
@@ -117,7 +117,7 @@ def centroid_scores(words: np.ndarray, state: np.ndarray, thread: int, threads: 
         write_f32(step.out + 4 * row, dot(step.weights + 4 * width * row, step.x, width))
 
 
-@kernel
+@optional("shortlists")
 def shortlist(words: np.ndarray, thread: int, threads: int) -> None:
     """chosen[row] = indices of the `top` largest scores of a row, largest first; the lower index first if scores are
     equal.
@@ -150,7 +150,7 @@ def _candidate(chosen: int, ids: int, per_cluster: int, number: int) -> Any:
     return place, read_i64(ids + 8 * place)
 
 
-@kernel
+@optional("shortlists")
 def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """logits[i] = softcap(table row . x) and candidates[i] = token id, for all tokens of a row's chosen clusters, in
     order.
