@@ -27,9 +27,9 @@ from benchmarks.memory_watch import Memory
 from ondevice import Audio, Image, machine
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import RATE
+from ondevice.bundle_format.interfaces import audio_interface, vision_interface
 from ondevice.bundle_format.vision import BUDGETS, VisionEntry
 from ondevice.cli.bench.tables import table
-from ondevice.engines.graph_check import audio_interface, vision_interface
 from ondevice.engines.protocol import Session
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.roofline import RooflineMeasurement
