@@ -2,7 +2,7 @@
 
     python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--seconds 1 10 30] [--threads N] [--rounds 3]
 
-If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.7 GB. The least time
+If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.6 GB. The least time
 of a picture is that of its matrix products at the machine's measured peaks: those of the layers at that of 8-bit dot
 products (unless the tower is float32), attention and the rest at that of float32. Memory is resident and beyond that
 before the tower was opened; the peak is that of an encoding, and some of it stays.
