@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, MANIFEST, RESPONSE_TEMPLATE, TOKENIZER, Bundle, sha256
 from ondevice.bundle_format.manifest import FileEntry
+from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.text_files import GEMMA_4 as GEMMA_4_RESPONSES
 from tests.text.templates import GEMMA_4
 from tests.text.tokenizers_made import gemma_chat
@@ -56,8 +57,8 @@ def write_chat_bundle(reference: Path, directory: Path, **config: Any) -> Path:
 class Script:
     """A logits processor that forces a model to write exactly this text, control tokens included."""
 
-    def __init__(self, text: str, prompt_tokens: int) -> None:
-        self.token_ids = gemma_chat().encode(text, add_special_tokens=False)
+    def __init__(self, text: str, prompt_tokens: int, tokenizer: Tokenizer | None = None) -> None:
+        self.token_ids = (tokenizer or gemma_chat()).encode(text, add_special_tokens=False)
         self._prompt_tokens = prompt_tokens
 
     def __call__(self, logits: NDArray[np.float32], context: Sequence[int]) -> NDArray[np.float32]:

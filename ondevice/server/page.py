@@ -15,6 +15,7 @@ from starlette.routing import Route
 NAMES = (
     "page.js",
     "api.js",
+    "attachments.js",
     "store.js",
     "reply.js",
     "rendering.js",
@@ -26,7 +27,7 @@ FILES = {"/": "index.html", **{f"/{name}": name for name in NAMES}}
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",

@@ -18,9 +18,12 @@ from ondevice.bundle_format.manifest import FileEntry
 from ondevice_export import export
 from ondevice_export.text_files import GEMMA_4 as GEMMA_4_RESPONSES
 from tests.conftest import MakePair, Once
+from tests.server.browsing import browser, open_page
 from tests.text.templates import GEMMA_4_SEEING
 from tests.text.tokenizers_made import gemma_seeing
 from tests.tiny_models import SEEING
+
+__all__ = ["browser", "open_page"]
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +83,7 @@ def chat_bundle(seeing: dict[tuple[str, str], Bundle], tmp_path_factory: pytest.
     turn_end = gemma_seeing().encode("<turn|>", add_special_tokens=False)
     changed = dataclasses.replace(
         manifest,
+        name="seeing",
         target=dataclasses.replace(manifest.target, context_length=4096),
         vision=dataclasses.replace(manifest.vision, tokens=70),
         files={**manifest.files, RESPONSE_TEMPLATE: FileEntry(size, digest)},

@@ -3,63 +3,17 @@
 import gzip
 import json
 import re
-import shutil
 import time
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from ondevice.server.guard import Rules
 from ondevice.server.page import FILES
 from tests.conftest import ROOT
+from tests.server.browsing import PATIENCE_MS, bodies_of, send, wait_for_end
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGE = ROOT / "ondevice" / "server" / "page"
-PATIENCE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no chromium here: apt install chromium")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def open_page(browser):
-    """Opens the page of a server; in the end, it has asked nobody else and had no error."""
-    contexts, asked, errors = [], [], []
-
-    def start(served, ready=True):
-        context = browser.new_context(viewport={"width": 900, "height": 640})
-        contexts.append((context, served.url))
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(served.url)
-        if ready:
-            expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
-        return page
-
-    yield start
-    for context, _ in contexts:
-        context.close()
-    assert errors == []
-    homes = tuple(f"{url}/" for _, url in contexts)
-    assert [url for url in asked if not url.startswith((*homes, "data:"))] == []
-
-
-def send(page, text):
-    page.fill("#message", text)
-    page.press("#message", "Enter")
-
-
-def wait_for_end(page):
-    expect(page.locator("#send")).to_be_visible(timeout=PATIENCE_MS)
 
 
 def test_send_and_stream(open_page, scripted):
@@ -188,13 +142,6 @@ def test_growing_text_is_rendered_as_the_whole_text(open_page, served):
     )
     assert settled > len(text) / 2
     assert grown.split() == whole.split()
-
-
-def bodies_of(page):
-    """The bodies of the requests for replies, as they are sent."""
-    bodies = []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
-    return bodies
 
 
 def test_a_second_message_has_the_first_before_it(open_page, scripted):

@@ -1,6 +1,7 @@
 /* The page: the list of conversations, the open one, its messages, and the settings. */
 
 import { chunks, properties, waitingRequests } from "./api.js";
+import { addPicture, Attachments } from "./attachments.js";
 import { add } from "./rendering.js";
 import { Reply } from "./reply.js";
 import * as store from "./store.js";
@@ -15,6 +16,9 @@ let open = store.newConversation();
 let running = null; // { abort: AbortController, done: Promise } of the reply that is being written
 let contextLength = 0;
 let atEnd = true; // whether the newest text is in view
+let sees = false; // whether the model reads pictures
+let editor = null; // the attachments of the message that is being edited
+const composer = new Attachments($("attached"), $("message"), say);
 
 /* The open conversation. */
 
@@ -25,11 +29,17 @@ function button(parent, name, label, act) {
   return made;
 }
 
+function say(text) {
+  $("announcer").textContent = text;
+  if (!running) $("status").textContent = text;
+}
+
 function follow() {
   if (atEnd) $("conversation").scrollTop = $("conversation").scrollHeight;
 }
 
 function showMessages() {
+  editor = null;
   $("turns").replaceChildren();
   open.messages.forEach((message, index) => {
     if (message.role === "user") showQuestion(message, index);
@@ -43,7 +53,11 @@ function showMessages() {
 function showQuestion(message, index) {
   const turn = add($("turns"), "article", "turn user");
   turn.setAttribute("aria-label", "Your message");
-  add(turn, "div", "text", message.content);
+  if (message.files) {
+    const row = add(turn, "div", "pictures");
+    for (const file of message.files) addPicture(row, file);
+  }
+  if (message.content) add(turn, "div", "text", message.content);
   const buttons = add(turn, "div", "buttons");
   button(buttons, "edit", "Edit", () => edit(turn, message, index)).setAttribute("aria-label", "Edit the message");
 }
@@ -52,7 +66,11 @@ function edit(turn, message, index) {
   if (running) return;
   const form = document.createElement("form");
   form.className = "editor";
+  const list = add(form, "ul", "attached");
+  list.setAttribute("aria-label", "Attached");
   const field = add(form, "textarea", "");
+  const attached = new Attachments(list, field, say, message.files);
+  editor = attached;
   field.value = message.content;
   field.setAttribute("aria-label", "Message");
   const row = add(form, "div", "row");
@@ -62,7 +80,7 @@ function edit(turn, message, index) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = field.value.trim();
-    if (text) answerTo(text, index);
+    if (text || attached.files.length) answerTo(text, attached.take(), index);
   });
   field.addEventListener("keydown", (event) => {
     if (event.key === "Escape") showMessages();
@@ -77,7 +95,8 @@ function edit(turn, message, index) {
 function showButtons(reply) {
   for (const old of document.querySelectorAll(".again")) old.remove();
   button(reply.buttons, "again", "Regenerate", () => {
-    if (!running) answerTo(open.messages.at(-2).content, open.messages.length - 2);
+    const { content, files } = open.messages.at(-2);
+    if (!running) answerTo(content, files, open.messages.length - 2);
   });
 }
 
@@ -88,10 +107,10 @@ function showContext(used) {
 }
 
 /* Put a message at `index`, in place of all from there on, and let the model answer it. */
-function answerTo(text, index = open.messages.length) {
+function answerTo(text, files = [], index = open.messages.length) {
   if (running) return;
   open.messages.length = index;
-  open.messages.push({ role: "user", content: text });
+  open.messages.push({ role: "user", content: text, ...(files.length && { files }) });
   showMessages();
   const abort = new AbortController();
   running = { abort, done: null };
@@ -100,10 +119,11 @@ function answerTo(text, index = open.messages.length) {
 
 async function answer(conversation, signal) {
   busy(true);
-  const asked = request(store.forTheModel(conversation.messages, store.settings().system));
-  const reply = new Reply($("turns"), follow);
+  const said = [...conversation.messages];
+  const reply = new Reply($("turns"), follow, $("live"));
   conversation.messages.push(reply.message);
   keep(conversation);
+  const kept = store.keepFiles(said.at(-1).files ?? []).then(() => true, () => false);
   atEnd = true;
   follow();
   const queue = setInterval(showQueue, QUEUE_MS);
@@ -111,7 +131,8 @@ async function answer(conversation, signal) {
   let reason = null;
   let read = 0; // tokens of the prompt
   try {
-    for await (const chunk of chunks(asked, signal)) {
+    const asked = await store.forTheModel(said, store.settings().system);
+    for await (const chunk of chunks(request(asked), signal)) {
       const progress = chunk.prompt_progress;
       if (progress) {
         clearInterval(queue);
@@ -142,6 +163,7 @@ async function answer(conversation, signal) {
   running = null;
   busy(false);
   keep(conversation);
+  if (!(await kept)) $("status").textContent = "This browser has no room for the pictures: they are gone when this page is closed.";
   const { content, failure } = reply.message;
   $("announcer").textContent = failure ?? `Reply complete: ${content.slice(0, SPOKEN)}`;
 }
@@ -283,10 +305,40 @@ function submitOnEnter(event, form) {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("message").value.trim();
-  if (!text || running) return;
+  if (!(text || composer.files.length) || running) return;
   $("message").value = "";
-  answerTo(text);
+  answerTo(text, composer.take());
 });
+
+/* Pictures: chosen, pasted, or dropped anywhere on the page. */
+
+function attach(files) {
+  if (sees) (editor ?? composer).attach(files);
+  else say("This model reads text only.");
+}
+
+$("attach").addEventListener("click", () => $("files").click());
+
+$("files").addEventListener("change", ({ target }) => {
+  attach([...target.files]);
+  target.value = ""; // the same file can be chosen again
+});
+
+document.addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length || event.clipboardData.types.includes("text/plain")) return;
+  event.preventDefault();
+  attach(files);
+});
+
+for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
+  document.addEventListener(name, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault(); // the browser would open the file in place of the page
+    document.body.classList.toggle("dropping", sees && (name === "dragenter" || name === "dragover"));
+    if (name === "drop") attach([...event.dataTransfer.files]);
+  });
+}
 
 $("message").addEventListener("keydown", (event) => {
   if (event.key === "ArrowUp" && !$("message").value) {
@@ -326,6 +378,8 @@ async function start() {
   const props = await properties((text) => ($("status").textContent = text));
   const { n_ctx: length, params } = props.default_generation_settings;
   contextLength = length;
+  sees = props.modalities.vision;
+  $("attach").hidden = !sees;
   $("thinking-option").hidden = !props.chat_template.includes("enable_thinking");
   $("thinking").checked = store.settings().thinking ?? false;
   for (const [name, value] of Object.entries(params)) {
@@ -333,6 +387,7 @@ async function start() {
     if (field) field.placeholder = value === null ? "off" : Number(value.toFixed(4));
   }
   for (const name of props.drafters) add($("settings-form").elements.drafter, "option", "", name).value = name;
+  store.removeUnusedFiles();
   $("status").textContent = "";
   showContext(open.messages.at(-1)?.used ?? 0);
   $("model").textContent = document.title = props.model_alias;

@@ -67,8 +67,9 @@ class Sums {
 const seconds = (value) => (value < 60 ? `${value.toFixed(value < 10 ? 1 : 0)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`);
 
 export class Reply {
-  /* `afterwards` is called when elements have changed. */
-  constructor(parent, afterwards) {
+  /* `afterwards` is called when elements have changed. While the reply grows, its figures are in `live`: below the growing
+  text they would move with every line. */
+  constructor(parent, afterwards, live = null) {
     this.afterwards = afterwards;
     this.sums = new Sums();
     this.message = { role: "assistant", content: "", rounds: [] };
@@ -80,7 +81,7 @@ export class Reply {
     this.thoughtText = add(this.details, "div", "text");
     this.markdown = new GrowingMarkdown(add(this.turn, "div", "body"), afterwards);
     this.calls = add(this.turn, "div", "calls");
-    this.foot = add(this.turn, "div", "foot");
+    this.foot = add(live ?? this.turn, "div", "foot");
     this.bars = new RoundBars(this.foot);
     this.line = add(this.foot, "div", "figures");
     this.buttons = add(this.foot, "div", "buttons");
@@ -181,7 +182,8 @@ export class Reply {
     this.markdown.end();
     const { thought, failure, figures = [] } = this.message;
     this.summary.textContent = thought === undefined ? "Thoughts" : `Thought for ${seconds(thought)}`;
-    if (failure) this.turn.insertBefore(add(this.turn, "div", "failure", failure), this.foot);
+    if (failure) add(this.turn, "div", "failure", failure);
+    this.turn.append(this.foot);
     this.show(figures);
     this.bars.svg.classList.toggle("none", !this.message.rounds.length);
     if (this.markdown.text && navigator.clipboard) addCopyButton(this.buttons, "Copy the reply", () => this.markdown.text);

@@ -1,0 +1,317 @@
+"""Pictures on the page at `/`: attached, shown, sent, kept in the browser, refused where the model reads text only."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import PIL.Image
+import PIL.ImageDraw
+import pytest
+from playwright.sync_api import expect
+
+from ondevice import Generation, Model, Prompt
+from tests.chat_bundle import Script
+from tests.conftest import ROOT
+from tests.media.pictures_made import noise, png, saved
+from tests.server.browsing import PATIENCE_MS, bodies_of, send, wait_for_end
+from tests.server.served import Served, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PICTURE, OTHER = png(60, 80), png(90, 50, seed=1)
+pytestmark = pytest.mark.needs("onnxruntime")
+
+
+class Scripted(NamedTuple):
+    """A server whose model sees, and generates the text that a test sets."""
+
+    served: Served
+    says: Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def served(chat_bundle: Path, chat_model: Model) -> Iterator[Served]:
+    with serving(chat_bundle, lambda: chat_model) as server:
+        yield server
+        server.wait_until_idle()
+
+
+@pytest.fixture
+def scripted(served: Served, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    text = ["<turn|>"]
+    stream = chat_model.stream
+
+    def say(prompt: Prompt, **options: Any) -> Generation:
+        script = Script(text[0], len(chat_model.encode(prompt)), chat_model.tokenizer)
+        return stream(prompt, logits_processors=[script], **options)
+
+    monkeypatch.setattr(chat_model, "stream", say)
+    return Scripted(served, lambda wanted: text.__setitem__(0, wanted))
+
+
+def file(content: bytes = PICTURE, name: str = "photo.png", kind: str = "image/png") -> dict[str, Any]:
+    return {"name": name, "mimeType": kind, "buffer": content}
+
+
+def sent(body: dict[str, Any], index: int = -1) -> tuple[list[bytes], list[str]]:
+    """Pictures and texts of a message of a request."""
+    content = body["messages"][index]["content"]
+    if isinstance(content, str):
+        return [], [content]
+    pictures = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    return [base64.b64decode(url.partition(",")[2]) for url in pictures], texts
+
+
+def give(page: Page, way: str, *files: dict[str, Any]) -> None:
+    """Let the page get files by a paste or a drop."""
+    given = [[base64.b64encode(each["buffer"]).decode(), each["name"], each["mimeType"]] for each in files]
+    page.evaluate(
+        """([way, given]) => {
+            const data = new DataTransfer();
+            for (const [content, name, type] of given) {
+                data.items.add(new File([Uint8Array.from(atob(content), (one) => one.charCodeAt(0))], name, { type }));
+            }
+            const made = way === "paste"
+                ? new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })
+                : new DragEvent(way, { dataTransfer: data, bubbles: true, cancelable: true });
+            document.getElementById("message").dispatchEvent(made);
+        }""",
+        [way, given],
+    )
+
+
+def loaded(page: Page, selector: str) -> list[list[int]]:
+    """Widths and heights of the shown pictures' pixels, when all are loaded."""
+    page.wait_for_function(
+        "(selector) => [...document.querySelectorAll(selector)].every((each) => each.naturalWidth)", arg=selector
+    )
+    sizes: list[list[int]] = page.locator(selector).evaluate_all(
+        "(all) => all.map((each) => [each.naturalWidth, each.naturalHeight])"
+    )
+    return sizes
+
+
+def test_a_picture_is_attached_shown_sent_and_kept(open_page: Any, scripted: Scripted, chat_model: Model) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Attach pictures").click()
+    chooser.value.set_files([file(), file(OTHER, "other.png")])
+    expect(page.locator("#attached li")).to_have_count(2)
+    assert loaded(page, "#attached img") == [[80, 60], [50, 90]]
+    scripted.says("A fox.<turn|>")
+    send(page, "the fox")
+    wait_for_end(page)
+    expect(page.locator("#attached")).to_be_hidden()
+    expect(page.locator(".body")).to_have_text("A fox.")
+    assert sent(bodies[-1]) == ([PICTURE, OTHER], ["the fox"])
+    prompt = [{"role": "user", "content": bodies[-1]["messages"][0]["content"]}]
+    length = len(chat_model.encode(prompt))
+    assert length > 120
+    for _ in range(2):
+        assert loaded(page, ".user img") == [[80, 60], [50, 90]]
+        assert page.locator(".user img").first.get_attribute("alt") == "photo.png"
+        expect(page.locator(".user .text")).to_have_text("the fox")
+        expect(page.locator("#context")).to_have_text(f"{length + len('A fox.') + 1} of 4,096 tokens")
+        page.reload()
+        expect(page.locator("#model")).not_to_have_text("ondevice")
+        page.click("#list .name")
+    send(page, "and now?")
+    wait_for_end(page)
+    assert sent(bodies[-1], 0) == ([PICTURE, OTHER], ["the fox"])
+    assert sent(bodies[-1]) == ([], ["and now?"])
+
+
+@pytest.mark.parametrize("way", ["paste", "drop"])
+def test_pictures_are_pasted_and_dropped(open_page: Any, scripted: Scripted, way: str) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    give(page, way, file(), file(OTHER, "other.png"))
+    expect(page.locator("#attached li")).to_have_count(2)
+    page.get_by_role("button", name="Remove photo.png").press("Enter")
+    expect(page.locator("#attached li")).to_have_count(1)
+    expect(page.get_by_role("button", name="Remove other.png")).to_be_focused()
+    expect(page.locator("#announcer")).to_have_text("photo.png is removed.")
+    page.press("#message", "Enter")  # a picture without a text
+    wait_for_end(page)
+    assert sent(bodies[-1]) == ([OTHER], [])
+    expect(page.locator("#list .name")).to_have_text("other.png")
+
+
+def test_dragging_shows_where_to_drop(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    give(page, "dragover", file())
+    expect(page.locator("body")).to_have_class("side dropping")
+    give(page, "dragleave", file())
+    expect(page.locator("body")).to_have_class("side")
+
+
+def test_editing_keeps_pictures_or_removes_them(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    give(page, "paste", file())
+    expect(page.locator("#attached li")).to_have_count(1)
+    send(page, "first")
+    wait_for_end(page)
+    page.click("text=Regenerate")
+    wait_for_end(page)
+    assert sent(bodies[-1]) == ([PICTURE], ["first"])
+    page.press("#message", "ArrowUp")
+    give(page, "paste", file(OTHER, "other.png"))
+    expect(page.locator(".editor li")).to_have_count(2)
+    page.get_by_role("button", name="Remove photo.png").click()
+    page.fill(".editor textarea", "second")
+    page.press(".editor textarea", "Enter")
+    wait_for_end(page)
+    assert sent(bodies[-1]) == ([OTHER], ["second"])
+    assert loaded(page, ".user img") == [[50, 90]]
+    page.press("#message", "ArrowUp")
+    page.get_by_role("button", name="Remove other.png").click()
+    page.press(".editor textarea", "Escape")  # takes the removal back
+    assert loaded(page, ".user img") == [[50, 90]]
+
+
+def count_files(page: Page) -> int:
+    count: int = page.evaluate(
+        """() => new Promise((resolve) => {
+            const opening = indexedDB.open("ondevice", 1);
+            opening.onsuccess = () => {
+                const asked = opening.result.transaction("files").objectStore("files").count();
+                asked.onsuccess = () => resolve(asked.result);
+            };
+        })"""
+    )
+    return count
+
+
+def test_export_and_delete(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    give(page, "paste", file())
+    expect(page.locator("#attached li")).to_have_count(1)
+    send(page, "first")
+    wait_for_end(page)
+    assert count_files(page) == 1
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    kept = json.loads(download.value.path().read_text("utf-8"))["messages"][0]["files"]
+    assert [(each["name"], each["url"]) for each in kept] == [
+        ("photo.png", "data:image/png;base64," + base64.b64encode(PICTURE).decode())
+    ]
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete").click()
+    expect(page.locator("#list .name")).to_have_count(0)
+    page.wait_for_function("() => !document.querySelector('.turn')")
+    for _ in range(100):
+        if not count_files(page):
+            break
+    assert count_files(page) == 0
+
+
+def test_a_browser_without_room_says_so_and_sends_all_the_same(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    page.evaluate(
+        """() => {
+            IDBObjectStore.prototype.put = () => { throw new DOMException("full", "QuotaExceededError"); };
+        }"""
+    )
+    give(page, "paste", file())
+    expect(page.locator("#attached li")).to_have_count(1)
+    scripted.says("A fox.<turn|>")
+    for text in ("first", "second"):
+        send(page, text)
+        wait_for_end(page)
+        expect(page.locator("#status")).to_contain_text("no room for the pictures" if text == "first" else "")
+        assert sent(bodies[-1], 0) == ([PICTURE], ["first"])
+    page.reload()
+    expect(page.locator("#model")).not_to_have_text("ondevice")
+    page.click("#list .name")
+    expect(page.locator(".picture.gone")).to_have_text("photo.png is not kept in this browser")
+    send(page, "third")
+    wait_for_end(page)
+    expect(page.locator(".failure")).to_contain_text("photo.png is not kept in this browser: edit its message")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "size"),
+    [
+        (saved(PIL.Image.fromarray(noise(60, 80)), "BMP"), "image/bmp", (80, 60)),  # not a format of the server
+        (saved(PIL.Image.new("RGB", (16400, 20)), "PNG"), "image/png", (4096, 5)),  # a side that is too long
+        (PICTURE + bytes(8 << 20), "image/png", (80, 60)),  # a file that is too large
+    ],
+    ids=["BMP", "long", "large"],
+)
+def test_what_the_server_would_refuse_is_drawn_again(
+    open_page: Any, scripted: Scripted, content: bytes, kind: str, size: tuple[int, int]
+) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    page.set_input_files("#files", [file(content, "photo", kind)])
+    expect(page.locator("#attached li")).to_have_count(1)
+    page.press("#message", "Enter")
+    wait_for_end(page)
+    [[picture], _] = sent(bodies[-1])
+    with PIL.Image.open(BytesIO(picture)) as opened:
+        assert (opened.format, opened.size) == ("JPEG", size)
+
+
+def test_a_file_that_is_no_picture(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    page.set_input_files("#files", [file(b"never a picture", "letter.png")])
+    expect(page.locator("#status")).to_have_text("letter.png is not a picture that this browser can read.")
+    expect(page.locator("#attached")).to_be_hidden()
+
+
+def poster() -> bytes:
+    """A picture that a reader recognises in the documentation."""
+    picture = PIL.Image.new("RGB", (640, 400), "#9fd3f5")
+    draw = PIL.ImageDraw.Draw(picture)
+    draw.rectangle((0, 290, 640, 400), fill="#6fae5c")
+    draw.ellipse((500, 40, 580, 120), fill="#ffd34d")
+    draw.rectangle((170, 190, 370, 330), fill="#f3e3c3")
+    draw.polygon([(150, 190), (270, 90), (390, 190)], fill="#c0503c")
+    draw.rectangle((250, 250, 300, 330), fill="#7a4b2a")
+    draw.rectangle((195, 215, 235, 250), fill="#5b8bd0")
+    return saved(picture)
+
+
+def test_picture_of_the_documentation(
+    open_page: Any, scripted: Scripted, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    page = open_page(scripted.served)
+    page.set_viewport_size({"width": 1000, "height": 640})
+    page.set_input_files("#files", [file(poster(), "house.png")])
+    expect(page.locator("#attached li")).to_have_count(1)
+    scripted.says(
+        "A **house** with a red roof and a brown door, on a meadow. The sun is shining, and the sky is clear:\n\n"
+        "- its one window is *blue*\n- nobody is to be seen<turn|>"
+    )
+    send(page, "What is in this picture?")
+    wait_for_end(page)
+    assert loaded(page, ".user img") == [[640, 400]]
+    assert page.evaluate("document.documentElement.scrollWidth") == 1000
+    folder = ROOT / "docs" / "images" if request.config.getoption("--pictures") else tmp_path
+    page.locator("#message").blur()
+    page.screenshot(path=folder / "page-picture.png")
+    assert (folder / "page-picture.png").stat().st_size < 150_000
+
+
+def test_a_model_that_reads_text_only(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    page.route(
+        "**/props",
+        lambda route: route.fulfill(json={**scripted.served.get("/props").body, "modalities": {"vision": False}}),
+    )
+    page.reload()
+    expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
+    expect(page.locator("#attach")).to_be_hidden()
+    give(page, "drop", file())
+    expect(page.locator("#status")).to_have_text("This model reads text only.")
+    expect(page.locator("#attached")).to_be_hidden()

@@ -1,0 +1,74 @@
+"""The page at `/` in a browser without a window: fixtures, and what a user does there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.server.served import Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("no chromium here: apt install chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens the page of a server; in the end, it has asked nobody else and had no error."""
+    from playwright.sync_api import expect
+
+    contexts, asked, errors = [], list[str](), list[str]()
+
+    def start(served: Served, ready: bool = True) -> Page:
+        context = browser.new_context(viewport={"width": 900, "height": 640})
+        contexts.append((context, served.url))
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(served.url)
+        if ready:
+            expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
+        return page
+
+    yield start
+    for context, _ in contexts:
+        context.close()
+    assert errors == []
+    homes = tuple(f"{scheme}{url}/" for scheme in ("", "blob:") for _, url in contexts)
+    assert [url for url in asked if not url.startswith((*homes, "data:"))] == []
+
+
+def send(page: Page, text: str) -> None:
+    page.fill("#message", text)
+    page.press("#message", "Enter")
+
+
+def wait_for_end(page: Page) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.locator("#send")).to_be_visible(timeout=PATIENCE_MS)
+
+
+def bodies_of(page: Page) -> list[Any]:
+    """The bodies of the requests for replies, as they are sent."""
+    bodies: list[Any] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    return bodies
