@@ -286,7 +286,7 @@ def test_picture_of_the_documentation(
     open_page: Any, scripted: Scripted, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     page = open_page(scripted.served)
-    page.set_viewport_size({"width": 1000, "height": 640})
+    page.set_viewport_size({"width": 1000, "height": 720})
     page.set_input_files("#files", [file(poster(), "house.png")])
     expect(page.locator("#attached li")).to_have_count(1)
     scripted.says(

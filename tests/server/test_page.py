@@ -320,6 +320,56 @@ def test_pictures(open_page, scripted, request, tmp_path, name, row, size, schem
     assert (folder / f"{name}.png").stat().st_size < 150_000
 
 
+STREAM = """async (pieces) => {
+    let shifted = 0;
+    const observer = new PerformanceObserver((list) => {
+        for (const { value } of list.getEntries()) shifted += value;
+    });
+    const drawn = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    const real = window.fetch;
+    const body = new TransformStream();
+    window.fetch = (path, options) => (
+        path.endsWith("completions") ? Promise.resolve(new Response(body.readable)) : real(path, options)
+    );
+    document.getElementById("message").value = "How?";
+    document.getElementById("form").requestSubmit();
+    for (let frame = 0; frame < 5; frame++) await drawn();
+    observer.observe({ type: "layout-shift" });
+    const writer = body.writable.getWriter();
+    for (const piece of pieces) {
+        await writer.write(new TextEncoder().encode(`data: ${piece}\\n\\n`));
+        await drawn();
+    }
+    await writer.close();
+    while (document.getElementById("send").hidden) await drawn();
+    for (let frame = 0; frame < 5; frame++) await drawn();
+    observer.takeRecords().forEach(({ value }) => (shifted += value));
+    return shifted;
+}"""
+"""Lets the page ask, gives it the pieces of a reply, one per frame, and returns the sum of layout shifts from the fifth
+frame on, also of those within 500 ms after the question."""
+
+
+@pytest.mark.parametrize("before", ["", "A line of a reply.\n\n" * 8], ids=["short", "scrolled"])
+def test_nothing_jumps_while_a_reply_grows(open_page, scripted, before):
+    """Neither while the text fits into the window, nor when the page scrolls with it."""
+    page = open_page(scripted.served)
+    if before:
+        scripted.says(f"{before}<turn|>")
+        send(page, "First?")
+        wait_for_end(page)
+    deltas = [{"reasoning_content": "Let me see. "}] * 5
+    code, entries = "value = 1\n" * 6, "- an entry of a list\n" * 8
+    text = f"First:\n\n```python\n{code}```\n\n{entries}\nThe last paragraph."
+    deltas += [{"content": text[at : at + 6]} for at in range(0, len(text), 6)]
+    call = {"function": {"name": "look", "arguments": "{}"}}
+    figures = {"tokens": 2, "drafted": 3, "accepted": 1, "source": "ngram", "time_ms": 50}
+    pieces = [{"choices": [{"delta": delta}], "round": figures} for delta in [*deltas, {"tool_calls": [call]}]]
+    assert page.evaluate(STREAM, [json.dumps(piece) for piece in pieces]) < 0.001
+    expect(page.locator(".body").last).to_contain_text("The last paragraph.")
+    expect(page.locator(".turn .figures").last).to_contain_text("tokens per round")
+
+
 def test_colours(open_page, served):
     page = open_page(served)
     page.emulate_media(color_scheme="light")
