@@ -9,16 +9,18 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ondevice.bundle import model_home
+from ondevice.cli.attachments import KINDS, Attachment, content_part, dropped_files, named_files
 from ondevice.cli.main import Parser
 from ondevice.cli.markdown_view import MarkdownView, can_format
 from ondevice.cli.options import (
     add_chat_arguments,
     add_generation_arguments,
+    add_image_tokens_argument,
     add_model_arguments,
     generation_options,
     load_model,
@@ -51,6 +53,9 @@ NOTICES = {
 
 NO_THINKING = ", but this bundle's template does not support it"
 
+DOT = {"type": "text", "text": "."}
+"""A text to try pictures and sounds with."""
+
 HELLO = {"role": "user", "content": "Hello"}
 """A message to try the template with."""
 
@@ -71,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     group = parser.add_argument_group("conversation")
     add_chat_arguments(group)
+    add_image_tokens_argument(group)
     group.add_argument(
         "--plain",
         action="store_true",
@@ -89,12 +95,17 @@ def run(args: argparse.Namespace) -> int:
             print(f"ondevice: --thinking is on{NO_THINKING}", file=sys.stderr)
         if sys.stdin.isatty():
             print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
-        for message in messages(typed_lines() if sys.stdin.isatty() else piped_lines()):
+        typed = sys.stdin.isatty()
+        for message in messages(typed_lines() if typed else piped_lines()):
             if message in EXIT_WORDS:
                 break
-            if message.startswith("/"):
+            dropped = dropped_files(message) if typed else []
+            if dropped or message.startswith("/"):
                 try:
-                    run_command(message, conversation)
+                    if dropped:
+                        attach_dropped(dropped, conversation)
+                    else:
+                        run_command(message, conversation)
                 except (OndeviceError, OSError) as error:  # ends the command, not the conversation
                     print(f"ondevice: {error}", file=sys.stderr)
             elif message:
@@ -125,6 +136,8 @@ class Conversation:
         self.options = options
         self._make_view = make_view
         self.messages: list[dict[str, Any]] = []
+        self.attached: list[Attachment] = []
+        """What goes with the next message."""
         self.thoughts = ""
         """The thoughts of the last reply."""
         self._stats: Stats | None = None
@@ -159,21 +172,48 @@ class Conversation:
         self._model.stream([*self._system_messages, HELLO], **options).close()  # validates, computes nothing
         self.options = options
 
+    def attach(self, kind: str, path: Path) -> None:
+        """Let a file go with the next message. It is read now: what becomes of it later does not matter.
+
+        Args:
+            kind: `image` or `audio`.
+            path: the file.
+
+        Raises:
+            PromptError: a file that is not one of this kind, or more than the bundle and its context can read.
+        """
+        part = content_part(kind, path)
+        parts, tokens = [attachment.part for attachment in self.attached], self.options.get("image_tokens")
+        lengths = [
+            len(self._model.encode([{"role": "user", "content": [*content, dict(DOT)]}], image_tokens=tokens))
+            for content in (parts, [*parts, part])
+        ]
+        self.attached.append(Attachment(path.name, part, lengths[1] - lengths[0]))
+
     def say(self, text: str) -> None:
-        """Send a message and show the reply. A message that does not fit leaves the conversation unchanged."""
-        asked = [*self.messages, {"role": "user", "content": text}]
+        """Send a message, with what is attached, and show the reply."""
+        parts = [attachment.part for attachment in self.attached]
+        if self._ask([*parts, {"type": "text", "text": text}] if parts else text):
+            self.attached = []
+
+    def _ask(self, content: Any) -> bool:
+        """Send the content of a message and show the reply; False for one that does not fit, which leaves the
+        conversation unchanged.
+        """
+        asked = [*self.messages, {"role": "user", "content": content}]
         try:
             with unseen_keys():
                 reply = stream_reply(self._model, asked, self.options, self._make_view())
         except PromptError as error:
             hint = f" ({CONTEXT_FULL})" if isinstance(error, ContextOverflowError) else ""
             print(f"ondevice: {error}{hint}", file=sys.stderr)
-            return
+            return False
         self.messages = [*asked, self._as_message(reply)]
         self.thoughts = reply.reasoning
         self._stats = reply.stats
         if reply.finish_reason in NOTICES:
             print(NOTICES[reply.finish_reason], file=sys.stderr)
+        return True
 
     def regenerate(self) -> None:
         """Answer the last message again, replacing its reply.
@@ -185,8 +225,7 @@ class Conversation:
         if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
             raise UsageError("there is no message to answer again")
         self.messages = before[:-2]
-        self.say(before[-2]["content"])
-        if len(self.messages) < len(before):  # no reply came
+        if not self._ask(before[-2]["content"]):
             self.messages = before
 
     def drop(self) -> None:
@@ -205,11 +244,12 @@ class Conversation:
     def clear(self) -> None:
         """Forget all messages but the system message, and what the model's cache and drafters keep of them."""
         self.messages = self._system_messages
+        self.attached = []
         self.thoughts = ""
         self._model.forget()
 
     def save(self, path: Path) -> None:
-        """Write the messages to a file, as JSON in OpenAI's form.
+        """Write the messages to a file, as JSON in OpenAI's form, pictures and sounds in base64.
 
         Raises:
             UsageError: the file exists and is not a saved conversation.
@@ -327,6 +367,7 @@ def _parse_setting(name: str, value: str) -> dict[str, Any]:
     """A keyword of `Model.stream` from an option's name and value, parsed as on the command line."""
     parser = Parser("/set")
     add_generation_arguments(parser)
+    add_image_tokens_argument(parser)
     known = sorted(action.dest for action in parser._actions if action.dest != "help")
     if name not in known:
         raise UsageError(f"unknown option {name}: /set takes {', '.join(known)}")
@@ -335,6 +376,36 @@ def _parse_setting(name: str, value: str) -> dict[str, Any]:
     except UsageError as error:
         raise UsageError(str(error).partition(". Try")[0]) from error
     return {key: given for key, given in generation_options(arguments).items() if key == name}
+
+
+def _attach(kind: str) -> Callable[[Conversation, str], None]:
+    """`/image` or `/audio`."""
+
+    def run(conversation: Conversation, rest: str) -> None:
+        if rest == "none":
+            conversation.attached = []
+        elif rest:
+            for path in named_files(rest) or [_path(rest)]:
+                conversation.attach(kind, path)
+        _show_attached(conversation)
+
+    return run
+
+
+def attach_dropped(paths: Sequence[Path], conversation: Conversation) -> None:
+    """Attach files that were dropped into the terminal.
+
+    Raises:
+        PromptError: one of them cannot be read, or not by this bundle.
+    """
+    for path in paths:
+        conversation.attach(KINDS[path.suffix.lower()], path)
+    _show_attached(conversation)
+
+
+def _show_attached(conversation: Conversation) -> None:
+    found = [f"{attachment.name} ({attachment.tokens} tokens)" for attachment in conversation.attached]
+    _print(f"(with the next message: {', '.join(found)})" if found else "(nothing goes with the next message)")
 
 
 def _save(conversation: Conversation, rest: str) -> None:
@@ -360,7 +431,8 @@ def _help(conversation: Conversation, rest: str) -> None:
         "/exit": ["end the chat, as /quit, /bye and Ctrl-D do"],
         QUOTES: ["begins and ends a message of several lines"],
         "Ctrl-C": ["stops a reply"],
-        "Tab": ["completes commands, and names of files after /save and /load"],
+        "a file": ["a picture or sound that is dropped into the terminal goes with the next message"],
+        "Tab": ["completes commands, and names of files after those that take one"],
         "arrow up": ["earlier messages, also those of earlier chats"],
     }
     _print("\n".join(aligned(lines, columns())))
@@ -386,6 +458,8 @@ CHAT_COMMANDS = {
     "/set": ChatCommand(
         _set, "set an option of the command line, as temperature 0.5; without arguments, show them", "[NAME VALUE]"
     ),
+    "/image": ChatCommand(_attach("image"), "let a picture go with the next message; none takes all back", "FILE"),
+    "/audio": ChatCommand(_attach("audio"), "let a sound go with the next message", "FILE"),
     "/save": ChatCommand(_save, "write the conversation to a file, as JSON", "FILE"),
     "/load": ChatCommand(_load, "continue a conversation from a file", "FILE"),
     "/stats": ChatCommand(

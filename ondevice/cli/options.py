@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.bundle import is_bundle
+from ondevice.bundle_format.vision import BUDGETS
 from ondevice.cli.progress import PreparationBar, ending_by_exception
 from ondevice.generate.drafters import registry
 from ondevice.progress import OnPrepare
@@ -205,6 +206,17 @@ def add_chat_arguments(group: argparse._ActionsContainer) -> None:
         action="store_const",
         const=True,
         help="let the model think before it answers, if its chat template supports it",
+    )
+
+
+def add_image_tokens_argument(group: argparse._ActionsContainer) -> None:
+    """Declare the detail of pictures, for commands that take them."""
+    group.add_argument(
+        "--image-tokens",
+        type=int,
+        choices=BUDGETS,
+        metavar="N",
+        help=f"tokens of a picture at most: {', '.join(map(str, BUDGETS))} (default: as the model was trained, 280)",
     )
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ondevice.bundle import CHAT_TEMPLATE
-from ondevice.bundle_format.vision import BUDGETS
-from ondevice.cli.options import add_chat_arguments
+from ondevice.cli.options import add_chat_arguments, add_image_tokens_argument
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.text.prompt_file import load_prompts, read_stream, read_text
 
@@ -49,13 +48,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="FILE",
             help=f"{what}, before the text; may be repeated",
         )
-    group.add_argument(
-        "--image-tokens",
-        type=int,
-        choices=BUDGETS,
-        metavar="N",
-        help=f"tokens of a picture at most: {', '.join(map(str, BUDGETS))} (default: as the model was trained, 280)",
-    )
+    add_image_tokens_argument(group)
     group.add_argument("--tools", type=Path, metavar="FILE", help="function declarations: a JSON list, as OpenAI's")
 
 

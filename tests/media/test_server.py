@@ -49,6 +49,10 @@ def message(served: Served, *messages: object, path: str = MESSAGES) -> Answer:
     return served.post(path, messages=list(messages), max_tokens=8, temperature=0)
 
 
+def said(answer: Answer) -> str:
+    return "".join(block["text"] for block in answer.body["content"])
+
+
 def respond(served: Served, *items: object) -> Answer:
     return served.post(RESPONSES, input=list(items), max_output_tokens=8, temperature=0)
 
@@ -65,7 +69,7 @@ def test_messages(served: Served, chat_model: Model) -> None:
     prompt = [user(Image(PICTURE), {"type": "text", "text": "the fox\nthe fox"}, Image(OTHER))]
     usage = answer.body["usage"]
     tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
-    check(chat_model, prompt, answer.body["content"][0]["text"], tokens)
+    check(chat_model, prompt, said(answer), tokens)
     assert chat_model.generate(prompt, max_new_tokens=8, temperature=0.0).text != (
         chat_model.generate([user(TEXT)], max_new_tokens=8, temperature=0.0).text
     )
@@ -94,7 +98,7 @@ def test_a_picture_in_a_tool_result_begins_the_users_message(served: Served, cha
         assert answer.body["input_tokens"] == len(chat_model.encode([*asked, told, then]))
         answer = message(served, {"role": "user", "content": "a"}, use, user(*parts))
         reply = chat_model.generate([*asked, told, then], max_new_tokens=8, temperature=0.0)
-        assert "".join(each["text"] for each in answer.body["content"]) == reply.text
+        assert said(answer) == reply.text
 
 
 def test_anthropics_client(served: Served) -> None:
@@ -146,8 +150,8 @@ def test_responses(served: Served, chat_model: Model) -> None:
         answer = respond(served, user(part, INPUT, INPUT))
         assert answer.status == 200
         prompt = [user(Image(PICTURE, tokens), {"type": "text", "text": "the foxthe fox"})]
-        [said] = answer.body["output"]
-        check(chat_model, prompt, said["content"][0]["text"], answer.body["usage"]["input_tokens"])
+        [item] = answer.body["output"]
+        check(chat_model, prompt, item["content"][0]["text"], answer.body["usage"]["input_tokens"])
 
 
 def test_a_picture_in_a_functions_output(served: Served, chat_model: Model) -> None:

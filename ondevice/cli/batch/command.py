@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from ondevice.bundle import Bundle
 from ondevice.cli.main import FAILED, INTERRUPTED
-from ondevice.cli.options import add_generation_arguments, add_model_arguments, generation_options, load_model
+from ondevice.cli.options import (
+    add_generation_arguments,
+    add_image_tokens_argument,
+    add_model_arguments,
+    generation_options,
+    load_model,
+)
 from ondevice.cli.progress import ProgressBar, cancel_on_interrupt, ending_by_exception
 from ondevice.errors import UsageError
 
@@ -43,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="append answers to this file, as JSON lines; prompts that it answers already are skipped",
     )
     group.add_argument("--chat", action="store_true", help="treat a prompt that is a text as a user's message")
+    add_image_tokens_argument(group)
     group.add_argument(
         "--max-sequences",
         type=int,

@@ -15,8 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ondevice.cli.attachments import read_file
 from ondevice.errors import OndeviceError, PromptError, UsageError, reason
+from ondevice.machine import expanded
 from ondevice.options import GenerationOptions
+
+FILE_KINDS = ("image", "audio")
+"""Types of content parts whose field of the same name may be a path, in the own form."""
 
 PROMPT_FIELDS = ("id", "prompt", "messages")
 """Fields of a line of the own form that are not options."""
@@ -156,20 +161,49 @@ class RequestFile:
         prompt = fields[given[0]]
         if self._chat and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
-        return prompt, options
+        return _with_files(prompt), options
 
     def _fingerprint(self, prompt: Any, options: Mapping[str, Any]) -> str:
         """16 hexadecimal digits of the sha256 of everything that determines the answer."""
         relevant = {name: value for name, value in options.items() if name not in COMMAND_ONLY}
-        parts = json.dumps([self._model_identity, prompt, relevant], sort_keys=True)
+        parts = json.dumps([self._model_identity, prompt, relevant], sort_keys=True, default=_digest)
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+def _with_files(prompt: Any) -> Any:
+    """The prompt with the bytes of the pictures and sounds that its messages name by paths.
+
+    They are part of the fingerprint, and go to other machines with the request. Paths are relative to the working
+    directory. Anything malformed is left for the model to report.
+
+    Raises:
+        PromptError: a file that cannot be read.
+    """
+    for part in _parts(prompt):
+        kind = part.get("type")
+        if kind in FILE_KINDS and isinstance(part.get(kind), str):
+            part[kind] = read_file(expanded(part[kind]))
+    return prompt
+
+
+def _parts(prompt: Any) -> Iterator[dict[str, Any]]:
+    """The content parts of messages."""
+    for message in prompt if isinstance(prompt, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        yield from (part for part in content if isinstance(part, dict)) if isinstance(content, list) else ()
+
+
+def _digest(value: object) -> str:
+    """What stands for a file's bytes in a fingerprint."""
+    assert isinstance(value, bytes)
+    return hashlib.sha256(value).hexdigest()
 
 
 def _parse_openai_form(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Prompt and options of `{"custom_id", "method", "url", "body"}`.
 
     Raises:
-        PromptError: another endpoint, or no prompt.
+        PromptError: another endpoint, no prompt, or one that names files, which OpenAI's form has not.
         UsageError: an option that is not supported.
     """
     body = fields["body"]
@@ -180,6 +214,8 @@ def _parse_openai_form(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise PromptError(f"url must be one of {', '.join(URLS)}, not {url!r:.99}")
     if body.get(URLS[url]) is None:
         raise PromptError(f"body needs {URLS[url]}")
+    if any(part.get("type") in FILE_KINDS for part in _parts(body[URLS[url]])):
+        raise PromptError("body.messages: send pictures as image_url, with data: URIs, and sounds as input_audio")
     options: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in (*IGNORED, *LENGTHS, URLS[url]):
