@@ -89,7 +89,8 @@ def test_every_module_is_in_it(archive):
 def test_the_page_of_the_server_is_in_it(archive):
     page = {name for name in archive.namelist() if name.startswith("ondevice/server/page/")}
     vendored = ("vendor/marked.js", "vendor/marked.LICENSE", "vendor/purify.js", "vendor/purify.LICENSE")
-    own = ("index.html", "page.css", "page.js", "api.js", "attachments.js", "store.js", "reply.js", "rendering.js")
+    scripts = ("page", "api", "attachments", "store", "reply", "rendering", "sounds", "recorder")
+    own = ("index.html", "page.css", *(f"{name}.js" for name in scripts))
     assert page == {f"ondevice/server/page/{name}" for name in (*own, *vendored)}
 
 

@@ -122,18 +122,15 @@ class Endpoints:
 
     async def props(self, request: Request) -> Response:
         """llama.cpp's names as far as they fit, then names of this server."""
-        template = self._bundle.file(CHAT_TEMPLATE)
+        template, manifest = self._bundle.file(CHAT_TEMPLATE), self._bundle.manifest
         async with self._manager.borrow() as model:
             defaults = model.defaults
             properties = {
-                "model_alias": self._bundle.manifest.name,
+                "model_alias": manifest.name,
                 "build_info": f"ondevice {__version__}",
                 "total_slots": self._queue.slots,
                 "chat_template": "" if template is None else template.read_text("utf-8"),
-                "modalities": {
-                    "vision": self._bundle.manifest.vision is not None,
-                    "audio": self._bundle.manifest.audio is not None,
-                },
+                "modalities": {"vision": manifest.vision is not None, "audio": manifest.audio is not None},
                 "default_generation_settings": {
                     "n_ctx": model.context_length,
                     "params": {

@@ -19,6 +19,8 @@ NAMES = (
     "store.js",
     "reply.js",
     "rendering.js",
+    "sounds.js",
+    "recorder.js",
     "page.css",
     "vendor/marked.js",
     "vendor/purify.js",
@@ -27,7 +29,7 @@ FILES = {"/": "index.html", **{f"/{name}": name for name in NAMES}}
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
+import wave
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import PIL.Image
 import PIL.ImageDraw
 import pytest
+from numpy.typing import NDArray
 from playwright.sync_api import expect
 
 from ondevice import Generation, Model, Prompt
 from tests.chat_bundle import Script
 from tests.conftest import ROOT
 from tests.media.pictures_made import noise, png, saved
+from tests.media.sounds_made import tone
 from tests.server.browsing import PATIENCE_MS, bodies_of, send, wait_for_end
 from tests.server.served import Served, serving
 
@@ -102,7 +106,7 @@ def test_a_picture_is_attached_shown_sent_and_kept(open_page: Any, scripted: Scr
     page = open_page(scripted.served)
     bodies = bodies_of(page)
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Attach pictures").click()
+        page.get_by_role("button", name="Attach files").click()
     chooser.value.set_files([file(), file(OTHER, "other.png")])
     expect(page.locator("#attached li")).to_have_count(2)
     assert loaded(page, "#attached img") == [[80, 60], [50, 90]]
@@ -228,12 +232,12 @@ def test_a_browser_without_room_says_so_and_sends_all_the_same(open_page: Any, s
     for text in ("first", "second"):
         send(page, text)
         wait_for_end(page)
-        expect(page.locator("#status")).to_contain_text("no room for the pictures" if text == "first" else "")
+        expect(page.locator("#status")).to_contain_text("no room for the files" if text == "first" else "")
         assert sent(bodies[-1], 0) == ([PICTURE], ["first"])
     page.reload()
     expect(page.locator("#model")).not_to_have_text("ondevice")
     page.click("#list .name")
-    expect(page.locator(".picture.gone")).to_have_text("photo.png is not kept in this browser")
+    expect(page.locator(".gone")).to_have_text("photo.png is not kept in this browser")
     send(page, "third")
     wait_for_end(page)
     expect(page.locator(".failure")).to_contain_text("photo.png is not kept in this browser: edit its message")
@@ -267,6 +271,87 @@ def test_a_file_that_is_no_picture(open_page: Any, scripted: Scripted) -> None:
     page.set_input_files("#files", [file(b"never a picture", "letter.png")])
     expect(page.locator("#status")).to_have_text("letter.png is not a picture that this browser can read.")
     expect(page.locator("#attached")).to_be_hidden()
+
+
+def wav(samples: NDArray[np.float32], rate: int = 16_000) -> bytes:
+    """A WAV file as most programs write it, which browsers play: 16 bits, without further chunks."""
+    content = BytesIO()
+    with wave.open(content, "wb") as written:
+        written.setparams((samples.reshape(len(samples), -1).shape[1], 2, rate, 0, "NONE", ""))
+        written.writeframes((samples * 32767).round().astype("<i2").tobytes())
+    return content.getvalue()
+
+
+def heard(body: dict[str, Any]) -> bytes:
+    """The sound of a request's last message."""
+    [part, *_] = body["messages"][-1]["content"]
+    assert (part["type"], part["input_audio"]["format"]) == ("input_audio", "wav")
+    return base64.b64decode(part["input_audio"]["data"])
+
+
+def test_a_wav_file_is_sent_as_it_is(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    sound = wav(tone(0.5))
+    page.set_input_files("#files", [file(sound, "call.wav", "audio/wav"), file()])
+    expect(page.locator("#attached audio")).to_have_count(1)
+    scripted.says("A fox.<turn|>")
+    send(page, "the fox")
+    wait_for_end(page)
+    expect(page.locator(".body")).to_have_text("A fox.")
+    assert heard(bodies[-1]) == sound
+    assert sent(bodies[-1]) == ([PICTURE], ["the fox"])
+    page.wait_for_function("() => document.querySelector('.user audio').duration === 0.5")
+    assert page.locator(".user audio").get_attribute("aria-label") == "call.wav"
+
+
+def test_other_sounds_become_wav_files(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    left = tone(0.5, rate=44_100)
+    page.set_input_files(
+        "#files", [file(wav(np.stack([left, 0 * left], axis=1), rate=44_100), "call.ogg", "audio/ogg")]
+    )
+    expect(page.locator("#attached audio")).to_have_count(1)
+    page.press("#message", "Enter")
+    wait_for_end(page)
+    with wave.open(BytesIO(heard(bodies[-1]))) as opened:
+        assert opened.getparams()[:4] == (1, 2, 16_000, 8_000)
+        samples = np.frombuffer(opened.readframes(8_000), np.int16) / 32767
+    wanted = tone(0.5) / 2
+    assert np.abs(samples - wanted)[200:-200].max() < 0.02 * np.abs(wanted).max()
+
+
+def test_a_recording(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    bodies = bodies_of(page)
+    button = page.get_by_role("button", name="Record", exact=True)
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#status")).to_have_text("Recording: 1 s", timeout=PATIENCE_MS)
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")
+    expect(page.locator("#attached audio")).to_have_count(1)
+    page.press("#message", "Enter")
+    wait_for_end(page)
+    with wave.open(BytesIO(heard(bodies[-1]))) as opened:
+        assert opened.getparams()[:3] == (1, 2, 16_000)
+        assert opened.getnframes() > 1_000
+    expect(page.locator(".failure")).to_have_count(0)
+    expect(page.locator("#list .name")).to_have_text("recording.wav")
+
+
+def test_without_a_microphone(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => Promise.reject(new Error('no')); }")
+    page.get_by_role("button", name="Record", exact=True).click()
+    expect(page.locator("#status")).to_have_text("This browser gives no microphone to this page.")
+
+
+def test_a_file_that_is_no_sound(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    page.set_input_files("#files", [file(b"never a sound", "letter.mp3", "audio/mpeg")])
+    expect(page.locator("#status")).to_have_text("letter.mp3 is not a sound that this browser can read.")
 
 
 def poster() -> bytes:
@@ -303,15 +388,29 @@ def test_picture_of_the_documentation(
     assert (folder / "page-picture.png").stat().st_size < 150_000
 
 
-def test_a_model_that_reads_text_only(open_page: Any, scripted: Scripted) -> None:
-    page = open_page(scripted.served)
-    page.route(
-        "**/props",
-        lambda route: route.fulfill(json={**scripted.served.get("/props").body, "modalities": {"vision": False}}),
-    )
+def limited(page: Page, served: Served, **modalities: bool) -> None:
+    """Load the page again, for a model that reads only some kinds of files."""
+    props = {**served.get("/props").body, "modalities": modalities}
+    page.route("**/props", lambda route: route.fulfill(json=props))
     page.reload()
     expect(page.locator("#model")).not_to_have_text("ondevice", timeout=PATIENCE_MS)
-    expect(page.locator("#attach")).to_be_hidden()
+
+
+def test_a_model_that_reads_text_only(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    limited(page, scripted.served, vision=False, audio=False)
+    for name in ("#attach", "#record", "#attached"):
+        expect(page.locator(name)).to_be_hidden()
     give(page, "drop", file())
     expect(page.locator("#status")).to_have_text("This model reads text only.")
     expect(page.locator("#attached")).to_be_hidden()
+
+
+def test_a_model_that_reads_pictures_but_no_sounds(open_page: Any, scripted: Scripted) -> None:
+    page = open_page(scripted.served)
+    limited(page, scripted.served, vision=True, audio=False)
+    expect(page.locator("#record")).to_be_hidden()
+    expect(page.locator("#files")).to_have_attribute("accept", "image/*")
+    give(page, "drop", file(wav(tone(0.5)), "call.wav", "audio/wav"), file())
+    expect(page.locator("#attached img")).to_have_count(1)
+    expect(page.locator("#attached audio")).to_have_count(0)

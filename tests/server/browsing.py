@@ -24,7 +24,8 @@ def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no chromium here: apt install chromium")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        microphone = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]  # one that beeps
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *microphone])
         yield started
         started.close()
 

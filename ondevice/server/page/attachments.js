@@ -1,10 +1,11 @@
-/* Pictures that go with a message: read from files, made smaller where the server would refuse them, and shown. */
+/* Pictures and sounds that go with a message: read from files, made smaller where the server would refuse them, and shown. */
 
 import { add } from "./rendering.js";
+import { soundOf } from "./sounds.js";
 import * as store from "./store.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"]; // what the server reads
-const MOST_BYTES = 8 << 20; // of a file: a request has the pictures of its whole conversation, and ends at 48 MB
+export const MOST_BYTES = 8 << 20; // of a file: a request has the files of its whole conversation, and ends at 48 MB
 const MOST_PIXELS = 50e6;
 const MOST_SIDE = 16384;
 const SMALLER_SIDE = 4096; // of a picture that is made smaller: the model sees 2.6 million pixels at most
@@ -30,8 +31,27 @@ async function redrawn(bitmap) {
   return new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", QUALITY));
 }
 
-/* What a message keeps of a file: { id, name, width, height }. The store has its bytes. */
-async function read(file) {
+/* What a message keeps of a file: { id, name, width, height } of a picture, { id, name, sound: true } of a sound. The store has
+its bytes. `reads` tells what the model reads: { vision, audio }. */
+async function read(file, reads) {
+  const isSound = file.type.startsWith("audio/");
+  if (!reads[isSound ? "audio" : "vision"]) throw new Error(`This model reads no ${isSound ? "sounds" : "pictures"}.`);
+  return isSound ? readSound(file) : readPicture(file);
+}
+
+async function readSound(file) {
+  const blob = await soundOf(file, MOST_BYTES).catch(() => null);
+  if (!blob) throw new Error(`${file.name} is not a sound that this browser can read.`);
+  return keptSound(blob, file.name);
+}
+
+/* What a message keeps of a sound. */
+export function keptSound(blob, name) {
+  if (blob.size > MOST_BYTES) throw new Error(`${name} is longer than four minutes.`);
+  return { id: store.holdFile(blob), name, sound: true };
+}
+
+async function readPicture(file) {
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) throw new Error(`${file.name} is not a picture that this browser can read.`);
   try {
@@ -43,19 +63,27 @@ async function read(file) {
   }
 }
 
-/* Show a picture that a message keeps. Its place has its size before it is loaded. */
-export function addPicture(parent, { id, name, width, height }) {
-  const picture = add(parent, "img", "picture");
+/* Show a file that a message keeps. Its place has its size before it is loaded. */
+export function addFile(parent, { id, name, width, height, sound }) {
+  const shown = add(parent, sound ? "audio" : "img", sound ? "sound" : "picture");
+  shown.title = name;
+  if (sound) Object.assign(shown, { controls: true, ariaLabel: name });
+  else sizePicture(shown, name, width, height);
+  store.fileOf(id).then((blob) => {
+    if (blob) {
+      shown.src = URL.createObjectURL(blob);
+      if (!sound) shown.addEventListener("load", () => URL.revokeObjectURL(shown.src), { once: true });
+    } else {
+      const gone = document.createElement("span");
+      shown.replaceWith(Object.assign(gone, { className: "gone", textContent: `${name} is not kept in this browser` }));
+    }
+  });
+}
+
+function sizePicture(picture, name, width, height) {
   const scale = Math.min(1, SHOWN_SIDE / Math.max(width, height));
   const [shownWidth, shownHeight] = [width, height].map((side) => Math.max(1, Math.round(side * scale)));
-  Object.assign(picture, { width: shownWidth, height: shownHeight, alt: name, title: name });
-  store.fileOf(id).then((blob) => {
-    if (!blob) return picture.replaceWith(Object.assign(document.createElement("span"), {
-      className: "picture gone", textContent: `${name} is not kept in this browser`,
-    }));
-    picture.addEventListener("load", () => URL.revokeObjectURL(picture.src), { once: true });
-    picture.src = URL.createObjectURL(blob);
-  });
+  Object.assign(picture, { width: shownWidth, height: shownHeight, alt: name });
 }
 
 /* The files that go with a message that is being written, as a list of thumbnails with buttons that remove them. */
@@ -69,14 +97,18 @@ export class Attachments {
     this.show();
   }
 
-  async attach(files) {
-    for (const file of files) {
-      try {
-        this.files.push(await read(file));
-        this.report(`${file.name} is attached.`);
-      } catch (error) {
-        this.report(error.message);
-      }
+  async attach(files, reads) {
+    for (const file of files) await this.attachOne(() => read(file, reads));
+  }
+
+  /* Attach what `make` returns, or report why it throws. */
+  async attachOne(make) {
+    try {
+      const file = await make();
+      this.files.push(file);
+      this.report(`${file.name} is attached.`);
+    } catch (error) {
+      this.report(error.message);
     }
     this.show();
   }
@@ -103,7 +135,7 @@ export class Attachments {
     this.list.hidden = !this.files.length;
     for (const file of this.files) {
       const item = add(this.list, "li", "");
-      addPicture(item, file);
+      addFile(item, file);
       const button = add(item, "button", "remove", "×");
       button.type = "button";
       button.setAttribute("aria-label", `Remove ${file.name}`);

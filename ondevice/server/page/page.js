@@ -1,14 +1,16 @@
 /* The page: the list of conversations, the open one, its messages, and the settings. */
 
 import { chunks, properties, waitingRequests } from "./api.js";
-import { addPicture, Attachments } from "./attachments.js";
+import { addFile, Attachments, keptSound, MOST_BYTES } from "./attachments.js";
 import { add } from "./rendering.js";
 import { Reply } from "./reply.js";
+import { record } from "./sounds.js";
 import * as store from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 const THEMES = { "": "as the system", dark: "dark", light: "light" };
 const QUEUE_MS = 1000; // between questions whether a request waits
+const LONGEST_S = Math.floor((MOST_BYTES - 100) / 32000); // of a recording
 const SPOKEN = 600; // characters of a reply that a screen reader is given when it is complete
 const narrow = matchMedia("(max-width: 50rem)");
 
@@ -16,7 +18,8 @@ let open = store.newConversation();
 let running = null; // { abort: AbortController, done: Promise } of the reply that is being written
 let contextLength = 0;
 let atEnd = true; // whether the newest text is in view
-let sees = false; // whether the model reads pictures
+let reads = {}; // { vision, audio }: whether the model reads pictures and sounds
+let recording = null; // what ends the recording that goes on
 let editor = null; // the attachments of the message that is being edited
 const composer = new Attachments($("attached"), $("message"), say);
 
@@ -54,8 +57,8 @@ function showQuestion(message, index) {
   const turn = add($("turns"), "article", "turn user");
   turn.setAttribute("aria-label", "Your message");
   if (message.files) {
-    const row = add(turn, "div", "pictures");
-    for (const file of message.files) addPicture(row, file);
+    const row = add(turn, "div", "files");
+    for (const file of message.files) addFile(row, file);
   }
   if (message.content) add(turn, "div", "text", message.content);
   const buttons = add(turn, "div", "buttons");
@@ -163,7 +166,7 @@ async function answer(conversation, signal) {
   running = null;
   busy(false);
   keep(conversation);
-  if (!(await kept)) $("status").textContent = "This browser has no room for the pictures: they are gone when this page is closed.";
+  if (!(await kept)) $("status").textContent = "This browser has no room for the files: they are gone when this page is closed.";
   const { content, failure } = reply.message;
   $("announcer").textContent = failure ?? `Reply complete: ${content.slice(0, SPOKEN)}`;
 }
@@ -310,12 +313,37 @@ $("form").addEventListener("submit", (event) => {
   answerTo(text, composer.take());
 });
 
-/* Pictures: chosen, pasted, or dropped anywhere on the page. */
+/* Pictures and sounds: chosen, pasted, dropped anywhere on the page, or recorded. */
+
+const readsFiles = () => reads.vision || reads.audio;
 
 function attach(files) {
-  if (sees) (editor ?? composer).attach(files);
+  if (readsFiles()) (editor ?? composer).attach(files, reads);
   else say("This model reads text only.");
 }
+
+async function startRecording() {
+  $("record").disabled = true; // the browser may ask the user first
+  const end = await record().catch(() => null);
+  $("record").disabled = false;
+  if (!end) return say("This browser gives no microphone to this page.");
+  const begun = performance.now();
+  const timer = setInterval(() => {
+    const seconds = Math.floor((performance.now() - begun) / 1e3);
+    $("status").textContent = `Recording: ${seconds} s`;
+    if (seconds >= LONGEST_S) recording?.();
+  }, 500);
+  recording = async () => {
+    recording = null;
+    clearInterval(timer);
+    $("record").setAttribute("aria-pressed", false);
+    await (editor ?? composer).attachOne(async () => keptSound(await end(), "recording.wav"));
+  };
+  $("record").setAttribute("aria-pressed", true);
+  say("Recording. The same button ends it.");
+}
+
+$("record").addEventListener("click", () => (recording ? recording() : startRecording()));
 
 $("attach").addEventListener("click", () => $("files").click());
 
@@ -335,7 +363,7 @@ for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
   document.addEventListener(name, (event) => {
     if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault(); // the browser would open the file in place of the page
-    document.body.classList.toggle("dropping", sees && (name === "dragenter" || name === "dragover"));
+    document.body.classList.toggle("dropping", readsFiles() && (name === "dragenter" || name === "dragover"));
     if (name === "drop") attach([...event.dataTransfer.files]);
   });
 }
@@ -378,8 +406,10 @@ async function start() {
   const props = await properties((text) => ($("status").textContent = text));
   const { n_ctx: length, params } = props.default_generation_settings;
   contextLength = length;
-  sees = props.modalities.vision;
-  $("attach").hidden = !sees;
+  reads = props.modalities;
+  $("attach").hidden = !readsFiles();
+  $("files").accept = [reads.vision && "image/*", reads.audio && "audio/*"].filter(Boolean).join();
+  $("record").hidden = !(reads.audio && navigator.mediaDevices);
   $("thinking-option").hidden = !props.chat_template.includes("enable_thinking");
   $("thinking").checked = store.settings().thinking ?? false;
   for (const [name, value] of Object.entries(params)) {

@@ -2,8 +2,8 @@
 localStorage has room for 5 MB only.
 
 A conversation is { id, title, changed, messages }. Messages have the API's role and content; a question may have files,
-{ id, name, width, height } each; a reply also has what the page shows of it: reasoning, thought (seconds), calls, rounds,
-figures, failure. */
+pictures { id, name, width, height } and sounds { id, name, sound: true }; a reply also has what the page shows of it:
+reasoning, thought (seconds), calls, rounds, figures, failure. */
 
 const PREFIX = "ondevice.conversation.";
 const SETTINGS = "ondevice.settings";
@@ -59,16 +59,18 @@ export async function forTheModel(messages, system) {
   });
   const made = system ? [{ role: "system", content: system }] : [];
   for (const { role, content, files = [] } of said) {
-    const parts = [];
-    for (const { id, name } of files) {
-      const url = await urlOf(id);
-      if (!url) throw new Error(`${name} is not kept in this browser: edit its message, and attach it again.`);
-      parts.push({ type: "image_url", image_url: { url } });
-    }
+    const parts = await Promise.all(files.map(partOf));
     if (content && parts.length) parts.push({ type: "text", text: content });
     made.push({ role, content: parts.length ? parts : content });
   }
   return made;
+}
+
+async function partOf({ id, name, sound }) {
+  const url = await urlOf(id);
+  if (!url) throw new Error(`${name} is not kept in this browser: edit its message, and attach it again.`);
+  if (!sound) return { type: "image_url", image_url: { url } };
+  return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format: "wav" } };
 }
 
 /* Files. */
