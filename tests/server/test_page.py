@@ -321,10 +321,11 @@ def test_pictures(open_page, scripted, request, tmp_path, name, row, size, schem
 
 
 STREAM = """async (pieces) => {
-    let shifted = 0;
-    const observer = new PerformanceObserver((list) => {
-        for (const { value } of list.getEntries()) shifted += value;
-    });
+    const shifts = [];
+    const keep = (entries) => entries.forEach(({ value, sources }) => (
+        shifts.push([value, ...sources.map(({ node }) => node?.className || node?.nodeName)])
+    ));
+    const observer = new PerformanceObserver((list) => keep(list.getEntries()));
     const drawn = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
     const real = window.fetch;
     const body = new TransformStream();
@@ -343,10 +344,10 @@ STREAM = """async (pieces) => {
     await writer.close();
     while (document.getElementById("send").hidden) await drawn();
     for (let frame = 0; frame < 5; frame++) await drawn();
-    observer.takeRecords().forEach(({ value }) => (shifted += value));
-    return shifted;
+    keep(observer.takeRecords());
+    return shifts;
 }"""
-"""Lets the page ask, gives it the pieces of a reply, one per frame, and returns the sum of layout shifts from the fifth
+"""Lets the page ask, gives it the pieces of a reply, one per frame, and returns the layout shifts from the fifth
 frame on, also of those within 500 ms after the question."""
 
 
@@ -365,7 +366,8 @@ def test_nothing_jumps_while_a_reply_grows(open_page, scripted, before):
     call = {"function": {"name": "look", "arguments": "{}"}}
     figures = {"tokens": 2, "drafted": 3, "accepted": 1, "source": "ngram", "time_ms": 50}
     pieces = [{"choices": [{"delta": delta}], "round": figures} for delta in [*deltas, {"tool_calls": [call]}]]
-    assert page.evaluate(STREAM, [json.dumps(piece) for piece in pieces]) < 0.001
+    shifts = page.evaluate(STREAM, [json.dumps(piece) for piece in pieces])
+    assert sum(value for value, *_ in shifts) < 0.001, shifts
     expect(page.locator(".body").last).to_contain_text("The last paragraph.")
     expect(page.locator(".turn .figures").last).to_contain_text("tokens per round")
 

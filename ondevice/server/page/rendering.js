@@ -77,6 +77,15 @@ export class GrowingMarkdown {
     }, this.restUntil - performance.now());
   }
 
+  /* Render what waits for its time: what is shown below must not move then. */
+  flush() {
+    if (!this.timer && !this.frame) return;
+    clearTimeout(this.timer);
+    cancelAnimationFrame(this.frame);
+    this.timer = 0;
+    this.render();
+  }
+
   render() {
     const begin = performance.now();
     this.frame = 0;

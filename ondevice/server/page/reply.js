@@ -132,6 +132,7 @@ export class Reply {
   }
 
   takeCall({ name, arguments: given }) {
+    this.markdown.flush();
     const call = add(this.calls, "details", "call");
     add(add(call, "summary", "", "Calls "), "code", "", name);
     let shown = given;
