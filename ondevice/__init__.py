@@ -89,6 +89,7 @@ __all__ = [
     "ToolCall",
     "UnsupportedBundleError",
     "UsageError",
+    "Video",
     "__version__",
     "freeze_support",
     "load",
@@ -110,7 +111,7 @@ if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords, GenerationOptions, ScheduleName
     from ondevice.progress import OnPrepare, Progress
     from ondevice.text.codec import Prompt
-    from ondevice.text.media_parts import Audio, Image
+    from ondevice.text.media_parts import Audio, Image, Video
     from ondevice.text.messages import Message, Tool, ToolCall
 else:
     # Names are imported when they are first used: `ondevice --help` needs neither numpy nor numba. A type checker must
@@ -130,7 +131,7 @@ else:
         "progress": ("OnPrepare", "Progress"),
         "text.codec": ("Prompt",),
         "text.messages": ("Message", "Tool", "ToolCall"),
-        "text.media_parts": ("Audio", "Image"),
+        "text.media_parts": ("Audio", "Image", "Video"),
     }
     _MODULE_OF = {name: f"ondevice.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -39,7 +39,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat", "Each of these options makes the prompt a user's message.")
     group.add_argument("--chat", action="store_true", help="apply the chat template, with no other option")
     add_chat_arguments(group)
-    for name, what in (("image", "a picture"), ("audio", "a sound")):
+    for name, what in (("image", "a picture"), ("audio", "a sound"), ("video", "a video")):
         group.add_argument(
             f"--{name}",
             dest="media",

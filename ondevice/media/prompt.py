@@ -1,8 +1,9 @@
 """Puts pictures and sounds into a prompt: placeholders become soft tokens, which are encoded when a forward first needs
 them.
 
-A chat template writes one placeholder for a picture or a sound. It becomes the token that begins it, the soft tokens,
-and the token that ends it; a sound of more than 30 seconds becomes several such runs. In the prompt's ids a soft token
+A chat template writes one placeholder for a picture, a sound or a video. It becomes the token that begins it, the soft
+tokens, and the token that ends it; a sound of more than 30 seconds becomes several such runs, and a video one for each
+frame, with its time as text before it. In the prompt's ids a soft token
 is a negative number that follows from the picture's pixels, or the sound's samples, and from its own index. So
 everything that compares ids, such as the cache of sequences, tells pictures apart.
 """
@@ -24,13 +25,15 @@ from ondevice.media.encoded import EncodedMedia
 from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
 from ondevice.media.tower import Piece, Tower
-from ondevice.text.media_parts import Audio, Image, Media
+from ondevice.media.videos import Frames
+from ondevice.text.media_parts import VIDEO_TOKEN, Audio, Image, Media, Video
+from ondevice.text.tokenizer import Tokenizer
 
 _SIGN = np.int64(-(1 << 63))
 
 
 class Medium(Protocol):
-    """A picture or a sound that was opened.
+    """A picture, a sound or a video that was opened.
 
     counts : soft tokens of each piece, known before it is decoded
     """
@@ -54,20 +57,23 @@ class Kind(NamedTuple):
 class MediaEncoder:
     """Encodes the pictures and sounds of a model's prompts. A tower is opened when it is first needed."""
 
-    def __init__(self, bundle: Bundle, threads: int, cache_bytes: int) -> None:
+    def __init__(self, bundle: Bundle, threads: int, cache_bytes: int, tokenizer: Tokenizer | None = None) -> None:
         """
         Args:
             bundle: the model's bundle, with at least one tower.
             threads: threads that the towers compute with.
             cache_bytes: bytes of encoded pictures and sounds to keep.
+            tokenizer: its tokenizer, which encodes the times of a video's frames; without it there are no videos.
         """
         manifest = bundle.manifest
         self._vision, self._audio = vision, audio = manifest.vision, manifest.audio
-        self._encoded = EncodedMedia(cache_bytes)
+        self._tokenizer, self._encoded = tokenizer, EncodedMedia(cache_bytes)
         self._kinds: list[Kind] = []
         if vision is not None:
             tower = Tower(bundle, vision.graph, vision_interface(vision, manifest.target), threads)
             self._kinds.append(Kind(Image, vision.image_token_id, vision.begin_token_id, vision.end_token_id, tower))
+            if tokenizer is not None and (placeholder := tokenizer.control_token(VIDEO_TOKEN)) is not None:
+                self._kinds.append(Kind(Video, placeholder, vision.begin_token_id, vision.end_token_id, tower))
         if audio is not None:
             tower = Tower(bundle, audio.graph, audio_interface(audio, manifest.target), threads)
             self._kinds.append(Kind(Audio, audio.audio_token_id, audio.begin_token_id, audio.end_token_id, tower))
@@ -91,13 +97,15 @@ class MediaEncoder:
             UsageError: a number of tokens that is not possible.
             MissingDependencyError: Pillow, or a reader of the sound's format, is not installed.
         """
-        pieces = [medium.pieces() for medium in self._opened(ids, media, image_tokens, context_length)]
+        opened = self._opened(ids, media, image_tokens, context_length)
+        pieces = [medium.pieces() for medium in opened]
         made, spans = list[int](), list[SoftTokens]()
         for token, kind, number in self._numbered(ids):
             if kind is None:
                 made.append(token)
                 continue
-            for piece in pieces[number]:
+            for piece, label in zip(pieces[number], self._labels(opened[number]), strict=True):
+                made += label
                 digest = piece.digest()
                 encode = partial(self._encoded.rows, digest, partial(kind.tower.encode, piece))
                 made.append(kind.begin)
@@ -120,8 +128,8 @@ class MediaEncoder:
             if kind is None:
                 made.append(token)
             else:
-                for count in opened[number].counts:
-                    made += [kind.begin, *[token] * count, kind.end]
+                for count, label in zip(opened[number].counts, self._labels(opened[number]), strict=True):
+                    made += [*label, kind.begin, *[token] * count, kind.end]
         return made
 
     def forget(self) -> None:
@@ -151,6 +159,7 @@ class MediaEncoder:
         for number, medium in enumerate(media, 1):
             opened.append(self._open(medium, image_tokens, number))
             length += sum(opened[-1].counts) + 2 * len(opened[-1].counts) - 1
+            length += sum(map(len, self._labels(opened[-1])))
             if length >= context_length:
                 raise ContextOverflowError(length, context_length, counted=number == len(media))
         return opened
@@ -160,7 +169,16 @@ class MediaEncoder:
             assert self._audio is not None
             return Sound(medium, self._audio, f"sound {number}")
         assert self._vision is not None
+        if isinstance(medium, Video):
+            return Frames(medium, self._vision, f"video {number}")
         return Picture(medium, self._vision, image_tokens, f"picture {number}")
+
+    def _labels(self, medium: Medium) -> list[list[int]]:
+        """The tokens of the text before each piece: the time of a video's frame, nothing for others."""
+        if not isinstance(medium, Frames):
+            return [[] for _ in medium.counts]
+        assert self._tokenizer is not None
+        return [self._tokenizer.encode(label, add_special_tokens=False) for label in medium.labels]
 
 
 def soft_ids(digest: bytes, count: int) -> list[int]:

@@ -54,7 +54,7 @@ def _check_parts(fields: Fields) -> None:
     """Refuse parts that could name a file of this machine. The text layer checks the others.
 
     Raises:
-        RequestError: a part has the type `image` or `audio`, which programs in this process may use with a path.
+        RequestError: a part has a type that programs in this process may use with a path: `image`, `audio` or `video`.
     """
     for message in fields.objects("messages"):
         content = message.get("content")
@@ -64,6 +64,8 @@ def _check_parts(fields: Fields) -> None:
                 raise message.unsupported("content", "send pictures as parts of the type image_url, with a data: URI")
             if kind == "audio":
                 raise message.unsupported("content", "send sounds as parts of the type input_audio, in base64")
+            if kind == "video":
+                raise message.unsupported("content", "send some frames of a video, as parts of the type image_url")
 
 
 def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:

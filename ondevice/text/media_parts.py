@@ -1,9 +1,9 @@
-"""Pictures and sounds in messages: content parts that hold one are taken out before a chat template is rendered.
+"""Pictures, sounds and videos in messages: parts that hold one are taken out before a chat template is rendered.
 
 A picture is an `Image`, `{"type": "image", "image": ...}`, or OpenAI's `{"type": "image_url", "image_url": {"url":
 "data:image/png;base64,..."}}`. A sound is an `Audio`, `{"type": "audio", "audio": ...}`, or OpenAI's `{"type":
-"input_audio", "input_audio": {"data": base64, "format": "wav"}}`. The template sees `{"type": "image"}` or
-`{"type": "audio"}`, and writes a placeholder.
+"input_audio", "input_audio": {"data": base64, "format": "wav"}}`. A video is a `Video` or `{"type": "video", "video":
+...}`. The template sees `{"type": "image"}`, `{"type": "audio"}` or `{"type": "video"}`, and writes a placeholder.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from typing import Any
 
 from ondevice.errors import PromptError
 
-PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"})
-"""What a chat template sees of a picture and of a sound."""
+PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"}, {"type": "video"})
+"""What a chat template sees of a picture, of a sound and of a video."""
+
+VIDEO_TOKEN = "<|video|>"
+"""What Gemma's templates write for a video."""
 
 MOST_BYTES = 1 << 25
 """Largest file of a picture or sound, in bytes."""
@@ -53,7 +56,19 @@ class Audio:
     rate: int | None = None
 
 
-Media = Image | Audio
+@dataclass(frozen=True)
+class Video:
+    """A video, a part of a message's content: `[Video("clip.mp4")]`. The model sees 32 of its frames at most.
+
+    source : a path (str or `PathLike`), the bytes of a file, or the frames, a list of what `Image` takes
+    fps : frames per second of a list, None for 24; a file names its own
+    """
+
+    source: Any
+    fps: float | None = None
+
+
+Media = Image | Audio | Video
 
 
 def take_media(messages: Sequence[Any]) -> tuple[Sequence[Any], list[Media]]:
@@ -74,7 +89,7 @@ def take_media(messages: Sequence[Any]) -> tuple[Sequence[Any], list[Media]]:
         for part in message["content"]:
             if _is_medium(part):
                 found.append(_medium(part, f"message {number}"))
-                content.append(dict(PLACEHOLDERS[isinstance(found[-1], Audio)]))
+                content.append(dict(_placeholder(found[-1])))
             else:
                 content.append(part)
         made.append({**message, "content": content})
@@ -129,7 +144,11 @@ def bytes_of_base64(data: object, subject: str) -> bytes:
 
 
 def _is_medium(part: Any) -> bool:
-    return isinstance(part, Image | Audio) or (_type(part) in _READERS)
+    return isinstance(part, Media) or (_type(part) in _READERS)
+
+
+def _placeholder(medium: Media) -> dict[str, str]:
+    return PLACEHOLDERS[(Image, Audio, Video).index(type(medium))]
 
 
 def _type(part: Any) -> str | None:
@@ -138,7 +157,7 @@ def _type(part: Any) -> str | None:
 
 
 def _medium(part: Any, place: str) -> Media:
-    return part if isinstance(part, Image | Audio) else _READERS[part["type"]](part, place)
+    return part if isinstance(part, Media) else _READERS[part["type"]](part, place)
 
 
 def _image(part: Mapping[str, Any], place: str) -> Image:
@@ -169,10 +188,18 @@ def _input_audio(part: Mapping[str, Any], place: str) -> Audio:
     return Audio(bytes_of_base64(data, f"{place} has a sound"))
 
 
+def _video(part: Mapping[str, Any], place: str) -> Video:
+    source = part.get("video")
+    if source is None:
+        raise PromptError(f"{place} has a part of the type video without a field 'video'")
+    return source if isinstance(source, Video) else Video(source, part.get("fps"))
+
+
 _READERS: dict[object, Callable[[Mapping[str, Any], str], Media]] = {
     "image": _image,
     "image_url": _image_url,
     "audio": _audio,
     "input_audio": _input_audio,
+    "video": _video,
 }
 """The content parts that hold a picture or a sound, by type."""

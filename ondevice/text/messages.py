@@ -205,7 +205,7 @@ def _check_content(message: Message, place: str) -> None:
             continue
         if part.get("type") != "text":
             kind = part.get("type")
-            raise PromptError(f"{place} has a part of the type {kind!r:.60}: parts are text, image and audio")
+            raise PromptError(f"{place} has a part of the type {kind!r:.60}: parts are text, image, audio and video")
         if not isinstance(part.get("text"), str):
             raise PromptError(f"{place} has a text part whose 'text' is {part.get('text')!r:.60}")
 

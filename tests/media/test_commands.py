@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ondevice
-from ondevice import Image, Model
+from ondevice import Image, Model, Video
 from ondevice.cli.attachments import dropped_files
 from ondevice.cli.chat import Conversation, completions, run_command
 from ondevice.cli.main import main
@@ -236,6 +236,7 @@ def test_a_batch_about_pictures(ask: Any, chat_model: Model) -> None:
         {"messages": asked(path, {"type": "audio", "audio": "it's.wav"}), "image_tokens": 140},
         {"custom_id": "x", "url": "/v1/chat/completions", "body": {"messages": asked(data)}},
         {"prompt": asked(data)},
+        {"prompt": asked({"type": "video", "video": ["photo.png", "my other.jpg"], "fps": 1})},
     )
     assert code == 0
     options: dict[str, Any] = {"max_new_tokens": 6, "temperature": 0.0}
@@ -247,6 +248,8 @@ def test_a_batch_about_pictures(ask: Any, chat_model: Model) -> None:
     heard = {"type": "audio", "audio": SOUND}
     reply = chat_model.generate(asked(Image(PICTURE), heard), image_tokens=140, **options)
     assert tuple(found[2]["token_ids"]) == reply.token_ids
+    reply = chat_model.generate(asked(Video([PICTURE, OTHER], fps=1)), **options)
+    assert tuple(found[5]["token_ids"]) == reply.token_ids
 
 
 def test_a_picture_that_changed_is_another_question(ask: Any, files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from ondevice.errors import OndeviceError, PromptError, UsageError, reason
 from ondevice.machine import expanded
 from ondevice.options import GenerationOptions
 
-FILE_KINDS = ("image", "audio")
+FILE_KINDS = ("image", "audio", "video")
 """Types of content parts whose field of the same name may be a path, in the own form."""
 
 PROMPT_FIELDS = ("id", "prompt", "messages")
@@ -181,8 +181,12 @@ def _with_files(prompt: Any) -> Any:
     """
     for part in _parts(prompt):
         kind = part.get("type")
-        if kind in FILE_KINDS and isinstance(part.get(kind), str):
+        if kind not in FILE_KINDS:
+            continue
+        if isinstance(part.get(kind), str):
             part[kind] = read_file(expanded(part[kind]))
+        elif isinstance(part.get(kind), list):  # frames of a video
+            part[kind] = [read_file(expanded(frame)) if isinstance(frame, str) else frame for frame in part[kind]]
     return prompt
 
 

@@ -1,0 +1,180 @@
+"""Videos: which frames are taken, their times in the prompt, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ondevice import Image, Model, PromptError, Video
+from ondevice.cli.main import main
+from ondevice.media.videos import clock, evenly
+from ondevice.server.openai import read_chat_completion
+from ondevice.server.requests import Fields, RequestError
+from ondevice.text.messages import ChatOptions
+from tests.media.pictures_made import noise, png
+
+TEXT = {"type": "text", "text": "the fox"}
+NO_OPTIONS = ChatOptions()
+pytestmark = pytest.mark.needs("onnxruntime")
+
+
+def clip(count: int, rate: int = 10, turned: int = 0) -> bytes:
+    """An MP4 file of `count` frames that differ, to be shown turned counterclockwise by so many degrees."""
+    content = BytesIO()
+    with av.open(content, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.set_display_rotation(turned)
+        for number in range(count):
+            frame = av.VideoFrame.from_ndarray(noise(48, 64, seed=number), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return content.getvalue()
+
+
+def frames_of(content: bytes) -> list[NDArray[np.uint8]]:
+    with av.open(BytesIO(content), "r") as container:
+        return [np.asarray(frame.to_image()) for frame in container.decode(video=0)]
+
+
+def asked(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts, TEXT]}]
+
+
+def times(model: Model, video: Video) -> list[str]:
+    """The times that the prompt has before frames."""
+    assert model.tokenizer is not None
+    text = model.tokenizer.decode(model.encode(asked(video)), keep_special=True)
+    found = re.findall(r"( ?\d\d:\d\d )<\|image>(?:<\|video\|>)+<image\|>", text)
+    assert text.count("<|image>") == len(found)
+    return found
+
+
+def test_frames_of_a_list(chat_model: Model) -> None:
+    """Soft tokens are those of the pictures at 70 tokens; times follow from the frames per second."""
+    first, second = png(50, 50), png(30, 90, seed=1)
+    ids, _ = chat_model._encode(asked(Video([first, Image(second, 560)], fps=0.5)), chat=NO_OPTIONS, image_tokens=280)
+    pictures, _ = chat_model._encode(asked(Image(first), Image(second)), chat=NO_OPTIONS, image_tokens=70)
+    assert [token for token in ids if token < 0] == [token for token in pictures if token < 0]
+    assert times(chat_model, Video([first, second], fps=0.5)) == ["00:00 ", " 00:02 "]
+    assert len(chat_model.encode(asked(Video([first, second], fps=0.5)))) == len(ids)
+
+
+def test_at_most_32_frames() -> None:
+    assert evenly(3) == [0, 1, 2]
+    assert evenly(32) == list(range(32))
+    assert evenly(100) == [index * 100 // 32 for index in range(32)]
+    assert evenly(0) == []
+    assert [clock(time) for time in (0, 59.9, 61, 6000)] == ["00:00", "00:59", "01:01", "100:00"]
+
+
+def test_a_file(chat_model: Model, tmp_path: Path) -> None:
+    content = clip(25)
+    frames, path = frames_of(content), tmp_path / "clip.mp4"
+    path.write_bytes(content)
+    assert len(frames) == 25
+    options: dict[str, Any] = {"max_new_tokens": 4, "temperature": 0.0, "logprobs": True}
+    replies = [
+        chat_model.generate(asked(part), **options)
+        for part in (
+            Video(frames, fps=10),
+            Video(content),
+            Video(path),
+            {"type": "video", "video": str(path)},
+            {"type": "video", "video": frames, "fps": 10},
+        )
+    ]
+    assert {reply.token_ids for reply in replies} == {replies[0].token_ids}
+    assert {reply.logprobs for reply in replies} == {replies[0].logprobs}
+    assert times(chat_model, Video(path)) == ["00:00 "] + [" 00:00 "] * 9 + [" 00:01 "] * 10 + [" 00:02 "] * 5
+
+
+def test_a_long_file_is_sampled(chat_model: Model) -> None:
+    content = clip(70, rate=1)
+    assert [time.strip() for time in times(chat_model, Video(content))] == [clock(index) for index in evenly(70)]
+
+
+def test_a_conversation_about_a_video_reads_it_once(chat_model: Model) -> None:
+    frames = [png(50, 50, seed=number) for number in range(3)]
+    for _ in range(2):
+        reply = chat_model.generate(asked(Video(frames)), max_new_tokens=2)
+    assert reply.stats.cached_tokens > 150
+
+
+@pytest.mark.parametrize(
+    ("video", "complaint"),
+    [
+        (Video([]), "video 1 is []: pass a path"),
+        (Video(7), "video 1 is 7: pass a path"),
+        (Video([b"x"]), "frame 1 of video 1 is damaged"),
+        (Video([png()], fps=0), "video 1 has 0 frames per second"),
+        (Video(b"never a video"), "video 1 is damaged, or no video that PyAV reads"),
+        (Video("gone.mp4"), "video 1 cannot be read: gone.mp4: no such file"),
+        (Video("http://127.0.0.1:9/a.mp4"), "no such file"),
+        ({"type": "video"}, "without a field 'video'"),
+    ],
+)
+def test_videos_that_are_refused(chat_model: Model, video: Any, complaint: str) -> None:
+    with pytest.raises(PromptError) as raised:
+        chat_model.encode(asked(video))
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_too_large(chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = clip(2)
+    monkeypatch.setattr("ondevice.media.videos.MOST_BYTES", len(content) - 1)
+    with pytest.raises(PromptError, match="video 1 has more than"):
+        chat_model.encode(asked(Video(content)))
+
+
+def test_clients_cannot_name_files() -> None:
+    fields = Fields({"messages": asked({"type": "video", "video": "clip.mp4"})})
+    with pytest.raises(RequestError, match="send some frames of a video"):
+        read_chat_completion(fields)
+
+
+def test_generate(chat_bundle: Path, chat_model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(clip(3))
+    words = ["the fox", "--video", str(path), "-n", "4", "--temperature", "0", "--threads", "1", "--json"]
+    assert main(["generate", str(chat_bundle), *words]) == 0
+    reply = json.loads(capsys.readouterr().out)
+    expected = chat_model.generate(asked(Video(path)), max_new_tokens=4, temperature=0.0)
+    assert tuple(reply["token_ids"]) == expected.token_ids
+    assert reply["stats"]["prompt_tokens"] == expected.stats.prompt_tokens > 180
+
+
+def test_without_pyav(chat_bundle: Path) -> None:
+    code = f"""
+import sys, ondevice
+sys.modules["av"] = None
+with ondevice.load({str(chat_bundle)!r}, engine="simd", threads=1) as model:
+    try:
+        model.encode([{{"role": "user", "content": [ondevice.Video(b"x")]}}])
+    except ondevice.MissingDependencyError as error:
+        print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "a video file needs av: pip install 'ondevice-runtime[video]'"
+
+
+def test_a_turned_video_is_shown_upright(chat_model: Model) -> None:
+    """A rotation in the file's header is applied to its frames, as to a camera's pictures."""
+    content = clip(2, turned=90)
+    frames = [np.rot90(frame) for frame in frames_of(content)]
+    assert frames[0].shape == (64, 48, 3)
+    ids, expected = (
+        chat_model._encode(asked(video), NO_OPTIONS, None)[0] for video in (Video(content), Video(frames, fps=10))
+    )
+    assert ids == expected
