@@ -40,7 +40,7 @@ from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationO
 from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
 from ondevice.text.codec import Prompt, TextCodec
-from ondevice.text.media_parts import VIDEO_TOKEN, Audio, Media, media_in, take_media
+from ondevice.text.media_parts import Audio, Media, media_in, take_media
 from ondevice.text.messages import ChatOptions, Tool
 from ondevice.text.tokenizer import Tokenizer
 
@@ -514,8 +514,6 @@ class Model:
         """The tokens that stand for pictures, sounds and videos. A reply must not contain them."""
         vision, audio = self.manifest.vision, self.manifest.audio
         found = [None if vision is None else vision.image_token_id, None if audio is None else audio.audio_token_id]
-        if vision is not None and self.tokenizer is not None:
-            found.append(self.tokenizer.control_token(VIDEO_TOKEN))
         return [token for token in found if token is not None]
 
     def _check_open(self) -> None:

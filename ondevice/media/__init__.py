@@ -7,5 +7,6 @@ what encodes them when they are first needed. Imported only when a prompt has on
     encoded  keeps encoded pictures and sounds, and lets one be encoded at a time
     images   opens, limits, decodes and resizes a picture, with Pillow (the extra `[images]`)
     sounds   opens, limits, decodes and converts a sound, and makes spectrograms of it; not only WAV with `[audio]`
+    videos   chooses frames of a video, which are pictures with times; files with PyAV (`[video]`)
     tower    runs a tower on ONNX Runtime: patches or a spectrogram to soft rows
 """

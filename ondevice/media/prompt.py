@@ -3,9 +3,9 @@ them.
 
 A chat template writes one placeholder for a picture, a sound or a video. It becomes the token that begins it, the soft
 tokens, and the token that ends it; a sound of more than 30 seconds becomes several such runs, and a video one for each
-frame, with its time as text before it. In the prompt's ids a soft token
-is a negative number that follows from the picture's pixels, or the sound's samples, and from its own index. So
-everything that compares ids, such as the cache of sequences, tells pictures apart.
+frame, with its time as text before it. In the prompt's ids a soft token is a negative number that follows from the
+picture's pixels, or the sound's samples, and from its own index. So everything that compares ids, such as the cache of
+sequences, tells pictures apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
 from ondevice.media.tower import Piece, Tower
 from ondevice.media.videos import Frames
-from ondevice.text.media_parts import VIDEO_TOKEN, Audio, Image, Media, Video
+from ondevice.text.media_parts import Audio, Image, Media, Video
 from ondevice.text.tokenizer import Tokenizer
 
 _SIGN = np.int64(-(1 << 63))
@@ -45,9 +45,9 @@ class Medium(Protocol):
 
 
 class Kind(NamedTuple):
-    """Pictures or sounds: the token that stands for one, those around its soft tokens, and what encodes it."""
+    """Pictures and videos, or sounds: the token that stands for one, those around soft tokens, and the encoder."""
 
-    part: type[Media]
+    parts: tuple[type[Media], ...]
     placeholder: int
     begin: int
     end: int
@@ -63,7 +63,7 @@ class MediaEncoder:
             bundle: the model's bundle, with at least one tower.
             threads: threads that the towers compute with.
             cache_bytes: bytes of encoded pictures and sounds to keep.
-            tokenizer: its tokenizer, which encodes the times of a video's frames; without it there are no videos.
+            tokenizer: its tokenizer, which encodes the times of a video's frames; for prompts with videos.
         """
         manifest = bundle.manifest
         self._vision, self._audio = vision, audio = manifest.vision, manifest.audio
@@ -71,12 +71,12 @@ class MediaEncoder:
         self._kinds: list[Kind] = []
         if vision is not None:
             tower = Tower(bundle, vision.graph, vision_interface(vision, manifest.target), threads)
-            self._kinds.append(Kind(Image, vision.image_token_id, vision.begin_token_id, vision.end_token_id, tower))
-            if tokenizer is not None and (placeholder := tokenizer.control_token(VIDEO_TOKEN)) is not None:
-                self._kinds.append(Kind(Video, placeholder, vision.begin_token_id, vision.end_token_id, tower))
+            self._kinds.append(
+                Kind((Image, Video), vision.image_token_id, vision.begin_token_id, vision.end_token_id, tower)
+            )
         if audio is not None:
             tower = Tower(bundle, audio.graph, audio_interface(audio, manifest.target), threads)
-            self._kinds.append(Kind(Audio, audio.audio_token_id, audio.begin_token_id, audio.end_token_id, tower))
+            self._kinds.append(Kind((Audio,), audio.audio_token_id, audio.begin_token_id, audio.end_token_id, tower))
 
     def insert(
         self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
@@ -150,7 +150,7 @@ class MediaEncoder:
     ) -> list[Medium]:
         """The pictures and sounds with their headers read, all of which fit into the context."""
         places = [kind for _, kind, _ in self._numbered(ids) if kind is not None]
-        if len(places) != len(media) or not all(map(isinstance, media, [kind.part for kind in places])):
+        if len(places) != len(media) or not all(map(isinstance, media, [kind.parts for kind in places])):
             raise PromptError(
                 f"the prompt has {len(places)} placeholders for {len(media)} pictures and sounds, or of another kind: "
                 "these belong into the messages of users, as parts of their content"

@@ -3,7 +3,8 @@
 A picture is an `Image`, `{"type": "image", "image": ...}`, or OpenAI's `{"type": "image_url", "image_url": {"url":
 "data:image/png;base64,..."}}`. A sound is an `Audio`, `{"type": "audio", "audio": ...}`, or OpenAI's `{"type":
 "input_audio", "input_audio": {"data": base64, "format": "wav"}}`. A video is a `Video` or `{"type": "video", "video":
-...}`. The template sees `{"type": "image"}`, `{"type": "audio"}` or `{"type": "video"}`, and writes a placeholder.
+...}`. The template sees `{"type": "image"}` or `{"type": "audio"}`, and writes a placeholder. For a video it sees a
+picture: many tokenizers lack the token `<|video|>`, and the templates treat both alike.
 """
 
 from __future__ import annotations
@@ -16,11 +17,8 @@ from typing import Any
 
 from ondevice.errors import PromptError
 
-PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"}, {"type": "video"})
-"""What a chat template sees of a picture, of a sound and of a video."""
-
-VIDEO_TOKEN = "<|video|>"
-"""What Gemma's templates write for a video."""
+PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"})
+"""What a chat template sees of a picture or video, and of a sound."""
 
 MOST_BYTES = 1 << 25
 """Largest file of a picture or sound, in bytes."""
@@ -89,7 +87,7 @@ def take_media(messages: Sequence[Any]) -> tuple[Sequence[Any], list[Media]]:
         for part in message["content"]:
             if _is_medium(part):
                 found.append(_medium(part, f"message {number}"))
-                content.append(dict(_placeholder(found[-1])))
+                content.append(dict(PLACEHOLDERS[isinstance(found[-1], Audio)]))
             else:
                 content.append(part)
         made.append({**message, "content": content})
@@ -145,10 +143,6 @@ def bytes_of_base64(data: object, subject: str) -> bytes:
 
 def _is_medium(part: Any) -> bool:
     return isinstance(part, Media) or (_type(part) in _READERS)
-
-
-def _placeholder(medium: Media) -> dict[str, str]:
-    return PLACEHOLDERS[(Image, Audio, Video).index(type(medium))]
 
 
 def _type(part: Any) -> str | None:

@@ -65,10 +65,6 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
-    def control_token(self, text: str) -> int | None:
-        """The control token with this text; None if there is none."""
-        return next((token for token, each in self.control_texts.items() if each == text), None)
-
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
         """Texts of the control tokens, longest first."""

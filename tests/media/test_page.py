@@ -336,7 +336,7 @@ def test_a_recording(open_page: Any, scripted: Scripted) -> None:
     wait_for_end(page)
     with wave.open(BytesIO(heard(bodies[-1]))) as opened:
         assert opened.getparams()[:3] == (1, 2, 16_000)
-        assert opened.getnframes() > 1_000
+        assert opened.getnframes() > 15_900
     expect(page.locator(".failure")).to_have_count(0)
     expect(page.locator("#list .name")).to_have_text("recording.wav")
 

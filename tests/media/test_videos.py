@@ -55,7 +55,7 @@ def times(model: Model, video: Video) -> list[str]:
     """The times that the prompt has before frames."""
     assert model.tokenizer is not None
     text = model.tokenizer.decode(model.encode(asked(video)), keep_special=True)
-    found = re.findall(r"( ?\d\d:\d\d )<\|image>(?:<\|video\|>)+<image\|>", text)
+    found = re.findall(r"( ?\d\d:\d\d )<\|image>(?:<\|image\|>)+<image\|>", text)
     assert text.count("<|image>") == len(found)
     return found
 

@@ -35,6 +35,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Opens the page of a server; in the end, it has asked nobody else and had no error."""
     from playwright.sync_api import expect
 
+    expect.set_options(timeout=PATIENCE_MS)
     contexts, asked, errors = [], list[str](), list[str]()
 
     def start(served: Served, ready: bool = True) -> Page:

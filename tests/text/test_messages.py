@@ -88,8 +88,8 @@ for _ in range(100_000):
         ([USER, {"role": "assistant", "content": None}], "message 2 needs a string"),
         ([{"role": "user", "content": ["x"]}], "message 1 needs a string"),
         (
-            [{"role": "user", "content": [{"type": "video"}]}],
-            "a part of the type 'video': parts are text, image and audio",
+            [{"role": "user", "content": [{"type": "film"}]}],
+            "a part of the type 'film': parts are text, image, audio and video",
         ),
         ([{"role": "user", "content": [{"type": "text"}]}], "message 1 has a text part whose 'text' is None"),
         ([USER, {"role": "assistant", "tool_calls": "f"}], "message 2 needs a list as its 'tool_calls'"),

@@ -16,7 +16,7 @@ CHANNELS = [
 ]  # fmt: skip
 """Gemma 4's further control tokens."""
 IMAGES = ["<|image>", "<|image|>", "<image|>"]
-SOUNDS = ["<|audio>", "<|audio|>", "<audio|>", "<|video|>"]
+SOUNDS = ["<|audio>", "<|audio|>", "<audio|>"]
 """Before a picture, in its place in a chat template, and after it."""
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",

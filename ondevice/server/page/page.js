@@ -324,12 +324,11 @@ function attach(files) {
 
 async function startRecording() {
   $("record").disabled = true; // the browser may ask the user first
-  const end = await record().catch(() => null);
+  const recorder = await record().catch(() => null);
   $("record").disabled = false;
-  if (!end) return say("This browser gives no microphone to this page.");
-  const begun = performance.now();
+  if (!recorder) return say("This browser gives no microphone to this page.");
   const timer = setInterval(() => {
-    const seconds = Math.floor((performance.now() - begun) / 1e3);
+    const seconds = Math.floor(recorder.seconds());
     $("status").textContent = `Recording: ${seconds} s`;
     if (seconds >= LONGEST_S) recording?.();
   }, 500);
@@ -337,7 +336,7 @@ async function startRecording() {
     recording = null;
     clearInterval(timer);
     $("record").setAttribute("aria-pressed", false);
-    await (editor ?? composer).attachOne(async () => keptSound(await end(), "recording.wav"));
+    await (editor ?? composer).attachOne(async () => keptSound(await recorder.end(), "recording.wav"));
   };
   $("record").setAttribute("aria-pressed", true);
   say("Recording. The same button ends it.");

@@ -41,12 +41,13 @@ export async function soundOf(file, most) {
   return wavFile(mono(await new OfflineAudioContext(1, 1, RATE).decodeAudioData(content))); // decodes to this rate
 }
 
-/* Record from the microphone. Returns a function that ends it and returns a WAV file. Throws if the browser has no
+/* Record from the microphone. Returns { seconds, end }: functions that return how much there is, and a WAV file. Throws if the browser has no
 microphone, or the user does not allow it. */
 export async function record() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   const context = new AudioContext();
   const pieces = [];
+  const length = () => pieces.reduce((sum, piece) => sum + piece.length, 0);
   try {
     await context.audioWorklet.addModule("recorder.js");
     const recorder = new AudioWorkletNode(context, "recorder");
@@ -56,12 +57,12 @@ export async function record() {
     stream.getTracks().forEach((track) => track.stop());
     throw error;
   }
-  return async () => {
+  const end = async () => {
     stream.getTracks().forEach((track) => track.stop());
     await context.close();
-    const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
-    const whole = new OfflineAudioContext(1, Math.max(1, Math.round((length * RATE) / context.sampleRate)), RATE);
-    const buffer = whole.createBuffer(1, Math.max(1, length), context.sampleRate);
+    if (!length()) throw new Error("The microphone gave no sound.");
+    const whole = new OfflineAudioContext(1, Math.ceil((length() * RATE) / context.sampleRate), RATE);
+    const buffer = whole.createBuffer(1, length(), context.sampleRate);
     let at = 0;
     for (const piece of pieces) {
       buffer.copyToChannel(piece, 0, at);
@@ -73,4 +74,5 @@ export async function record() {
     source.start();
     return wavFile(mono(await whole.startRendering()));
   };
+  return { seconds: () => length() / context.sampleRate, end };
 }
