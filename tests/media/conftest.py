@@ -93,7 +93,8 @@ def chat_bundle(seeing: dict[tuple[str, str], Bundle], tmp_path_factory: pytest.
     return directory
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chat_model(chat_bundle: Path) -> Iterator[Model]:
+    """Its model, which a server of the same module closes in the end."""
     with ondevice.load(chat_bundle, engine="simd", threads=1) as model:
         yield model
