@@ -15,9 +15,10 @@ from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.matmul.sizes import TILE
 from ondevice.engines.simd.kernels.matmul.tiles import tile_product
 from ondevice.native import library
+from ondevice.native.sets import SETS
 
 TRIPLE = "aarch64-unknown-linux-gnu"
-PRODUCTS = re.compile("[su]dot|smull|smlal|mla|mul")
+PRODUCTS = re.compile("[su]dot|smmla|smull|smlal|mla|mul")
 
 
 @dataclass(frozen=True)
@@ -34,29 +35,30 @@ class TileCode:
         return self.repeats * sum(bool(re.match(pattern, line)) for loop in self.loops for line in loop)
 
 
-def tile_code(cpu: str, features: str, bits: int, rows: int) -> TileCode:
-    """Compile for a CPU by LLVM's name, with these features."""
-    assembly = _assembly(cpu, features, bits, rows)
+def tile_code(name: str, bits: int, rows: int) -> TileCode:
+    """Compile for an instruction set of ARM."""
+    assembly = _assembly(name, bits, rows)
     loops = [body for body in _loops(assembly) if any(PRODUCTS.match(line) for line in body)]
-    isa = instruction_set.NEON_DOTPROD if "+dotprod" in features else instruction_set.NEON
+    isa = instruction_set.of_set(name)
     passes = TILE // isa.lanes // isa.vectors_of_a_pass(rows)
     if not loops or passes % len(loops):
         raise AssertionError(f"{passes} passes in {len(loops)} loops")
     return TileCode(loops, passes // len(loops))
 
 
-def _assembly(cpu: str, features: str, bits: int, rows: int) -> str:
+def _assembly(name: str, bits: int, rows: int) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module("tile")
     module.triple = TRIPLE
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    name = "neon-dotprod" if "+dotprod" in features else "neon"
     with mock.patch.object(library, "choice", return_value=library.Choice(name, None)):
         inspect.unwrap(tile_product)(builder, bits, rows, *function.args)
     builder.ret_void()
-    machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=cpu, features=features, opt=3)
+    machine = llvm.Target.from_triple(TRIPLE).create_target_machine(
+        cpu=SETS[name].cpu, features=SETS[name].features, opt=3
+    )
     parsed = llvm.parse_assembly(str(module))
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from benchmarks.arm_code import TRIPLE, TileCode, tile_code
 from ondevice.cli.bench.tables import table
+from ondevice.native.sets import SETS
 
 ROWS = (1, 2, 4, 5, 8)
 
@@ -36,18 +37,18 @@ class Board:
     """A Raspberry Pi."""
 
     name: str
-    cpu: str
-    """CPU name for LLVM's compiler and for llvm-mca."""
+    set: str
+    """Its instruction set, for which the product is compiled."""
     simulated: str
-    features: str
+    """Name of a CPU for llvm-mca."""
     hertz: float
     bandwidth: float
     """Memory bandwidth of four cores together, bytes per second."""
 
 
 BOARDS = (
-    Board("Pi 5", "cortex-a76", "neoverse-n1", "+neon,+dotprod", 2.4e9, 12e9),
-    Board("Pi 4", "cortex-a72", "cortex-a72", "+neon", 1.8e9, 4.5e9),
+    Board("Pi 5", "neon-dotprod", "neoverse-n1", 2.4e9, 12e9),
+    Board("Pi 4", "neon", "cortex-a72", 1.8e9, 4.5e9),
 )
 CORES = 4
 
@@ -61,7 +62,7 @@ def main() -> None:
         taken = {}
         for bits in (4, 8):
             for rows in ROWS:
-                code = tile_code(board.cpu, board.features, bits, rows)
+                code = tile_code(board.set, bits, rows)
                 taken[bits, rows] = cycles(mca, board, code)
                 numbers = [rows, code.count(), code.count("sdot|smull|smlal"), round(taken[bits, rows])]
                 counts.append([board.name, f"int{bits}", *map(str, numbers)])
@@ -81,7 +82,13 @@ def cycles(mca: str, board: Board, code: TileCode) -> float:
     """Cycles of one core for a block of 32 weights of 16 output rows, as simulated by llvm-mca."""
     total = 0.0
     for loop in code.loops:
-        command = [mca, f"-mtriple={TRIPLE}", f"-mcpu={board.simulated}", f"-mattr={board.features}", "-iterations=100"]
+        command = [
+            mca,
+            f"-mtriple={TRIPLE}",
+            f"-mcpu={board.simulated}",
+            f"-mattr={SETS[board.set].features}",
+            "-iterations=100",
+        ]
         answer = subprocess.run(command, input="\n".join(loop), capture_output=True, text=True, check=True).stdout
         found = re.search(r"Total Cycles:\s+(\d+)", answer)
         assert found, answer

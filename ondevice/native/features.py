@@ -77,20 +77,25 @@ class ArmFeature(NamedTuple):
     hwcap: int
     """Bit of Linux's AT_HWCAP (<asm/hwcap.h>)."""
     mac: str
-    """A sysctl. Before version 12, macOS has not all of them, but every ARM Mac has all of these features."""
+    """A sysctl. Before version 12, macOS has not all of them."""
     windows: int
     """Argument of IsProcessorFeaturePresent (<winnt.h>)."""
+    hwcap2: int = 0
+    """Bit of Linux's AT_HWCAP2, for a feature that has none of AT_HWCAP."""
+    every_mac: bool = True
+    """Whether every ARM Mac has the feature."""
 
 
 ARM_FEATURES = {
     "neon": ArmFeature(1 << 1, "hw.optional.neon", 19),
     "lse": ArmFeature(1 << 8, "hw.optional.arm.FEAT_LSE", 34),
     "dotprod": ArmFeature(1 << 20, "hw.optional.arm.FEAT_DotProd", 43),
+    "i8mm": ArmFeature(0, "hw.optional.arm.FEAT_I8MM", 66, hwcap2=1 << 13, every_mac=False),
 }
-"""Features of 64-bit ARM by LLVM's names. Linux's are asimd, atomics and asimddp."""
+"""Features of 64-bit ARM by LLVM's names. Linux's are asimd, atomics, asimddp and i8mm."""
 
-AT_HWCAP = 16
-"""Key of Linux's `getauxval` (<linux/auxvec.h>)."""
+AT_HWCAP, AT_HWCAP2 = 16, 26
+"""Keys of Linux's `getauxval` (<linux/auxvec.h>)."""
 
 
 def architecture() -> str:
@@ -109,7 +114,7 @@ def native_features() -> frozenset[str]:
         if x86:
             found = of_cpuinfo(machine.read_text(machine.CPUINFO))
         elif arm:
-            found = of_capabilities(hardware_capabilities())
+            found = of_capabilities(hardware_capabilities(AT_HWCAP), hardware_capabilities(AT_HWCAP2))
     elif sys.platform == "darwin":
         if x86:
             found = of_intel_mac(machine.sysctl)
@@ -135,16 +140,16 @@ def of_cpuinfo(text: str) -> frozenset[str]:
     return frozenset(name for name, feature in X86_FEATURES.items() if feature.linux in common)
 
 
-def of_capabilities(hwcap: int) -> frozenset[str]:
-    """Features of 64-bit ARM in the bit mask AT_HWCAP."""
-    return frozenset(name for name, feature in ARM_FEATURES.items() if hwcap & feature.hwcap)
+def of_capabilities(hwcap: int, hwcap2: int) -> frozenset[str]:
+    """Features of 64-bit ARM in the bit masks AT_HWCAP and AT_HWCAP2."""
+    return frozenset(name for name, feature in ARM_FEATURES.items() if hwcap & feature.hwcap or hwcap2 & feature.hwcap2)
 
 
-def hardware_capabilities() -> int:
-    """Linux's AT_HWCAP bit mask of CPU features; the meaning of a bit depends on the architecture."""
+def hardware_capabilities(key: int) -> int:
+    """Linux's AT_HWCAP or AT_HWCAP2, bit masks of CPU features; a bit's meaning depends on the architecture."""
     read = ctypes.CDLL(None).getauxval
     read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
-    return int(read(AT_HWCAP))
+    return int(read(key))
 
 
 # macOS.
@@ -166,8 +171,11 @@ def of_intel_mac(read: Sysctl) -> frozenset[str]:
 
 
 def of_arm_mac(read: Sysctl) -> frozenset[str]:
-    """Features of 64-bit ARM by macOS; also those that the system is too old to know."""
-    return frozenset(name for name, feature in ARM_FEATURES.items() if any(read(feature.mac) or b"\1"))
+    """Features of 64-bit ARM by macOS; also those that the system is too old to know and every ARM Mac has."""
+    values = {name: read(feature.mac) for name, feature in ARM_FEATURES.items()}
+    return frozenset(
+        name for name, value in values.items() if (ARM_FEATURES[name].every_mac if value is None else any(value))
+    )
 
 
 # Windows.

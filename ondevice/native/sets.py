@@ -45,6 +45,7 @@ SETS = {
         TargetSet("neon", "cortex-a72", f"+neon,{_NOT_A72}"),
         # Kunpeng 920 has dot products without RCPC, with which LLVM loads what other threads have stored.
         TargetSet("neon-dotprod", "cortex-a76", f"+neon,+dotprod,+lse,{_NOT_A72},-fullfp16,-ras,-rcpc,-rdm,-ssbs"),
+        TargetSet("neon-i8mm", "cortex-a76", f"+neon,+dotprod,+i8mm,+lse,{_NOT_A72},-fullfp16,-ras,-rcpc,-rdm,-ssbs"),
     )
 }
 """By name, slower ones first."""
@@ -68,7 +69,7 @@ class Platform:
     sets: tuple[str, ...]
 
 
-_X86, _ARM = ("generic", "avx2", "avxvnni", "avx512vnni", "avx512vbmi"), ("neon", "neon-dotprod")
+_X86, _ARM = ("generic", "avx2", "avxvnni", "avx512vnni", "avx512vbmi"), ("neon", "neon-dotprod", "neon-i8mm")
 PLATFORMS = {
     "linux-x86_64": Platform("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", ".so", _X86),
     "linux-aarch64": Platform(

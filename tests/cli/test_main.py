@@ -35,6 +35,24 @@ assert not heavy, heavy
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [
+        pytest.param("import ondevice", 60, id="import"),
+        pytest.param(
+            "from ondevice.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass", 120, id="help"
+        ),
+    ],
+)
+def test_few_modules_are_imported(code, most):
+    """Of all that a bare interpreter has not. On Python 3.11 it is 38 and 66: a few dozen milliseconds."""
+    code = f"import sys\nbefore = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before))"
+    ended = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    imported = ended.stdout.splitlines()[-1].split()
+    assert "numpy" not in imported
+    assert len(imported) <= most, imported
+
+
 @pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "export")])
 def test_help_begins_with_examples(capsys, command):
     with pytest.raises(SystemExit) as ended:

@@ -119,18 +119,19 @@ def test_another_file_has_no_features(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hwcap", "expected"),
+    ("hwcap", "hwcap2", "expected"),
     [
-        pytest.param(0x887, {"neon"}, id="Raspberry Pi 4"),
-        pytest.param(0x119FFF, {"neon", "lse", "dotprod"}, id="Raspberry Pi 5"),
-        pytest.param(0x10119FFF, {"neon", "lse", "dotprod"}, id="Graviton 2"),
-        pytest.param(0xDFFFFFFF, {"neon", "lse", "dotprod"}, id="Graviton 3"),
-        pytest.param(0xEFB3FFFF, {"neon", "lse", "dotprod"}, id="M1, M2"),
-        pytest.param(0x019FFF, {"neon", "lse"}, id="dot products hidden"),
+        pytest.param(0x887, 0, {"neon"}, id="Raspberry Pi 4"),
+        pytest.param(0x119FFF, 0, {"neon", "lse", "dotprod"}, id="Raspberry Pi 5"),
+        pytest.param(0x10119FFF, 0, {"neon", "lse", "dotprod"}, id="Graviton 2"),
+        pytest.param(0xDFFFFFFF, 0x1F381, {"neon", "lse", "dotprod", "i8mm"}, id="Graviton 3"),
+        pytest.param(0xEFB3FFFF, 0x180, {"neon", "lse", "dotprod"}, id="M1"),
+        pytest.param(0xEFB3FFFF, 0x6180, {"neon", "lse", "dotprod", "i8mm"}, id="M2"),
+        pytest.param(0x019FFF, 0, {"neon", "lse"}, id="dot products hidden"),
     ],
 )
-def test_capabilities_of_linux(hwcap: int, expected: set[str]) -> None:
-    assert of_capabilities(hwcap) == expected
+def test_capabilities_of_linux(hwcap: int, hwcap2: int, expected: set[str]) -> None:
+    assert of_capabilities(hwcap, hwcap2) == expected
 
 
 # macOS.
@@ -199,6 +200,11 @@ def test_intel_macs(read: Sysctl, expected: set[str]) -> None:
             {"neon", "lse", "dotprod"},
             id="M1",
         ),
+        pytest.param(
+            {"neon": 1, "arm_FEAT_LSE": 1, "arm_FEAT_DotProd": 1, "arm_FEAT_I8MM": 1},
+            {"neon", "lse", "dotprod", "i8mm"},
+            id="M2",
+        ),
         pytest.param({"neon": 1}, {"neon", "lse", "dotprod"}, id="macOS 11"),
         pytest.param({"neon": 1, "arm_FEAT_LSE": 1, "arm_FEAT_DotProd": 0}, {"neon", "lse"}, id="dot products hidden"),
     ],
@@ -214,6 +220,7 @@ def test_arm_macs(values: dict[str, int], expected: set[str]) -> None:
     ("numbers", "expected"),
     [
         pytest.param({19, 34, 43, 67}, {"neon", "lse", "dotprod"}, id="Snapdragon 8cx"),
+        pytest.param({19, 34, 43, 66, 67}, {"neon", "lse", "dotprod", "i8mm"}, id="Snapdragon X"),
         pytest.param({19}, {"neon"}, id="Cortex-A72"),
     ],
 )
@@ -305,7 +312,7 @@ def test_architectures_of_windows(process: str, expected: str, monkeypatch: pyte
 def test_each_system_is_asked_for_its_own_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo(ZEN_4))
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(features, "hardware_capabilities", lambda: 0x119FFF)
+    monkeypatch.setattr(features, "hardware_capabilities", {16: 0x119FFF, 26: 0}.__getitem__)
     monkeypatch.setattr(machine, "sysctl", intel_mac(MAC_7_HASWELL, avx512=0))
     found = {}
     for system, name in [

@@ -35,6 +35,8 @@ VNNI = V4 | {"avx512vnni"}
         pytest.param("x86_64", set(), "generic", id="nothing known"),
         pytest.param("aarch64", {"neon"}, "neon", id="Raspberry Pi 4"),
         pytest.param("aarch64", {"neon", "lse", "dotprod"}, "neon-dotprod", id="Raspberry Pi 5, M1, Graviton 2"),
+        pytest.param("aarch64", {"neon", "lse", "dotprod", "i8mm"}, "neon-i8mm", id="M2, Graviton 3, Snapdragon X"),
+        pytest.param("aarch64", {"neon", "lse", "i8mm"}, "neon", id="without dotprod"),
         pytest.param("aarch64", {"neon", "dotprod"}, "neon", id="without lse"),
         pytest.param("aarch64", set(), "generic", id="nothing known of ARM"),
         pytest.param("riscv64", set(), "generic", id="another architecture"),
@@ -70,7 +72,7 @@ NAMES = {
     },
     ARM: {
         *ARM_FEATURES,
-        *("aes", "bf16", "complxnum", "crc", "dit", "flagm", "fp16fml", "fptoint", "fullfp16", "i8mm", "jsconv"),
+        *("aes", "bf16", "complxnum", "crc", "dit", "flagm", "fp16fml", "fptoint", "fullfp16", "jsconv"),
         *("lse2", "pauth", "perfmon", "rand", "ras", "rcpc", "rcpc-immo", "rdm", "sb", "sha2", "sha3", "sm4", "ssbs"),
         *("sve", "sve2"),
     },

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, UNITS, unit_type
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
-from ondevice.engines.simd.kernels.matmul.activations import quantize_row
-from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, FLOATS, GROUPS, KIND, SHIFT, STEPS
+from ondevice.engines.simd.kernels.matmul.activations import PAIRS, ROW_BYTES, quantize_row
+from ondevice.engines.simd.kernels.matmul.sizes import FLOATS, GROUPS, KIND, PAIR_SHIFT, PAIRED_ROWS, SHIFT, STEPS
 from tests.simd.twins import Floats, Quantized
 
 
@@ -53,7 +53,7 @@ def codes_of(cache: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Float
 def records_of(x: Floats, form: int) -> npt.NDArray[np.uint8]:
     """The activation records that the kernel writes for rows `x` in a form."""
     (rows, width), blocks = x.shape, x.shape[1] // 32
-    row_bytes = {GROUPS: ACTIVATION_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]
+    row_bytes = {GROUPS: ROW_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]
     records = np.zeros(rows * row_bytes, np.uint8)
     for row in range(rows):
         quantize_row(x[row].ctypes.data, records.ctypes.data, row, rows, width, form)
@@ -62,15 +62,24 @@ def records_of(x: Floats, form: int) -> npt.NDArray[np.uint8]:
 
 def read_records(records: npt.NDArray[np.uint8], rows: int) -> Quantized:
     """Decode the activation records of `rows` rows."""
-    blocks = len(records) // ACTIVATION_BYTES // rows
+    blocks = len(records) // ROW_BYTES // rows
     codes = np.zeros((rows, blocks, 32), np.int64)
     exponents = np.zeros((rows, blocks), np.int64)
     start = 0
     for first in range(0, rows, 8):
         members = min(8, rows - first)
-        group = records[start : start + members * blocks * ACTIVATION_BYTES].reshape(blocks, members, ACTIVATION_BYTES)
+        group = records[start : start + members * blocks * ROW_BYTES].reshape(blocks, members, ROW_BYTES)
         start += group.size
-        codes[first : first + members] = group[:, :, :32].view(np.int8).swapaxes(0, 1)
-        shift = np.ascontiguousarray(group[:, :, SHIFT:]).view(np.int32)[..., 0]  # the bits of 1.5 * 2**(23 + e)
-        exponents[first : first + members] = (shift.astype(np.int64) >> 23).T - 150
+        for row in range(members):
+            if PAIRS and members >= PAIRED_ROWS:
+                pair, count = row // 2 * 2, min(2, members - row // 2 * 2)
+                own = group[:, pair : pair + count].reshape(blocks, count * ROW_BYTES)
+                eights = own[:, : 32 * count].reshape(blocks, 2, 2, count, 2, 4)[:, :, :, row - pair]
+                numbers = eights.swapaxes(2, 3).reshape(blocks, 32)
+                at = SHIFT if count == 1 else PAIR_SHIFT + 4 * (row - pair)
+            else:
+                own, numbers, at = group[:, row], group[:, row, :32], SHIFT
+            codes[first + row] = numbers.view(np.int8)
+            shift = np.ascontiguousarray(own[:, at : at + 4]).view(np.int32)[:, 0]  # the bits of 1.5 * 2**(23 + e)
+            exponents[first + row] = (shift.astype(np.int64) >> 23) - 150
     return Quantized(codes, exponents)

@@ -17,7 +17,7 @@ from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, BLOCK, TILE
+from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, PAIRED_BYTES, TILE
 from ondevice.engines.simd.kernels.steps.layouts import (
     Attend,
     AttendChosen,
@@ -275,9 +275,9 @@ class ExpertsPlanner:
         self._counts = buffers.bytes(8 * count)
         self._alone = builder.rows(width)
         """Activations of all rows, each row laid out as a group of its own."""
-        self._entry = buffers.bytes(pairs * width // BLOCK * ACTIVATION_BYTES)
+        self._entry = buffers.bytes(pairs * width // BLOCK * PAIRED_BYTES)
         """Activations of all pairs: the input of the experts' gate and up."""
-        self._inner = buffers.bytes(pairs * inner // BLOCK * ACTIVATION_BYTES)
+        self._inner = buffers.bytes(pairs * inner // BLOCK * PAIRED_BYTES)
         """Activations of all pairs: the input of the experts' down projection."""
         self._outputs = buffers.floats(pairs * width)
         """float32[pairs, width], the output of the down projection."""

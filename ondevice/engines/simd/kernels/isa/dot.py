@@ -16,6 +16,7 @@ from ondevice.engines.simd.kernels.isa.instruction_set import (
     AVX_VNNI,
     NEON,
     NEON_DOTPROD,
+    NEON_I8MM,
     InstructionSet,
 )
 from ondevice.engines.simd.kernels.isa.vector import I8, I16, I32, I64, call, constant, read, splat
@@ -82,12 +83,36 @@ def groups_of_four(builder: Any, isa: InstructionSet, base: Any, offset: int) ->
     return [builder.bitcast(group, ir.VectorType(I8, 4 * isa.lanes)) for group in groups]
 
 
+def multiply_pairs(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
+    """total[2i + j] + sum over k < 8 of weights[8i + k] * activations[8j + k], as <4 x i32>, for i and j of 0 and 1.
+
+    Args:
+        total: <4 x i32>.
+        weights, activations: <16 x i8>, two rows of eight signed bytes.
+    """
+    return call(builder, "llvm.aarch64.neon.smmla.v4i32.v16i8", total.type, total, weights, activations)
+
+
+def interleaved(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """The 32-bit lanes a0 b0 a1 b1 and a2 b2 a3 b3 of two vectors of 128 bits."""
+    words = ir.VectorType(I32, 4)
+    x, y = (builder.bitcast(each, words) for each in (a, b))
+    low, high = (builder.shuffle_vector(x, y, ir.Constant(words, lanes)) for lanes in ([0, 4, 1, 5], [2, 6, 3, 7]))
+    return builder.bitcast(low, a.type), builder.bitcast(high, a.type)
+
+
+def separated(builder: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """The vectors a and b of which `interleaved` makes low and high, four lanes of 32 bits each."""
+    even, odd = (ir.Constant(ir.VectorType(I32, 4), lanes) for lanes in ([0, 2, 4, 6], [1, 3, 5, 7]))
+    return builder.shuffle_vector(low, high, even), builder.shuffle_vector(low, high, odd)
+
+
 def _dot4(builder: Any, isa: InstructionSet, bits: int, total: Any, weights: Any, activations: Any) -> Any:
     """total[i] + sum over j < 4 of weights[4i + j] * activations[4i + j]."""
     if isa in (AVX512_VNNI, AVX_VNNI):
         width = 32 * isa.lanes
         return call(builder, f"llvm.x86.avx512.vpdpbusd.{width}", total.type, total, weights, activations)
-    if isa == NEON_DOTPROD:
+    if isa in (NEON_DOTPROD, NEON_I8MM):
         return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, total, weights, activations)
     if isa == AVX2:
         return _avx2(builder, bits, total, weights, activations)

@@ -19,12 +19,15 @@ class InstructionSet:
     lanes : 32-bit lanes of a vector
     signed : whether the weights of a product are signed bytes, else unsigned; 4-bit weights, 0..15, are valid as both
     by_lane : whether products can take one lane of a vector as an operand, and shifts work on bytes: ARM
+    pairs : whether an instruction multiplies two rows of weights by two rows of activations, 8 numbers each, which
+        then lie in pairs: see `matmul.activations`
     """
 
     name: str
     lanes: int
     signed: bool
     by_lane: bool = False
+    pairs: bool = False
 
     def vectors_of_a_pass(self, rows: int) -> int:
         """Vectors of output rows that a pass of the tile product computes; about four sums are then computed at a time.
@@ -45,6 +48,7 @@ AVX512_VNNI = InstructionSet("avx512vnni", 16, signed=False)
 AVX_VNNI = InstructionSet("avxvnni", 8, signed=False)
 AVX2 = InstructionSet("avx2", 8, signed=True)
 NEON_DOTPROD = InstructionSet("neon-dotprod", 4, signed=True, by_lane=True)
+NEON_I8MM = InstructionSet("neon-i8mm", 4, signed=True, by_lane=True, pairs=True)
 NEON = InstructionSet("neon", 4, signed=True, by_lane=True)
 GENERIC = InstructionSet("generic", 4, signed=True)
 
@@ -56,12 +60,18 @@ _OF_SETS = {
     "avx512vbmi": AVX512_VNNI,
     "neon": NEON,
     "neon-dotprod": NEON_DOTPROD,
+    "neon-i8mm": NEON_I8MM,
 }
 
 
 def current() -> InstructionSet:
     """The set for which kernels are compiled, or were."""
-    return _OF_SETS[library.choice().set]
+    return of_set(library.choice().set)
+
+
+def of_set(name: str) -> InstructionSet:
+    """The instructions of a set by its name in `native.sets`."""
+    return _OF_SETS[name]
 
 
 def byte_shuffle() -> str:

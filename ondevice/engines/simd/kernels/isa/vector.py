@@ -184,6 +184,17 @@ def store_rounded_int8(builder: Any, address: Any, value: Any) -> None:
     builder.store(builder.trunc(wide, ir.VectorType(I8, LANES)), pointer_to(builder, address), align=1)
 
 
+@emits(types.void, types.int64, types.int64, floats16)
+def store_paired_int8(builder: Any, address: Any, stride: Any, value: Any) -> None:
+    """Store 16 whole numbers, -128..127, as int8: 0..3 and 8..11 at an address, the others `stride` bytes after it."""
+    numbers = builder.trunc(builder.fptosi(value, VI32), ir.VectorType(I8, LANES))
+    words = builder.bitcast(numbers, ir.VectorType(I32, 4))
+    for order in ([0, 2], [1, 3]):
+        eight = builder.shuffle_vector(words, words, ir.Constant(ir.VectorType(I32, 2), order))
+        builder.store(eight, pointer_to(builder, address), align=4)
+        address = builder.add(address, stride)
+
+
 @emits(floats16, types.float32)
 def full(builder: Any, value: Any) -> Any:
     """Sixteen copies of a number."""

@@ -3,8 +3,11 @@
 Rows lie in groups of up to MOST_ROWS, the rows of one tile product. A form is an integer: the layout in its upper bits
 (`form >> KIND`), a parameter in the lower ones. It says how a matrix reads its rows, by blocks of 32 numbers:
 
-- GROUPS, with the code of a zero weight: [block][row] of ACTIVATION_BYTES = 40 bytes: 32 int8 q, int32 start, float32
-  shift. A row's block has its own scale, a power of two; `tiles` explains start and shift.
+- GROUPS, with the code of a zero weight: [block][row] of ROW_BYTES, of which 40 are used: 32 int8 q, int32 start,
+  float32 shift. A row's block has its own scale, a power of two; `tiles` explains start and shift. On instruction sets
+  that multiply pairs of rows, groups of PAIRED_ROWS or more are [block][pair]: int8 q[4][2][8], int32 start[2][2],
+  float32 shift[2][2], the last dimension but for q being the row, and q in the order of `formats.paired_codes`. A last
+  single row has that order too, q[4][8].
 - STEPS, with the bits of a float32 step s, the same for all rows: int8 codes clamp(round(x / s), -128, 127) as
   [block][row][32], then int32 sums of the codes [row][block], then the sums of whole rows [row], which `sum_codes`
   writes.
@@ -17,8 +20,17 @@ from typing import Any
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.jit import kernel
-from ondevice.engines.simd.kernels.isa.memory import bits_float, float_bits, read_f32, read_i32, write_f32, write_i32
+from ondevice.engines.simd.kernels.isa.memory import (
+    bits_float,
+    float_bits,
+    read_f32,
+    read_i32,
+    read_i64,
+    write_i32,
+    write_i64,
+)
 from ondevice.engines.simd.kernels.isa.vector import (
     fma,
     full,
@@ -29,20 +41,38 @@ from ondevice.engines.simd.kernels.isa.vector import (
     minimum,
     round_even,
     store,
+    store_paired_int8,
     store_rounded_int8,
     sum_lanes,
 )
-from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, GROUPS, KIND, MOST_ROWS, SHIFT, START, STEPS
+from ondevice.engines.simd.kernels.matmul.sizes import (
+    ACTIVATION_BYTES,
+    GROUPS,
+    KIND,
+    MOST_ROWS,
+    PAIR_SHIFT,
+    PAIR_START,
+    PAIRED_BYTES,
+    PAIRED_ROWS,
+    SHIFT,
+    START,
+    STEPS,
+)
+
+PAIRS = instruction_set.current().pairs
+ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
+"""Bytes of a row's block of GROUPS, on this instruction set."""
 
 
 @kernel
-def quantize_block(low: Any, high: Any, zero: int, out: int) -> None:
+def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int) -> None:
     """Write a block of GROUPS: q = round(x / 2**e) of 32 numbers, with the smallest e for which all |q| <= 127.
 
     Args:
         low, high: the numbers, 16 lanes each.
         zero: the code of a zero weight in the matrix that reads the block.
-        out: address of the block.
+        out: address of the block of all rows of the group.
+        row, rows: number of the row in the group, and their number.
     """
     largest = max_lanes(maximum(magnitude(low), magnitude(high)))
     # 127 = 1.984375 * 2**6: a mantissa beyond that carries into the exponent
@@ -51,11 +81,46 @@ def quantize_block(low: Any, high: Any, zero: int, out: int) -> None:
     inverse = full(bits_float(np.int32((127 - exponent) << 23)))
     low = round_even(low * inverse)
     high = round_even(high * inverse)
-    store_rounded_int8(out, low)
-    store_rounded_int8(out + 16, high)
-    shift = ((exponent + 150) << 23) | 0x400000  # the bits of 1.5 * 2**(23 + exponent)
-    write_i32(out + START, np.int32(shift - zero * np.int64(sum_lanes(low + high))))
-    write_f32(out + SHIFT, bits_float(np.int32(shift)))
+    shift = np.int32(((exponent + 150) << 23) | 0x400000)  # the bits of 1.5 * 2**(23 + exponent)
+    start = np.int32(shift - zero * np.int64(sum_lanes(low + high)))
+    if PAIRS and rows >= PAIRED_ROWS:
+        place, count = row % 2, min(2, rows - row // 2 * 2)
+        out += ROW_BYTES * (row - place)
+        store_paired_int8(out + 8 * place, 8 * count, low)
+        store_paired_int8(out + 8 * place + 16 * count, 8 * count, high)
+        write_start(out, place, count, start, shift)
+    else:
+        out += ROW_BYTES * row
+        store_rounded_int8(out, low)
+        store_rounded_int8(out + 16, high)
+        write_start(out, np.int64(0), np.int64(1), start, shift)
+
+
+@kernel
+def write_start(out: int, place: int, count: int, start: int, shift: int) -> None:
+    """Write `start`, and the bits of `shift`, of row `place` of the `count` rows that lie together at an address."""
+    if count == 1:
+        write_i32(out + START, start)
+        write_i32(out + SHIFT, shift)
+    else:
+        for at in (4 * place, 4 * place + 8):
+            write_i32(out + PAIR_START + at, start)
+            write_i32(out + PAIR_SHIFT + at, shift)
+
+
+@kernel
+def copy_block(source: int, out: int, row: int, rows: int) -> None:
+    """Copy a block of GROUPS of a row that is a group of its own. Other arguments as in `quantize_block`."""
+    if PAIRS and rows >= PAIRED_ROWS:
+        place, count = row % 2, min(2, rows - row // 2 * 2)
+        out += ROW_BYTES * (row - place)
+        for word in range(8):
+            at = 8 * count * (word // 4 * 2 + word % 2) + 8 * place + word // 2 % 2 * 4
+            write_i32(out + at, read_i32(source + 4 * word))
+        write_start(out, place, count, read_i32(source + START), read_i32(source + SHIFT))
+    else:
+        for at in range(0, ACTIVATION_BYTES, 8):
+            write_i64(out + ROW_BYTES * row + at, read_i64(source + at))
 
 
 _LEAST, _MOST = np.float32(-128.0), np.float32(127.0)
@@ -66,7 +131,7 @@ def group_address(form: int, activations: int, first: int, blocks: int) -> Any:
     """The address of the group of rows that begins with row `first`, a multiple of MOST_ROWS."""
     kind = form >> KIND
     if kind == GROUPS:
-        return activations + first * ACTIVATION_BYTES * blocks
+        return activations + first * ROW_BYTES * blocks
     return activations + first * (36 * blocks + 4 if kind == STEPS else 128 * blocks)
 
 
@@ -85,7 +150,7 @@ def write_input(low: Any, high: Any, form: int, activations: int, row: int, rows
     members = min(MOST_ROWS, rows - first)
     at = group_address(form, activations, first, blocks)
     if kind == GROUPS:
-        quantize_block(low, high, form & 0xFF, at + ACTIVATION_BYTES * (block * members + place))
+        quantize_block(low, high, form & 0xFF, at + ROW_BYTES * block * members, place, members)
     elif kind == STEPS:
         step = full(bits_float(np.int32(form & 0xFFFFFFFF)))
         low, high = to_codes(low, step), to_codes(high, step)

@@ -23,6 +23,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from ondevice.engines.simd.kernels.isa.dot import interleaved
 from ondevice.engines.simd.kernels.isa.instruction_set import LANES, InstructionSet
 from ondevice.engines.simd.kernels.isa.jit import emits, kernel
 from ondevice.engines.simd.kernels.isa.memory import (
@@ -229,6 +230,21 @@ def int8_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int) -> 
     kind = ir.VectorType(I8, 4 * isa.lanes)
     packed = [read(builder, pointer, kind, offset + 4 * TILE * j) for j in range(8)]
     return [builder.xor(code, constant(128, kind)) for code in packed] if isa.signed else packed
+
+
+def paired_codes(builder: Any, isa: InstructionSet, bits: int, pointer: Any, offset: int) -> list[tuple[Any, Any]]:
+    """A block of 4-bit or 8-bit weights for `dot.multiply_pairs`: four pairs of vectors, of output rows 0 and 1, and 2
+    and 3, with eight numbers of each row. These are k = 0-3 and 8-11, 4-7 and 12-15, 16-19 and 24-27, 20-23 and 28-31.
+    """
+    if bits == 8:
+        codes = int8_codes(builder, isa, pointer, offset)
+        return [interleaved(builder, codes[first], codes[first + 2]) for first in (0, 1, 4, 5)]
+    kind, found = ir.VectorType(I8, 4 * isa.lanes), []
+    for j in (0, 2):  # two vectors are interleaved before each becomes two
+        rows = interleaved(builder, *(read(builder, pointer, kind, offset + 4 * TILE * each) for each in (j, j + 1)))
+        low, high = (builder.and_(own, constant(15, kind)) for own in rows)
+        found += [(low, high), (_high_nibbles(builder, isa, rows[0]), _high_nibbles(builder, isa, rows[1]))]
+    return found
 
 
 def split_int8_codes(builder: Any, isa: InstructionSet, pointer: Any, offset: int, ways: int) -> list[tuple[Any, int]]:

@@ -24,6 +24,14 @@ ACTIVATION_BYTES = 40
 START, SHIFT = 32, 36
 """Offsets of `start` and `shift` in such a block."""
 
+PAIRED_ROWS = 4
+"""Fewest rows of a group that lie in pairs, on instruction sets that multiply pairs of rows. Three rows in pairs would take
+1.07 times the instructions."""
+PAIRED_BYTES = 48
+"""Bytes of a row's quantised block on these instruction sets, whether it lies in a pair or not."""
+PAIR_START, PAIR_SHIFT = 64, 80
+"""Offsets of `start` and `shift` of a pair of rows."""
+
 MOST_ROWS = 8
 """Most rows of activations in one product. 12 or 16 are no faster: their sums do not fit in the registers."""
 SCRATCH_BYTES = MOST_ROWS * 4 * TILE * 4

@@ -17,6 +17,7 @@ of the activations: their error is 1.45 times as large, a tenth of the error of 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -24,11 +25,21 @@ from numba import types
 from numba.core import cgutils
 
 from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots, add_whole_dots, groups_of_four
+from ondevice.engines.simd.kernels.isa.dot import (
+    Vectors,
+    accumulate,
+    add_dots,
+    add_whole_dots,
+    groups_of_four,
+    interleaved,
+    multiply_pairs,
+    separated,
+)
 from ondevice.engines.simd.kernels.isa.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
+    I8,
     I16,
     I32,
     I64,
@@ -42,8 +53,18 @@ from ondevice.engines.simd.kernels.isa.vector import (
     splat,
     widen_half,
 )
-from ondevice.engines.simd.kernels.matmul.formats import UNPACK, UNPACK_SPLIT, most_ways
-from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, BLOCK, SHIFT, START, TILE
+from ondevice.engines.simd.kernels.matmul.formats import UNPACK, UNPACK_SPLIT, most_ways, paired_codes
+from ondevice.engines.simd.kernels.matmul.sizes import (
+    ACTIVATION_BYTES,
+    BLOCK,
+    PAIR_SHIFT,
+    PAIR_START,
+    PAIRED_BYTES,
+    PAIRED_ROWS,
+    SHIFT,
+    START,
+    TILE,
+)
 
 AHEAD = 6144
 """Distance in bytes from the weights that are read to those that are prefetched."""
@@ -70,7 +91,8 @@ def tile_product(
         stride: bytes from a row of `out` to the next.
     """
     isa = instruction_set.current()
-    tile = _Tile(isa, bits, rows, weights, scales, activations, out, stride)
+    kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
+    tile = kind(isa, bits, rows, weights, scales, activations, out, stride)
     vectors, whole = isa.vectors_of_a_pass(rows), TILE // isa.lanes
     zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
     if vectors == whole:
@@ -104,7 +126,8 @@ class _Part(NamedTuple):
     count: Any
 
 
-class _Tile(NamedTuple):
+@dataclass(frozen=True)
+class _Tile:
     """Emits the code of `tile_product`, whose arguments it holds.
 
     Sums are listed by vector of output rows, then by row of activations.
@@ -124,6 +147,11 @@ class _Tile(NamedTuple):
         """Bytes of a block's weights."""
         return 4 * TILE * self.bits
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's block of activations."""
+        return PAIRED_BYTES if self.isa.pairs else ACTIVATION_BYTES
+
     def add(self, builder: Any, part: _Part, sums: Vectors) -> Vectors:
         """Emit a pass: the sums after its blocks, from the sums before."""
         isa, rows, size = self.isa, self.rows, self.block_bytes
@@ -134,24 +162,46 @@ class _Tile(NamedTuple):
         weights = builder.add(weights, builder.mul(part.lane, I64(4)))
         first_scale = builder.add(builder.mul(part.first, I64(TILE)), part.lane)
         scales = builder.add(self.scales, builder.mul(first_scale, I64(2)))
-        record_bytes = ACTIVATION_BYTES * rows
+        record_bytes = self.row_bytes * rows
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
             prefetch_weights(builder, _at(builder, ahead, block, size), share, rows)
             codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, 2 * TILE)
             base = _at(builder, activations, block, record_bytes)
-            results = []
+            results, each = [], len(sums) // vectors
             for vector in range(vectors):
-                codes = UNPACK[self.bits](builder, isa, codes_at, 4 * isa.lanes * vector)
                 kind = ir.VectorType(I16, isa.lanes)
                 scale = widen_half(builder, read(builder, scales_at, kind, 2 * isa.lanes * vector, align=2))
-                for row in range(rows):
-                    value = _block_sum(builder, isa, self.bits, codes, base, ACTIVATION_BYTES * row)
-                    results.append(fused(builder, value, scale, sums[vector * rows + row]))
+                own = sums[vector * each : (vector + 1) * each]
+                results += self.add_block(builder, codes_at, 4 * isa.lanes * vector, scale, base, own)
             return results
 
-        return accumulate(builder, part.count, sums, step)
+        return self.listed(builder, accumulate(builder, part.count, self.carried(builder, sums), step))
+
+    def carried(self, builder: Any, sums: Vectors) -> Vectors:
+        """The sums as a loop over blocks carries them."""
+        return sums
+
+    def listed(self, builder: Any, carried: Vectors) -> Vectors:
+        """The sums that a loop has carried."""
+        return carried
+
+    def add_block(self, builder: Any, codes_at: Any, offset: int, scale: Any, base: Any, sums: Vectors) -> Vectors:
+        """Add a block's products to the sums of a vector of output rows.
+
+        Args:
+            codes_at: pointer to the block's weights.
+            offset: bytes from the start of a 64-byte vector to the part of these output rows.
+            scale: their scales, <n x float>.
+            base: pointer to the block's activations.
+            sums: the sums, as a loop carries them.
+        """
+        codes, results = UNPACK[self.bits](builder, self.isa, codes_at, offset), []
+        for row, total in enumerate(sums):
+            value = _block_sum(builder, self.isa, self.bits, codes, base, self.row_bytes * row)
+            results.append(fused(builder, value, scale, total))
+        return results
 
     def load(self, builder: Any, lane: Any, count: int) -> Vectors:
         """Load `count` sums of the output rows from `lane` on from `out`."""
@@ -168,6 +218,57 @@ class _Tile(NamedTuple):
         column = builder.add(lane, I64(vector * self.isa.lanes))
         line = builder.add(self.out, builder.mul(self.stride, I64(row)))
         return pointer_to(builder, builder.add(line, builder.mul(column, I64(4))))
+
+
+class _PairedTile(_Tile):
+    """The same for instructions that multiply pairs of rows. Rows of activations lie in pairs, and a last single one in
+    the order of numbers that pairs have.
+
+    A loop carries the sums of rows r and s of a pair as r0 s0 r1 s1 and r2 s2 r3 s3, where 0..3 are output rows; of a
+    single row, which is multiplied as both rows of a pair, as r0 r0 r1 r1 and r2 r2 r3 r3.
+    """
+
+    def carried(self, builder: Any, sums: Vectors) -> Vectors:
+        found: Vectors = []
+        for first in range(0, len(sums), self.rows):
+            own = sums[first : first + self.rows]
+            for row in range(0, self.rows, 2):
+                found += interleaved(builder, own[row], own[min(row + 1, self.rows - 1)])
+        return found
+
+    def listed(self, builder: Any, carried: Vectors) -> Vectors:
+        found: Vectors = []
+        each = self.rows + self.rows % 2
+        for first in range(0, len(carried), each):
+            own = carried[first : first + each]
+            rows = [row for pair in range(0, each, 2) for row in separated(builder, *own[pair : pair + 2])]
+            found += rows[: self.rows]
+        return found
+
+    def add_block(self, builder: Any, codes_at: Any, offset: int, scale: Any, base: Any, sums: Vectors) -> Vectors:
+        weights = paired_codes(builder, self.isa, self.bits, codes_at, offset)
+        scales, results = interleaved(builder, scale, scale), []
+        for row in range(0, self.rows, 2):
+            activations, start, shift = self._activations(builder, base, row)
+            for place in range(2):
+                total = start
+                for pair, own in zip(weights, activations, strict=True):
+                    total = multiply_pairs(builder, total, pair[place], own)
+                value = builder.fsub(builder.bitcast(total, shift.type), shift)
+                results.append(fused(builder, value, scales[place], sums[row + place]))
+        return results
+
+    def _activations(self, builder: Any, base: Any, row: int) -> tuple[Vectors, Any, Any]:
+        """The block of a pair of rows, or of a single last row twice: four vectors of codes, `start` and `shift`."""
+        at, words, floats = self.row_bytes * row, ir.VectorType(I32, 4), ir.VectorType(F32, 4)
+        if row + 1 < self.rows:
+            codes = [read(builder, base, ir.VectorType(I8, 16), at + 16 * index) for index in range(4)]
+            return codes, read(builder, base, words, at + PAIR_START), read(builder, base, floats, at + PAIR_SHIFT)
+        halves = [read(builder, base, ir.VectorType(I8, 8), at + 8 * index) for index in range(4)]
+        twice = ir.Constant(ir.VectorType(I32, 16), [lane % 8 for lane in range(16)])
+        codes = [builder.shuffle_vector(half, half, twice) for half in halves]
+        start, shift = (read(builder, base, kind, at + place) for kind, place in ((I32, START), (F32, SHIFT)))
+        return codes, splat(builder, start, 4), splat(builder, shift, 4)
 
 
 def _at(builder: Any, base: Any, index: Any, size: int) -> Any:

@@ -13,9 +13,9 @@ from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import bits_float, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, store
-from ondevice.engines.simd.kernels.matmul.activations import inverse_rms, norm, norm_quantize_row
+from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES, copy_block, inverse_rms, norm, norm_quantize_row
 from ondevice.engines.simd.kernels.matmul.project import count_groups, read_group
-from ondevice.engines.simd.kernels.matmul.sizes import ACTIVATION_BYTES, MOST_ROWS
+from ondevice.engines.simd.kernels.matmul.sizes import MOST_ROWS
 from ondevice.engines.simd.kernels.matmul.tables import dot
 from ondevice.engines.simd.kernels.steps.access import first_unit, read_step
 from ondevice.engines.simd.kernels.steps.layouts import Choose, Mix, Score, Spread
@@ -36,7 +36,7 @@ def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
     step = read_step(Score, words)
     width, experts, eps = step.width, step.experts, bits_float(np.int32(step.eps))
     rows, parts = state[step.row_set], (step.experts + PART - 1) // PART
-    line = width // 32 * ACTIVATION_BYTES
+    line = width // 32 * ROW_BYTES
     for unit in range(first_unit(rows * parts, thread, threads), first_unit(rows * parts, thread + 1, threads)):
         part, row = unit // rows, unit % rows
         at = step.h + 4 * row * width
@@ -112,7 +112,7 @@ def spread(words: np.ndarray, thread: int, threads: int) -> None:
     """out = the activations of each pair's row, in groups of up to MOST_ROWS pairs of one expert."""
     step = read_step(Spread, words)
     blocks, count = step.blocks, count_groups(step.groups)
-    line = blocks * ACTIVATION_BYTES
+    line = blocks * ROW_BYTES
     pairs = read_i64(step.groups + 16 + 16 * count)
     start, stop = pairs * thread // threads, pairs * (thread + 1) // threads
     for number in range(count):
@@ -122,11 +122,9 @@ def spread(words: np.ndarray, thread: int, threads: int) -> None:
             row = pair - group.first
             place = row % MOST_ROWS
             members = min(MOST_ROWS, group.rows - (row - place))
-            to = step.out + (pair - place) * line + place * ACTIVATION_BYTES
+            to = step.out + (pair - place) * line
             for block in range(blocks):
-                for i in range(0, ACTIVATION_BYTES, 8):
-                    write_i64(to + block * members * ACTIVATION_BYTES + i, read_i64(source + i))
-                source += ACTIVATION_BYTES
+                copy_block(source + block * ROW_BYTES, to + block * members * ROW_BYTES, place, members)
 
 
 @optional("experts")
