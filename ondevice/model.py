@@ -495,7 +495,9 @@ class Model:
             if self._media is None:
                 from ondevice.media.prompt import MediaEncoder
 
-                self._media = MediaEncoder(self._bundle, self.threads, self._media_cache_bytes, self.tokenizer)
+                self._media = MediaEncoder(
+                    self._bundle, self.threads, self._media_cache_bytes, self.engine.most_rows, self.tokenizer
+                )
         return ids, media, self._media
 
     def _check_towers(self, media: Sequence[Media]) -> None:

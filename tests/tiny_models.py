@@ -71,9 +71,12 @@ _TEXT: dict[str, dict[str, Any]] = {
 }
 _TEXT["multimodal"] = _TEXT["seeing"] = _TEXT["e2b"]
 _TEXT["seeing-e4b"] = _TEXT["e4b"]
-SEEING = ("seeing", "seeing-e4b")
+for _size in ("12b", "26b", "31b"):
+    _TEXT[f"seeing-{_size}"] = _TEXT[_size]
+SEEING = ("seeing", "seeing-e4b", "seeing-12b", "seeing-26b", "seeing-31b")
 """Families with a vision tower. The first one has an audio tower too; the second one standardises, and has no limits of
-linear layers."""
+linear layers; 12B has towers without layers. From 12B on, the tokens of a picture see each other in sliding layers."""
+BLOCKWISE = SEEING[2:]
 BEGIN, IMAGE, END, PAD = 16, 17, 18, 3
 """Tokens of families with a tower, as in `tokenizers_made.gemma_seeing`."""
 BEGIN_AUDIO, AUDIO, END_AUDIO = 19, 20, 21
@@ -121,7 +124,9 @@ def save_target(path: Path, family: str, seed: int = 0, **overrides: Any) -> Pre
     }
     torch.manual_seed(seed)
     model: PreTrainedModel
-    if family == "12b":
+    if family == "seeing-12b":
+        model = transformers.Gemma4UnifiedForConditionalGeneration(_seeing_unified_config(fields))
+    elif family == "12b":
         unified = transformers.Gemma4UnifiedTextConfig(**fields)
         model = transformers.Gemma4UnifiedForConditionalGeneration(
             transformers.Gemma4UnifiedConfig(text_config=unified, vision_config=None, audio_config=None)
@@ -164,7 +169,7 @@ def save_drafter(path: Path, family: str, seed: int = 1) -> PreTrainedModel:
     )
     torch.manual_seed(seed)
     model: PreTrainedModel
-    if family == "12b":
+    if family.endswith("12b"):
         unified = transformers.Gemma4UnifiedAssistantConfig(
             text_config=transformers.Gemma4UnifiedTextConfig(**fields), backbone_hidden_size=64
         )
@@ -277,10 +282,30 @@ def _seeing_config(family: str, fields: dict[str, Any]) -> Any:
         use_clipped_linears=family == "seeing",
         standardize=family != "seeing",
     )
+    attention = "vision" if family in BLOCKWISE else None
     return transformers.Gemma4Config(
-        text_config=transformers.Gemma4TextConfig(**fields, pad_token_id=PAD),
+        text_config=transformers.Gemma4TextConfig(**fields, pad_token_id=PAD, use_bidirectional_attention=attention),
         vision_config=vision,
         audio_config=_audio_config() if family == "seeing" else None,
+        boi_token_id=BEGIN,
+        image_token_id=IMAGE,
+        eoi_token_id=END,
+        video_token_id=VOCAB - 1,
+        audio_token_id=AUDIO,
+        boa_token_id=BEGIN_AUDIO,
+        eoa_token_index=END_AUDIO,
+    )
+
+
+def _seeing_unified_config(fields: dict[str, Any]) -> Any:
+    import transformers
+
+    return transformers.Gemma4UnifiedConfig(
+        text_config=transformers.Gemma4UnifiedTextConfig(**fields, pad_token_id=PAD),
+        vision_config=transformers.Gemma4UnifiedVisionConfig(
+            patch_size=PATCH, pooling_kernel_size=POOL, mm_embed_dim=48, mm_posemb_size=40, output_proj_dims=48
+        ),
+        audio_config=transformers.Gemma4UnifiedAudioConfig(audio_embed_dim=64),
         boi_token_id=BEGIN,
         image_token_id=IMAGE,
         eoi_token_id=END,

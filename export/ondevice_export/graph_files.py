@@ -31,6 +31,7 @@ from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import ExportOptions, Formats
 from ondevice_export.graph.audio import AudioGraph
 from ondevice_export.graph.drafter import DrafterGraph
+from ondevice_export.graph.embedders import build_patch_embedder, build_sample_embedder
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.heads import HeadsGraph
 from ondevice_export.graph.target import TargetGraph
@@ -74,13 +75,19 @@ class GraphFiles:
         """Write `vision.onnx` and its data."""
         interface, formats = vision_interface(vision, target.config), self._options.tower_formats
         with self._graph(vision.graph, interface, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
-            VisionGraph(builder, vision, target.config, weights).build()
+            if vision.layers:
+                VisionGraph(builder, vision, target.config, weights).build()
+            else:
+                build_patch_embedder(builder, vision, weights)
 
     def write_audio(self, audio: AudioEntry, target: TargetCheckpoint) -> None:
         """Write `audio.onnx` and its data."""
         interface, formats = audio_interface(audio, target.config), self._options.tower_formats
         with self._graph(audio.graph, interface, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
-            AudioGraph(builder, audio, target.config, weights).build()
+            if audio.layers:
+                AudioGraph(builder, audio, target.config, weights).build()
+            else:
+                build_sample_embedder(builder, audio, weights)
 
     def write_drafter(self, drafter: DrafterCheckpoint, target: Target, table: StoredMatrix) -> None:
         """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""

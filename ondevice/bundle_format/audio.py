@@ -2,6 +2,9 @@
 
 The tower turns the mel spectrogram of a sound into soft tokens, one for 40 ms. Inputs and outputs of its graph:
 `graph_io`. Source: Gemma4AudioModel, a conformer, and Gemma4MultimodalEmbedder.
+
+The tower of 12B has no layers: 40 ms of samples are normed and multiplied with one matrix
+(Gemma4UnifiedAudioFeatureExtractor, Gemma4UnifiedMultimodalEmbedder).
 """
 
 from __future__ import annotations
@@ -51,10 +54,11 @@ class AudioEntry:
     graph: str
     """File name of the ONNX graph."""
     layers: int
+    """0 for a tower without layers, whose fields up to `residual_weight` are 0 but for `output_size`."""
     hidden_size: int
     query_heads: int
     output_size: int
-    """Width of the tower's rows before the projection to the target's."""
+    """Width of the tower's rows before the projection to the target's; without layers, the samples of a row."""
     mel_bins: int
     """Bands of the spectrogram, and channels of the first convolution."""
     channels: int
@@ -73,13 +77,18 @@ class AudioEntry:
     end_token_id: int
 
     @property
+    def frame_width(self) -> int:
+        """Numbers of a frame that the tower reads: bands of the spectrogram, or samples."""
+        return self.mel_bins if self.layers else self.output_size
+
+    @property
     def head_dim(self) -> int:
         return self.hidden_size // self.query_heads
 
 
-def audio_tokens(samples: int) -> int:
+def audio_tokens(audio: AudioEntry, samples: int) -> int:
     """The number of soft tokens of a sound of at most MOST_SAMPLES; 0 for one that is shorter than a frame."""
-    return -(-spectrogram_frames(samples) // 4)
+    return -(-spectrogram_frames(samples) // 4) if audio.layers else -(-samples // audio.output_size)
 
 
 def spectrogram_frames(samples: int) -> int:
@@ -93,25 +102,34 @@ def check_audio(audio: AudioEntry, target: Target) -> None:
     Raises:
         InvalidFieldError: a number is out of range, or contradicts another.
     """
-    check_number("layers of the audio tower", audio.layers, MOST_LAYERS)
-    for name in ("hidden_size", "query_heads", "output_size"):
-        check_number(f"{name} of the audio tower", getattr(audio, name), 1 << 20)
-    for name in ("mel_bins", "channels", "kernel", "keys"):
-        check_number(f"{name} of the audio tower", getattr(audio, name), 1 << 10)
-    for size, divisor in (("hidden_size", audio.query_heads), ("hidden_size", 2), ("mel_bins", 4)):
-        value = getattr(audio, size)
-        require(value % divisor == 0, f"{size} of the audio tower is {value}, no multiple of {divisor}")
-    for name in ("logit_cap", "residual_weight", "norm_eps"):
-        check_positive(f"{name} of the audio tower", getattr(audio, name), 1e6)
+    check_number("layers of the audio tower", audio.layers, MOST_LAYERS, least=0)
+    check_number("output_size of the audio tower", audio.output_size, 1 << 20)
+    check_positive("norm_eps of the audio tower", audio.norm_eps, 1.0)
+    if audio.layers:
+        _check_conformer(audio)
     tokens = audio.begin_token_id, audio.audio_token_id, audio.end_token_id
     for token in tokens:
         check_number("a token of the audio tower", token, target.vocab_size - 1, least=0)
     require(len(set(tokens)) == len(tokens), f"the tokens of the audio tower are {tokens}")
 
 
+def _check_conformer(audio: AudioEntry) -> None:
+    for name in ("hidden_size", "query_heads"):
+        check_number(f"{name} of the audio tower", getattr(audio, name), 1 << 20)
+    for name in ("mel_bins", "channels", "kernel", "keys"):
+        check_number(f"{name} of the audio tower", getattr(audio, name), 1 << 10)
+    for size, divisor in (("hidden_size", audio.query_heads), ("hidden_size", 2), ("mel_bins", 4)):
+        value = getattr(audio, size)
+        require(value % divisor == 0, f"{size} of the audio tower is {value}, no multiple of {divisor}")
+    for name in ("logit_cap", "residual_weight"):
+        check_positive(f"{name} of the audio tower", getattr(audio, name), 1e6)
+
+
 def audio_shapes(audio: AudioEntry, target: Target) -> Shapes:
     """Names and shapes of the tower's tensors in a bundle."""
     hidden, wide, output = audio.hidden_size, 4 * audio.hidden_size, audio.output_size
+    if not audio.layers:
+        return {PROJECTION: (target.hidden_size, output)}
     shapes: Shapes = {
         SUBSAMPLED: (hidden, audio.mel_bins // 4 * audio.channels),
         OUTPUT: (output, hidden),

@@ -53,9 +53,10 @@ Vision tower (N patches of a picture, P pixels along a patch's side, S soft toke
     ->
     soft_rows             float32 [S, H]     input of the target's graph
 
-Audio tower (F frames of a sound's spectrogram, B bands, S = ceil(ceil(F / 2) / 2) soft tokens):
+Audio tower (F frames of a sound's spectrogram, B bands, S = ceil(ceil(F / 2) / 2) soft tokens; in a tower without
+layers, S frames of B samples):
 
-    mel                   float32 [F, B]
+    sound                 float32 [F, B]
     ->
     soft_rows             float32 [S, H]     input of the target's graph
 """
@@ -87,7 +88,7 @@ OPERATORS: Mapping[str, frozenset[str]] = {
 TOKEN_IDS, POSITIONS, WANTED = "token_ids", "positions", "wanted"
 SOFT_ROWS, EMBEDDING_SOURCE = "soft_rows", "embedding_source"
 PATCHES, COLUMN, ROW = "patches", "column", "row"
-MEL = "mel"
+SOUND = "sound"
 LOGITS, HIDDEN = "logits", "hidden"
 TOKEN_ID, POSITION, CANDIDATES, NEXT_HIDDEN = "token_id", "position", "candidates", "next_hidden"
 

@@ -96,5 +96,5 @@ def vision_interface(vision: VisionEntry, target: Target) -> Interface:
 
 
 def audio_interface(audio: AudioEntry, target: Target) -> Interface:
-    inputs = {graph_io.MEL: Tensor("float32", ("F", audio.mel_bins))}
+    inputs = {graph_io.SOUND: Tensor("float32", ("F", audio.frame_width))}
     return Interface(inputs, {graph_io.SOFT_ROWS: Tensor("float32", ("S", target.hidden_size))})

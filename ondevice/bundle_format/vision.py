@@ -4,6 +4,9 @@ The tower turns the patches of a picture into soft tokens: rows that take the pl
 the target. Inputs and outputs of its graph: `graph_io`. Source: Gemma4VisionModel and Gemma4MultimodalEmbedder.
 
 A layer's matrices are float32[rows, width], or codes int8[width, rows], -91 to 91 and transposed, with a scale per row.
+
+The tower of 12B has no layers (Gemma4UnifiedVisionEmbedder): a patch, as large as a soft token, is normed, multiplied
+with one matrix, and gets its position.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ PATCHES, POSITIONS = (
     "vision_tower.patch_embedder.input_proj.weight",
     "vision_tower.patch_embedder.position_embedding_table",
 )
+EMBEDDER = "vision_embedder."
+"""Prefix of the names of a tower without layers."""
 STANDARDIZE = ("vision_tower.std_bias", "vision_tower.std_scale")
 
 LINEARS = (
@@ -40,6 +45,7 @@ class VisionEntry:
     graph: str
     """File name of the ONNX graph."""
     layers: int
+    """0 for a tower without layers, whose `intermediate_size`, `query_heads` and `head_dim` are 0 too."""
     hidden_size: int
     intermediate_size: int
     query_heads: int
@@ -61,6 +67,8 @@ class VisionEntry:
     image_token_id: int
     """The token that a chat template writes for a picture; the soft tokens take its place."""
     end_token_id: int
+    bidirectional: bool = False
+    """Whether the soft tokens of a picture see each other in the target's sliding layers."""
 
     @property
     def side(self) -> int:
@@ -74,10 +82,13 @@ def check_vision(vision: VisionEntry, target: Target) -> None:
     Raises:
         InvalidFieldError: a number is out of range, or contradicts another.
     """
-    check_number("layers of the vision tower", vision.layers, MOST_LAYERS)
-    for name in ("hidden_size", "intermediate_size", "query_heads", "head_dim", "positions"):
+    check_number("layers of the vision tower", vision.layers, MOST_LAYERS, least=0)
+    for name in ("hidden_size", "positions"):
         check_number(f"{name} of the vision tower", getattr(vision, name), 1 << 20)
+    for name in ("intermediate_size", "query_heads", "head_dim"):
+        check_number(f"{name} of the vision tower", getattr(vision, name), 1 << 20, least=int(vision.layers > 0))
     require(vision.head_dim % 4 == 0, f"head_dim of the vision tower is {vision.head_dim}, no multiple of 4")
+    require(vision.layers > 0 or vision.pool == 1, "a vision tower without layers pools patches")
     check_positive("norm_eps of the vision tower", vision.norm_eps, 1.0)
     check_positive("theta of the vision tower", vision.theta, 1e30, 1.0)
     check_number("patch of the vision tower", vision.patch, MOST_PATCH)
@@ -91,6 +102,8 @@ def check_vision(vision: VisionEntry, target: Target) -> None:
 
 def vision_shapes(vision: VisionEntry, target: Target) -> Shapes:
     """Names and shapes of the tower's tensors."""
+    if not vision.layers:
+        return _embedder_shapes(vision, target)
     hidden, wide, heads = vision.hidden_size, vision.intermediate_size, vision.query_heads * vision.head_dim
     shapes: Shapes = {
         PATCHES: (hidden, 3 * vision.patch**2),
@@ -111,6 +124,19 @@ def vision_shapes(vision: VisionEntry, target: Target) -> Shapes:
             "post_feedforward_layernorm",
         )
         shapes |= {f"{prefix}{name}.weight": (hidden,) for name in norms}
+    return shapes
+
+
+def _embedder_shapes(vision: VisionEntry, target: Target) -> Shapes:
+    hidden, width = vision.hidden_size, 3 * vision.patch**2
+    shapes: Shapes = {
+        f"{EMBEDDER}patch_dense.weight": (hidden, width),
+        f"{EMBEDDER}patch_dense.bias": (hidden,),
+        f"{EMBEDDER}pos_embedding": (vision.positions, 2, hidden),
+        PROJECTION: (target.hidden_size, hidden),
+    }
+    for name, size in (("patch_ln1", width), ("patch_ln2", hidden), ("pos_norm", hidden)):
+        shapes |= dict.fromkeys((f"{EMBEDDER}{name}.weight", f"{EMBEDDER}{name}.bias"), (size,))
     return shapes
 
 

@@ -320,11 +320,18 @@ def first_drafted(kind: AttentionKind, length: int, window: int) -> int:
     return max(0, length - 1 - window) if kind == "sliding" else 0
 
 
-def attention_mask(tree: TokenTree, length: int, view: tuple[int, int], window: int | None) -> Mask:
+def attention_mask(
+    tree: TokenTree,
+    length: int,
+    view: tuple[int, int],
+    window: int | None,
+    blocks: Sequence[tuple[int, int]] = (),
+) -> Mask:
     """bool[T, stop - start]: which cache positions of a view (start, stop) each row of a tree sees.
 
     Row j of the tree lies at cache position length + j, whatever its depth; positions from length + T on are padding.
-    With a window, a row at position p sees positions p - window + 1 .. p (Gemma4, `sliding_window_overlay`).
+    With a window, a row at position p sees positions p - window + 1 .. p (Gemma4, `sliding_window_overlay`), and a row
+    of one of the blocks all later rows of its block (`blockwise_overlay`; see `Rows`).
     """
     start, stop = view
     depths = tree.depths()
@@ -336,6 +343,9 @@ def attention_mask(tree: TokenTree, length: int, view: tuple[int, int], window: 
         positions = np.arange(start, stop)
         positions[length - start : length - start + count] = length + depths
         seen &= positions[None, :] > (length + depths - window)[:, None]
+        for begin, end in blocks:
+            own = seen[begin:end, length - start + begin : length - start + end]
+            own |= ~np.tri(end - begin, dtype=np.bool_)
     return seen
 
 

@@ -164,9 +164,9 @@ class HeadsRun:
         return self._answer
 
 
-PREFILL_ROWS = 256
-"""Most rows of a forward. With more, the reference pair's prefill gets no faster, and attention scores take more
-memory."""
+PREFILL_ROWS = 288
+"""Most rows of a forward: a picture of 280 tokens and those around it. With more, the reference pair's prefill gets no
+faster, and attention scores take more memory."""
 
 SCORES = 2**25
 """Most attention scores (query heads x rows x keys) of a forward: 128 MiB of float32."""
@@ -204,20 +204,25 @@ class OrtSession(CachedSequence):
 
     def max_rows(self) -> int:
         self.check_open()
-        by_memory = max(1, SCORES // (self.engine.target.query_heads * (self.length + PREFILL_ROWS)))
-        return min(PREFILL_ROWS, by_memory, self.engine.context_length - self.length)
+        by_memory = SCORES // (self.engine.target.query_heads * (self.length + PREFILL_ROWS))
+        least = PREFILL_ROWS if self.engine.reads_blocks else 1
+        return min(PREFILL_ROWS, max(least, by_memory), self.engine.context_length - self.length)
 
     def set_pending(self, tree: TokenTree | None) -> None:
         """Set the rows that `commit` may keep."""
         self._pending = tree
 
     def run(
-        self, tree: TokenTree, wanted: Sequence[int], soft: Float32Array | None = None
+        self,
+        tree: TokenTree,
+        wanted: Sequence[int],
+        soft: Float32Array | None = None,
+        blocks: Sequence[tuple[int, int]] = (),
     ) -> tuple[Float32Array, Float32Array]:
         """Run rows that were checked, and write their keys and values after those of the committed rows.
 
         Args:
-            tree, wanted, soft: as in `Rows`.
+            tree, wanted, soft, blocks: as in `Rows`.
 
         Returns:
             Logits and hidden states of the wanted rows, in arrays that are valid until the session's next run.
@@ -235,7 +240,7 @@ class OrtSession(CachedSequence):
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(length, count)
             window = self.engine.target.sliding_window if kind == "sliding" else None
-            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window))
+            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, blocks))
             bound.array(graph_io.write_index(kind), np.array([length - start], np.int64))
             for layer in cache.layers:
                 for part, view in zip(PARTS, cache.view(layer, start, stop), strict=True):
@@ -352,6 +357,9 @@ class OrtEngine:
         self._fork_guard = ForkGuard()
         bundle.manifest.check_tensors()
         self.takes_soft_rows = bundle.manifest.reads_media
+        vision = bundle.manifest.vision
+        self.reads_blocks = vision is not None and vision.bidirectional
+        """Whether a forward must have room for a whole picture, whatever its scores take."""
         self.pad = bundle.manifest.pad_token_id or 0
         interface = target_interface(self.target, takes_soft_rows=self.takes_soft_rows)
         target, drafter = open_graph(bundle, self.target.graph, interface, threads), None
@@ -405,7 +413,8 @@ class OrtEngine:
             for session in sessions:
                 session.set_pending(None)  # after an error or an interrupt, no session has rows to commit
             found = [
-                session.run(rows.tree, rows.wanted, rows.soft) for session, rows in zip(sessions, batch, strict=True)
+                session.run(rows.tree, rows.wanted, rows.soft, rows.blocks)
+                for session, rows in zip(sessions, batch, strict=True)
             ]
             for session, rows in zip(sessions, batch, strict=True):
                 session.set_pending(rows.tree)

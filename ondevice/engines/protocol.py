@@ -181,6 +181,8 @@ class Rows:
     soft : float32[S, H], the embeddings of the tree's soft rows in their order; None if it has none. A soft row, such
         as one of a picture, has a negative number as its token, which identifies the embedding. Its per-layer
         embeddings are those of the padding token
+    blocks : (begin, end) of soft rows begin..end - 1 that all see each other in sliding layers, as those of a picture
+        do in some models; other rows see earlier ones only
     """
 
     session: Session
@@ -188,6 +190,7 @@ class Rows:
     wanted: Sequence[int]
     path: LayerPath = WHOLE
     soft: Float32Array | None = None
+    blocks: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -390,7 +393,7 @@ def check_batch(batch: Sequence[Rows], target: Target, most_rows: int) -> int:
 
     Raises:
         ValueError: no or too many rows or sessions, a session twice, a token or a wanted row that does not exist, or
-            not one embedding for each soft row.
+            not one embedding for each soft row, or a block with other rows than soft ones.
     """
     if not 0 < len(batch) <= MOST_SESSIONS:
         raise ValueError(f"{len(batch)} sessions do not fit: a forward has 1 to {MOST_SESSIONS}")
@@ -415,7 +418,11 @@ def _check_rows(rows: Rows, target: Target) -> None:
             raise ValueError(f"{int(soft.sum())} soft rows have embeddings of {rows.soft.dtype}{list(rows.soft.shape)}")
         if not rows.path.is_whole:
             raise ValueError("soft rows pass all layers")
+        if not all(0 <= begin < end <= count and soft[begin:end].all() for begin, end in rows.blocks):
+            raise ValueError(f"the blocks {list(rows.blocks)} are not of soft rows")
         ids = np.where(soft, 0, ids)
+    elif rows.blocks:
+        raise ValueError("blocks are of soft rows, and there are none")
     # as unsigned numbers, negative ids are larger than any vocabulary: one maximum instead of two reductions
     if np.maximum.reduce(ids.view(np.uint64)) >= target.vocab_size:
         raise ValueError(f"token ids must be within 0..{target.vocab_size - 1}")

@@ -334,6 +334,8 @@ class Batch:
                 continue  # not cut: it will have waited longest, and come first, in a later forward
             prefills.append((slot, _first_rows(rows, room)))
             room -= len(prefills[-1][1].tree)
+            if room < 0 and sum(len(each.tree) for _, each in [*selected, *prefills]) > self._engine.most_rows:
+                return prefills  # a block that fits only alone: decoding sequences wait for one forward
         return [*selected, *prefills]
 
     def _learn(self, batch: Sequence[Rows], outputs: Outputs) -> None:
@@ -359,10 +361,16 @@ def _sleep(wakeup: WakeupEvent, seconds: float) -> None:
 
 
 def _first_rows(rows: Rows, count: int) -> Rows:
-    """The first `count` rows of a prefill, with the last one's outputs wanted."""
+    """The first `count` rows of a prefill, or where a block would be cut, more or fewer; the last one's outputs are
+    wanted.
+    """
+    for begin, end in rows.blocks:
+        if begin < count < end:
+            count = begin or end
     if len(rows.tree) <= count:
         return rows
     tokens, soft = rows.tree.tokens[:count], rows.soft
     if soft is not None:
         soft = soft[: int((tokens < 0).sum())]
-    return Rows(rows.session, TokenTree.chain(tokens.tolist()), [count - 1], soft=soft)
+    blocks = [block for block in rows.blocks if block[1] <= count]
+    return Rows(rows.session, TokenTree.chain(tokens.tolist()), [count - 1], soft=soft, blocks=blocks)

@@ -161,20 +161,28 @@ def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
 def _prefill(
     session: Session, tokens: Sequence[int], limits: Limits, soft: Sequence[SoftTokens]
 ) -> Generator[Rows, Outputs | None, Outputs | None]:
-    """Run and commit the tokens that the session lacks, in chunks.
+    """Run and commit the tokens that the session lacks, in chunks. No chunk begins or ends within a block.
 
     Returns:
         The outputs of the last token; None where the generation was cancelled on the way.
     """
     outputs, embeddings = None, _Embeddings(soft)
+    blocks = [(each.begin, each.begin + each.count) for each in soft if each.is_block]
+    for begin, end in blocks:
+        if begin < session.length < end:
+            session.rewind(begin)
     while session.length < len(tokens):
         start = session.length
-        chunk = tokens[start : start + session.max_rows()]
-        embeddings.encode(start, start + len(chunk), limits.cancelled)
+        stop = min(start + session.max_rows(), len(tokens))
+        for begin, end in blocks:
+            if begin < stop < end:
+                stop = begin if begin > start else end
+        embeddings.encode(start, stop, limits.cancelled)
         if limits.cancelled():
             return None
-        rows = embeddings.rows(start, start + len(chunk))
-        outputs = yield Rows(session, TokenTree.chain(chunk), [len(chunk) - 1], soft=rows)
+        own = [(begin - start, end - start) for begin, end in blocks if start <= begin < stop]
+        tree = TokenTree.chain(tokens[start:stop])
+        outputs = yield Rows(session, tree, [len(tree) - 1], soft=embeddings.rows(start, stop), blocks=own)
         session.commit(range(session.pending))
         limits.on_prefill(session.length, len(tokens))
     assert outputs is not None

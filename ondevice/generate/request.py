@@ -116,11 +116,13 @@ class SoftTokens:
     count : their number
     encode : computes their embeddings, float32[count, H]; called when the first one is needed, and so never for what a
         cached sequence holds. Its argument says whether the generation was cancelled; it then returns None soon
+    is_block : whether they see each other in sliding layers, so that one forward must have all of them
     """
 
     begin: int
     count: int
     encode: Callable[[Callable[[], bool]], Float32Array | None]
+    is_block: bool = False
 
 
 class LogitsProcessor(Protocol):

@@ -45,35 +45,40 @@ class Medium(Protocol):
 
 
 class Kind(NamedTuple):
-    """Pictures and videos, or sounds: the token that stands for one, those around soft tokens, and the encoder."""
+    """Pictures and videos, or sounds: the token that stands for one, those around its soft tokens, what encodes it, and
+    whether its soft tokens see each other (see `SoftTokens`).
+    """
 
     parts: tuple[type[Media], ...]
     placeholder: int
     begin: int
     end: int
     tower: Tower
+    is_block: bool = False
 
 
 class MediaEncoder:
     """Encodes the pictures and sounds of a model's prompts. A tower is opened when it is first needed."""
 
-    def __init__(self, bundle: Bundle, threads: int, cache_bytes: int, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int, cache_bytes: int, most_rows: int, tokenizer: Tokenizer | None = None
+    ) -> None:
         """
         Args:
             bundle: the model's bundle, with at least one tower.
             threads: threads that the towers compute with.
             cache_bytes: bytes of encoded pictures and sounds to keep.
+            most_rows: most rows of a forward, which limits a picture whose tokens see each other.
             tokenizer: its tokenizer, which encodes the times of a video's frames; for prompts with videos.
         """
         manifest = bundle.manifest
         self._vision, self._audio = vision, audio = manifest.vision, manifest.audio
-        self._tokenizer, self._encoded = tokenizer, EncodedMedia(cache_bytes)
+        self._most_rows, self._tokenizer, self._encoded = most_rows, tokenizer, EncodedMedia(cache_bytes)
         self._kinds: list[Kind] = []
         if vision is not None:
             tower = Tower(bundle, vision.graph, vision_interface(vision, manifest.target), threads)
-            self._kinds.append(
-                Kind((Image, Video), vision.image_token_id, vision.begin_token_id, vision.end_token_id, tower)
-            )
+            tokens = vision.image_token_id, vision.begin_token_id, vision.end_token_id
+            self._kinds.append(Kind((Image, Video), *tokens, tower, vision.bidirectional))
         if audio is not None:
             tower = Tower(bundle, audio.graph, audio_interface(audio, manifest.target), threads)
             self._kinds.append(Kind((Audio,), audio.audio_token_id, audio.begin_token_id, audio.end_token_id, tower))
@@ -109,7 +114,7 @@ class MediaEncoder:
                 digest = piece.digest()
                 encode = partial(self._encoded.rows, digest, partial(kind.tower.encode, piece))
                 made.append(kind.begin)
-                spans.append(SoftTokens(len(made), piece.tokens, encode))
+                spans.append(SoftTokens(len(made), piece.tokens, encode, kind.is_block))
                 made += soft_ids(digest, piece.tokens)
                 made.append(kind.end)
         return made, spans
@@ -149,19 +154,24 @@ class MediaEncoder:
         self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
     ) -> list[Medium]:
         """The pictures and sounds with their headers read, all of which fit into the context."""
-        places = [kind for _, kind, _ in self._numbered(ids) if kind is not None]
-        if len(places) != len(media) or not all(map(isinstance, media, [kind.parts for kind in places])):
+        kinds = [kind for _, kind, _ in self._numbered(ids) if kind is not None]
+        if len(kinds) != len(media) or not all(map(isinstance, media, [kind.parts for kind in kinds])):
             raise PromptError(
-                f"the prompt has {len(places)} placeholders for {len(media)} pictures and sounds, or of another kind: "
+                f"the prompt has {len(kinds)} placeholders for {len(media)} pictures and sounds, or of another kind: "
                 "these belong into the messages of users, as parts of their content"
             )
         length, opened = len(ids), list[Medium]()
-        for number, medium in enumerate(media, 1):
+        for number, (medium, kind) in enumerate(zip(media, kinds, strict=True), 1):
             opened.append(self._open(medium, image_tokens, number))
-            length += sum(opened[-1].counts) + 2 * len(opened[-1].counts) - 1
-            length += sum(map(len, self._labels(opened[-1])))
+            counts = opened[-1].counts
+            length += sum(counts) + 2 * len(counts) - 1 + sum(map(len, self._labels(opened[-1])))
             if length >= context_length:
                 raise ContextOverflowError(length, context_length, counted=number == len(media))
+            if kind.is_block and max(counts) > self._most_rows:
+                raise PromptError(
+                    f"picture {number} takes {max(counts)} tokens, which this model reads at once, and this engine "
+                    f"reads at most {self._most_rows}: use image_tokens=280, or fewer"
+                )
         return opened
 
     def _open(self, medium: Media, image_tokens: int | None, number: int) -> Medium:

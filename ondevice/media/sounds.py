@@ -61,16 +61,16 @@ class Samples:
     """At most 30 seconds of a sound.
 
     values : float32[N] in [-1, 1], at RATE
-    mel_bins : as in `AudioEntry`
+    audio : the tower that they are for
     """
 
     values: Float32Array
-    mel_bins: int
+    audio: AudioEntry
 
     @property
     def tokens(self) -> int:
         """The number of soft tokens."""
-        return audio_tokens(len(self.values))
+        return audio_tokens(self.audio, len(self.values))
 
     def digest(self) -> bytes:
         """Identifies the soft tokens: equal samples have equal ones."""
@@ -78,7 +78,11 @@ class Samples:
 
     def feeds(self) -> Mapping[str, NDArray[Any]]:
         """The inputs of the tower's graph; see `graph_io`."""
-        return {graph_io.MEL: mel_spectrogram(self.values, self.mel_bins)}
+        if self.audio.layers:
+            return {graph_io.SOUND: mel_spectrogram(self.values, self.audio.mel_bins)}
+        frames = np.zeros((self.tokens, self.audio.output_size), np.float32)
+        frames.reshape(-1)[: len(self.values)] = self.values
+        return {graph_io.SOUND: frames}
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class Sound:
         self._sound = self._open(audio)
         length = converted_length(self._sound.frames, self._sound.rate)
         lengths = [min(MOST_SAMPLES, length - begin) for begin in range(0, length, MOST_SAMPLES)]
-        self.counts = [count for count in map(audio_tokens, lengths) if count]
+        self.counts = [count for size in lengths if (count := audio_tokens(entry, size))]
         if not self.counts:
             raise PromptError(
                 f"{name} is too short: {self._sound.frames} samples at {self._sound.rate} Hz, and 10 ms are not enough"
@@ -133,7 +137,7 @@ class Sound:
                 raise PromptError(f"{self._name} has samples that are NaN, infinite or far beyond -1 to 1")
         heard = converted(values, self._sound.rate)
         begins = range(0, MOST_SAMPLES * len(self.counts), MOST_SAMPLES)
-        return [Samples(heard[begin : begin + MOST_SAMPLES], self._entry.mel_bins) for begin in begins]
+        return [Samples(heard[begin : begin + MOST_SAMPLES], self._entry) for begin in begins]
 
     def _open(self, audio: Audio) -> _Sound:
         source = audio.source

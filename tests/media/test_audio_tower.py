@@ -49,7 +49,7 @@ def test_every_layer(seeing: dict[tuple[str, str], Bundle], model: Any, tmp_path
     onnx.save(graph, directory / "audio.onnx")
     mel = np.random.default_rng(frames).normal(-2, 2, (frames, MEL_BINS)).astype(np.float32)
     session = onnxruntime.InferenceSession(directory / "audio.onnx")
-    rows, *layers = session.run([graph_io.SOFT_ROWS, *ends], {graph_io.MEL: mel})
+    rows, *layers = session.run([graph_io.SOFT_ROWS, *ends], {graph_io.SOUND: mel})
 
     found: list[Any] = []
     hooks = [
@@ -71,10 +71,11 @@ def test_every_layer(seeing: dict[tuple[str, str], Bundle], model: Any, tmp_path
 
 
 def test_what_comes_later_changes_nothing(seeing: dict[tuple[str, str], Bundle]) -> None:
-    tower = audio_tower(seeing[FAMILY, "none"])
-    sound = tone(1.5)
-    whole = encoded(tower, Samples(sound, MEL_BINS))
-    begun = encoded(tower, Samples(sound[:16_000], MEL_BINS))
+    bundle, sound = seeing[FAMILY, "none"], tone(1.5)
+    tower, entry = audio_tower(bundle), bundle.manifest.audio
+    assert entry is not None
+    whole = encoded(tower, Samples(sound, entry))
+    begun = encoded(tower, Samples(sound[:16_000], entry))
     np.testing.assert_allclose(begun[:-1], whole[: len(begun) - 1], atol=1e-5)  # the last row hears the end
     assert len(whole) == 38
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ondevice.bundle_format.audio import (
@@ -71,11 +72,19 @@ def read_audio(
     if outer.data.get("audio_config") is None or not own:
         return None
     fields = outer.mapping("audio_config", {})
-    if fields.data.get("model_type", "gemma4_audio") != "gemma4_audio":
-        note("sounds are not supported for this model yet: it has no audio tower")
-        return None
-    audio = _entry(outer, fields)
-    _check_processor(directory)
+    kind = fields.data.get("model_type", "gemma4_audio")
+    if kind not in _ENTRIES:
+        raise CheckpointError(f"{fields.origin}: an audio tower of the type {kind!r:.99} is not supported")
+    audio = replace(
+        _ENTRIES[kind](fields),
+        begin_token_id=outer.integer("boa_token_id", 256_000, minimum=0),
+        audio_token_id=outer.integer("audio_token_id", 258_881, minimum=0),
+        end_token_id=outer.integer(
+            "eoa_token_id" if "eoa_token_id" in outer.data else "eoa_token_index", 258_883, minimum=0
+        ),
+    )
+    if audio.layers:
+        _check_processor(directory)
     shapes = checkpoint_shapes(audio, target, clipped=fields.flag("use_clipped_linears"))
     if quantised and not all(name in checkpoint for name in shapes):
         note("the audio tower was trained quantised, which is not supported yet: the bundle hears nothing")
@@ -91,7 +100,7 @@ def read_audio(
 
 def checkpoint_shapes(audio: AudioEntry, target: Target, *, clipped: bool) -> Shapes:
     """The shapes of the tower's tensors by their names in a checkpoint; `clipped` if linear layers have ranges."""
-    shapes = audio_shapes(audio, target) | (range_shapes(audio) if clipped else {})
+    shapes = audio_shapes(audio, target) | (range_shapes(audio) if clipped and audio.layers else {})
     for index in range(audio.layers):
         prefix, hidden = layer_prefix(index), audio.hidden_size
         del shapes[prefix + RELATIVE_KEYS], shapes[prefix + QUERY_SCALE]
@@ -101,7 +110,7 @@ def checkpoint_shapes(audio: AudioEntry, target: Target, *, clipped: bool) -> Sh
     return {PREFIX + name: shape for name, shape in shapes.items()}
 
 
-def _entry(outer: Fields, fields: Fields) -> AudioEntry:
+def _conformer(fields: Fields) -> AudioEntry:
     for name, only in (("hidden_act", "silu"), ("attention_context_right", 0), ("rms_norm_eps", NORM_EPS)):
         if (value := fields.data.get(name, only)) != only:
             raise CheckpointError(f"{fields.origin}: {name} {value!r:.99} is not supported")
@@ -125,12 +134,35 @@ def _entry(outer: Fields, fields: Fields) -> AudioEntry:
         logit_cap=fields.number("attention_logit_cap", 50.0),
         residual_weight=fields.number("residual_weight", 0.5),
         norm_eps=NORM_EPS,
-        begin_token_id=outer.integer("boa_token_id", 256_000, minimum=0),
-        audio_token_id=outer.integer("audio_token_id", 258_881, minimum=0),
-        end_token_id=outer.integer(
-            "eoa_token_id" if "eoa_token_id" in outer.data else "eoa_token_index", 258_883, minimum=0
-        ),
+        begin_token_id=0,  # this and the rest are set by `read_audio`, alike for both types
+        audio_token_id=0,
+        end_token_id=0,
     )
+
+
+def _embedder(fields: Fields) -> AudioEntry:
+    """A tower without layers."""
+    return AudioEntry(
+        graph=AUDIO_GRAPH,
+        layers=0,
+        hidden_size=0,
+        query_heads=0,
+        output_size=fields.integer("audio_embed_dim", 640),
+        mel_bins=0,
+        channels=0,
+        kernel=0,
+        keys=0,
+        logit_cap=0.0,
+        residual_weight=0.0,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        begin_token_id=0,  # this and the rest are set by `read_audio`, alike for both types
+        audio_token_id=0,
+        end_token_id=0,
+    )
+
+
+_ENTRIES = {"gemma4_audio": _conformer, "gemma4_unified_audio": _embedder}
+"""What reads a tower's configuration, by its type."""
 
 
 def _check_processor(directory: Path) -> None:

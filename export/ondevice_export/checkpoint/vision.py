@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ondevice.bundle_format.model_config import Target
@@ -17,7 +18,7 @@ VISION_GRAPH = "vision.onnx"
 PREFIX = "model."
 """Prefix of the tower's tensor names in a checkpoint."""
 
-TOWER = (f"{PREFIX}vision_tower.", f"{PREFIX}embed_vision.")
+TOWER = (f"{PREFIX}vision_tower.", f"{PREFIX}vision_embedder.", f"{PREFIX}embed_vision.")
 """How the names of the tower's tensors begin."""
 
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
@@ -48,15 +49,22 @@ def read_vision(
     if outer.data.get("vision_config") is None or not own:
         return None
     fields, text = outer.mapping("vision_config", {}), outer.mapping("text_config", {})
-    if fields.data.get("model_type", "gemma4_vision") != "gemma4_vision":
-        note("pictures are not supported for this model yet: its image embedder has no encoder")
-        return None
-    if text.data.get("use_bidirectional_attention") is not None:
-        note("pictures are not supported for this model yet: their tokens attend to later ones")
-        return None
-    vision = _entry(outer, fields, _default_tokens(directory))
+    attention = text.data.get("use_bidirectional_attention")
+    if attention not in (None, "vision"):
+        raise CheckpointError(f"{text.origin}: use_bidirectional_attention {attention!r:.99} is not supported")
+    kind = fields.data.get("model_type", "gemma4_vision")
+    if kind not in _ENTRIES:
+        raise CheckpointError(f"{fields.origin}: a vision tower of the type {kind!r:.99} is not supported")
+    vision = replace(
+        _ENTRIES[kind](fields),
+        tokens=_default_tokens(directory),
+        begin_token_id=outer.integer("boi_token_id", 255_999, minimum=0),
+        image_token_id=outer.integer("image_token_id", 258_880, minimum=0),
+        end_token_id=outer.integer("eoi_token_id", 258_882, minimum=0),
+        bidirectional=attention == "vision",
+    )
     shapes: Shapes = {PREFIX + name: shape for name, shape in vision_shapes(vision, target).items()}
-    if fields.flag("use_clipped_linears"):
+    if vision.layers and fields.flag("use_clipped_linears"):
         shapes |= {PREFIX + name: shape for name, shape in range_shapes(vision).items()}
     if quantised and not all(name in checkpoint for name in shapes):
         note("the vision tower was trained quantised, which is not supported yet: the bundle reads text only")
@@ -70,7 +78,7 @@ def read_vision(
     return vision
 
 
-def _entry(outer: Fields, fields: Fields, tokens: int) -> VisionEntry:
+def _tower(fields: Fields) -> VisionEntry:
     if fields.flag("attention_bias"):
         raise CheckpointError(f"{fields.origin}: attention_bias is not supported")
     activation = fields.data.get("hidden_activation", "gelu_pytorch_tanh")
@@ -92,11 +100,40 @@ def _entry(outer: Fields, fields: Fields, tokens: int) -> VisionEntry:
         pool=fields.integer("pooling_kernel_size", 3),
         positions=fields.integer("position_embedding_size", 10_240),
         standardize=fields.flag("standardize"),
-        tokens=tokens,
-        begin_token_id=outer.integer("boi_token_id", 255_999, minimum=0),
-        image_token_id=outer.integer("image_token_id", 258_880, minimum=0),
-        end_token_id=outer.integer("eoi_token_id", 258_882, minimum=0),
+        tokens=0,  # this and the rest are set by `read_vision`, alike for both types
+        begin_token_id=0,
+        image_token_id=0,
+        end_token_id=0,
     )
+
+
+def _embedder(fields: Fields) -> VisionEntry:
+    """A tower without layers; its patches are as large as a soft token."""
+    hidden = fields.integer("mm_embed_dim", 3840)
+    if (output := fields.integer("output_proj_dims", hidden)) != hidden:
+        raise CheckpointError(f"{fields.origin}: mm_embed_dim {hidden} and output_proj_dims {output} differ")
+    return VisionEntry(
+        graph=VISION_GRAPH,
+        layers=0,
+        hidden_size=hidden,
+        intermediate_size=0,
+        query_heads=0,
+        head_dim=0,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        theta=100.0,
+        patch=fields.integer("patch_size", 16) * fields.integer("pooling_kernel_size", 3),
+        pool=1,
+        positions=fields.integer("mm_posemb_size", 1120),
+        standardize=False,
+        tokens=0,  # this and the rest are set by `read_vision`, alike for both types
+        begin_token_id=0,
+        image_token_id=0,
+        end_token_id=0,
+    )
+
+
+_ENTRIES = {"gemma4_vision": _tower, "gemma4_unified_vision": _embedder}
+"""What reads a tower's configuration, by its type."""
 
 
 def _default_tokens(directory: Path) -> int:

@@ -52,7 +52,7 @@ class AudioGraph:
         self._builder, self._config, self._target, self._weights = builder, config, target, weights
         self._module = Module(builder, config, weights)
         self._linears = ClippedLinears(builder, weights)
-        self._mel = builder.inputs[graph_io.MEL]
+        self._sound = builder.inputs[graph_io.SOUND]
 
     def build(self) -> None:
         """Add all nodes from the spectrogram to soft rows."""
@@ -76,7 +76,7 @@ class AudioGraph:
         Source: Gemma4AudioSubSampleConvProjection.
         """
         builder, config = self._builder, self._config
-        x = builder.op("Unsqueeze", self._mel, builder.integers(0, 1))
+        x = builder.op("Unsqueeze", self._sound, builder.integers(0, 1))
         for index in range(2):
             module = self._module.at(convolution_prefix(index))
             x = builder.op("Conv", x, module.vector("conv.weight"), strides=[2, 2], pads=[1, 1, 1, 1])

@@ -153,11 +153,12 @@ class ForwardState:
         self.slots = np.zeros(slots.SLOTS, np.int64)
         self.slots[slots.CACHE_BITS] = cache_bits
         self._held: dict[int, NDArray[Any]] = {}
-        self._tokens, self._stop, self._wanted = np.zeros((3, most_rows), np.int64)
+        self._tokens, self._stop, self._block_stop, self._wanted = np.zeros((4, most_rows), np.int64)
         self._addresses = np.zeros(MOST_SESSIONS, np.int64)
         self.point(slots.TOKENS, self._tokens)
         self.point(slots.WANTED_ROWS, self._wanted)
-        self.point(slots.STOP, self._stop)
+        for kind in KIND_NUMBERS.values():
+            self.point(slots.STOP + kind, self._stop)
         self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
         self.point(slots.SEQUENCES, self._addresses)
         self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary.values()])
@@ -176,6 +177,7 @@ class ForwardState:
         positions: Int64Array,
         stop: Int64Array,
         wanted: Int64Array,
+        block_stop: Int64Array | None = None,
     ) -> None:
         """Write the rows of a forward, with the cosines and sines of their positions.
 
@@ -183,11 +185,17 @@ class ForwardState:
             tokens, positions: int64[T]
             stop: int64[T], one more than the last position that a row sees.
             wanted: int64[R], the indices of the rows whose outputs are wanted.
+            block_stop: the same as `stop`, in sliding layers; None if they are equal.
         """
         count, chosen = len(tokens), len(wanted)
         self.slots[slots.ALL], self.slots[slots.WANTED] = count, chosen
         self._tokens[:count] = tokens
         self._stop[:count] = stop
+        if block_stop is not None:
+            self._block_stop[:count] = block_stop
+        sliding = self._stop if block_stop is None else self._block_stop
+        if self._held[slots.STOP + KIND_NUMBERS["sliding"]] is not sliding:
+            self.point(slots.STOP + KIND_NUMBERS["sliding"], sliding)
         self._wanted[:chosen] = wanted
         # the angle is rounded to float32, as in the reference; cosine and sine are computed in float64 and then rounded
         angles = positions.astype(np.float32)[:, None] * self._frequencies

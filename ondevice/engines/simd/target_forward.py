@@ -52,6 +52,8 @@ class Batch:
         path: the layers that all rows pass.
         soft: the indices of the soft rows among all rows, int64[S], and their embeddings, float32[S, H]; None if there
             are none.
+        block_stop: int64[T], one more than the last position that a row sees in sliding layers; None if that is its
+            own for all rows.
     """
 
     def __init__(self, batch: Sequence[Rows], pad: int) -> None:
@@ -76,6 +78,14 @@ class Batch:
             self.soft = soft, np.concatenate([rows.soft for rows in batch if rows.soft is not None])
             self.tokens = np.where(self.tokens < 0, pad, self.tokens)
         self.positions, self.wanted = _joined(positions), np.array(wanted, np.int64)
+        self.block_stop: Int64Array | None = None
+        if any(rows.blocks for rows in batch):
+            self.block_stop = self.positions + 1
+            first = 0
+            for rows in batch:
+                for begin, end in rows.blocks:
+                    self.block_stop[first + begin : first + end] = self.positions[first + end - 1] + 1
+                first += len(rows.tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +221,7 @@ class TargetForward:
             record.set_place(slots.ALL, first, len(tree))
             record.set_place(slots.WANTED, first_wanted, wanted)
             first, first_wanted = first + len(tree), first_wanted + wanted
-        self._state.set_rows(batch.tokens, batch.positions, batch.positions + 1, batch.wanted)
+        self._state.set_rows(batch.tokens, batch.positions, batch.positions + 1, batch.wanted, batch.block_stop)
         self._state.set_sequences(records, self._scratch, self._lookup)
 
     def _write_new(

@@ -127,9 +127,12 @@ def read_sequence(record: int, kind: int) -> Any:
 
 @kernel
 def row_range(state: np.ndarray, row_set: int, kind: int, row: int) -> Any:
-    """The positions (start, stop) that row `row` of a row set sees: start..stop - 1."""
-    stop = read_i64(state[STOP] + 8 * source_row(state, row_set, row))
-    return max(0, stop - state[WINDOW + kind]), stop
+    """The positions (start, stop) that row `row` of a row set sees: start..stop - 1.
+
+    Rows that see each other in sliding layers see later positions than their own, but no earlier ones for that.
+    """
+    place = 8 * source_row(state, row_set, row)
+    return max(0, read_i64(state[STOP] + place) - state[WINDOW + kind]), read_i64(state[STOP + kind] + place)
 
 
 @kernel

@@ -17,34 +17,34 @@ WANTED_ROWS = 2
 TOKENS = 3
 """Address of int64[T], the rows' tokens."""
 STOP = 4
-"""Address of int64[T]: one more than the last position that a row sees."""
-WINDOW = 5
-"""Two slots, one for each kind of attention: most positions that a row sees."""
-COSINES, SINES = 7, 9
+"""Two slots, one for each kind of attention: address of int64[T], one more than the last position that a row sees."""
+WINDOW = 6
+"""Two slots, one for each kind of attention: most positions that a row sees of those up to its own."""
+COSINES, SINES = 8, 10
 """Addresses of float32[T, head_dim / 2]; two slots each, one for each kind of attention."""
-ROTARY_STRIDE = 11
+ROTARY_STRIDE = 12
 """Bytes from a row of cosines, or of sines, to the next."""
-SEQUENCES, SEQUENCE_COUNT = 12, 13
+SEQUENCES, SEQUENCE_COUNT = 13, 14
 """Address of int64[S], the addresses of the sequences' records; and S."""
-CACHE_BITS = 14
+CACHE_BITS = 15
 """Bits of a number in the caches: 16 or 8."""
-SCRATCH, SCRATCH_STRIDE = 15, 16
+SCRATCH, SCRATCH_STRIDE = 16, 17
 """Address of attention's working memory, and bytes of it for each thread: see `attention.scratch.scratch_at`."""
-PARTIALS, MOST_PARTS, COUNTERS = 17, 18, 19
+PARTIALS, MOST_PARTS, COUNTERS = 18, 19, 20
 """If threads share the parts of a row's positions: address of [rows, query heads, MOST_PARTS] softmax states,
 MOST_PARTS, and address of int64[rows, query heads], zeros, that count complete parts. If not, PARTIALS is 0."""
-LOGITS, HIDDEN = 20, 21
+LOGITS, HIDDEN = 21, 22
 """Addresses of float32[R, stride]; in a draft step, of float32[C] and of the drafter's own hidden state."""
-CANDIDATES, NEXT_HIDDEN = 22, 23
+CANDIDATES, NEXT_HIDDEN = 23, 24
 """Addresses of int64[C] and float32[H], results of a draft step."""
-LOOK_UP, LOOK_UP_STRIDE = 24, 25
+LOOK_UP, LOOK_UP_STRIDE = 25, 26
 """Address of the working memory of lookups, and bytes of it for each thread: see `attention.lookup.Workspace`."""
-SHARES, SHARES_STRIDE = 26, 27
+SHARES, SHARES_STRIDE = 27, 28
 """Address of the scores and shares of units of keys, and bytes of it for each row and KV head that are looked up at the
 same time: see `attention.sizes.shares_bytes`."""
-EXPERTS_READ = 28
+EXPERTS_READ = 29
 """Number of experts whose weights the forward has read so far, in all layers together."""
-SLOTS = 29
+SLOTS = 30
 
 # a sequence's record
 FIRST_ROW = 0
