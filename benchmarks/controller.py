@@ -75,7 +75,7 @@ class InstantSession:
         self._candidates = np.arange(VOCAB)
         self._step = 0
 
-    def max_rows(self) -> int:
+    def max_rows(self, block: int = 1) -> int:
         return 32
 
     def commit(self, path: Sequence[int]) -> None:

@@ -74,7 +74,7 @@ class OpenVinoSession(CachedSequence):
         self._target = target
         self._request = request
 
-    def max_rows(self) -> int:
+    def max_rows(self, block: int = 1) -> int:
         return MOST_ROWS
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:

@@ -33,7 +33,7 @@ class ToySession(CachedSequence):
     def _sibling(self) -> ToySession:
         return self.engine.open_session()
 
-    def max_rows(self) -> int:
+    def max_rows(self, block: int = 1) -> int:
         return min(self.engine.most_rows, self.engine.context_length - self.length)
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:

@@ -168,8 +168,12 @@ PREFILL_ROWS = 288
 """Most rows of a forward: a picture of 280 tokens and those around it. With more, the reference pair's prefill gets no
 faster, and attention scores take more memory."""
 
+PROBED = 32
+"""Tokens before the one that tells whether a single row is summed apart: attention sums over their values."""
+
 SCORES = 2**25
-"""Most attention scores (query heads x rows x keys) of a forward: 128 MiB of float32."""
+"""Most attention scores (query heads x rows x keys) of a forward, but for a picture whose rows see each other: 128 MiB of
+float32."""
 
 VIEWS = Views(align=256, step=64, least=128)
 """The cache rows that a graph reads. With these values a row is rounded alike whether it is verified or decoded alone.
@@ -202,11 +206,10 @@ class OrtSession(CachedSequence):
         self._outputs = _OutputBuffers(engine.target)
         self._no_soft_rows = np.zeros((1, engine.target.hidden_size), np.float32)
 
-    def max_rows(self) -> int:
+    def max_rows(self, block: int = 1) -> int:
         self.check_open()
         by_memory = SCORES // (self.engine.target.query_heads * (self.length + PREFILL_ROWS))
-        least = PREFILL_ROWS if self.engine.reads_blocks else 1
-        return min(PREFILL_ROWS, max(least, by_memory), self.engine.context_length - self.length)
+        return min(PREFILL_ROWS, max(block, by_memory), self.engine.context_length - self.length)
 
     def set_pending(self, tree: TokenTree | None) -> None:
         """Set the rows that `commit` may keep."""
@@ -357,9 +360,6 @@ class OrtEngine:
         self._fork_guard = ForkGuard()
         bundle.manifest.check_tensors()
         self.takes_soft_rows = bundle.manifest.reads_media
-        vision = bundle.manifest.vision
-        self.reads_blocks = vision is not None and vision.bidirectional
-        """Whether a forward must have room for a whole picture, whatever its scores take."""
         self.pad = bundle.manifest.pad_token_id or 0
         interface = target_interface(self.target, takes_soft_rows=self.takes_soft_rows)
         target, drafter = open_graph(bundle, self.target.graph, interface, threads), None
@@ -376,14 +376,19 @@ class OrtEngine:
         self.pads_single_rows = False
         """Whether a single row is run twice, because ONNX Runtime sums it in another order than rows of several.
 
-        Its MatMulNBits of 4 bits does so on x86-64 with AVX2 only (seen with 1.31 and 1.32): drafts would change the
-        text there. From two rows on, a row's result does not depend on their number.
+        Its MatMulNBits of 4 bits does so on x86-64 with AVX2 only (seen with 1.31 and 1.32), its attention where each
+        query head has a KV head of its own: drafts would change the text there. From two rows on, a row's result does
+        not depend on their number.
         """
         self.pads_single_rows = self._sums_single_rows_apart()
 
     def _sums_single_rows_apart(self) -> bool:
-        """Run one token alone and twice, in an empty session, and compare the bits of the logits."""
+        """Run one token alone and twice, after some others, and compare the bits of the logits."""
         with closing(self.open_session()) as session:
+            before = TokenTree.chain(range(min(PROBED, self.target.vocab_size, session.max_rows() - 1)))
+            session.run(before, [])
+            session.set_pending(before)
+            session.commit(range(len(before)))
             alone = session.run(TokenTree.chain([1]), [0])[0].copy()
             twice = session.run(_at_least_two(TokenTree.chain([1])), [0, 0])[0]
             return not np.array_equal(alone[0], twice[0])

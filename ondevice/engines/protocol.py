@@ -114,8 +114,13 @@ class Session(Protocol):
         """Bytes of memory for keys and values, snapshots included."""
         ...
 
-    def max_rows(self) -> int:
-        """Most rows of this sequence in the next forward; 0 if the context is full."""
+    def max_rows(self, block: int = 1) -> int:
+        """Most rows of this sequence in the next forward; 0 if the context is full.
+
+        Args:
+            block: rows that one forward must have: a long sequence, whose attention takes much memory, has at least
+                as many if an engine's forwards do.
+        """
         ...
 
     def commit(self, path: Sequence[int]) -> None:
@@ -393,7 +398,7 @@ def check_batch(batch: Sequence[Rows], target: Target, most_rows: int) -> int:
 
     Raises:
         ValueError: no or too many rows or sessions, a session twice, a token or a wanted row that does not exist, or
-            not one embedding for each soft row, or a block with other rows than soft ones.
+            not one embedding for each soft row, a block with other rows than soft ones, or one in a tree.
     """
     if not 0 < len(batch) <= MOST_SESSIONS:
         raise ValueError(f"{len(batch)} sessions do not fit: a forward has 1 to {MOST_SESSIONS}")
@@ -408,7 +413,7 @@ def check_batch(batch: Sequence[Rows], target: Target, most_rows: int) -> int:
 
 
 def _check_rows(rows: Rows, target: Target) -> None:
-    count, most = len(rows.tree), rows.session.max_rows()
+    count, most = len(rows.tree), rows.session.max_rows(rows.blocks[0][1] if rows.blocks else 1)
     if count > most:
         raise ValueError(f"{count} rows do not fit: at most {most} now")
     ids = rows.tree.tokens.astype(np.int64, copy=False)
@@ -418,8 +423,9 @@ def _check_rows(rows: Rows, target: Target) -> None:
             raise ValueError(f"{int(soft.sum())} soft rows have embeddings of {rows.soft.dtype}{list(rows.soft.shape)}")
         if not rows.path.is_whole:
             raise ValueError("soft rows pass all layers")
-        if not all(0 <= begin < end <= count and soft[begin:end].all() for begin, end in rows.blocks):
-            raise ValueError(f"the blocks {list(rows.blocks)} are not of soft rows")
+        good = all(0 <= begin < end <= count and soft[begin:end].all() for begin, end in rows.blocks)
+        if not good or (rows.blocks and not rows.tree.is_chain):
+            raise ValueError(f"the blocks {list(rows.blocks)} are not of soft rows in a chain")
         ids = np.where(soft, 0, ids)
     elif rows.blocks:
         raise ValueError("blocks are of soft rows, and there are none")

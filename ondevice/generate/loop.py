@@ -168,7 +168,7 @@ def _prefill(
     """
     outputs, embeddings = None, _Embeddings(soft)
     blocks = [(each.begin, each.begin + each.count) for each in soft if each.is_block]
-    for begin, end in blocks:
+    for begin, end in reversed(blocks):
         if begin < session.length < end:
             session.rewind(begin)
     while session.length < len(tokens):

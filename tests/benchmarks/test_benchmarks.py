@@ -117,7 +117,7 @@ class Recorder:
     def open_session(self) -> Recorder:
         return self
 
-    def max_rows(self) -> int:
+    def max_rows(self, block: int = 1) -> int:
         return 48
 
     def forward(self, batch: Any) -> list[Outputs]:

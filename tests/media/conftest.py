@@ -65,7 +65,10 @@ def oracle(checkpoints: dict[str, Path], family: str) -> Any:
     import transformers
 
     torch.set_num_threads(1)
-    return transformers.Gemma4ForConditionalGeneration.from_pretrained(checkpoints[family] / "target").eval()
+    kind = "Gemma4Unified" if family == "seeing-12b" else "Gemma4"
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")
+    # with the masks of pictures as tensors: see `test_blocks`
+    return model.from_pretrained(checkpoints[family] / "target", attn_implementation="eager").eval()
 
 
 @pytest.fixture(scope="session")

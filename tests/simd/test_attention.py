@@ -29,14 +29,21 @@ SLIDING = 1
 
 
 def run(
-    query: twins.Floats, cache: npt.NDArray[Any], tree: TokenTree, wanted: list[int], length: int, window: int
+    query: twins.Floats,
+    cache: npt.NDArray[Any],
+    tree: TokenTree,
+    wanted: list[int],
+    length: int,
+    window: int,
+    block_stop: npt.NDArray[np.int64] | None = None,
 ) -> twins.Quantized:
     """Run attention for the wanted rows of a tree.
 
     Args:
         query: [wanted rows, heads, head_dim]
         cache: keys and values of one head, [2, units]
-        window: number of positions that a row attends to.
+        window: number of positions that a row attends to, of those up to its own.
+        block_stop: as in `ForwardState.set_rows`.
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
@@ -49,7 +56,7 @@ def run(
     for offset in range(2):
         record._point(slots.CACHES + offset, cache[offset])
     positions = length + tree.depths()
-    state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted))
+    state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted), block_stop)
     state.set_window(window)
     state.set_sequences([record], scratch)
     records = np.zeros(count * heads * head_dim // 32 * 40, np.uint8)
@@ -128,6 +135,32 @@ def test_rows_together_are_rows_alone(
     together = run(query, cache, tree, list(range(count)), length, window)
     for row in range(0, count, 7):
         assert_same(together, row, run(query[row : row + 1], cache, tree, [row], length, window), 0)
+
+
+@pairwise(kind=get_args(KVCacheType), length=[0, 37, PART - 20], window=[3, 21, 5000], size=[2, SPLIT_ROWS - 4, 40])
+def test_rows_of_a_block_see_all_of_it(kind: KVCacheType, length: int, window: int, size: int) -> None:
+    """Each row against its twin over exactly the positions of the rule: those of its window, and its whole block."""
+    rng = np.random.default_rng(size)
+    first, count = 2, size + 4  # two rows of text before the block, two behind it
+    tree, positions = TokenTree.chain(range(count)), length + np.arange(count)
+    stop = positions + 1
+    stop[first : first + size] = length + first + size
+    cache = cache_of(rng.standard_normal((2, length + count, HEAD_DIM)).astype(np.float32), kind)
+    query = rng.standard_normal((count, 3, HEAD_DIM)).astype(np.float32) * np.float32(0.3)
+    found = run(query, cache, tree, list(range(count)), length, window, stop)
+    keys, values = numbers_of(cache, length + count)
+    if kind == "int8":
+        codes, scales = twins.to_int8(query.reshape(-1, HEAD_DIM))
+        query = (codes * scales[:, None]).reshape(query.shape)
+    causal = run(query, cache, tree, list(range(count)), length, window)
+    rounding = 1e-5 if kind == "fp16" else 2 / 127 * np.abs(values).max()
+    for row in range(count):
+        seen = slice(max(0, length + row + 1 - window), stop[row])
+        expected = twins.attend(query[row], keys[seen], values[seen]).reshape(-1)
+        step = np.exp2(found.exponents[row]).repeat(32)
+        assert (np.abs(found.values()[row] - expected) <= 0.5001 * step + rounding).all(), row
+        if kind == "fp16" and not first <= row < first + size - 1:
+            assert_same(found, row, causal, row)
 
 
 def test_parts_that_threads_share_are_those_of_a_unit() -> None:

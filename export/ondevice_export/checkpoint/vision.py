@@ -49,12 +49,13 @@ def read_vision(
     if outer.data.get("vision_config") is None or not own:
         return None
     fields, text = outer.mapping("vision_config", {}), outer.mapping("text_config", {})
-    attention = text.data.get("use_bidirectional_attention")
-    if attention not in (None, "vision"):
-        raise CheckpointError(f"{text.origin}: use_bidirectional_attention {attention!r:.99} is not supported")
     kind = fields.data.get("model_type", "gemma4_vision")
     if kind not in _ENTRIES:
         raise CheckpointError(f"{fields.origin}: a vision tower of the type {kind!r:.99} is not supported")
+    unsaid = "vision" if kind == "gemma4_unified_vision" else None
+    attention = text.data.get("use_bidirectional_attention", unsaid)
+    if attention not in (None, "vision"):
+        raise CheckpointError(f"{text.origin}: use_bidirectional_attention {attention!r:.99} is not supported")
     vision = replace(
         _ENTRIES[kind](fields),
         tokens=_default_tokens(directory),

@@ -283,7 +283,7 @@ class SimdSession(CachedSequence):
         """The length for which the draft state was set up; None after a forward."""
         self._heads: dict[str, HeadsState] = engine.heads_states()
 
-    def max_rows(self) -> int:
+    def max_rows(self, block: int = 1) -> int:
         self.check_open()
         most = self.engine.most_rows if self._index is None else min(self.engine.most_rows, self._index.most_rows)
         return min(most, self.engine.context_length - self.length)
