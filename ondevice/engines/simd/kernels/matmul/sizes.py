@@ -25,8 +25,8 @@ START, SHIFT = 32, 36
 """Offsets of `start` and `shift` in such a block."""
 
 PAIRED_ROWS = 4
-"""Fewest rows of a group that lie in pairs, on instruction sets that multiply pairs of rows. Three rows in pairs would take
-1.07 times the instructions."""
+"""Fewest rows of a group that lie in pairs, on instruction sets that multiply pairs of rows. Three rows would take 1.07
+times as many instructions in pairs."""
 PAIRED_BYTES = 48
 """Bytes of a row's quantised block on these instruction sets, whether it lies in a pair or not."""
 PAIR_START, PAIR_SHIFT = 64, 80
