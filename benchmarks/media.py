@@ -161,7 +161,7 @@ def first_tokens(bundle: Bundle, threads: int, tokens: int) -> dict[str, float]:
     vision = bundle.manifest.vision
     assert vision is not None
     engine, found = SimdEngine(bundle, threads), dict[str, float]()
-    media = MediaEncoder(bundle, threads, MEDIA_CACHE_BYTES)
+    media = MediaEncoder(bundle, threads, MEDIA_CACHE_BYTES, engine.most_rows)
     text = [1] * QUESTION
 
     def read(what: str, session: Session, prompt: list[int], images: list[Image]) -> None:

@@ -172,8 +172,8 @@ PROBED = 32
 """Tokens before the one that tells whether a single row is summed apart: attention sums over their values."""
 
 SCORES = 2**25
-"""Most attention scores (query heads x rows x keys) of a forward, but for a picture whose rows see each other: 128 MiB of
-float32."""
+"""Most attention scores (query heads x rows x keys) of a forward, 128 MiB of float32; those of a picture whose rows see
+each other may be more."""
 
 VIEWS = Views(align=256, step=64, least=128)
 """The cache rows that a graph reads. With these values a row is rounded alike whether it is verified or decoded alone.

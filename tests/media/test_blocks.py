@@ -1,4 +1,4 @@
-"""Pictures whose tokens see each other in sliding layers, 12B, 26B-A4B and 31B: as transformers computes them, and alike
+"""Pictures whose tokens see each other in sliding layers (12B, 26B-A4B, 31B): as transformers computes them, and alike
 however they are run.
 """
 
@@ -19,6 +19,7 @@ from ondevice.engines.protocol import AttentionOptions, Engine, Rows, Session, T
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine
 from tests.conftest import ENGINES
+from tests.media.towers import reference_model
 from tests.tiny_models import BEGIN, BLOCKWISE, END, IMAGE, WINDOW
 
 RNG = np.random.default_rng(3)
@@ -37,6 +38,11 @@ WHOLE = len(PROMPT)
 @pytest.fixture(scope="session", params=BLOCKWISE)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def oracle(checkpoints: dict[str, Path], family: str) -> Any:
+    return reference_model(checkpoints[family], family)
 
 
 def opened(bundle: Bundle, name: Any) -> Engine:

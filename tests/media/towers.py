@@ -1,6 +1,9 @@
-"""The towers of a bundle, for tests."""
+"""The towers of a bundle, and the models of transformers that they are compared with."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
@@ -18,6 +21,18 @@ def audio_tower(bundle: Bundle) -> Tower:
     audio = bundle.manifest.audio
     assert audio is not None
     return Tower(bundle, audio.graph, audio_interface(audio, bundle.manifest.target), 1)
+
+
+def reference_model(directory: Path, family: str) -> Any:
+    """The model of transformers for the target of a directory with a pair."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    kind = "Gemma4Unified" if family == "seeing-12b" else "Gemma4"
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")
+    # with masks as tensors: see `test_blocks`
+    return model.from_pretrained(directory / "target", attn_implementation="eager").eval()
 
 
 def encoded(tower: Tower, piece: Piece) -> Float32Array:
