@@ -15,8 +15,8 @@ from ondevice.errors import UsageError
 from ondevice.generate.controller import Controller, FixedLength
 from ondevice.generate.costs import Costs
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest, Forecast
-from ondevice.generate.loop import generate, run
-from ondevice.generate.request import Limits, SamplingOptions
+from ondevice.generate.loop import _prefill, generate, run
+from ondevice.generate.request import Limits, SamplingOptions, SoftTokens
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.stats import Round
 from tests.toy_engine import VOCAB, ToyEngine, ToySession, logits_after
@@ -126,6 +126,50 @@ def test_a_full_context_ends_the_output(luck: float) -> None:
 
 def test_a_prefill_in_chunks_changes_nothing() -> None:
     assert generated(GREEDY, Limits(20), chunk=2)[0] == generated(GREEDY, Limits(20))[0]
+
+
+class Counter:
+    """The part of a session that a prefill needs: it counts rows."""
+
+    def __init__(self, length: int, most: int) -> None:
+        self.length, self.pending, self._most = length, 0, most
+
+    def max_rows(self, block: int = 1) -> int:
+        return self._most
+
+    def commit(self, path: Sequence[int]) -> None:
+        self.length += len(path)
+
+    def rewind(self, length: int) -> int:
+        self.length = length
+        return length
+
+
+@pytest.mark.parametrize(
+    ("length", "chunks"),
+    [
+        (0, [(50, []), (64, [(0, 30)]), (64, []), (2, [])]),
+        (20, [(64, [(30, 60)]), (64, []), (32, [])]),
+        (50, [(64, [(0, 30)]), (64, []), (2, [])]),
+        (60, [(64, [(0, 30)]), (64, []), (2, [])]),  # a sequence that was cut within the block
+        (100, [(64, []), (16, [])]),
+    ],
+)
+def test_a_block_is_never_cut(length: int, chunks: list[tuple[int, list[tuple[int, int]]]]) -> None:
+    tokens = [1] * 50 + [-9] * 30 + [2] * 100
+    soft = SoftTokens(50, 30, lambda cancelled: np.zeros((30, VOCAB), np.float32), is_block=True)
+    session, found = Counter(length, 64), []
+    prefill = _prefill(session, tokens, Limits(1), [soft])  # type: ignore[arg-type]
+    outputs = Outputs(np.zeros((1, VOCAB), np.float32), np.zeros((1, VOCAB), np.float32))
+    rows = next(prefill)
+    while rows is not None:
+        session.pending = len(rows.tree)
+        found.append((len(rows.tree), list(rows.blocks)))
+        try:
+            rows = prefill.send(outputs)
+        except StopIteration:
+            break
+    assert found == chunks
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])

@@ -14,7 +14,7 @@ import pytest
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import UsageError
 from ondevice.generate import batch as batch_module
-from ondevice.generate.batch import FIRST_PREFILL_CHUNK, PREFILL_DELAY_S, Batch, ForwardTimes, Slot
+from ondevice.generate.batch import FIRST_PREFILL_CHUNK, PREFILL_DELAY_S, Batch, ForwardTimes, Slot, _first_rows
 from ondevice.generate.loop import Loop, generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
@@ -164,12 +164,12 @@ class Waiting:
         for tree in trees:
             self.add(tree)
 
-    def add(self, tree: TokenTree, *, decoding: bool = False) -> None:
+    def add(self, tree: TokenTree, *, decoding: bool = False, blocks: Sequence[tuple[int, int]] = ()) -> None:
         slot = self.batch.join()
         assert slot is not None
         wanted = range(len(tree)) if decoding else [len(tree) - 1]
         slot._rows, slot.decoding, slot._state = (
-            Rows(self.batch._engine.open_session(), tree, wanted),
+            Rows(self.batch._engine.open_session(), tree, wanted, blocks=blocks),
             decoding,
             "submitted",
         )
@@ -200,6 +200,29 @@ def test_a_prefill_beside_decoding_sequences_is_cut() -> None:
     assert waiting.selected() == [(1, 5), (2, 1), (0, 75)]
     waiting.batch.times = ForwardTimes(decode_s=0.05, prefill_row_s=2.0)
     assert waiting.selected() == [(1, 5), (2, 1), (0, 1)]
+
+
+def test_a_block_is_never_cut() -> None:
+    waiting = Waiting(ToyEngine(chunk=512))
+    waiting.add(chain(500), blocks=[(30, 40), (60, 100)])
+    waiting.add(chain(5), decoding=True)
+    for row_s, count in ((0.15 / 35, 30), (0.15 / 50, 50), (0.15 / 75, 60), (0.15 / 110, 110)):
+        waiting.batch.times = ForwardTimes(decode_s=0.05, prefill_row_s=0.9999 * row_s)
+        assert waiting.selected() == [(1, 5), (0, count)]
+    ((_, rows),) = [each for each in waiting.batch._select() if each[0] is waiting.slots[0]]
+    assert list(rows.blocks) == [(30, 40), (60, 100)]
+    assert _first_rows(rows, 45).blocks == [(30, 40)]
+
+
+def test_a_block_that_comes_first_is_run_whole_whatever_it_takes() -> None:
+    waiting = Waiting(ToyEngine(chunk=512))
+    waiting.add(chain(300), blocks=[(0, 280)])
+    waiting.add(chain(5), decoding=True)
+    waiting.batch.times = ForwardTimes(decode_s=0.05, prefill_row_s=0.15)
+    assert waiting.selected() == [(1, 5), (0, 280)]
+    for _ in range(14):
+        waiting.add(chain(17), decoding=True)
+    assert waiting.selected() == [(0, 280)]  # the sequences that decode have no room beside it
 
 
 def test_a_prefill_is_whole_again_when_nobody_reads_the_others(clock: Clock) -> None:
