@@ -164,9 +164,12 @@ class HeadsRun:
         return self._answer
 
 
-PREFILL_ROWS = 288
-"""Most rows of a forward: a picture of 280 tokens and those around it. With more, the reference pair's prefill gets no
-faster, and attention scores take more memory."""
+PREFILL_ROWS = 256
+"""Most rows of a forward. With more, the reference pair's prefill gets no faster, and attention scores take more
+memory."""
+
+BLOCK_ROWS = 288
+"""Most rows of a forward of a model whose pictures are read at once: one of 280 tokens fits."""
 
 PROBED = 32
 """Tokens before the one that tells whether a single row is summed apart: attention sums over their values."""
@@ -198,7 +201,7 @@ class OrtSession(CachedSequence):
         draft_steps: DraftSteps | None,
         heads: Mapping[str, HeadsRun],
     ) -> None:
-        super().__init__(_caches(engine.target), origin)
+        super().__init__(_caches(engine.target, engine.most_rows), origin)
         self.engine = engine
         self._bound = bound
         self._draft_steps = draft_steps
@@ -208,8 +211,9 @@ class OrtSession(CachedSequence):
 
     def max_rows(self, block: int = 1) -> int:
         self.check_open()
-        by_memory = SCORES // (self.engine.target.query_heads * (self.length + PREFILL_ROWS))
-        return min(PREFILL_ROWS, max(block, by_memory), self.engine.context_length - self.length)
+        most = self.engine.most_rows
+        by_memory = SCORES // (self.engine.target.query_heads * (self.length + most))
+        return min(most, max(block, by_memory), self.engine.context_length - self.length)
 
     def set_pending(self, tree: TokenTree | None) -> None:
         """Set the rows that `commit` may keep."""
@@ -316,9 +320,9 @@ class _OutputBuffers:
         return self._logits[:count], self._hidden[:count]
 
 
-def _caches(target: Target) -> dict[AttentionKind, KVCache]:
+def _caches(target: Target, most_rows: int) -> dict[AttentionKind, KVCache]:
     return make_caches(
-        target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), PREFILL_ROWS, dict.fromkeys(KINDS, VIEWS)
+        target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), most_rows, dict.fromkeys(KINDS, VIEWS)
     )
 
 
@@ -335,7 +339,6 @@ class OrtEngine:
     paths: PathMemory | None = None
     kv_cache = "fp32"
     experts: ExpertShare | None = None
-    most_rows = PREFILL_ROWS
 
     def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
         """
@@ -360,6 +363,8 @@ class OrtEngine:
         self._fork_guard = ForkGuard()
         bundle.manifest.check_tensors()
         self.takes_soft_rows = bundle.manifest.reads_media
+        vision = bundle.manifest.vision
+        self.most_rows = BLOCK_ROWS if vision is not None and vision.bidirectional else PREFILL_ROWS
         self.pad = bundle.manifest.pad_token_id or 0
         interface = target_interface(self.target, takes_soft_rows=self.takes_soft_rows)
         target, drafter = open_graph(bundle, self.target.graph, interface, threads), None
