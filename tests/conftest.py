@@ -40,6 +40,7 @@ PARTS = {
     ),
     "mypy": (),
     "clients": (
+        "media/test_page.py",
         "media/test_server.py",
         "server/test_anthropic.py",
         "server/test_openai_client.py",

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 import ondevice
@@ -163,7 +162,10 @@ def test_chat_completions_with_a_sound(served: Served, model: Model) -> None:
     assert answer.body["usage"]["prompt_tokens"] == len(model.encode(prompt)) > 80
 
 
+@pytest.mark.needs("clients")
 def test_openais_client_sends_a_sound(served: Served) -> None:
+    import openai
+
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         user: Any = {"role": "user", "content": [sound(), TEXT]}
         made = client.chat.completions.create(model="any", max_tokens=4, messages=[user])
