@@ -15,6 +15,8 @@ from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.native import library
+from ondevice.native.functions import parts_of
+from ondevice.preparation import Preparation
 
 LOOKUPS = (
     LookupSettings(keys=32, window=64, learn=64),
@@ -69,6 +71,9 @@ def _in_pieces(engine: SimdEngine, session: SimdSession) -> bytes:
 
 
 if __name__ == "__main__":
+    with Preparation() as preparation:  # all kinds of work at once: each bundle would build an object of its own
+        preparation.compile(parts_of("simd"))
+        preparation.finish()
     digests = [digest(Bundle.open(path)) for path in sys.argv[1:]]
     answer = {"set": library.choice().set, "digests": digests}
     sys.stdout.write(json.dumps(answer))
