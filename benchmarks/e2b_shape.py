@@ -26,9 +26,10 @@ from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import drafter_shapes
-from ondevice.bundle_format.vision import VisionEntry, range_shapes, vision_shapes
+from ondevice.bundle_format.vision import VisionEntry
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import audio as audio_towers
+from ondevice_export.checkpoint import vision as vision_towers
 from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
@@ -36,7 +37,6 @@ from ondevice_export.checkpoint.heads import HeadsCheckpoint, all_shapes
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.checkpoint.source import Checkout
-from ondevice_export.checkpoint.vision import PREFIX, VISION_GRAPH
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
@@ -125,9 +125,9 @@ class RandomCheckpoint:
 
 
 VISION = VisionEntry(
-    graph=VISION_GRAPH, layers=16, hidden_size=768, intermediate_size=3072, query_heads=12, head_dim=64, norm_eps=1e-6,
-    theta=100.0, patch=16, pool=3, positions=10_240, standardize=False, tokens=280, begin_token_id=255_999,
-    image_token_id=258_880, end_token_id=258_882,
+    graph=vision_towers.VISION_GRAPH, layers=16, hidden_size=768, intermediate_size=3072, query_heads=12, head_dim=64,
+    norm_eps=1e-6, theta=100.0, patch=16, pool=3, positions=10_240, standardize=False, tokens=280,
+    begin_token_id=255_999, image_token_id=258_880, end_token_id=258_882,
 )  # fmt: skip
 
 
@@ -171,9 +171,8 @@ class RandomTower(RandomCheckpoint):
 
 def with_towers(target: TargetCheckpoint) -> TargetCheckpoint:
     """The target with E2B's towers, for `GraphFiles.write_vision` and `write_audio` alone."""
-    shapes = vision_shapes(VISION, target.config) | range_shapes(VISION)
     tower = RandomTower(
-        {PREFIX + name: shape for name, shape in shapes.items()}
+        vision_towers.checkpoint_shapes(VISION, target.config, clipped=True)
         | audio_towers.checkpoint_shapes(AUDIO, target.config, clipped=True)
     )
     return dataclasses.replace(target, checkpoint=cast(Checkpoint, tower), vision=VISION, audio=AUDIO)

@@ -266,6 +266,17 @@ def _randomise(model: PreTrainedModel) -> None:
                 value.normal_(0.0, 0.1)
 
 
+_MEDIA_TOKENS = {
+    "boi_token_id": BEGIN,
+    "image_token_id": IMAGE,
+    "eoi_token_id": END,
+    "video_token_id": VOCAB - 1,
+    "audio_token_id": AUDIO,
+    "boa_token_id": BEGIN_AUDIO,
+    "eoa_token_index": END_AUDIO,
+}
+
+
 def _seeing_config(family: str, fields: dict[str, Any]) -> Any:
     import transformers
 
@@ -287,13 +298,7 @@ def _seeing_config(family: str, fields: dict[str, Any]) -> Any:
         text_config=transformers.Gemma4TextConfig(**fields, pad_token_id=PAD, use_bidirectional_attention=attention),
         vision_config=vision,
         audio_config=_audio_config() if family == "seeing" else None,
-        boi_token_id=BEGIN,
-        image_token_id=IMAGE,
-        eoi_token_id=END,
-        video_token_id=VOCAB - 1,
-        audio_token_id=AUDIO,
-        boa_token_id=BEGIN_AUDIO,
-        eoa_token_index=END_AUDIO,
+        **_MEDIA_TOKENS,
     )
 
 
@@ -306,13 +311,7 @@ def _seeing_unified_config(fields: dict[str, Any]) -> Any:
             patch_size=PATCH, pooling_kernel_size=POOL, mm_embed_dim=48, mm_posemb_size=40, output_proj_dims=48
         ),
         audio_config=transformers.Gemma4UnifiedAudioConfig(audio_embed_dim=64),
-        boi_token_id=BEGIN,
-        image_token_id=IMAGE,
-        eoi_token_id=END,
-        video_token_id=VOCAB - 1,
-        audio_token_id=AUDIO,
-        boa_token_id=BEGIN_AUDIO,
-        eoa_token_index=END_AUDIO,
+        **_MEDIA_TOKENS,
     )
 
 

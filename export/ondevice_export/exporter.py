@@ -1,4 +1,4 @@
-"""Exports a checkpoint with its vision tower, its drafter and its heads to a bundle."""
+"""Exports a checkpoint with its towers, its drafter and its heads to a bundle."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def export(
         quantize: `int4`, `int8` or `none`.
         head_bits: 4 or 8.
         revision: branch, tag or commit of `source` on the hub.
-        text_only: leave out the vision tower that the checkpoint may have.
+        text_only: leave out the vision and audio towers that the checkpoint may have.
         progress: called with the number of weights written so far and in total.
         note: called with one-line messages for the user.
         on_begin: called when everything is checked, before the first weight is read.

@@ -151,14 +151,6 @@ def audio_shapes(audio: AudioEntry, target: Target) -> Shapes:
     return shapes
 
 
-def range_shapes(audio: AudioEntry) -> Shapes:
-    """Names and shapes of the limits of linear layers in a checkpoint that has them; a bundle has them in the graph."""
-    ends = ("input_min", "input_max", "output_min", "output_max")
-    return {
-        f"{layer_prefix(index)}{name}.{end}": () for index in range(audio.layers) for name in LINEARS for end in ends
-    }
-
-
 def layer_prefix(index: int) -> str:
     """Prefix of the names of a layer's tensors."""
     return f"audio_tower.layers.{index}."

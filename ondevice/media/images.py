@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.vision import BUDGETS, VisionEntry
 from ondevice.errors import MissingDependencyError, PromptError, UsageError, reason
-from ondevice.text.media_parts import MOST_BYTES, Image
+from ondevice.text.media_parts import MOST_BYTES, Image, file_content
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -142,27 +141,15 @@ class Picture:
             return source
         if isinstance(source, np.ndarray):
             return self._of_array(source)
-        if isinstance(source, str | PathLike):
-            source = self._read(Path(source))
-        if not isinstance(source, bytes | bytearray | memoryview):
+        if not isinstance(source, str | PathLike | bytes | bytearray | memoryview):
             raise PromptError(
                 f"{self._name} is a {type(source).__name__}: pass a path, the bytes of a file, a PIL image or an array"
             )
-        if len(source) > MOST_BYTES:
-            raise PromptError(f"{self._name} has more than {MOST_BYTES >> 20} MB")
+        content = file_content(source, self._name, MOST_BYTES)
         # Pillow warns of large pictures, which are refused here; filters of warnings belong to the process
         with self._reading(), _warnings_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
-            return Pillow.open(BytesIO(source), formats=FORMATS)
-
-    def _read(self, path: Path) -> bytes:
-        try:
-            with path.open("rb") as file:
-                return file.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise PromptError(f"{self._name} cannot be read: {path}: {error.strerror}") from error
-        except ValueError as error:  # a NUL in the path
-            raise PromptError(f"{self._name} cannot be read: {reason(error)}") from error
+            return Pillow.open(BytesIO(content), formats=FORMATS)
 
     def _of_array(self, array: NDArray[Any]) -> PIL.Image.Image:
         from PIL import Image as Pillow

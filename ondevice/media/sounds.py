@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,8 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array, Float64Array
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.audio import FFT, FRAME, HOP, MOST_SAMPLES, RATE, AudioEntry, audio_tokens
-from ondevice.errors import MissingDependencyError, PromptError, reason
-from ondevice.text.media_parts import MOST_BYTES, Audio
+from ondevice.errors import MissingDependencyError, PromptError
+from ondevice.text.media_parts import MOST_BYTES, Audio, file_content
 
 LEAST_RATE, MOST_RATE = 1000, 192_000
 """Sample rates that can be converted, in Hz."""
@@ -149,9 +148,7 @@ class Sound:
             )
         if audio.rate is not None:
             raise PromptError(f"{self._name} has a rate, which is for arrays: a file names its own")
-        content = self._read(Path(source)) if isinstance(source, str | PathLike) else bytes(source)
-        if len(content) > MOST_BYTES:
-            raise PromptError(f"{self._name} has more than {MOST_BYTES >> 20} MB")
+        content = file_content(source, self._name, MOST_BYTES)
         if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
             try:
                 wav = WavFile(content)
@@ -162,15 +159,6 @@ class Sound:
         if not _SOUNDFILE.match(content):
             raise PromptError(f"{self._name} is no sound: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read")
         return self._of_soundfile(content)
-
-    def _read(self, path: Path) -> bytes:
-        try:
-            with path.open("rb") as file:
-                return file.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise PromptError(f"{self._name} cannot be read: {path}: {error.strerror}") from error
-        except ValueError as error:  # a NUL in the path
-            raise PromptError(f"{self._name} cannot be read: {reason(error)}") from error
 
     def _of_array(self, array: NDArray[Any], rate: int | None) -> _Sound:
         good = array.ndim in (1, 2) and (any(np.issubdtype(array.dtype, each) for each in (np.int16, np.floating)))

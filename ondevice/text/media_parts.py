@@ -13,9 +13,11 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
-from ondevice.errors import PromptError
+from ondevice.errors import PromptError, reason
 
 PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"})
 """What a chat template sees of a picture or video, and of a sound."""
@@ -143,6 +145,27 @@ def bytes_of_base64(data: object, subject: str) -> bytes:
 
 def _is_medium(part: Any) -> bool:
     return isinstance(part, Media) or (_type(part) in _READERS)
+
+
+def file_content(source: str | PathLike[str] | bytes | bytearray | memoryview, name: str, most: int) -> bytes:
+    """The bytes of a file, given by its path or as they are; at most `most` of them.
+
+    Raises:
+        PromptError: the file cannot be read, or is larger; the message begins with `name`.
+    """
+    if isinstance(source, str | PathLike):
+        path = Path(source)
+        try:
+            with path.open("rb") as file:
+                source = file.read(most + 1)
+        except OSError as error:
+            raise PromptError(f"{name} cannot be read: {path}: {error.strerror}") from error
+        except ValueError as error:  # a NUL in the path
+            raise PromptError(f"{name} cannot be read: {reason(error)}") from error
+    content = bytes(source)
+    if len(content) > most:
+        raise PromptError(f"{name} has more than {most >> 20} MB")
+    return content
 
 
 def _type(part: Any) -> str | None:

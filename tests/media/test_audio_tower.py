@@ -16,7 +16,7 @@ from ondevice.errors import CheckpointError
 from ondevice.media.sounds import Samples
 from ondevice_export import export
 from tests.media.sounds_made import tone
-from tests.media.towers import audio_tower, encoded
+from tests.media.towers import audio_tower, encoded, reference_model
 from tests.tiny_models import AUDIO_KEYS, AUDIO_LAYERS, MEL_BINS
 
 pytestmark = pytest.mark.needs("oracle", "onnxruntime")
@@ -26,11 +26,7 @@ FAMILY = "seeing"
 
 @pytest.fixture(scope="module")
 def model(checkpoints: dict[str, Path]) -> Any:
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    return transformers.Gemma4ForConditionalGeneration.from_pretrained(checkpoints[FAMILY] / "target").eval()
+    return reference_model(checkpoints[FAMILY], FAMILY)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 5, 8 * AUDIO_KEYS, 8 * AUDIO_KEYS + 1, 131])

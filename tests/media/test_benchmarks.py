@@ -10,7 +10,7 @@ import pytest
 from benchmarks import media, media_products, media_quality
 from benchmarks.e2b_shape import VISION, target_model, with_towers
 from ondevice.bundle import Bundle
-from ondevice_export.checkpoint.vision import PREFIX
+from ondevice_export.checkpoint.towers import PREFIX
 
 
 def test_time_and_memory(seeing: dict[tuple[str, str], Bundle], capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from ondevice.generate.batch import ForwardTimes
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from tests.conftest import ENGINES
 from tests.media.pictures_made import noise, png, saved
+from tests.media.towers import assert_greedy
 from tests.tiny_models import BEGIN, END, IMAGE, PATCH, POOL
 
 SQUARE, WIDE = png(50, 50), png(30, 90, seed=1)
@@ -70,11 +71,7 @@ def test_float_weights_generate_what_transformers_does(
             image_position_ids=features["image_position_ids"],
             mm_token_type_ids=(whole == IMAGE).long(),
         ).logits[0]
-    expected = logits[len(ids) - 1 : -1].log_softmax(-1).numpy()
-    best = np.where(np.arange(expected.shape[1]) == IMAGE, -np.inf, expected).argmax(-1)
-    assert reply.token_ids == tuple(best.tolist())
-    for row, each in zip(expected, reply.logprobs, strict=True):
-        np.testing.assert_allclose([value for _, value in each.top], np.sort(row)[:-6:-1], atol=1e-4, rtol=0)
+    assert_greedy(reply, logits[len(ids) - 1 : -1], (IMAGE,))
 
 
 @pytest.mark.parametrize("way", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"repetition_penalty": 1.3}])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ondevice import Reply
 from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.interfaces import audio_interface, vision_interface
@@ -33,6 +37,17 @@ def reference_model(directory: Path, family: str) -> Any:
     model = getattr(transformers, f"{kind}ForConditionalGeneration")
     # with masks as tensors: see `test_blocks`
     return model.from_pretrained(directory / "target", attn_implementation="eager").eval()
+
+
+def assert_greedy(reply: Reply, logits: Any, placeholders: Sequence[int]) -> None:
+    """A reply is the likeliest token of each row of the reference's logits, but for placeholders, and its five largest
+    log probabilities are the row's.
+    """
+    expected = logits.log_softmax(-1).numpy()
+    best = np.where(np.isin(np.arange(expected.shape[1]), placeholders), -np.inf, expected).argmax(-1)
+    assert reply.token_ids == tuple(best.tolist())
+    for row, each in zip(expected, reply.logprobs, strict=True):
+        np.testing.assert_allclose([value for _, value in each.top], np.sort(row)[:-6:-1], atol=1e-4, rtol=0)
 
 
 def encoded(tower: Tower, piece: Piece) -> Float32Array:

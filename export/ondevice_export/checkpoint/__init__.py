@@ -4,7 +4,7 @@ Read `models` first: it opens target and drafter and checks every tensor's shape
 
     source               local directories, or repositories on the hub, which are downloaded
     config               `config.json` as an `ondevice.bundle_format.model_config`; `json_fields` checks each field
-    vision               the vision tower of a target, if its checkpoint has one
+    vision, audio        the towers of a target, if its checkpoint has them; `towers` is what both have in common
     directory            tensors by name, in one safetensors file or in shards; `safetensors_file` reads one file
     gemma_quantization   which modules of a checkpoint were trained quantised; `quantized_modules` reads their codes
 """

@@ -9,13 +9,13 @@ from ondevice.bundle_format.audio import (
     DEPTHWISE,
     FRAME,
     HOP,
+    LINEARS,
     QUERY_SCALE,
     RATE,
     RELATIVE_KEYS,
     AudioEntry,
     audio_shapes,
     layer_prefix,
-    range_shapes,
 )
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes
@@ -23,7 +23,7 @@ from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.json_fields import Fields, read_json
 from ondevice_export.checkpoint.source import Note
-from ondevice_export.checkpoint.vision import PREFIX
+from ondevice_export.checkpoint.towers import PREFIX, find_tower, has_tensors, range_shapes
 
 AUDIO_GRAPH = "audio.onnx"
 
@@ -67,14 +67,10 @@ def read_audio(
         CheckpointError: the configuration is damaged or not supported, a tensor is missing or has a wrong shape, or
             the tower has a tensor that the configuration does not name.
     """
-    outer = Fields(read_json(directory / "config.json"), str(directory / "config.json"))
-    own = [name for name in checkpoint.names if name.startswith(TOWER)]
-    if outer.data.get("audio_config") is None or not own:
+    found = find_tower(directory, checkpoint, "audio", TOWER, tuple(_ENTRIES))
+    if found is None:
         return None
-    fields = outer.mapping("audio_config", {})
-    kind = fields.data.get("model_type", "gemma4_audio")
-    if kind not in _ENTRIES:
-        raise CheckpointError(f"{fields.origin}: an audio tower of the type {kind!r:.99} is not supported")
+    outer, fields, kind = found
     audio = replace(
         _ENTRIES[kind](fields),
         begin_token_id=outer.integer("boa_token_id", 256_000, minimum=0),
@@ -86,21 +82,16 @@ def read_audio(
     if audio.layers:
         _check_processor(directory)
     shapes = checkpoint_shapes(audio, target, clipped=fields.flag("use_clipped_linears"))
-    if quantised and not all(name in checkpoint for name in shapes):
+    if not has_tensors(checkpoint, "audio", TOWER, shapes, quantised=quantised):
         note("the audio tower was trained quantised, which is not supported yet: the bundle hears nothing")
         return None
-    if unknown := [name for name in own if name not in shapes]:
-        raise CheckpointError(
-            f"tensor {unknown[0]} has no place in the audio tower that config.json describes ({len(unknown)} such): "
-            "--text-only exports the text model alone"
-        )
-    checkpoint.check(shapes)
     return audio
 
 
 def checkpoint_shapes(audio: AudioEntry, target: Target, *, clipped: bool) -> Shapes:
     """The shapes of the tower's tensors by their names in a checkpoint; `clipped` if linear layers have ranges."""
-    shapes = audio_shapes(audio, target) | (range_shapes(audio) if clipped and audio.layers else {})
+    linears = [f"{layer_prefix(index)}{name}" for index in range(audio.layers) for name in LINEARS]
+    shapes = audio_shapes(audio, target) | range_shapes(linears if clipped else ())
     for index in range(audio.layers):
         prefix, hidden = layer_prefix(index), audio.hidden_size
         del shapes[prefix + RELATIVE_KEYS], shapes[prefix + QUERY_SCALE]

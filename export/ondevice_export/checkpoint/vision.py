@@ -7,16 +7,14 @@ from pathlib import Path
 
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes
-from ondevice.bundle_format.vision import BUDGETS, VisionEntry, range_shapes, vision_shapes
+from ondevice.bundle_format.vision import BUDGETS, LINEARS, VisionEntry, layer_prefix, vision_shapes
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.json_fields import Fields, read_json
 from ondevice_export.checkpoint.source import Note
+from ondevice_export.checkpoint.towers import PREFIX, find_tower, has_tensors, range_shapes
 
 VISION_GRAPH = "vision.onnx"
-
-PREFIX = "model."
-"""Prefix of the tower's tensor names in a checkpoint."""
 
 TOWER = (f"{PREFIX}vision_tower.", f"{PREFIX}vision_embedder.", f"{PREFIX}embed_vision.")
 """How the names of the tower's tensors begin."""
@@ -44,14 +42,11 @@ def read_vision(
         CheckpointError: the configuration is damaged or not supported, a tensor is missing or has a wrong shape, or
             the tower has a tensor that the configuration does not name.
     """
-    outer = Fields(read_json(directory / "config.json"), str(directory / "config.json"))
-    own = [name for name in checkpoint.names if name.startswith(TOWER)]
-    if outer.data.get("vision_config") is None or not own:
+    found = find_tower(directory, checkpoint, "vision", TOWER, tuple(_ENTRIES))
+    if found is None:
         return None
-    fields, text = outer.mapping("vision_config", {}), outer.mapping("text_config", {})
-    kind = fields.data.get("model_type", "gemma4_vision")
-    if kind not in _ENTRIES:
-        raise CheckpointError(f"{fields.origin}: a vision tower of the type {kind!r:.99} is not supported")
+    outer, fields, kind = found
+    text = outer.mapping("text_config", {})
     unsaid = "vision" if kind == "gemma4_unified_vision" else None
     attention = text.data.get("use_bidirectional_attention", unsaid)
     if attention not in (None, "vision"):
@@ -64,19 +59,18 @@ def read_vision(
         end_token_id=outer.integer("eoi_token_id", 258_882, minimum=0),
         bidirectional=attention == "vision",
     )
-    shapes: Shapes = {PREFIX + name: shape for name, shape in vision_shapes(vision, target).items()}
-    if vision.layers and fields.flag("use_clipped_linears"):
-        shapes |= {PREFIX + name: shape for name, shape in range_shapes(vision).items()}
-    if quantised and not all(name in checkpoint for name in shapes):
+    shapes = checkpoint_shapes(vision, target, clipped=fields.flag("use_clipped_linears"))
+    if not has_tensors(checkpoint, "vision", TOWER, shapes, quantised=quantised):
         note("the vision tower was trained quantised, which is not supported yet: the bundle reads text only")
         return None
-    if unknown := [name for name in own if name not in shapes]:
-        raise CheckpointError(
-            f"tensor {unknown[0]} has no place in the vision tower that config.json describes ({len(unknown)} such): "
-            "--text-only exports the text model alone"
-        )
-    checkpoint.check(shapes)
     return vision
+
+
+def checkpoint_shapes(vision: VisionEntry, target: Target, *, clipped: bool) -> Shapes:
+    """The shapes of the tower's tensors by their names in a checkpoint; `clipped` if linear layers have ranges."""
+    linears = [f"{layer_prefix(index)}{name}" for index in range(vision.layers) for name in LINEARS]
+    shapes = vision_shapes(vision, target) | range_shapes(linears if clipped else ())
+    return {PREFIX + name: shape for name, shape in shapes.items()}
 
 
 def _tower(fields: Fields) -> VisionEntry:
