@@ -1,4 +1,7 @@
-"""Prints hashes of bundles' outputs on this instruction set: `python -m tests.simd.outputs BUNDLE...`."""
+"""Prints hashes of bundles' outputs on this instruction set: `python -m tests.simd.outputs [--all-kinds] BUNDLE...`.
+
+With `--all-kinds` the kernels of all kinds of work are built first; without it each bundle builds those of its kinds.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +74,12 @@ def _in_pieces(engine: SimdEngine, session: SimdSession) -> bytes:
 
 
 if __name__ == "__main__":
-    with Preparation() as preparation:  # all kinds of work at once: each bundle would build an object of its own
-        preparation.compile(parts_of("simd"))
-        preparation.finish()
-    digests = [digest(Bundle.open(path)) for path in sys.argv[1:]]
+    paths = sys.argv[1:]
+    if paths[0] == "--all-kinds":
+        del paths[0]
+        with Preparation() as preparation:
+            preparation.compile(parts_of("simd"))
+            preparation.finish()
+    digests = [digest(Bundle.open(path)) for path in paths]
     answer = {"set": library.choice().set, "digests": digests}
     sys.stdout.write(json.dumps(answer))
