@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ondevice.errors import UsageError
 from ondevice.generate.stats import Origin, Round, Stats, TokenLogprob
 from ondevice.text.messages import ToolCall
 from ondevice.text.reply_parser import Parsed
 from ondevice.text.reply_stream import ReplyStream
+
+if TYPE_CHECKING:
+    import asyncio
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "tool_calls"]
 """Why a generation ended.
@@ -212,6 +214,8 @@ class AsyncGeneration(AsyncIterator[Step]):
     """
 
     def __init__(self, generation: Generation) -> None:
+        import asyncio  # only here: a twentieth of the time to the first token of a process
+
         self._generation = generation
         self._steps: asyncio.Queue[Step | BaseException | None] = asyncio.Queue()
         self._began = False
@@ -240,6 +244,8 @@ class AsyncGeneration(AsyncIterator[Step]):
         if self._ended:
             raise StopAsyncIteration
         if not self._began:
+            import asyncio
+
             self._began = True
             arguments = self._generation, asyncio.get_running_loop(), self._steps
             threading.Thread(target=_read, args=arguments, name="ondevice-generation", daemon=True).start()

@@ -60,6 +60,8 @@ class ProgressBar:
     def show(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are done; the bar closes when all are."""
         if self._bar is None:
+            if done == total:
+                return
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, file=sys.stderr, **self._options)

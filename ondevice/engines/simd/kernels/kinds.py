@@ -53,7 +53,7 @@ _PRODUCTS = {PROJECT: 1 + Project._fields.index("product"), GATED: 1 + Gated._fi
 def kinds_of(plan: NDArray[np.int64]) -> frozenset[str]:
     """The kinds of work of the steps of a plan, int64[steps, WIDTH]."""
     steps = plan[:, 0]
-    found = {OF_STEPS[kind] for kind in np.unique(steps).tolist() if kind in OF_STEPS}
+    found = {OF_STEPS[kind] for kind in set(steps.tolist()) & OF_STEPS.keys()}
     for kind, place in _PRODUCTS.items():
-        found.update(OF_PRODUCTS[product] for product in np.unique(plan[steps == kind, place]).tolist())
+        found.update(OF_PRODUCTS[product] for product in set(plan[steps == kind, place].tolist()))
     return frozenset(found)
