@@ -128,7 +128,7 @@ def test_control_characters_of_a_template_do_not_reach_the_terminal() -> None:
 )
 def test_what_cannot_be_compiled_is_the_bundles_fault(source: str) -> None:
     with pytest.raises(BundleCorruptError, match="the chat template is not valid Jinja") as caught:
-        ChatTemplate(source)
+        ChatTemplate(source).render(MESSAGES)
     assert "\n" not in str(caught.value)
 
 
