@@ -1,4 +1,5 @@
-"""Time and memory of a bundle's towers, and of the first token of a reply to a prompt with a picture.
+"""Time and memory of a bundle's towers, the time to the first token of a reply to a prompt with a picture, and the
+speed of another generation while a picture is encoded.
 
     python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--seconds 1 10 30] [--threads N] [--rounds 3]
 
@@ -14,7 +15,8 @@ import argparse
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -36,6 +38,7 @@ from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.generate import loop
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
+from ondevice.generate.stats import Round
 from ondevice.media.images import Pixels
 from ondevice.media.prompt import MediaEncoder
 from ondevice.media.sounds import Sound
@@ -140,6 +143,53 @@ def least_seconds(bundle: Bundle, sizes: Sequence[int], threads: int) -> list[fl
     return found
 
 
+class Beside(NamedTuple):
+    """A picture and another generation at the same time: seconds of the picture, tokens per second of the other."""
+
+    picture_s: float
+    speed: float
+
+
+def beside(bundle: Bundle, threads: int, tokens: int, rounds: int) -> dict[str, Beside]:
+    """Encode a picture while nothing else runs, and while another sequence decodes on the simd engine: medians."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    tower, pixels, engine = _tower(bundle, vision, threads), picture(vision, tokens), SimdEngine(bundle, threads)
+    sampler, limits = Sampler(SamplingOptions(temperature=0.0)), Limits(engine.context_length)
+
+    def decoding() -> Iterator[Round]:
+        while True:
+            generation = loop.generate(engine.open_session(), [2] * QUESTION, sampler, limits)
+            yield from loop.run(generation, lambda rows: engine.forward([rows])[0])
+
+    def encode() -> float:
+        started = time.perf_counter()
+        tower.encode(pixels)
+        return time.perf_counter() - started
+
+    steps, alone, together = decoding(), list[Beside](), list[Beside]()
+    encode()  # opens the graph
+    for _ in range(3 * QUESTION):  # until the number of threads is learnt
+        next(steps)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(rounds):
+            started = time.perf_counter()
+            for _ in range(QUESTION):
+                next(steps)
+            speed = QUESTION / (time.perf_counter() - started)
+            alone.append(Beside(encode(), speed))
+            started, count, encoding = time.perf_counter(), 0, pool.submit(encode)
+            while not encoding.done():
+                next(steps)
+                count += 1
+            together.append(Beside(encoding.result(), count / (time.perf_counter() - started)))
+    engine.close()
+    return {
+        title: Beside(median(each.picture_s for each in found), median(each.speed for each in found))
+        for title, found in (("each alone", alone), ("at the same time", together))
+    }
+
+
 def stopped_s(bundle: Bundle, threads: int, tokens: int) -> float:
     """Seconds from a cancellation in the middle of an encoding to its end."""
     vision = bundle.manifest.vision
@@ -220,6 +270,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             [f"prompt with {tokens} soft tokens", "first token ms"], cells, left={f"prompt with {tokens} soft tokens"}
         )
     )
+    title = f"a picture of {tokens} soft tokens, and another generation"
+    cells = [
+        [when, f"{1e3 * each.picture_s:.0f}", f"{each.speed:.1f}"]
+        for when, each in beside(bundle, chosen.threads, tokens, chosen.rounds).items()
+    ]
+    print("\n" + table([title, "ms of the picture", "tokens/s of the other"], cells, left={title}))
     if bundle.manifest.audio is None:
         return
     heard = sounds(bundle, chosen.seconds, chosen.threads, chosen.rounds)

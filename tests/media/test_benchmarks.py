@@ -20,8 +20,9 @@ def test_time_and_memory(seeing: dict[tuple[str, str], Bundle], capsys: pytest.C
     assert "GOPS of 8-bit dot products" in lines[0]
     assert [line.split("|")[1].strip() for line in lines if line.startswith("|")] == [
         "soft tokens", "----------:", "70", "prompt with 70 soft tokens", "-" * 37, "text alone", "a new picture",
-        "a picture of another conversation", "a picture earlier in the conversation", "seconds of sound",
-        "---------------:", "2",
+        "a picture of another conversation", "a picture earlier in the conversation",
+        "a picture of 70 soft tokens, and another generation", "-" * 51, "each alone", "at the same time",
+        "seconds of sound", "---------------:", "2",
     ]  # fmt: skip
 
 
