@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import media, media_products, media_quality
+from benchmarks import footprint, media, media_products, media_quality
 from benchmarks.e2b_shape import VISION, target_model, with_towers
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.audio import check_audio
+from ondevice.bundle_format.vision import check_vision
 from ondevice_export.checkpoint.towers import PREFIX
 
 
@@ -37,6 +39,34 @@ def test_multiplications_of_the_published_tower() -> None:
     layers, others = media.multiplications(VISION, 1536, 280)
     assert layers == 2520 * 16 * (4 * 768 * 768 + 3 * 768 * 3072)
     assert others == 16 * 2 * 2520 * 2520 * 768 + 2520 * 768 * 768 + 280 * 768 * 1536
+
+
+@pytest.mark.parametrize("size", footprint.TARGETS)
+def test_the_sizes_of_published_towers(size: str) -> None:
+    """Numbers of weights, of which those of linear layers have one byte and a scale per row as int8."""
+    target, *_ = footprint.read_shapes(size)
+    width, vision = target.hidden_size, footprint.VISION[size]
+    check_vision(vision, target)
+    if size == "12B":
+        side, hidden = 48 * 48 * 3, 3840
+        linears, rows, others = 0, 0, side * hidden + 2 * 1120 * hidden + hidden * width + 2 * side + 5 * hidden
+    else:
+        layers, hidden, wide, head = (16, 768, 3072, 64) if size in ("E2B", "E4B") else (27, 1152, 4304, 72)
+        linears, rows = layers * (4 * hidden**2 + 3 * hidden * wide), layers * (5 * hidden + 2 * wide)
+        others = layers * (4 * hidden + 2 * head) + 768 * hidden + 2 * 10240 * hidden + hidden * width
+        others += 2 * hidden if layers == 27 else 0
+    assert footprint.tower_bytes(size, "none")["vision.onnx"] == 4 * (linears + others)
+    assert footprint.tower_bytes(size, "int4")["vision.onnx"] == linears + 4 * (rows + others)
+    assert ("audio.onnx" in footprint.tower_bytes(size, "none")) == (size in ("E2B", "E4B", "12B"))
+    if size in footprint.AUDIO:
+        check_audio(footprint.AUDIO[size], target)
+
+
+def test_the_table_of_towers() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in footprint.towers_report().splitlines()[2:]]
+    assert [row[0] for row in rows] == list(footprint.TARGETS)
+    assert [row[3:] == ["none", "none"] for row in rows] == [False, False, False, True, True]
+    assert all(0 < int(row[2]) <= int(row[1]) for row in rows)
 
 
 def test_quality(seeing: dict[tuple[str, str], Bundle]) -> None:
