@@ -2,11 +2,13 @@
 speed of another generation while a picture is encoded.
 
     python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--seconds 1 10 30] [--threads N] [--rounds 3]
+        [--towers-only]
 
 If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.6 GB. The least time
 of a picture is that of its matrix products at the machine's measured peaks: those of the layers at that of 8-bit dot
 products (unless the tower is float32), attention and the rest at that of float32. Memory is resident and beyond that
-before the tower was opened; the peak is that of an encoding, and some of it stays.
+before the tower was opened; the peak is that of an encoding, and some of it stays. `benchmarks.shape` writes bundles of
+other sizes; `--towers-only` is for those of few layers.
 """
 
 from __future__ import annotations
@@ -235,6 +237,23 @@ def first_tokens(bundle: Bundle, threads: int, tokens: int) -> dict[str, float]:
     return found
 
 
+def report_prompts(bundle: Bundle, threads: int, tokens: int, rounds: int) -> None:
+    """Print what a picture means for its own generation and for another one."""
+    firsts = first_tokens(bundle, threads, tokens)
+    cells = [[what, f"{1e3 * seconds:.0f}"] for what, seconds in firsts.items()]
+    print(
+        table(
+            [f"prompt with {tokens} soft tokens", "first token ms"], cells, left={f"prompt with {tokens} soft tokens"}
+        )
+    )
+    title = f"a picture of {tokens} soft tokens, and another generation"
+    cells = [
+        [when, f"{1e3 * each.picture_s:.0f}", f"{each.speed:.1f}"]
+        for when, each in beside(bundle, threads, tokens, rounds).items()
+    ]
+    print("\n" + table([title, "ms of the picture", "tokens/s of the other"], cells, left={title}))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
@@ -242,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, nargs="+", default=[1, 10, 30], help="of sounds, at most 30")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--towers-only", action="store_true", help="nothing that needs the language model")
     chosen = parser.parse_args(arguments)
     if not chosen.directory.exists():
         e2b_shape.write_bundle(chosen.directory, towers=True)
@@ -263,19 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = bundle.manifest.vision.tokens if bundle.manifest.vision else 0
     tokens = tokens if tokens in chosen.tokens else chosen.tokens[-1]
     print(f"\nA cancellation ends after {1e3 * stopped_s(bundle, chosen.threads, tokens):.0f} ms.\n")
-    firsts = first_tokens(bundle, chosen.threads, tokens)
-    cells = [[what, f"{1e3 * seconds:.0f}"] for what, seconds in firsts.items()]
-    print(
-        table(
-            [f"prompt with {tokens} soft tokens", "first token ms"], cells, left={f"prompt with {tokens} soft tokens"}
-        )
-    )
-    title = f"a picture of {tokens} soft tokens, and another generation"
-    cells = [
-        [when, f"{1e3 * each.picture_s:.0f}", f"{each.speed:.1f}"]
-        for when, each in beside(bundle, chosen.threads, tokens, chosen.rounds).items()
-    ]
-    print("\n" + table([title, "ms of the picture", "tokens/s of the other"], cells, left={title}))
+    if not chosen.towers_only:
+        report_prompts(bundle, chosen.threads, tokens, chosen.rounds)
     if bundle.manifest.audio is None:
         return
     heard = sounds(bundle, chosen.seconds, chosen.threads, chosen.rounds)

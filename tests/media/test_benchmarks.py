@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import footprint, media, media_products, media_quality
+from benchmarks import footprint, media, media_products, media_quality, shape
 from benchmarks.e2b_shape import VISION, target_model, with_towers
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import check_audio
@@ -26,6 +26,20 @@ def test_time_and_memory(seeing: dict[tuple[str, str], Bundle], capsys: pytest.C
         "a picture of 70 soft tokens, and another generation", "-" * 51, "each alone", "at the same time",
         "seconds of sound", "---------------:", "2",
     ]  # fmt: skip
+
+
+def test_towers_without_their_language_model(
+    seeing: dict[tuple[str, str], Bundle], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The last layers of a published model are enough for a bundle with its whole towers."""
+    bundle = seeing["seeing-31b", "int8"]
+    media.main([str(bundle.path), "--tokens", "70", "--rounds", "1", "--threads", "1", "--towers-only"])
+    lines = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert lines == ["soft tokens", "----------:", "70"]
+    for size in ("26B-A4B", "31B"):
+        (tmp_path / size).mkdir()
+        config = shape.target_model(size, tmp_path / size, layers=2).config
+        assert [layer.kind for layer in config.layers] == ["sliding", "full"]
 
 
 @pytest.mark.parametrize("tokens", [70, 140, 280, 560, 1120])
