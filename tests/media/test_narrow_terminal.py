@@ -59,7 +59,7 @@ class Chat:
         return found.removesuffix("\n> ").split("\n")
 
 
-def broken_between_words(lines: list[str], text: str) -> None:
+def check_words(lines: list[str], text: str) -> None:
     """Check that the lines are the text, and none is wider than the terminal."""
     assert " ".join(lines) == text
     assert max(map(len, lines)) <= COLUMNS
@@ -76,15 +76,15 @@ def test_lines_and_files_that_are_none(chat_bundle: Path, tmp_path: Path) -> Non
         assert max(map(len, chat.begins)) <= COLUMNS
         for command, damaged in DAMAGED.items():
             for name, complaint in REFUSED.items():
-                broken_between_words(chat.answer(f"{command} {name}"), f"ondevice: {complaint}")
-            broken_between_words(chat.answer(f"{command} no"), f"ondevice: {damaged}")
-        broken_between_words(chat.answer("/image"), "(nothing goes with the next message)")
+                check_words(chat.answer(f"{command} {name}"), f"ondevice: {complaint}")
+            check_words(chat.answer(f"{command} no"), f"ondevice: {damaged}")
+        check_words(chat.answer("/image"), "(nothing goes with the next message)")
         for line in ("/image photo.png", "/image other.png"):
             found = chat.answer(line)
-        broken_between_words(
+        check_words(
             chat.answer("/audio it.wav"),
             "(with the next message: photo.png (66 tokens), other.png (58 tokens), it.wav (15 tokens))",
         )
         assert len(found) == 2
         assert chat.answer("the fox")[-1] == "(cut at --max-new-tokens)"
-        broken_between_words(chat.answer("/audio"), "(nothing goes with the next message)")
+        check_words(chat.answer("/audio"), "(nothing goes with the next message)")
