@@ -3,29 +3,36 @@ speed of another generation while a picture is encoded.
 
     python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--seconds 1 10 30] [--threads N] [--rounds 3]
         [--towers-only]
+    python -m benchmarks.media DIRECTORY --llama-server PROGRAM --gguf FILE --mmproj-gguf FILE
 
 If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.6 GB. The least time
 of a picture is that of its matrix products at the machine's measured peaks: those of the layers at that of 8-bit dot
 products (unless the tower is float32), attention and the rest at that of float32. Memory is resident and beyond that
 before the tower was opened; the peak is that of an encoding, and some of it stays. `benchmarks.shape` writes bundles of
-other sizes; `--towers-only` is for those of few layers.
+other sizes; `--towers-only` is for those of few layers. `--llama-server` only compares pictures with llama.cpp's, in
+turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+import PIL.Image
 
 from benchmarks import e2b_shape
+from benchmarks.llama_server import LOGGING, LlamaServer, version
 from benchmarks.media_products import float_peak
 from benchmarks.memory_watch import Memory
 from ondevice import Audio, Image, machine
@@ -125,6 +132,27 @@ def sounds(bundle: Bundle, lengths: Sequence[int], threads: int, rounds: int) ->
             seconds.append(time.perf_counter() - started)
             peak = max(peak, machine.peak_rss_bytes())
         found.append(Encoding(piece.tokens, median(seconds[1:]), peak - before, resident() - before))
+    return found
+
+
+def compared(
+    tower: Tower, vision: VisionEntry, theirs: Callable[[bytes], float], sizes: Sequence[int], rounds: int
+) -> list[tuple[int, float, float]]:
+    """Soft tokens of a picture, and the seconds of a tower and of another one: medians, in turns.
+
+    Args:
+        theirs: encodes a PNG file with the other tower; returns its seconds.
+    """
+    found = []
+    for size in sizes:
+        pixels, file, times = picture(vision, size), BytesIO(), []
+        PIL.Image.fromarray(pixels.values).save(file, "PNG")
+        for _ in range(rounds + 1):  # the first time opens the graph
+            started = time.perf_counter()
+            tower.encode(pixels)
+            times.append((time.perf_counter() - started, theirs(file.getvalue())))
+        ours, others = zip(*times[1:], strict=True)
+        found.append((pixels.tokens, median(ours), median(others)))
     return found
 
 
@@ -254,6 +282,23 @@ def report_prompts(bundle: Bundle, threads: int, tokens: int, rounds: int) -> No
     print("\n" + table([title, "ms of the picture", "tokens/s of the other"], cells, left={title}))
 
 
+def report_compared(bundle: Bundle, chosen: argparse.Namespace) -> None:
+    """Print the times of this bundle's tower and of llama.cpp's."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "log"
+        options = ["--mmproj", str(chosen.mmproj_gguf), *LOGGING, str(log)]
+        with LlamaServer(chosen.llama_server, chosen.gguf, chosen.threads, options) as server:
+            tower = _tower(bundle, vision, chosen.threads)
+            found = compared(tower, vision, partial(server.encode, log), chosen.tokens, chosen.rounds)
+    cells = [
+        [str(size), f"{1e3 * ours:.0f}", f"{1e3 * other:.0f}", f"{other / ours:.2f}"] for size, ours, other in found
+    ]
+    print(table(["soft tokens", "ms", "llama.cpp ms", "llama.cpp / ours"], cells, left=()))
+    print(f"\n{chosen.threads} threads, llama.cpp {version(chosen.llama_server)}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
@@ -261,11 +306,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, nargs="+", default=[1, 10, 30], help="of sounds, at most 30")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--llama-server", type=Path, metavar="PROGRAM", help="compare pictures with llama.cpp's")
+    parser.add_argument(
+        "--gguf", type=Path, metavar="FILE", help="any model of E2B's width, such as benchmarks.e2b_gguf's"
+    )
+    parser.add_argument("--mmproj-gguf", type=Path, metavar="FILE", help="its tower, of benchmarks.mmproj_gguf")
     parser.add_argument("--towers-only", action="store_true", help="nothing that needs the language model")
     chosen = parser.parse_args(arguments)
     if not chosen.directory.exists():
         e2b_shape.write_bundle(chosen.directory, towers=True)
     bundle = Bundle.open(chosen.directory)
+    if chosen.llama_server is not None:
+        report_compared(bundle, chosen)
+        return
     encoded = encodings(bundle, chosen.tokens, chosen.threads, chosen.rounds)
     least = least_seconds(bundle, [each.tokens for each in encoded], chosen.threads)
     lines = [

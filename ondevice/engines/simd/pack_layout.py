@@ -269,7 +269,7 @@ def _write_tiles(
     """Write neighbouring tiles of a packed matrix, the first of which has the number `start`; returns their bytes."""
     size, scale_size = packed.tile_bytes, packed.scale_bytes
     assert start + len(tiles) <= packed.tiles
-    codes_out, scales_out = np.empty(len(tiles) * size, np.uint8), np.zeros(len(tiles) * scale_size, np.uint8)
+    codes_out, scales_out = (np.zeros(len(tiles) * each, np.uint8) for each in (size, scale_size))
     form = packed.format
     matrices = {key: _readable(matrix) for key, matrix in {id(tile.matrix): tile.matrix for tile in tiles}.items()}
     row_bytes, scratch = size // TILE, np.empty(TILE, np.float32)
