@@ -1,12 +1,10 @@
-"""llama.cpp's llama-server: replies to prompts of token ids, with a kind of speculative decoding or none; pictures."""
+"""llama.cpp's llama-server: replies to prompts of token ids, with a kind of speculative decoding or none."""
 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
-import re
 import socket
 import subprocess
 import time
@@ -19,9 +17,6 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 PLAIN, NGRAM, MTP = "plain", "ngram", "mtp"
-
-LOGGING = ("--log-verbosity", "4", "--log-file")
-"""Options before the path of a log that tells how long pictures took."""
 
 START_S = 300
 """A server that is not ready after this time is given up."""
@@ -99,19 +94,6 @@ class LlamaServer:
             drafted=timings.get("draft_n", 0),
             accepted=accepted,
         )
-
-    def encode(self, log: Path, picture: bytes) -> float:
-        """Seconds for which the vision tower runs.
-
-        Args:
-            log: the server's, of the options `LOGGING`.
-            picture: a PNG file.
-        """
-        with urlopen(f"{self._url}/props", timeout=60) as answer:
-            marker = json.load(answer)["media_marker"]
-        prompt = {"prompt_string": marker, "multimodal_data": [base64.b64encode(picture).decode()]}
-        self._post("/completion", {"prompt": prompt, "n_predict": 1, "cache_prompt": False})
-        return int(re.findall(r"slice encoded in (\d+) ms", log.read_text("utf-8", errors="replace"))[-1]) / 1e3
 
     def _wait(self, command: str) -> None:
         deadline = time.monotonic() + START_S

@@ -3,13 +3,13 @@ speed of another generation while a picture is encoded.
 
     python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--seconds 1 10 30] [--threads N] [--rounds 3]
         [--towers-only]
-    python -m benchmarks.media DIRECTORY --llama-server PROGRAM --gguf FILE --mmproj-gguf FILE
+    python -m benchmarks.media DIRECTORY --llama-mtmd-cli PROGRAM --gguf FILE --mmproj-gguf FILE
 
 If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.6 GB. The least time
 of a picture is that of its matrix products at the machine's measured peaks: those of the layers at that of 8-bit dot
 products (unless the tower is float32), attention and the rest at that of float32. Memory is resident and beyond that
 before the tower was opened; the peak is that of an encoding, and some of it stays. `benchmarks.shape` writes bundles of
-other sizes; `--towers-only` is for those of few layers. `--llama-server` only compares pictures with llama.cpp's, in
+other sizes; `--towers-only` is for those of few layers. `--llama-mtmd-cli` only compares pictures with llama.cpp's, in
 turns.
 """
 
@@ -20,10 +20,8 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -32,7 +30,8 @@ import numpy as np
 import PIL.Image
 
 from benchmarks import e2b_shape
-from benchmarks.llama_server import LOGGING, LlamaServer, version
+from benchmarks.llama_mtmd import LlamaMtmd, add_llama_mtmd
+from benchmarks.llama_server import version
 from benchmarks.media_products import float_peak
 from benchmarks.memory_watch import Memory
 from ondevice import Audio, Image, machine
@@ -136,23 +135,22 @@ def sounds(bundle: Bundle, lengths: Sequence[int], threads: int, rounds: int) ->
 
 
 def compared(
-    tower: Tower, vision: VisionEntry, theirs: Callable[[bytes], float], sizes: Sequence[int], rounds: int
+    tower: Tower, vision: VisionEntry, other: LlamaMtmd, sizes: Sequence[int], rounds: int
 ) -> list[tuple[int, float, float]]:
-    """Soft tokens of a picture, and the seconds of a tower and of another one: medians, in turns.
-
-    Args:
-        theirs: encodes a PNG file with the other tower; returns its seconds.
-    """
+    """Soft tokens of a picture, and the seconds of a tower and of llama.cpp's: medians, in turns."""
     found = []
-    for size in sizes:
-        pixels, file, times = picture(vision, size), BytesIO(), []
-        PIL.Image.fromarray(pixels.values).save(file, "PNG")
-        for _ in range(rounds + 1):  # the first time opens the graph
-            started = time.perf_counter()
-            tower.encode(pixels)
-            times.append((time.perf_counter() - started, theirs(file.getvalue())))
-        ours, others = zip(*times[1:], strict=True)
-        found.append((pixels.tokens, median(ours), median(others)))
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "picture.png"
+        for size in sizes:
+            pixels, times = picture(vision, size), []
+            PIL.Image.fromarray(pixels.values).save(file)
+            tower.encode(pixels)  # opens the graph
+            for _ in range(rounds):
+                started = time.perf_counter()
+                tower.encode(pixels)
+                times.append((time.perf_counter() - started, other.seconds(file)))
+            ours, others = zip(*times, strict=True)
+            found.append((pixels.tokens, median(ours), median(others)))
     return found
 
 
@@ -286,17 +284,13 @@ def report_compared(bundle: Bundle, chosen: argparse.Namespace) -> None:
     """Print the times of this bundle's tower and of llama.cpp's."""
     vision = bundle.manifest.vision
     assert vision is not None
-    with tempfile.TemporaryDirectory() as directory:
-        log = Path(directory) / "log"
-        options = ["--mmproj", str(chosen.mmproj_gguf), *LOGGING, str(log)]
-        with LlamaServer(chosen.llama_server, chosen.gguf, chosen.threads, options) as server:
-            tower = _tower(bundle, vision, chosen.threads)
-            found = compared(tower, vision, partial(server.encode, log), chosen.tokens, chosen.rounds)
+    other = LlamaMtmd(chosen.llama_mtmd_cli, chosen.gguf, chosen.mmproj_gguf, chosen.threads)
+    found = compared(_tower(bundle, vision, chosen.threads), vision, other, chosen.tokens, chosen.rounds)
     cells = [
-        [str(size), f"{1e3 * ours:.0f}", f"{1e3 * other:.0f}", f"{other / ours:.2f}"] for size, ours, other in found
+        [str(size), f"{1e3 * ours:.0f}", f"{1e3 * theirs:.0f}", f"{theirs / ours:.2f}"] for size, ours, theirs in found
     ]
     print(table(["soft tokens", "ms", "llama.cpp ms", "llama.cpp / ours"], cells, left=()))
-    print(f"\n{chosen.threads} threads, llama.cpp {version(chosen.llama_server)}")
+    print(f"\n{chosen.threads} threads, llama.cpp {version(chosen.llama_mtmd_cli)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -306,17 +300,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, nargs="+", default=[1, 10, 30], help="of sounds, at most 30")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--llama-server", type=Path, metavar="PROGRAM", help="compare pictures with llama.cpp's")
-    parser.add_argument(
-        "--gguf", type=Path, metavar="FILE", help="any model of E2B's width, such as benchmarks.e2b_gguf's"
-    )
-    parser.add_argument("--mmproj-gguf", type=Path, metavar="FILE", help="its tower, of benchmarks.mmproj_gguf")
+    add_llama_mtmd(parser)
     parser.add_argument("--towers-only", action="store_true", help="nothing that needs the language model")
     chosen = parser.parse_args(arguments)
     if not chosen.directory.exists():
         e2b_shape.write_bundle(chosen.directory, towers=True)
     bundle = Bundle.open(chosen.directory)
-    if chosen.llama_server is not None:
+    if chosen.llama_mtmd_cli is not None:
         report_compared(bundle, chosen)
         return
     encoded = encodings(bundle, chosen.tokens, chosen.threads, chosen.rounds)

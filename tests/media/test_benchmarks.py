@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks import footprint, media, media_products, media_quality, shape
 from benchmarks.e2b_shape import VISION, target_model, with_towers
+from benchmarks.llama_mtmd import LlamaMtmd
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import check_audio
 from ondevice.bundle_format.vision import check_vision
@@ -114,3 +116,15 @@ def test_the_random_tower_has_no_equal_matrices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tower.rows(names[0], 0, 9)[7:], tower.rows(names[0], 7, 9))
     picked = tower.picked_rows(names[0], np.array([8, 2]))
     np.testing.assert_array_equal(picked, tower.rows(names[0], 0, 9)[[8, 2]])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script takes llama.cpp's place")
+def test_the_time_of_llama_cpp_s_tower(tmp_path: Path) -> None:
+    program = tmp_path / "llama-mtmd-cli"
+    program.write_text('#!/bin/sh\necho "0.1 I mtmd batch encoding done in 12 ms" >&2\n', "utf-8")
+    program.chmod(0o755)
+    other = LlamaMtmd(program, tmp_path / "text.gguf", tmp_path / "tower.gguf", threads=2)
+    assert other.seconds(tmp_path / "picture.png") == 0.012
+    program.write_text("#!/bin/sh\nexit 3\n", "utf-8")
+    with pytest.raises(SystemExit, match="encoded no picture: exit code 3"):
+        other.seconds(tmp_path / "picture.png")
