@@ -135,7 +135,7 @@ class Layer:
             width: rng.standard_normal((HEADS, SIZE // width, width + 1, 16)).astype(np.float32) for width in WIDTHS
         }
         self.chosen = np.zeros(HEADS * (1 + CHOSEN // UNIT), np.int64)
-        self.lookup = LookupScratch(1, SIZE, 1)
+        self.lookup = self.scratch.lookup = LookupScratch(1, SIZE, 1)
 
     def products(self) -> dict[str, Callable[[], object]]:
         """The functions that multiply the query with all keys, by name."""
@@ -181,7 +181,7 @@ class Layer:
             record._point(slots.CACHES + offset, array)
         position = np.array([self.count - 1])
         state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
-        state.set_sequences([record], self.scratch, self.lookup)
+        state.set_sequences([record], self.scratch)
         calls, claims = [], np.zeros(1, np.int64)
         for run, step, shares in steps:
             words, row = np.zeros(WIDTH, np.int64), to_row(step)

@@ -18,7 +18,6 @@ from ondevice.bundle_format.model_config import (
     HeadsEntry,
     HeadsKind,
     InvalidFieldError,
-    Layer,
     LayerConfig,
     Target,
     check_number,
@@ -148,10 +147,8 @@ def target_shapes(target: Target) -> Shapes:
     if not target.tied:
         shapes[HEAD] = (target.vocab_size, target.hidden_size)
     shapes["norm.weight"] = (target.hidden_size,)
-    for index, layer in enumerate(target.layers):
-        prefix = f"layers.{index}."
-        shapes |= _layer_shapes(prefix, target, layer)
-        shapes |= _target_layer_shapes(prefix, target, layer, owns_kv=layer.kv_source == index)
+    for index in range(len(target.layers)):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in target_layer_shapes(target, index).items()}
     if target.ple_size:
         packed = len(target.layers) * target.ple_size
         shapes[PLE_TABLE] = (target.ple_vocab_size, packed)
@@ -165,7 +162,7 @@ def drafter_shapes(drafter: DrafterEntry, target: Target) -> Shapes:
     hidden, backbone = drafter.hidden_size, target.hidden_size
     shapes: Shapes = {DRAFTER_EMBEDDING: (target.vocab_size, hidden), "model.norm.weight": (hidden,)}
     for index, layer in enumerate(drafter.layers):
-        shapes |= _layer_shapes(f"model.layers.{index}.", drafter, layer)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(drafter, layer).items()}
     shapes["pre_projection.weight"] = (hidden, 2 * backbone)
     shapes["post_projection.weight"] = (backbone, hidden)
     if drafter.shortlist is not None:
@@ -202,28 +199,29 @@ def is_plain(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 1 or name.endswith(("router.proj.weight", DRAFTER_CENTROIDS))
 
 
-def _layer_shapes(prefix: str, decoder: Decoder, layer: LayerConfig) -> Shapes:
-    """The tensors of a layer that both the target and the drafter have."""
+def layer_shapes(decoder: Decoder, layer: LayerConfig) -> Shapes:
+    """Names, without the layer's prefix, and shapes of the tensors that every layer of target and drafter has."""
     hidden, wide, queries = decoder.hidden_size, layer.intermediate_size, decoder.query_heads * layer.head_dim
     return {
-        f"{prefix}input_layernorm.weight": (hidden,),
-        f"{prefix}self_attn.q_proj.weight": (queries, hidden),
-        f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
-        f"{prefix}self_attn.o_proj.weight": (hidden, queries),
-        f"{prefix}post_attention_layernorm.weight": (hidden,),
-        f"{prefix}pre_feedforward_layernorm.weight": (hidden,),
-        f"{prefix}mlp.gate_proj.weight": (wide, hidden),
-        f"{prefix}mlp.up_proj.weight": (wide, hidden),
-        f"{prefix}mlp.down_proj.weight": (hidden, wide),
-        f"{prefix}post_feedforward_layernorm.weight": (hidden,),
-        f"{prefix}layer_scalar": (1,),
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.q_norm.weight": (layer.head_dim,),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "post_attention_layernorm.weight": (hidden,),
+        "pre_feedforward_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (wide, hidden),
+        "mlp.up_proj.weight": (wide, hidden),
+        "mlp.down_proj.weight": (hidden, wide),
+        "post_feedforward_layernorm.weight": (hidden,),
+        "layer_scalar": (1,),
     }
 
 
-def _target_layer_shapes(prefix: str, target: Target, layer: Layer, *, owns_kv: bool) -> Shapes:
-    """The tensors of a layer that only the target has; `owns_kv` if the layer writes its own cache."""
-    hidden, shapes = target.hidden_size, Shapes()
-    if owns_kv:
+def target_layer_shapes(target: Target, index: int) -> Shapes:
+    """Names, without the layer's prefix, and shapes of the tensors of a layer of the target."""
+    layer, hidden = target.layers[index], target.hidden_size
+    shapes = layer_shapes(target, layer)
+    if layer.kv_source == index:
         shapes["self_attn.k_proj.weight"] = (layer.kv_width, hidden)
         shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
         if not layer.k_eq_v:
@@ -242,7 +240,7 @@ def _target_layer_shapes(prefix: str, target: Target, layer: Layer, *, owns_kv: 
         shapes["per_layer_input_gate.weight"] = (target.ple_size, hidden)
         shapes["per_layer_projection.weight"] = (hidden, target.ple_size)
         shapes["post_per_layer_input_norm.weight"] = (hidden,)
-    return {prefix + name: shape for name, shape in shapes.items()}
+    return shapes
 
 
 def _check_format(name: str, tensor: Tensor) -> None:

@@ -289,7 +289,7 @@ def make_caches(
     target: Target,
     unit_type: Callable[[Layer], np.dtype[Any]],
     max_rows: int,
-    views: Mapping[AttentionKind, Views],
+    views: Views = Views(),
     units: Units = SINGLE,
 ) -> dict[AttentionKind, KVCache]:
     """The caches of one sequence: one for each kind of attention, with the layers that own keys and values.
@@ -298,7 +298,7 @@ def make_caches(
         target: the model.
         unit_type: the dtype of one unit of a layer's keys, and of its values.
         max_rows: most rows that one forward appends.
-        views: by kind of attention, the range that the engine reads at once, if that is more than single rows.
+        views: the range of positions that the engine reads at once.
         units: how rows lie in memory.
     """
     caches: dict[AttentionKind, KVCache] = {}
@@ -307,7 +307,7 @@ def make_caches(
         types = {index: unit_type(target.layers[index]) for index in owners}
         # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
         history = target.sliding_window + 1 if kind == "sliding" else None
-        caches[kind] = KVCache(types, max_rows, history, views.get(kind, Views()), units)
+        caches[kind] = KVCache(types, max_rows, history, views, units)
     return caches
 
 

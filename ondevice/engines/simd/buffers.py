@@ -143,13 +143,15 @@ class AttentionScratch:
             `slots.PARTIALS`.
     """
 
-    def __init__(self, head_dim: int, query_heads: int, threads: int) -> None:
+    def __init__(self, head_dim: int, query_heads: int, threads: int, lookup: LookupScratch | None = None) -> None:
         """
         Args:
             head_dim: numbers of the widest head.
             query_heads: most query heads of a layer.
             threads: number of threads that attend at the same time.
+            lookup: working memory of lookup attention; None if all attention is exact.
         """
+        self.lookup = lookup
         self._own, self._shared = Buffers(), Buffers()
         self.stride = -(-scratch_at(0, head_dim).end // LINE) * LINE
         self.address = self._own.bytes(threads * self.stride)

@@ -18,11 +18,11 @@ from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
-from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
+from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.caches import KeyIndex
 from ondevice.engines.simd.kernels.attention.sizes import SPLIT_ROWS
 from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.plan.drafts import DrafterPlan, HeadsPlan
+from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
@@ -206,25 +206,23 @@ class ForwardState:
         """Set how many positions a row sees in sliding attention."""
         self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions
 
-    def set_sequences(
-        self, records: Sequence[SequenceRecord], scratch: AttentionScratch, lookup: LookupScratch | None = None
-    ) -> None:
+    def set_sequences(self, records: Sequence[SequenceRecord], scratch: AttentionScratch) -> None:
         """Write the records of the sequences that the rows belong to, and the working memory of their attention.
 
         Call it after `set_rows`: the memory depends on the number of rows.
         """
         for index, record in enumerate(records):
             self._addresses[index] = record.address
-        rows = int(self.slots[slots.ALL])
-        scratch.reserve(rows, max(record.most_keys for record in records))
+        rows, keys = int(self.slots[slots.ALL]), max(record.most_keys for record in records)
+        scratch.reserve(rows, keys)
         self.slots[slots.SEQUENCE_COUNT] = len(records)
         self.slots[slots.SCRATCH] = scratch.address
         self.slots[slots.SCRATCH_STRIDE] = scratch.stride
         self.slots[slots.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
         self.slots[slots.MOST_PARTS] = scratch.most_parts
         self.slots[slots.COUNTERS] = scratch.counters
-        if lookup is not None:
-            lookup.reserve(max(record.most_keys for record in records))
+        if (lookup := scratch.lookup) is not None:
+            lookup.reserve(keys)
             self.slots[slots.LOOK_UP], self.slots[slots.LOOK_UP_STRIDE] = lookup.work, lookup.work_bytes
             self.slots[slots.SHARES], self.slots[slots.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
 
@@ -252,11 +250,11 @@ class DraftState:
         answer: the result of the last step, in the same arrays every time.
     """
 
-    def __init__(self, plan: DrafterPlan, rotary: Frequencies, cache_bits: int) -> None:
+    def __init__(self, plan: DraftPlan, rotary: Frequencies, cache_bits: int) -> None:
         self._state = state = ForwardState(1, rotary, cache_bits)
         self.slots = state.slots
         logits = np.zeros(plan.logits_width, np.float32)
-        candidates, hidden = _own(plan.candidates), np.zeros(len(plan.target_hidden), np.float32)
+        candidates, hidden = _own(plan.candidates), np.zeros(len(plan.hidden), np.float32)
         state.point(slots.TOKENS, plan.token)
         state.point(slots.HIDDEN, plan.normed)
         state.point(slots.LOGITS, logits)
@@ -275,9 +273,9 @@ class DraftState:
         self._state.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
         self._state.set_window(length - first_drafted("sliding", length, window))
 
-    def use(self, record: SequenceRecord, scratch: AttentionScratch, lookup: LookupScratch | None) -> None:
+    def use(self, record: SequenceRecord, scratch: AttentionScratch) -> None:
         """Write the addresses of attention's working memory, which forwards of other sessions may have reallocated."""
-        self._state.set_sequences((record,), scratch, lookup)
+        self._state.set_sequences((record,), scratch)
 
 
 class HeadsState:
@@ -288,7 +286,7 @@ class HeadsState:
         answer: the result of the last run, in the same arrays every time.
     """
 
-    def __init__(self, plan: HeadsPlan) -> None:
+    def __init__(self, plan: DraftPlan) -> None:
         self.slots = np.zeros(slots.SLOTS, np.int64)
         candidates, (offsets, count) = _own(plan.candidates), plan.candidates.shape
         self._logits = np.zeros((offsets, plan.logits_width), np.float32)
