@@ -178,7 +178,7 @@ class Layer:
         record.most_keys = self.count
         arrays = [*self.parts[kind]] if width is None else [*self.parts[kind], self.codes[width], self.books[width]]
         for offset, array in enumerate(arrays):
-            record._point(slots.CACHES + offset, array)
+            record.point(slots.CACHES + offset, array)
         position = np.array([self.count - 1])
         state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
         state.set_sequences([record], self.scratch)

@@ -125,11 +125,6 @@ class KVCache:
         return list(self._types)
 
     @property
-    def slides(self) -> bool:
-        """Whether old rows are dropped."""
-        return self._history is not None
-
-    @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 

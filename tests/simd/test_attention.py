@@ -54,7 +54,7 @@ def run(
     record.set_place(slots.WANTED, 0, count)
     record.most_keys = length + len(tree)
     for offset in range(2):
-        record._point(slots.CACHES + offset, cache[offset])
+        record.point(slots.CACHES + offset, cache[offset])
     positions = length + tree.depths()
     state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted), block_stop)
     state.set_window(window)

@@ -52,7 +52,7 @@ class Case:
         self._record.set_place(slots.ALL, 0, 1)
         self._record.most_keys = LENGTH
         for offset, array in enumerate((*self.cache, self.codes, self.book)):
-            self._record._point(slots.CACHES + offset, array)
+            self._record.point(slots.CACHES + offset, array)
         position = np.array([LENGTH - 1])
         self._state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
         self._scratch = AttentionScratch(HEAD_DIM, heads, 1, LookupScratch(heads, HEAD_DIM // CODE_WIDTH, 1))

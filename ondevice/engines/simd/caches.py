@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.model_config import Layer
 from ondevice.engines.kv_cache import SINGLE, KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
 from ondevice.engines.simd.kernels.attention.sizes import CENTROIDS, SPAN, UNIT
@@ -56,11 +55,6 @@ def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:
     if kind == "fp16":
         return np.dtype((np.float16, (kv_heads, head_dim)))
     return np.dtype((np.uint8, (kv_heads, UNIT * (head_dim + 4))))
-
-
-def layer_unit_type(kind: KVCacheType, layer: Layer) -> np.dtype[Any]:
-    """`unit_type` for a layer that owns a cache."""
-    return unit_type(kind, layer.kv_heads, layer.head_dim)
 
 
 def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:

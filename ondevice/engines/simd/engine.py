@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from os import PathLike
 from typing import Self
 
@@ -37,7 +36,7 @@ from ondevice.engines.protocol import (
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
 from ondevice.engines.simd.buffers import Lease, OutputPool
-from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, layer_unit_type
+from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, unit_type
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.program import Program
@@ -120,8 +119,13 @@ class SimdEngine:
     def open_session(self) -> SimdSession:
         self._check_open()
         program, kind = self._program, self._cache_type
-        unit_type = partial(layer_unit_type, kind)
-        caches = make_caches(self.target, unit_type, self.most_rows, VIEWS[kind], UNITS[kind])
+        caches = make_caches(
+            self.target,
+            lambda layer: unit_type(kind, layer.kv_heads, layer.head_dim),
+            self.most_rows,
+            VIEWS[kind],
+            UNITS[kind],
+        )
         index, drafts = None, None
         if self._lookup is not None:
             owners = {layer: self.target.layers[layer] for layer in program.looked_up}
@@ -199,7 +203,7 @@ class SimdEngine:
             assert drafter is not None
             drafter.hidden[:] = hidden
             drafter.token[0] = token
-            drafts.use(record, program.scratch)
+            drafts.set_sequences([record], program.scratch)  # others may have reallocated the working memory
             self._pool.run(program.steps(drafter.plan, record.length), drafts.slots, DRAFT_STEP)
         return drafts.answer
 
@@ -261,8 +265,8 @@ class SimdSession(CachedSequence):
             engine, caches: as in `CachedSequence`.
             record: the sequence's record for the kernels.
             index: the codes of its keys; None if attention is exact.
-            drafts: the drafter's state, if there is one. It is not made for the first draft step, which is timed, and
-                took three times as long with this in it.
+            drafts: the drafter's state, if there is one. If it were made in a generation's first draft step, which is
+                timed, this would take three times as long.
             heads: the states of heads, by kind.
         """
         super().__init__(caches, engine.origin)
@@ -288,8 +292,6 @@ class SimdSession(CachedSequence):
             the last draft forward left, if the caches still hold its rows.
         """
         length, record = self.length, self._record
-        if self._index is not None and len(tree) > self._index.most_rows:
-            raise ValueError(f"{len(tree)} rows do not fit: lookups leave {self._index.most_rows} for a sequence")
         kept, self._kept = self._kept, None  # the forward that begins may overwrite these rows
         self._pending = self._drafts_after = self._lease = None
         for cache in self._caches.values():

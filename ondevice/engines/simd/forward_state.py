@@ -27,10 +27,23 @@ from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
 
-class SequenceRecord:
-    """The int64 record of a sequence: its rows in a forward, its tree, and the addresses of its caches.
+class Fields:
+    """An int64 array that kernels read, and the arrays that it points to. Fields: `kernels.steps.slots`."""
 
-    It also keeps the arrays alive that the record points to. Fields: `kernels.steps.slots`.
+    def __init__(self, count: int) -> None:
+        self.slots = np.zeros(count, np.int64)
+        self._held: dict[int, NDArray[Any]] = {}
+
+    def point(self, slot: int, array: NDArray[Any]) -> None:
+        """Write the address of an array to a field, and keep the array alive."""
+        assert array.flags.c_contiguous
+        address = array.ctypes.data  # an interrupt is possible here, but not between the next two statements
+        self._held[slot] = array
+        self.slots[slot] = address
+
+
+class SequenceRecord(Fields):
+    """The record of a sequence: its rows in a forward, its tree, and the addresses of its caches.
 
     Attributes:
         address: address of the record.
@@ -42,11 +55,10 @@ class SequenceRecord:
         Args:
             places: layer -> number of its cache among the record's pairs of keys and values.
         """
+        super().__init__(slots.CACHES + 4 * len(places))
         self.most_keys = 0
-        self._slots = np.zeros(slots.CACHES + 4 * len(places), np.int64)
-        self.address = int(self._slots.ctypes.data)
+        self.address = int(self.slots.ctypes.data)
         self._places = places
-        self._held: dict[int, NDArray[Any]] = {}
         self._capacities: dict[AttentionKind, int] = {}
         self._version = 0
 
@@ -55,31 +67,31 @@ class SequenceRecord:
 
         For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
         """
-        self._slots[slots.LENGTH] = length
-        self._slots[slots.PATHS] = 0
+        self.slots[slots.LENGTH] = length
+        self.slots[slots.PATHS] = 0
         if not tree.is_chain:
             paths = paths_of(tree)
-            self._point(slots.PATHS, paths)
-            self._slots[slots.PATH_WIDTH] = paths.shape[1]
+            self.point(slots.PATHS, paths)
+            self.slots[slots.PATH_WIDTH] = paths.shape[1]
 
     @property
     def length(self) -> int:
         """The number of committed tokens."""
-        return int(self._slots[slots.LENGTH])
+        return int(self.slots[slots.LENGTH])
 
     def set_place(self, row_set: int, first: int, count: int) -> None:
         """Write the index of the sequence's first row in a row set, slots.ALL or slots.WANTED, and their number."""
-        self._slots[slots.FIRST_ROW + row_set] = first
-        self._slots[slots.ROW_COUNT + row_set] = count
+        self.slots[slots.FIRST_ROW + row_set] = first
+        self.slots[slots.ROW_COUNT + row_set] = count
 
     def follow(self, caches: Mapping[AttentionKind, KVCache]) -> None:
         """Write the first position and the addresses of the caches, which may have slid or been reallocated."""
         for kind, cache in caches.items():
-            self._slots[slots.BASE + KIND_NUMBERS[kind]] = cache.base
+            self.slots[slots.BASE + KIND_NUMBERS[kind]] = cache.base
             if self._capacities.get(kind) != cache.capacity:
                 for layer in cache.layers:
                     for offset, part in enumerate(cache.parts(layer)):
-                        self._point(slots.CACHES + 2 * self._places[layer] + offset, part)
+                        self.point(slots.CACHES + 2 * self._places[layer] + offset, part)
                 self.most_keys = max(self.most_keys, cache.capacity)
                 self._capacities[kind] = (
                     cache.capacity
@@ -94,16 +106,10 @@ class SequenceRecord:
             for offset in range(2):
                 slot = slots.CACHES + 2 * (len(self._places) + place) + offset
                 if parts is None:
-                    self._slots[slot] = 0
+                    self.slots[slot] = 0
                 else:
-                    self._point(slot, parts[offset])
+                    self.point(slot, parts[offset])
         self._version = index.version
-
-    def _point(self, slot: int, array: NDArray[Any]) -> None:
-        assert array.flags.c_contiguous
-        address = array.ctypes.data  # an interrupt is possible here, but not between the next two statements
-        self._held[slot] = array
-        self._slots[slot] = address
 
 
 def paths_of(tree: TokenTree) -> NDArray[np.int64]:
@@ -136,10 +142,10 @@ def frequencies(model: Target | DrafterEntry) -> Frequencies:
     return found
 
 
-class ForwardState:
-    """The int64 slots of a forward, and the arrays that they point to. Fields: `kernels.steps.slots`.
+class ForwardState(Fields):
+    """The slots of a forward.
 
-    The arrays are made once, with room for the most rows of a forward: asking numpy for the address of a new array
+    Its arrays are made once, with room for the most rows of a forward: asking numpy for the address of a new array
     takes longer than copying a few numbers.
     """
 
@@ -150,9 +156,8 @@ class ForwardState:
             rotary: rotary frequencies by kind of attention.
             cache_bits: bits of a number in the caches, 16 or 8.
         """
-        self.slots = np.zeros(slots.SLOTS, np.int64)
+        super().__init__(slots.SLOTS)
         self.slots[slots.CACHE_BITS] = cache_bits
-        self._held: dict[int, NDArray[Any]] = {}
         self._tokens, self._stop, self._block_stop, self._wanted = np.zeros((4, most_rows), np.int64)
         self._addresses = np.zeros(MOST_SESSIONS, np.int64)
         self.point(slots.TOKENS, self._tokens)
@@ -164,12 +169,6 @@ class ForwardState:
         self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary.values()])
         self._cosines, self._sines = np.zeros((2, most_rows, len(self._frequencies)), np.float32)
         self._point_at_rotary(rotary)
-
-    def point(self, slot: int, array: NDArray[Any]) -> None:
-        """Write the address of an array to a slot, and keep the array alive."""
-        assert array.flags.c_contiguous
-        self._held[slot] = array
-        self.slots[slot] = array.ctypes.data
 
     def set_rows(
         self,
@@ -242,24 +241,21 @@ _ONE_ROW = TokenTree.chain([0])
 _NO_ROWS = np.zeros(0, np.int64)
 
 
-class DraftState:
+class DraftState(ForwardState):
     """A session's slots for the drafter's plan, and the arrays that its steps write.
 
     Attributes:
-        slots: the slots to run the plan with.
         answer: the result of the last step, in the same arrays every time.
     """
 
     def __init__(self, plan: DraftPlan, rotary: Frequencies, cache_bits: int) -> None:
-        self._state = state = ForwardState(1, rotary, cache_bits)
-        self.slots = state.slots
+        super().__init__(1, rotary, cache_bits)
         logits = np.zeros(plan.logits_width, np.float32)
-        candidates, hidden = _own(plan.candidates), np.zeros(len(plan.hidden), np.float32)
-        state.point(slots.TOKENS, plan.token)
-        state.point(slots.HIDDEN, plan.normed)
-        state.point(slots.LOGITS, logits)
-        state.point(slots.CANDIDATES, candidates)
-        state.point(slots.NEXT_HIDDEN, hidden)
+        candidates, hidden = _own_candidates(self, plan), np.zeros(len(plan.hidden), np.float32)
+        self.point(slots.TOKENS, plan.token)
+        self.point(slots.HIDDEN, plan.normed)
+        self.point(slots.LOGITS, logits)
+        self.point(slots.NEXT_HIDDEN, hidden)
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
 
     def begin(self, record: SequenceRecord, caches: Mapping[AttentionKind, KVCache], length: int, window: int) -> None:
@@ -270,33 +266,31 @@ class DraftState:
         record.set_place(slots.ALL, 0, 1)
         record.follow(caches)
         position = np.array([length])
-        self._state.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
-        self._state.set_window(length - first_drafted("sliding", length, window))
-
-    def use(self, record: SequenceRecord, scratch: AttentionScratch) -> None:
-        """Write the addresses of attention's working memory, which forwards of other sessions may have reallocated."""
-        self._state.set_sequences((record,), scratch)
+        self.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
+        self.set_window(length - first_drafted("sliding", length, window))
 
 
-class HeadsState:
+class HeadsState(Fields):
     """A session's slots for the plan of one kind of heads, and the arrays that a run writes.
 
     Attributes:
-        slots: the slots to run the plan with.
         answer: the result of the last run, in the same arrays every time.
     """
 
     def __init__(self, plan: DraftPlan) -> None:
-        self.slots = np.zeros(slots.SLOTS, np.int64)
-        candidates, (offsets, count) = _own(plan.candidates), plan.candidates.shape
-        self._logits = np.zeros((offsets, plan.logits_width), np.float32)
+        super().__init__(slots.SLOTS)
+        candidates, (offsets, count) = _own_candidates(self, plan), plan.candidates.shape
+        logits = np.zeros((offsets, plan.logits_width), np.float32)
         self.slots[slots.ALL], self.slots[slots.WANTED] = 1, offsets
-        self.slots[slots.HIDDEN] = plan.normed.ctypes.data
-        self.slots[slots.LOGITS] = self._logits.ctypes.data
-        self.slots[slots.CANDIDATES] = candidates.ctypes.data
-        self.answer = Proposals(candidates, self._logits[:, :count])
+        self.point(slots.HIDDEN, plan.normed)
+        self.point(slots.LOGITS, logits)
+        self.answer = Proposals(candidates, logits[:, :count])
 
 
-def _own(candidates: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A session's own copy of a plan's candidates, or the array itself if the plan writes none."""
-    return candidates.copy() if candidates.flags.writeable else candidates
+def _own_candidates(state: Fields, plan: DraftPlan) -> NDArray[np.int64]:
+    """A session's own copy of a plan's candidates, in its slot, or the array itself if the plan writes none."""
+    if not plan.candidates.flags.writeable:
+        return plan.candidates
+    candidates = plan.candidates.copy()
+    state.point(slots.CANDIDATES, candidates)
+    return candidates
