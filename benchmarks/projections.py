@@ -49,7 +49,7 @@ def main() -> None:
                 engine.forward([Rows(session, TokenTree.chain([1] * rows), [rows - 1])])  # numbers to work on
                 for shape, plan in steps.items():
                     started = time.perf_counter()
-                    engine._pool._run(plan, engine._state.slots, arguments.threads)
+                    engine._program.pool._run(plan, engine._state.slots, arguments.threads)
                     taken[rows, shape].append(time.perf_counter() - started)
     limits = measurement.median()
     lines = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ondevice.bundle_format.model_config import (
     Decoder,
@@ -48,7 +48,6 @@ ALIGNMENT = 64
 
 Format = Literal["int2", "int4", "int8", "bfloat16", "float32", "int64"]
 
-FORMATS: tuple[Format, ...] = get_args(Format)
 _BITS: dict[Format, int] = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "float32": 32, "int64": 64}
 
 

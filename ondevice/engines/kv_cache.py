@@ -146,7 +146,7 @@ class KVCache:
         stop = start + max(self._views.least, _up(length + rows - start, self._views.step))
         if stop - self.base > self.capacity:
             if self._history is None:
-                self._grow(stop)
+                self._allocate(max(2 * self.capacity, stop), keep=True)
             else:
                 self._slide(length)
         return start, stop
@@ -190,7 +190,7 @@ class KVCache:
         """Replace the cache's content by a copy of these rows."""
         count = self._count(held.length - held.base)
         if count * self._units.positions > self.capacity:
-            self._allocate(count * self._units.positions)
+            self._allocate(count * self._units.positions, keep=False)
         self.base = held.length  # after an interrupt here, no rewind is possible
         for layer, buffer in self._buffers.items():
             buffer[:, :count] = held.rows[layer]
@@ -212,15 +212,11 @@ class KVCache:
             return 0
         return max(0, length - self._history) // self._views.align * self._views.align
 
-    def _grow(self, stop: int) -> None:
-        capacity = max(2 * self.capacity, stop)
-        grown = self._zeros(capacity)
-        for layer, old in self._buffers.items():
-            grown[layer][:, : old.shape[1]] = old
-        self._buffers, self.capacity = grown, capacity  # one assignment: an interrupt leaves the old pair
-
-    def _allocate(self, capacity: int) -> None:
+    def _allocate(self, capacity: int, *, keep: bool) -> None:
+        """Take new buffers for `capacity` rows; `keep` if the rows of the old ones are copied."""
         buffers = self._zeros(capacity)
+        for layer, old in self._buffers.items() if keep else ():
+            buffers[layer][:, : old.shape[1]] = old
         self._buffers, self.capacity = buffers, capacity  # one assignment: an interrupt leaves the old pair
 
     def _zeros(self, rows: int) -> dict[int, NDArray[Any]]:

@@ -128,19 +128,9 @@ class CachedSequence(ABC):
         held = {kind: cache.held(self.length) for kind, cache in self._caches.items()}
         session_file.write(path, self._origin, self._tokens, held)
 
-    def load(self, path: str | PathLike[str], vocab_size: int, context_length: int) -> None:
-        """Replace this sequence by the one that `save` wrote to a file.
-
-        Args:
-            path: the file.
-            vocab_size: every token id must be smaller.
-            context_length: most tokens that the file may have.
-
-        Raises:
-            OSError: the file cannot be read.
-            SessionFileError: it is damaged, or belongs to another bundle, engine, KV cache type or version.
-        """
-        tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, context_length)
+    def load(self, path: str | PathLike[str], vocab_size: int, most: int) -> None:
+        """Replace this sequence by the one that `save` wrote to a file; arguments and errors: `session_file.read`."""
+        tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, most)
         for kind, cache in self._caches.items():
             cache.adopt(held[kind])
         self._tokens = tokens

@@ -77,7 +77,7 @@ def test_drafted_rows_teach_whole_ones_no_threads(engine: SimdEngine, monkeypatc
     After the kept rows of an early exit, a draft has almost nothing left to do and a verification all upper layers.
     """
     kinds: list[int] = []
-    pool = engine._pool
+    pool = engine._program.pool
 
     def run_noted(plan: Plan, state: State, kind: int, units: int = 1) -> int:
         kinds.append(kind)

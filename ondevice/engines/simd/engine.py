@@ -41,7 +41,6 @@ from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsS
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import Batch, KeptRows, TargetForward
-from ondevice.engines.simd.threads import ThreadPool
 from ondevice.errors import UsageError
 from ondevice.machine import ForkGuard
 from ondevice.preparation import Preparation
@@ -104,13 +103,12 @@ class SimdEngine:
         self.experts = self._program.models.experts
         self.paths: PathMemory | None = PathMemory(bundle)
         self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
-        self._pool = ThreadPool(threads, self._program.scratch_bytes, self._program.kinds)
-        weakref.finalize(self, self._pool.close)  # ends the threads of an engine that was dropped without `close`
+        weakref.finalize(self, self._program.pool.close)  # ends the threads of an engine that is dropped, not closed
         self._lookup = lookup
         self._state = ForwardState(self.most_rows, self._program.models.target_frequencies, BITS[kv_cache])
         self._state.set_window(self.target.sliding_window)
         self._outputs = OutputPool(self._program.logits_width, self.target.hidden_size)
-        self._target = TargetForward(self._program, self._pool, self._state)
+        self._target = TargetForward(self._program, self._state)
         self._since_release = 0
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
@@ -126,10 +124,8 @@ class SimdEngine:
             VIEWS[kind],
             UNITS[kind],
         )
-        index, drafts = None, None
-        if self._lookup is not None:
-            owners = {layer: self.target.layers[layer] for layer in program.looked_up}
-            index = KeyIndex(self._lookup, {at: (layer.kv_heads, layer.head_dim) for at, layer in owners.items()})
+        index = None if self._lookup is None else KeyIndex(self._lookup, program.looked_up)
+        drafts = None
         if program.drafter is not None:
             drafts = DraftState(program.drafter, program.models.drafter_frequencies, BITS[kind])
         heads = {kind: HeadsState(plan) for kind, plan in program.heads.items()}
@@ -143,7 +139,7 @@ class SimdEngine:
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
         sessions = self._checked(batch)
         rows = Batch.of(batch, self._pad)
-        with self._computing() as program:
+        with self.computing() as program:
             started = time.perf_counter()
             prepared = [session.prepare(tree) for session, tree in zip(sessions, rows.trees, strict=True)]
             records, kept = [record for record, _ in prepared], [each for _, each in prepared]
@@ -177,11 +173,11 @@ class SimdEngine:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._pool.close()
+                self._program.pool.close()
                 del self._program, self._state, self._outputs, self._target
 
     @contextmanager
-    def _computing(self) -> Iterator[Program]:
+    def computing(self) -> Iterator[Program]:
         """Let one thread compute at a time; yields the program, whose files were checked.
 
         Raises:
@@ -193,27 +189,6 @@ class SimdEngine:
             self._check_open()
             self._program.check_files()
             yield self._program
-
-    def run_draft_step(self, drafts: DraftState, record: SequenceRecord, token: int, hidden: Float32Array) -> DraftStep:
-        """Run one draft step of the session with this state and record."""
-        if not 0 <= token < self.target.vocab_size:
-            raise ValueError(f"token ids must be within 0..{self.target.vocab_size - 1}")
-        with self._computing() as program:
-            drafter = program.drafter
-            assert drafter is not None
-            drafter.hidden[:] = hidden
-            drafter.token[0] = token
-            drafts.set_sequences([record], program.scratch)  # others may have reallocated the working memory
-            self._pool.run(program.steps(drafter.plan, record.length), drafts.slots, DRAFT_STEP)
-        return drafts.answer
-
-    def run_heads(self, kind: str, state: HeadsState, hidden: Float32Array) -> Proposals:
-        """Run the heads of a kind for the session with this state."""
-        with self._computing() as program:
-            heads = program.heads[kind]
-            heads.hidden[:] = hidden
-            self._pool.run(heads.plan.exact, state.slots, PROPOSALS[kind])
-        return state.answer
 
     def _checked(self, batch: Sequence[Rows]) -> list[SimdSession]:
         """The sessions of a batch, all different, open and of this engine; raises as `Engine.forward` does."""
@@ -317,20 +292,30 @@ class SimdSession(CachedSequence):
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         self.check_open()
-        engine, drafts = self.engine, self._drafts
+        engine, drafts, record, length = self.engine, self._drafts, self._record, self.length
         if drafts is None:
             raise UsageError("this bundle has no drafter: use --drafter ngram or none")
-        if self._drafts_after != self.length:
-            drafts.begin(self._record, self._caches, self.length, engine.target.sliding_window)
-            self._follow_index(self.length)
-            self._drafts_after = self.length
-        return engine.run_draft_step(drafts, self._record, token, hidden)
+        if self._drafts_after != length:
+            drafts.begin(record, self._caches, length, engine.target.sliding_window)
+            self._follow_index(length)
+            self._drafts_after = length
+        if not 0 <= token < engine.target.vocab_size:
+            raise ValueError(f"token ids must be within 0..{engine.target.vocab_size - 1}")
+        with engine.computing() as program:
+            drafts.hidden[:], drafts.token[0] = hidden, token
+            drafts.set_sequences([record], program.scratch)  # others may have reallocated the working memory
+            program.pool.run(program.steps(drafts.plan, length), drafts.slots, DRAFT_STEP)
+        return drafts.answer
 
     def propose(self, kind: str, hidden: Float32Array) -> Proposals:
         self.check_open()
         if kind not in self._heads:
             raise no_heads(kind)
-        return self.engine.run_heads(kind, self._heads[kind], hidden)
+        heads = self._heads[kind]
+        with self.engine.computing() as program:
+            heads.hidden[:] = hidden
+            program.pool.run(heads.plan.steps, heads.slots, PROPOSALS[kind])
+        return heads.answer
 
     @property
     def nbytes(self) -> int:

@@ -245,15 +245,17 @@ class DraftState(ForwardState):
     """A session's slots for the drafter's plan, and the arrays that its steps write.
 
     Attributes:
+        plan, hidden, token: see `DraftPlan`.
         answer: the result of the last step, in the same arrays every time.
     """
 
-    def __init__(self, plan: DraftPlan, rotary: Frequencies, cache_bits: int) -> None:
+    def __init__(self, draft: DraftPlan, rotary: Frequencies, cache_bits: int) -> None:
         super().__init__(1, rotary, cache_bits)
-        logits = np.zeros(plan.logits_width, np.float32)
-        candidates, hidden = _own_candidates(self, plan), np.zeros(len(plan.hidden), np.float32)
-        self.point(slots.TOKENS, plan.token)
-        self.point(slots.HIDDEN, plan.normed)
+        self.plan, self.hidden, self.token = draft.plan, draft.hidden, draft.token
+        logits = np.zeros(draft.logits_width, np.float32)
+        candidates, hidden = _own_candidates(self, draft), np.zeros(len(draft.hidden), np.float32)
+        self.point(slots.TOKENS, draft.token)
+        self.point(slots.HIDDEN, draft.normed)
         self.point(slots.LOGITS, logits)
         self.point(slots.NEXT_HIDDEN, hidden)
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
@@ -274,23 +276,25 @@ class HeadsState(Fields):
     """A session's slots for the plan of one kind of heads, and the arrays that a run writes.
 
     Attributes:
+        plan, hidden: see `DraftPlan`.
         answer: the result of the last run, in the same arrays every time.
     """
 
-    def __init__(self, plan: DraftPlan) -> None:
+    def __init__(self, draft: DraftPlan) -> None:
         super().__init__(slots.SLOTS)
-        candidates, (offsets, count) = _own_candidates(self, plan), plan.candidates.shape
-        logits = np.zeros((offsets, plan.logits_width), np.float32)
+        self.plan, self.hidden = draft.plan, draft.hidden
+        candidates, (offsets, count) = _own_candidates(self, draft), draft.candidates.shape
+        logits = np.zeros((offsets, draft.logits_width), np.float32)
         self.slots[slots.ALL], self.slots[slots.WANTED] = 1, offsets
-        self.point(slots.HIDDEN, plan.normed)
+        self.point(slots.HIDDEN, draft.normed)
         self.point(slots.LOGITS, logits)
         self.answer = Proposals(candidates, logits[:, :count])
 
 
-def _own_candidates(state: Fields, plan: DraftPlan) -> NDArray[np.int64]:
+def _own_candidates(state: Fields, draft: DraftPlan) -> NDArray[np.int64]:
     """A session's own copy of a plan's candidates, in its slot, or the array itself if the plan writes none."""
-    if not plan.candidates.flags.writeable:
-        return plan.candidates
-    candidates = plan.candidates.copy()
+    if not draft.candidates.flags.writeable:
+        return draft.candidates
+    candidates = draft.candidates.copy()
     state.point(slots.CANDIDATES, candidates)
     return candidates

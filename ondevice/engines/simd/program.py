@@ -26,6 +26,7 @@ from ondevice.engines.simd.plan.builder import Plan, PlanBuilder, product_kind
 from ondevice.engines.simd.plan.drafts import DraftPlan, drafter_plan, heads_plan, pack_drafter, pack_heads
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import TensorFiles
+from ondevice.engines.simd.threads import ThreadPool
 from ondevice.errors import BundleCorruptError
 from ondevice.native.functions import parts_of
 from ondevice.preparation import Preparation
@@ -41,10 +42,10 @@ class Program:
         logits_width: floats in a row of logits: the size of the vocabulary, padded to whole tiles.
         drafter: the plan of a draft step; None without a drafter.
         heads: plans of heads, by kind.
-        looked_up: target layers whose cached keys need codes for lookups.
+        looked_up: target layers whose cached keys need codes for lookups -> their KV heads, and numbers of a head.
         expert_layers: number of target layers that have experts.
         scratch: working memory of attention, for all threads.
-        scratch_bytes: working memory per thread, in bytes.
+        pool: the threads that run the plans.
         kinds: the kinds of work of all plans, of `native.functions.KINDS`.
     """
 
@@ -59,19 +60,8 @@ class Program:
     ) -> None:
         """Read a bundle's models, open or make its pack, and plan all forwards.
 
-        Args:
-            bundle: the bundle.
-            most_rows: most rows of one forward.
-            threads: number of threads that will run the plans.
-            preparation: compiles missing kernels now, and reports progress; None compiles them during the first
-                forward.
-            lookup: how layers with full attention choose keys by lookup; None for exact attention. The mode
-                "lookup-drafts" applies to the drafter only.
-            kv_cache: number format of the caches.
-
-        Raises:
-            UnsupportedGraphError: there is no kernel for the format or size of some weights.
-            BundleCorruptError: the weights do not match the manifest.
+        Arguments and errors are those of `SimdEngine`, but for `most_rows`: the most rows of one forward. The mode
+        "lookup-drafts" of `lookup` applies to the drafter only.
         """
         self.models = models = Models(bundle)
         config, drafter = bundle.manifest.target, bundle.manifest.drafter
@@ -100,14 +90,15 @@ class Program:
             kind: heads_plan(each, target, new_plan(each.config.offsets, config.norm_eps))
             for kind, each in models.heads.items()
         }
-        self.looked_up = frozenset(layer.source for layer in looking if layer.config.kind == "full")
+        full = [layer for layer in looking if layer.config.kind == "full"]
+        self.looked_up = {layer.source: (layer.config.kv_heads, layer.config.head_dim) for layer in full}
         self.expert_layers = sum(layer.experts is not None for layer in config.layers)
         decoders: list[Target | DrafterEntry] = [config] if drafter is None else [config, drafter]
         head_dim = max(layer.head_dim for decoder in decoders for layer in decoder.layers)
         heads = max(decoder.query_heads for decoder in decoders)
         lookups = None if lookup is None else LookupScratch(heads, head_dim // lookup.width, threads)
         self.scratch = AttentionScratch(head_dim, heads, threads, lookups)
-        self.scratch_bytes = max(SCRATCH_BYTES, 4 * head_dim)
+        self.pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim), kinds)
         models.files.release()
 
     def steps(self, plan: Plan, last: int) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.plan.builder import Plan
 from ondevice.engines.simd.plan.target import EMBEDDING_STEPS
 from ondevice.engines.simd.program import Program
-from ondevice.engines.simd.threads import NEIGHBOURS, ThreadPool
+from ondevice.engines.simd.threads import NEIGHBOURS
 
 EACH_ROW_COUNT = 8
 """Up to this many rows, each row count is a kind of work of its own. Beyond, all row counts up to the next power of two
@@ -148,14 +148,13 @@ class KeptRows:
 class TargetForward:
     """Runs forwards of one engine. The caller holds the engine's lock."""
 
-    def __init__(self, program: Program, pool: ThreadPool, state: ForwardState) -> None:
+    def __init__(self, program: Program, state: ForwardState) -> None:
         """
         Args:
-            program: the plans of forwards.
-            pool: the threads that run them.
+            program: the plans of forwards, and the threads that run them.
             state: the slots that plans read.
         """
-        self._program, self._pool, self._state = program, pool, state
+        self._program, self._state = program, state
 
     def run(self, batch: Batch, records: Sequence[SequenceRecord], kept: Sequence[KeptRows | None]) -> int:
         """Run all rows. The outputs go to the addresses in the state's slots LOGITS and HIDDEN.
@@ -200,9 +199,9 @@ class TargetForward:
         if batch.soft is not None:
             rows, embeddings = batch.soft
             embed, steps = steps[:EMBEDDING_STEPS], steps[EMBEDDING_STEPS:]
-            self._pool.run(embed, self._state.slots, *kind_of_work(count, EMBED))
+            self._program.pool.run(embed, self._state.slots, *kind_of_work(count, EMBED))
             self._program.target.streams[0][rows] = embeddings
-        return self._pool.run(steps, self._state.slots, *kind_of_work(count, kind))
+        return self._program.pool.run(steps, self._state.slots, *kind_of_work(count, kind))
 
     def _write(self, batch: Batch, records: Sequence[SequenceRecord]) -> None:
         """Write rows to the slots and to the sessions' records."""

@@ -71,12 +71,9 @@ def drafter_plan(
 ) -> DraftPlan:
     """Plan a step from a token and a hidden state to candidates, their logits, and the next hidden state.
 
-    Args:
-        model: the drafter.
-        target: the target, whose token embedding the drafter shares.
-        builder: collects the steps, which have one row.
-        caches: target layer -> index of its cache in a sequence's record.
-        lookup: how layers with full attention choose keys; None for exact attention.
+    The drafter shares the target's token embedding. The steps have one row.
+
+    builder, caches, lookup: as for `LayerPlanner`
     """
     buffers = builder.buffers
     layers = LayerPlanner(builder, model.layers, caches, lookup)
@@ -105,12 +102,9 @@ def drafter_plan(
 
 
 def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> DraftPlan:
-    """Plan the steps from a hidden state to candidates and their logits.
+    """Plan the steps from a hidden state to candidates and their logits, with as many rows as there are offsets.
 
-    Args:
-        model: the heads.
-        target: the target, whose head and token embedding the heads share.
-        builder: collects the steps, which have as many rows as there are offsets.
+    The heads share the target's head and token embedding.
     """
     width, offsets, cap = target.config.hidden_size, model.config.offsets, target.config.softcap
     buffers, places = builder.buffers, builder.places

@@ -136,11 +136,9 @@ class LayerPlanner:
             max(layer.matrices[QUERY].rows + 2 * layer.config.kv_width, layer.config.intermediate_size)
             for layer in layers
         )
-        names = ("self_attn.o_proj", "mlp.down_proj", "per_layer_projection")
-        last = [layer.matrices[name] for layer in layers for name in names if name in layer.matrices]
         self.entry = builder.rows(width)
         self._scratch = builder.rows(max(width, *projected))
-        self._inner = builder.rows(max(matrix.width for matrix in last))
+        self._inner = builder.rows(max(matrix.width for layer in layers for matrix in layer.matrices.values()))
         """Activations: the input of a block's last projection."""
         self._ones = builder.constant(np.ones(max(layer.config.head_dim for layer in layers), np.float32))
         """Weights of the norm of values."""

@@ -71,14 +71,9 @@ class TargetPlanner:
         threads: int,
         lookup: LookupSettings | None = None,
     ) -> None:
-        """Allocate the buffers that all plans share.
+        """Allocate the buffers that all plans share, which `threads` threads will run.
 
-        Args:
-            model: the target.
-            builder: collects the steps.
-            caches: layer -> index of its cache in a sequence's record.
-            threads: number of threads that will run the plans.
-            lookup: how layers with full attention choose keys; None for exact attention.
+        builder, caches, lookup: as for `LayerPlanner`
         """
         self._model, self._builder, config = model, builder, model.config
         buffers, most_rows = builder.buffers, builder.most_rows
