@@ -266,11 +266,8 @@ def _check_format(name: str, tensor: Tensor) -> None:
         known = form in (FLOAT32, BFLOAT16, *IN_GROUPS.values(), *BY_ROW.values())
     require(known, f"tensor {name} is {tensor.format} in blocks of {tensor.block}")
     require(not any(steps) or (form in BY_ROW.values() and not is_table(name)), f"tensor {name} has the steps {steps}")
-    scales, quantised = tensor.scales, tensor.format in ("int2", "int4", "int8")
-    require(
-        (scales is not None) == quantised,
-        f"tensor {name} is {tensor.format}, {'without' if quantised else 'with'} scales",
-    )
+    scales, mismatch = tensor.scales, "without" if form.quantised else "with"
+    require((scales is not None) == form.quantised, f"tensor {name} is {tensor.format}, {mismatch} scales")
     require(tensor.bytes * 8 == numbers * form.bits, f"tensor {name} has {tensor.bytes} bytes")
     if scales is None:
         return

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.graph_io import KINDS, AttentionKind
 from ondevice.bundle_format.model_config import Layer, Target
 from ondevice.engines.protocol import Mask, TokenTree
-
-KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 
 SLACK = 256
 """Rows that a sliding cache keeps beyond its window: how far a rewind may go without a snapshot."""
@@ -285,12 +283,8 @@ def make_caches(
 ) -> dict[AttentionKind, KVCache]:
     """The caches of one sequence: one for each kind of attention, with the layers that own keys and values.
 
-    Args:
-        target: the model.
-        unit_type: the dtype of one unit of a layer's keys, and of its values.
-        max_rows: most rows that one forward appends.
-        views: the range of positions that the engine reads at once.
-        units: how rows lie in memory.
+    unit_type : the dtype of one unit of a layer's keys, and of its values
+    max_rows, views, units : as for `KVCache`
     """
     caches: dict[AttentionKind, KVCache] = {}
     for kind in KINDS:

@@ -50,9 +50,6 @@ from ondevice.engines.session_file import Origin
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.machine import ForkGuard
 
-PARTS: tuple[Any, ...] = ("key", "value")
-"""The two parts of a layer's cache, in the order of `KVCache`."""
-
 
 class Graph(NamedTuple):
     """A graph that was opened, and its inputs and outputs."""
@@ -221,7 +218,7 @@ class OrtSession(CachedSequence):
             bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, blocks))
             bound.array(graph_io.write_index(kind), np.array([length - start], np.int64))
             for layer in cache.layers:
-                for part, view in zip(PARTS, cache.view(layer, start, stop), strict=True):
+                for part, view in zip(graph_io.PARTS, cache.view(layer, start, stop), strict=True):
                     bound.in_place(graph_io.past(layer, part), graph_io.present(layer, part), view)
         logits, hidden = self._outputs.rows(len(needed))
         bound.output(graph_io.LOGITS, logits)
@@ -260,7 +257,7 @@ class OrtSession(CachedSequence):
                 positions = np.arange(start, stop)
                 seen = (first_drafted(kind, length, target.sliding_window) <= positions) & (positions < length)
                 bound.array(graph_io.mask(kind), seen[None])
-                for part, view in zip(PARTS, cache.view(drafter.kv_layer(kind), start, stop), strict=True):
+                for part, view in zip(graph_io.PARTS, cache.view(drafter.kv_layer(kind), start, stop), strict=True):
                     bound.view(graph_io.shared(kind, part), view)
             bound.run()
         found = bound.outputs
@@ -319,11 +316,7 @@ class OrtEngine:
     experts: ExpertShare | None = None
 
     def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
-        """
-        Args:
-            bundle: the bundle to run.
-            threads: number of threads that compute.
-            context_length: most tokens of a sequence; None takes the target's own.
+        """Arguments as for `choice.open_engine`.
 
         Raises:
             BundleCorruptError: the tensor tables contradict the configuration or the files, a graph is not what the

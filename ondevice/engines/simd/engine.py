@@ -78,13 +78,8 @@ class SimdEngine:
     ) -> None:
         """
         Args:
-            bundle: the bundle to run.
-            threads: number of threads that compute.
-            context_length: most tokens of a sequence; None takes the target's own.
-            kv_cache: number format of cached keys and values.
+            bundle, threads, context_length, kv_cache, preparation: as for `choice.open_engine`.
             lookup: settings of lookup attention in layers with full attention; None attends exactly.
-            preparation: reports the packing of weights, and compiles kernels meanwhile; None compiles them when they
-                are first called.
 
         Raises:
             UnsupportedGraphError: there is no kernel for a format or size of the weights; another engine may run them.

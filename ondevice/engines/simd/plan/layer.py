@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.graph_io import KINDS
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
@@ -37,17 +38,22 @@ from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
 from ondevice.engines.simd.tensor_files import Matrix
 
-KIND_NUMBERS = {"full": 0, "sliding": 1}
+KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 """Kind of attention -> its number in steps and slots."""
 
-QUERY, KEY, VALUE = (f"self_attn.{letter}_proj" for letter in "qkv")
+HEADS = QUERY, KEY, VALUE = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
 """Names of the projections of queries, keys and values among a layer's matrices."""
 
 
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
     """Add the matrices of a layer to the pack. Matrices that read the same input are joined where possible."""
-    matrices = layer.matrices
-    for joined in joined_heads(layer):
+    matrices, heads = layer.matrices, list[list[Matrix]]()
+    for matrix in (matrices[name] for name in HEADS if name in matrices):
+        if heads and matrix.joins(heads[-1][0]):
+            heads[-1].append(matrix)
+        else:
+            heads.append([matrix])
+    for joined in heads:
         layout.add(*joined)
     layout.add(matrices["self_attn.o_proj"])
     gate, up = matrices["mlp.gate_proj"], matrices["mlp.up_proj"]
@@ -68,18 +74,6 @@ def pack_experts(layout: PackLayout, experts: Experts) -> None:
     """Add the matrices of a layer's experts to the pack: all `gate_up` one after the other, then all `down`."""
     layout.add_gated_experts(experts.gate_up)
     layout.add_experts(experts.down)
-
-
-def joined_heads(layer: DecoderLayer) -> list[list[Matrix]]:
-    """The query, key and value projections that a layer has; each inner list is packed as one matrix."""
-    query, *others = (layer.matrices[name] for name in (QUERY, KEY, VALUE) if name in layer.matrices)
-    heads = [[query]]
-    for matrix in others:
-        if matrix.joins(heads[-1][0]):
-            heads[-1].append(matrix)
-        else:
-            heads.append([matrix])
-    return heads
 
 
 class Stream(NamedTuple):
@@ -183,8 +177,8 @@ class LayerPlanner:
             blocks.append(Block(norms["input_layernorm"], matrices[QUERY], attention, out, norm))
         after_mlp = norms["post_feedforward_layernorm"]
         if index not in path.without_mlp:
-            gate, up, mlp = matrices["mlp.gate_proj"], matrices["mlp.up_proj"], partial(self._mlp, layer, stream)
-            reader = gate if gate.joins(up) else up
+            mlp, up = partial(self._mlp, layer, stream), matrices["mlp.up_proj"]
+            reader = up if up in self._builder.places else matrices["mlp.gate_proj"]
             blocks.append(Block(norms["pre_feedforward_layernorm"], reader, mlp, out, after_mlp))
         if "per_layer_input_gate" in matrices:
             reader, per_layer = matrices["per_layer_input_gate"], partial(self._per_layer, index, layer, stream)
@@ -196,7 +190,7 @@ class LayerPlanner:
     def _attention(self, layer: DecoderLayer, stream: Stream) -> None:
         builder, config, row_set, x = self._builder, layer.config, stream.row_set, self._scratch
         matrices, norms, constant = layer.matrices, layer.floats, self._builder.constant
-        parts = [joined[0] for joined in joined_heads(layer)]
+        parts = [matrices[name] for name in HEADS if matrices.get(name) in builder.places]  # the others are joined
         widths = [4 * TILE * builder.places[part].tiles for part in parts]
         stride, column = sum(widths), 0
         for part, width in zip(parts, widths, strict=True):
@@ -254,7 +248,7 @@ class LayerPlanner:
     def _mlp(self, layer: DecoderLayer, stream: Stream) -> None:
         builder, row_set, out = self._builder, stream.row_set, self._scratch
         gate, up, down = (layer.matrices[f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
-        if gate.joins(up):
+        if up not in builder.places:  # it is joined with gate
             builder.gated(row_set, gate, self.entry, self._inner, down)
         else:
             builder.project(row_set, up, self.entry, out)
