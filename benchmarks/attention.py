@@ -40,18 +40,12 @@ from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import score
 from ondevice.engines.simd.kernels.attention.integer_cache import quantize_queries, score_keys
 from ondevice.engines.simd.kernels.attention.key_codes import SHUFFLE, SUMS, Codebook
-from ondevice.engines.simd.kernels.attention.lookup import (
-    LANES,
-    Tables,
-    look_up,
-    look_up_share,
-    make_tables,
-    workspace_at,
-)
+from ondevice.engines.simd.kernels.attention.lookup import Tables, look_up, look_up_share, make_tables, workspace_at
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
 from ondevice.engines.simd.kernels.attention.scratch import scratch_at
 from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT, Scratch, Workspace
 from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import write_i64
 from ondevice.engines.simd.kernels.steps import slots

@@ -20,7 +20,7 @@ from ondevice.engines.simd.forward_state import Frequencies, frequencies
 from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
-from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack, was_truncated
+from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import Plan, PlanBuilder, product_kind
 from ondevice.engines.simd.plan.drafts import DraftPlan, drafter_plan, heads_plan, pack_drafter, pack_heads
@@ -151,10 +151,6 @@ class Models:
         }
         for heads in self.heads.values():
             pack_heads(self.layout, heads)
-
-    def pack_state(self) -> PackState:
-        """The state of the bundle's pack; nothing is packed."""
-        return find_pack(self.layout, self.files.content())
 
     def kinds(self) -> frozenset[str]:
         """The kinds of work that the bundle needs whatever the options are, of `native.functions.KINDS`."""

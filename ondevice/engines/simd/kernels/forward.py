@@ -12,7 +12,8 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import head
-from ondevice.engines.simd.kernels.entries import ARRIVALS, CLAIMS, LINE, TICKS
+from ondevice.engines.simd.kernels.attention.sizes import LINE
+from ondevice.engines.simd.kernels.entries import ARRIVALS, CLAIMS, TICKS
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import read_i64, ticks, wait_for_all, write_i64
 from ondevice.engines.simd.kernels.steps import layouts
