@@ -187,35 +187,26 @@ class OrtSession(CachedSequence):
         """Set the rows that `commit` may keep."""
         self._pending = tree
 
-    def run(
-        self,
-        tree: TokenTree,
-        wanted: Sequence[int],
-        soft: Float32Array | None = None,
-        blocks: Sequence[tuple[int, int]] = (),
-    ) -> tuple[Float32Array, Float32Array]:
+    def run(self, rows: Rows) -> tuple[Float32Array, Float32Array]:
         """Run rows that were checked, and write their keys and values after those of the committed rows.
-
-        Args:
-            tree, wanted, soft, blocks: as in `Rows`.
 
         Returns:
             Logits and hidden states of the wanted rows, in arrays that are valid until the session's next run.
         """
-        bound, length = self._bound, self.length
+        bound, length, tree, wanted = self._bound, self.length, rows.tree, rows.wanted
         needed = wanted if len(wanted) else [0]  # ONNX Runtime's Attention refuses zero rows
         if self.engine.pads_single_rows:
             tree, needed = _at_least_two(tree), [*needed, *needed][: max(2, len(needed))]
         count = len(tree)
         bound.array(graph_io.TOKEN_IDS, np.where(tree.tokens < 0, self.engine.pad, tree.tokens))
         if self.engine.takes_soft_rows:
-            self._bind_embeddings(tree.tokens, soft)
+            self._bind_embeddings(tree.tokens, rows.soft)
         bound.array(graph_io.POSITIONS, length + tree.depths())
         bound.array(graph_io.WANTED, np.asarray(needed, np.int64))
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(length, count)
             window = self.engine.target.sliding_window if kind == "sliding" else None
-            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, blocks))
+            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, rows.blocks))
             bound.array(graph_io.write_index(kind), np.array([length - start], np.int64))
             for layer in cache.layers:
                 for part, view in zip(graph_io.PARTS, cache.view(layer, start, stop), strict=True):
@@ -360,11 +351,11 @@ class OrtEngine:
         """Run one token alone and twice, after some others, and compare the bits of the logits."""
         with closing(self.open_session()) as session:
             before = TokenTree.chain(range(min(PROBED, self.target.vocab_size, session.max_rows() - 1)))
-            session.run(before, [])
+            session.run(Rows(session, before, []))
             session.set_pending(before)
             session.commit(range(len(before)))
-            alone = session.run(TokenTree.chain([1]), [0])[0].copy()
-            twice = session.run(_at_least_two(TokenTree.chain([1])), [0, 0])[0]
+            alone = session.run(Rows(session, TokenTree.chain([1]), [0]))[0].copy()
+            twice = session.run(Rows(session, _at_least_two(TokenTree.chain([1])), [0, 0]))[0]
             return not np.array_equal(alone[0], twice[0])
 
     def open_session(self) -> OrtSession:
@@ -391,10 +382,7 @@ class OrtEngine:
             started = perf_counter()
             for session in sessions:
                 session.set_pending(None)  # after an error or an interrupt, no session has rows to commit
-            found = [
-                session.run(rows.tree, rows.wanted, rows.soft, rows.blocks)
-                for session, rows in zip(sessions, batch, strict=True)
-            ]
+            found = [session.run(rows) for session, rows in zip(sessions, batch, strict=True)]
             for session, rows in zip(sessions, batch, strict=True):
                 session.set_pending(rows.tree)
             seconds = perf_counter() - started

@@ -84,9 +84,7 @@ def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
 class LookupSettings:
     """How lookup attention chooses the positions that a row attends to.
 
-    mode : which layers look up, and what: see `AttentionType`
-    keys : positions that a row attends to besides the first and the newest ones; None takes as many as `left` needs
-    width : numbers of a key that share a 4-bit code: 1, 2 or 4
+    mode, keys, width : `kind`, `keys` and `width` of `AttentionOptions`; `keys` are besides the first and newest ones
     left : share of a row's softmax weight, estimated from the codes, that may be ignored if `keys` is None
     least, most : fewest and most positions if `keys` is None
     window : newest positions that a row always attends to. A forward has at most as many rows of a sequence, so that

@@ -74,11 +74,6 @@ class SequenceRecord(Fields):
             self.point(slots.PATHS, paths)
             self.slots[slots.PATH_WIDTH] = paths.shape[1]
 
-    @property
-    def length(self) -> int:
-        """The number of committed tokens."""
-        return int(self.slots[slots.LENGTH])
-
     def set_place(self, row_set: int, first: int, count: int) -> None:
         """Write the index of the sequence's first row in a row set, slots.ALL or slots.WANTED, and their number."""
         self.slots[slots.FIRST_ROW + row_set] = first
@@ -93,9 +88,8 @@ class SequenceRecord(Fields):
                     for offset, part in enumerate(cache.parts(layer)):
                         self.point(slots.CACHES + 2 * self._places[layer] + offset, part)
                 self.most_keys = max(self.most_keys, cache.capacity)
-                self._capacities[kind] = (
-                    cache.capacity
-                )  # last: after an interrupt above, the addresses are written again
+                # last: after an interrupt above, the addresses are written again
+                self._capacities[kind] = cache.capacity
 
     def follow_index(self, index: KeyIndex) -> None:
         """Write the addresses of the codes of keys and of their codebooks, or 0 for layers that have none."""
@@ -158,12 +152,12 @@ class ForwardState(Fields):
         """
         super().__init__(slots.SLOTS)
         self.slots[slots.CACHE_BITS] = cache_bits
-        self._tokens, self._stop, self._block_stop, self._wanted = np.zeros((4, most_rows), np.int64)
+        self._tokens, self._wanted, *self._stop = np.zeros((2 + len(KIND_NUMBERS), most_rows), np.int64)
         self._addresses = np.zeros(MOST_SESSIONS, np.int64)
         self.point(slots.TOKENS, self._tokens)
         self.point(slots.WANTED_ROWS, self._wanted)
         for kind in KIND_NUMBERS.values():
-            self.point(slots.STOP + kind, self._stop)
+            self.point(slots.STOP + kind, self._stop[kind])
         self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
         self.point(slots.SEQUENCES, self._addresses)
         self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary.values()])
@@ -189,12 +183,8 @@ class ForwardState(Fields):
         count, chosen = len(tokens), len(wanted)
         self.slots[slots.ALL], self.slots[slots.WANTED] = count, chosen
         self._tokens[:count] = tokens
-        self._stop[:count] = stop
-        if block_stop is not None:
-            self._block_stop[:count] = block_stop
-        sliding = self._stop if block_stop is None else self._block_stop
-        if self._held[slots.STOP + KIND_NUMBERS["sliding"]] is not sliding:
-            self.point(slots.STOP + KIND_NUMBERS["sliding"], sliding)
+        self._stop[KIND_NUMBERS["full"]][:count] = stop
+        self._stop[KIND_NUMBERS["sliding"]][:count] = stop if block_stop is None else block_stop
         self._wanted[:chosen] = wanted
         # the angle is rounded to float32, as in the reference; cosine and sine are computed in float64 and then rounded
         angles = positions.astype(np.float32)[:, None] * self._frequencies

@@ -160,12 +160,9 @@ def _shortlisted(
     """Choose the clusters for every row by their scores, and compute the logits of their tokens.
 
     Args:
-        builder: collects the steps.
-        shortlist: the clusters.
         table: the tokens' rows; if `clustered`, an entry has the rows of a cluster.
         x, width: address of float32[most_rows, width], which are multiplied with the tokens' rows.
-        scores, stride: address of the clusters' scores, float32[most_rows, stride].
-        clustered: see `table`.
+        scores, stride: see `layouts.Shortlist`.
         cap: softcap of the logits, or None.
 
     Returns:
