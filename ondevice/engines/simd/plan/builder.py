@@ -174,11 +174,7 @@ class PlanBuilder:
         tiles = self.places[matrix].tiles // experts
         self.add(
             Project(
-                row_set,
-                *self._matrix(matrix),
-                activations=activations,
-                form=input_form(matrix),
-                blocks=self.places[matrix].blocks,
+                *self._product(row_set, matrix, activations),
                 tiles=tiles,
                 out=out,
                 out_slot=out_slot,
@@ -210,11 +206,7 @@ class PlanBuilder:
         """
         self.add(
             Gated(
-                row_set,
-                *self._matrix(matrix),
-                activations=activations,
-                form=input_form(matrix),
-                blocks=self.places[matrix].blocks,
+                *self._product(row_set, matrix, activations),
                 units=self.places[matrix].tiles // experts // (2 if factor else 4),
                 out=out,
                 out_form=input_form(reader),
@@ -224,10 +216,12 @@ class PlanBuilder:
             )
         )
 
-    def _matrix(self, matrix: Matrix) -> tuple[int, int, int, int]:
-        """The fields `product`, `tile_bytes`, `weights` and `scales` of a step that reads a matrix."""
+    def _product(self, row_set: int, matrix: Matrix, activations: int) -> tuple[int, int, int, int, int, int, int, int]:
+        """The fields with which `Project` and `Gated` begin, up to `blocks`."""
         packed = self.places[matrix]
-        return product_kind(matrix), packed.tile_bytes, self._pack + packed.weights, self._pack + packed.scales
+        weights, scales = self._pack + packed.weights, self._pack + packed.scales
+        kind, form = product_kind(matrix), input_form(matrix)
+        return row_set, kind, packed.tile_bytes, weights, scales, activations, form, packed.blocks
 
 
 def input_form(matrix: Matrix) -> int:
