@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from ondevice import machine
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.cli.bench.tables import PACKAGES, table, versions, versions_line
-from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
@@ -167,20 +166,21 @@ def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, flo
     session.rewind(0)
     log_probabilities(session, tokens[: -LOOKUP.window], len(tokens) - LOOKUP.window - 1)
     program, rows = engine._program, tokens[-LOOKUP.window :]
-    key, whole = (WHOLE, 0, None), program.target.plan()
+    plan, whole = program.plan, program.plan()
     owners = {2 * place: layer for layer, place in program.caches.items()}
     for end, words in enumerate(whole.steps):
         if int(words[0]) != LOOK_UP:
             continue
         step = from_row(words)
         assert isinstance(step, LookUp)
-        program.target._plans[key] = Plan(whole.steps[: end + 1], whole.exact)
+        part = Plan(whole.steps[: end + 1], whole.exact)
+        program.plan = lambda path, part=part: part
         engine.forward([Rows(session, TokenTree.chain(rows), range(len(rows)))])
         cache = session._caches["full"]
         layer = owners[step.codes - 2 * len(program.caches)]
         keys = read_keys(cache.parts(layer)[0], 0, len(tokens))
         found.append(_missed(step, len(rows), len(tokens), keys))
-    program.target._plans[key] = whole
+    program.plan = plan
     return found
 
 

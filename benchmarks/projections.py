@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = SimdEngine(Bundle.open(arguments.bundle), arguments.threads)
     session = engine.open_session()
-    steps = by_shape(engine._program.target.plan().steps)
+    steps = by_shape(engine._program.plan().steps)
     taken = defaultdict(list)
     with RooflineMeasurement(arguments.threads) as measurement:
         for _ in range(arguments.rounds):

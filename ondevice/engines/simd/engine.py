@@ -134,6 +134,7 @@ class SimdEngine:
     def forward(self, batch: Sequence[Rows]) -> list[Outputs]:
         sessions = self._checked(batch)
         rows = Batch.of(batch, self._pad)
+        is_whole = rows.path.is_whole
         with self.computing() as program:
             started = time.perf_counter()
             prepared = [session.prepare(tree) for session, tree in zip(sessions, rows.trees, strict=True)]
@@ -142,7 +143,7 @@ class SimdEngine:
             self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
             self._state.slots[slots.EXPERTS_READ] = 0
             threads = self._target.run(rows, records, kept)
-            if not rows.path.is_whole:
+            if not is_whole:
                 passed, streams = self._target.lower_streams(rows)
                 for session, tree, own in zip(sessions, rows.trees, streams, strict=True):
                     session.keep(passed, tree, own)
@@ -153,7 +154,7 @@ class SimdEngine:
             seconds = time.perf_counter() - started
         outputs, first = [], 0
         for session, tree, count in zip(sessions, rows.trees, rows.counts, strict=True):
-            session.finish(tree if rows.path.is_whole else None, lease)
+            session.finish(tree if is_whole else None, lease)
             logits, hidden = buffer.part(first, count)
             width = self.target.vocab_size if rows.path.stop is None else 0
             sizes = len(rows.tokens), len(rows.wanted)

@@ -6,13 +6,15 @@ Start with `Program`. `Models` describes a bundle without running it.
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.model_config import DrafterEntry, Target
+from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers, LookupScratch
 from ondevice.engines.simd.caches import LookupSettings
@@ -31,6 +33,10 @@ from ondevice.errors import BundleCorruptError
 from ondevice.native.functions import parts_of
 from ondevice.preparation import Preparation
 
+MOST_PLANS = 64
+"""Most plans that are kept; each has about 40 kB. The search for sub-layers to skip runs hundreds of paths, each a few
+times."""
+
 
 class Program:
     """A bundle ready to run: plans whose addresses point into the pack, the buffers and the mapped tables.
@@ -38,7 +44,8 @@ class Program:
     Attributes:
         models: the models; single rows of their tables are read in place, in the mapped files.
         caches: target layer -> index of its cache in a sequence's record, for the layers that have their own cache.
-        target: plans of the target's forwards, of which the whole one is made already.
+        target: makes plans of the target's forwards.
+        plan: `TargetPlanner.plan`, which keeps the MOST_PLANS last used ones; the whole one is made already.
         logits_width: floats in a row of logits: the size of the vocabulary, padded to whole tiles.
         drafter: the plan of a draft step; None without a drafter.
         heads: plans of heads, by kind.
@@ -78,7 +85,8 @@ class Program:
         new_plan = partial(PlanBuilder, places, pack, buffers, kinds=kinds)
         builder = new_plan(most_rows, config.norm_eps)
         self.target = TargetPlanner(target, builder, self.caches, threads, of_target)
-        self.target.plan()
+        self.plan: Callable[..., Plan] = lru_cache(MOST_PLANS)(self.target.plan)
+        self.plan(WHOLE)
         self.logits_width = places[target.head].tiles * TILE
         self.drafter: DraftPlan | None = None
         looking = list(target.layers) if of_target is not None else []

@@ -37,8 +37,6 @@ path may have no upper layers: when they were one kind, these microseconds taugh
 whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
 """
 
-_NO_ROWS = np.zeros(0, np.int64)
-
 
 class Batch:
     """The rows of one forward, those of each session after those of the session before it.
@@ -47,7 +45,7 @@ class Batch:
         path: the layers that all rows pass.
         trees: the new rows of each session.
         lengths: the position of each session's first row.
-        sizes: number of rows of each session.
+        sizes, firsts: number of rows of each session, and the index of its first one.
         counts: number of wanted rows of each session.
         tokens: int64[T], the tokens of all rows.
         positions: int64[T]
@@ -71,8 +69,8 @@ class Batch:
         self.path, self.trees, self.lengths = path, trees, lengths
         self.sizes = [len(tree) for tree in trees]
         self.counts = [len(each) for each in wanted]
-        firsts = [0, *accumulate(self.sizes)]
-        places = [first + row for first, each in zip(firsts, wanted, strict=False) for row in each]
+        self.firsts = [0, *accumulate(self.sizes[:-1])]
+        places = [first + row for first, each in zip(self.firsts, wanted, strict=False) for row in each]
         self.wanted = np.array(places, np.int64)
         self.tokens = _joined([tree.tokens for tree in trees])
         self.positions = _joined([length + tree.depths() for length, tree in zip(lengths, trees, strict=True)])
@@ -103,7 +101,7 @@ class Batch:
 
     def by_session(self, rows: Float32Array) -> list[Float32Array]:
         """An array with a row for each of the batch, as one view for each session."""
-        return np.split(rows[: len(self.tokens)], np.cumsum(self.sizes[:-1]))
+        return [rows[first : first + size] for first, size in zip(self.firsts, self.sizes, strict=False)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,19 +166,19 @@ class TargetForward:
             The number of threads that took part.
         """
         counts = _reusable(batch, kept)
-        target, is_whole = self._program.target, batch.path.is_whole
+        program, is_whole = self._program, batch.path.is_whole
         if batch.soft is not None or not any(counts):
             self._write(batch, records)
-            return self._run(target.plan(batch.path), batch, WHOLE if is_whole else DRAFT)
+            return self._run(program.plan(batch.path), batch, WHOLE if is_whole else DRAFT)
         cut = next(each.cut for each, count in zip(kept, counts, strict=True) if each is not None and count)
-        new = batch.after_first(counts)
-        if new.trees:
+        new = None if counts == batch.sizes else batch.after_first(counts)
+        if new is not None:
             more = [count < size for count, size in zip(counts, batch.sizes, strict=True)]
             self._write(new, list(compress(records, more)))
-            self._run(target.plan(batch.path.below(cut), stop=cut), new, LOWER)
-        self._join_streams(batch, kept, counts, new)
+            self._run(program.plan(batch.path.below(cut), 0, cut), new, LOWER)
+        self._join_streams(batch.sizes, kept, counts, new)
         self._write(batch, records)
-        return self._run(target.plan(batch.path, cut), batch, UPPER if is_whole else DRAFT_UPPER)
+        return self._run(program.plan(batch.path, cut), batch, UPPER if is_whole else DRAFT_UPPER)
 
     def lower_streams(self, batch: Batch) -> tuple[LayerPath, list[list[Float32Array]]]:
         """After a draft forward: the layers that are common with whole rows, and copies of each session's streams
@@ -215,14 +213,16 @@ class TargetForward:
         self._state.set_rows(batch.tokens, batch.positions, batch.positions + 1, batch.wanted, batch.block_stop)
         self._state.set_sequences(records, self._program.scratch)
 
-    def _join_streams(self, batch: Batch, kept: Sequence[KeptRows | None], counts: Sequence[int], new: Batch) -> None:
+    def _join_streams(
+        self, sizes: Sequence[int], kept: Sequence[KeptRows | None], counts: Sequence[int], new: Batch | None
+    ) -> None:
         """Write the streams of all rows, kept and new ones of each session in turn, where the upper layers read them.
 
         The lower layers have just left the new rows' streams in the same buffers.
         """
         for index, stream in enumerate(self._program.target.streams):
-            parts, computed = [], iter(new.by_session(stream))
-            for each, count, size in zip(kept, counts, batch.sizes, strict=True):
+            parts, computed = [], iter([] if new is None else new.by_session(stream))
+            for each, count, size in zip(kept, counts, sizes, strict=True):
                 if each is not None and count:
                     parts.append(each.streams[index][:count])
                 if count < size:
@@ -253,4 +253,4 @@ def _reusable(batch: Batch, kept: Sequence[KeptRows | None]) -> list[int]:
 
 
 def _joined(parts: list[Int64Array]) -> Int64Array:
-    return parts[0] if len(parts) == 1 else np.concatenate([_NO_ROWS, *parts])
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -20,10 +20,6 @@ EMBEDDING_STEPS = 1
 """Steps at the beginning of a plan from token ids that write the token embeddings to the residual stream, and nothing
 else: after them, the rows of pictures take the place of those of their tokens."""
 
-MOST_PLANS = 64
-"""Most plans that are kept; each has about 40 kB. The search for sub-layers to skip runs hundreds of paths, each a few
-times."""
-
 
 def pack_target(layout: PackLayout, model: TargetModel) -> None:
     """Add the target's matrices to the pack. This comes before those of any other model."""
@@ -89,7 +85,6 @@ class TargetPlanner:
             self._all = self._all._replace(per_layer=address)
             self._wanted = self._wanted._replace(per_layer=builder.rows(self._per_layer_width))
             self._scratch = buffers.floats(threads * self._per_layer_width)
-        self._plans: dict[tuple[LayerPath, int, int | None], Plan] = {}
 
     def stops_at(self, path: LayerPath) -> int:
         """Index of the layer before which all rows are computed; from there on, only the wanted rows are."""
@@ -97,7 +92,7 @@ class TargetPlanner:
         return shared if path.stop is None else min(path.stop, shared)
 
     def plan(self, path: LayerPath = WHOLE, start: int = 0, stop: int | None = None) -> Plan:
-        """A part of a forward along a path; the MOST_PLANS last used are kept.
+        """A part of a forward along a path.
 
         Args:
             path: the layers and sub-layers that are run.
@@ -105,14 +100,6 @@ class TargetPlanner:
             stop: the layer, at most `stops_at(path)`, before which the residual stream is left; None for the outputs:
                 logits and hidden states or, of a path that stops at a layer, the residual stream there (`ends`).
         """
-        key = path, start, stop
-        plan = self._plans.pop(key, None) or self._planned(*key)
-        self._plans[key] = plan
-        if len(self._plans) > MOST_PLANS:
-            del self._plans[next(iter(self._plans))]  # the least recently used
-        return plan
-
-    def _planned(self, path: LayerPath, start: int, stop: int | None) -> Plan:
         if not start:
             self._embed()
         self._layers.add(self._all, start, self.stops_at(path) if stop is None else stop, path)
