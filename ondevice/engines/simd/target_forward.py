@@ -70,7 +70,7 @@ class Batch:
         self.sizes = [len(tree) for tree in trees]
         self.counts = [len(each) for each in wanted]
         self.firsts = [0, *accumulate(self.sizes[:-1])]
-        places = [first + row for first, each in zip(self.firsts, wanted, strict=False) for row in each]
+        places = [first + row for first, each in zip(self.firsts, wanted, strict=True) for row in each]
         self.wanted = np.array(places, np.int64)
         self.tokens = _joined([tree.tokens for tree in trees])
         self.positions = _joined([length + tree.depths() for length, tree in zip(lengths, trees, strict=True)])
@@ -85,23 +85,21 @@ class Batch:
             batch.soft = soft, np.concatenate([each.soft for each in rows if each.soft is not None])
             batch.tokens = np.where(batch.tokens < 0, pad, batch.tokens)
         if any(each.blocks for each in rows):
-            batch.block_stop, first = batch.positions + 1, 0
-            for each in rows:
+            batch.block_stop = batch.positions + 1
+            for first, each in zip(batch.firsts, rows, strict=True):
                 for begin, end in each.blocks:
                     batch.block_stop[first + begin : first + end] = batch.positions[first + end - 1] + 1
-                first += len(each.tree)
         return batch
 
     def after_first(self, counts: Sequence[int]) -> Batch:
-        """The rows of each session, a chain, after its first `counts` ones; none is wanted. Sessions without are left
-        out."""
+        """Each session's rows after its first `counts` ones, none of them wanted; sessions without are left out."""
         left = [each for each in zip(self.trees, self.lengths, counts, strict=True) if each[2] < len(each[0])]
         trees = [TokenTree.chain(tree.tokens[count:].tolist()) if count else tree for tree, _, count in left]
         return Batch(self.path, trees, [length + count for _, length, count in left], [()] * len(left))
 
     def by_session(self, rows: Float32Array) -> list[Float32Array]:
         """An array with a row for each of the batch, as one view for each session."""
-        return [rows[first : first + size] for first, size in zip(self.firsts, self.sizes, strict=False)]
+        return [rows[first : first + size] for first, size in zip(self.firsts, self.sizes, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
