@@ -81,29 +81,23 @@ def write_gguf(path: Path, head_bits: int, size: str = "E2B") -> None:
     tensors = []
     for name, shape in model.shapes.items():
         kind = tensor_kind(name, shape, Kind.Q4_0, HEAD_KINDS[head_bits])
-        tensors.append(GgufTensor(own_name(name, names), shape, kind, partial(_noise_of, shape, kind, blocks)))
-    write_file(writer, tensors, rope_divisors(config))
+        tensors.append(GgufTensor(own_name(name, names), shape, kind, partial(noise_of, shape, kind, blocks)))
+    write_file(writer, [rope_divisors(config), *tensors])
 
 
-def write_file(writer: Any, tensors: Sequence[GgufTensor], turning: npt.NDArray[np.float32]) -> None:
-    """Write header, metadata and tensors, then close the file.
-
-    Args:
-        writer: gguf's, with all metadata.
-        turning: of `rope_divisors`.
-    """
-    everything = [GgufTensor("rope_freqs.weight", turning.shape, Kind.F32, lambda: [turning]), *tensors]
-    for tensor in everything:
+def write_file(writer: Any, tensors: Sequence[GgufTensor]) -> None:
+    """Write header, metadata and tensors, then close the file; `writer` is gguf's, with all metadata."""
+    for tensor in tensors:
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, tensor.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for tensor in everything:
+    for tensor in tensors:
         writer.write_tensor_data(tensor)
     writer.close()
 
 
-def _noise_of(shape: tuple[int, ...], kind: Kind, blocks: Mapping[Kind, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+def noise_of(shape: tuple[int, ...], kind: Kind, blocks: Mapping[Kind, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
     """The noise in the form of a tensor; norms are ones."""
     if kind is Kind.F32:
         return [np.ones(shape, np.float32) if len(shape) == 1 else np.resize(noise(), shape)]
@@ -111,11 +105,12 @@ def _noise_of(shape: tuple[int, ...], kind: Kind, blocks: Mapping[Kind, npt.NDAr
     return [np.resize(blocks[kind], int(np.prod(shape, dtype=np.int64)) // int(block) * int(size))]
 
 
-def rope_divisors(config: Target | DrafterEntry) -> npt.NDArray[np.float32]:
+def rope_divisors(config: Target | DrafterEntry) -> GgufTensor:
     """float32[head_dim / 2]: 1 for the full layers' frequencies that turn."""
     half = _head_dim(config.layers, "full") // 2
     turning = int(half * config.rope["full"].rotated)
-    return np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
+    divisors = np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
+    return GgufTensor("rope_freqs.weight", divisors.shape, Kind.F32, lambda: [divisors])
 
 
 def own_name(name: str, names: Any) -> str:

@@ -169,13 +169,14 @@ class RandomTower(RandomCheckpoint):
         return self.rows(name, 0, self._shapes[name][0])[indices]
 
 
-def with_towers(target: TargetCheckpoint) -> TargetCheckpoint:
-    """The target with E2B's towers, for `GraphFiles.write_vision` and `write_audio` alone."""
-    tower = RandomTower(
-        vision_towers.checkpoint_shapes(VISION, target.config, clipped=True)
-        | audio_towers.checkpoint_shapes(AUDIO, target.config, clipped=True)
-    )
-    return dataclasses.replace(target, checkpoint=cast(Checkpoint, tower), vision=VISION, audio=AUDIO)
+def with_towers(
+    target: TargetCheckpoint, vision: VisionEntry = VISION, audio: AudioEntry | None = AUDIO, *, clipped: bool = True
+) -> TargetCheckpoint:
+    """The target with towers, E2B's if not others, for `GraphFiles.write_vision` and `write_audio` alone."""
+    shapes = vision_towers.checkpoint_shapes(vision, target.config, clipped=clipped)
+    if audio is not None:
+        shapes |= audio_towers.checkpoint_shapes(audio, target.config, clipped=clipped)
+    return dataclasses.replace(target, checkpoint=cast(Checkpoint, RandomTower(shapes)), vision=vision, audio=audio)
 
 
 SHORTLIST = Shortlist(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])

@@ -1,7 +1,7 @@
 """Size of Gemma 4's models on disk and in memory: `python -m benchmarks.footprint`.
 
-Worked out from the published shapes of the text models and their assistants; nothing is downloaded or measured.
-A checkpoint with vision and audio towers is larger. `benchmarks.start` measures the memory that a process really uses.
+Worked out from the published shapes of the text models, their assistants and their towers; nothing is downloaded or
+measured. `benchmarks.start` measures the memory that a process really uses, `benchmarks.media` that of towers.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import e2b_shape
+from ondevice.bundle_format.audio import AudioEntry, audio_shapes
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
+from ondevice.bundle_format.vision import VisionEntry, vision_shapes
 from ondevice.cli.bench.tables import table
 from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.models import checkpoint_shapes
@@ -91,6 +93,33 @@ DRAFTERS: dict[str, Fields] = {
     "31B": {**LARGE_DRAFTER, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": True},
 }
 
+LARGE_VISION = replace(
+    e2b_shape.VISION, layers=27, hidden_size=1152, intermediate_size=4304, query_heads=16, head_dim=72,
+    standardize=True, bidirectional=True,
+)  # fmt: skip
+
+VISION: dict[str, VisionEntry] = {
+    "E2B": e2b_shape.VISION,
+    "E4B": e2b_shape.VISION,
+    "12B": replace(
+        e2b_shape.VISION, layers=0, hidden_size=3840, intermediate_size=0, query_heads=0, head_dim=0, patch=48, pool=1,
+        positions=1120, bidirectional=True,
+    ),
+    "26B-A4B": LARGE_VISION,
+    "31B": LARGE_VISION,
+}  # fmt: skip
+"""The vision towers of `TARGETS`."""
+
+AUDIO: dict[str, AudioEntry] = {
+    "E2B": e2b_shape.AUDIO,
+    "E4B": e2b_shape.AUDIO,
+    "12B": replace(
+        e2b_shape.AUDIO, layers=0, hidden_size=0, query_heads=0, output_size=640, mel_bins=0, channels=0, kernel=0,
+        keys=0, logit_cap=0.0, residual_weight=0.0,
+    ),
+}  # fmt: skip
+"""The audio towers of those that have one."""
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -113,7 +142,7 @@ class Footprint:
 
 def footprint(name: str) -> Footprint:
     """The sizes of one of `TARGETS` with its drafter."""
-    config, target, drafter = _shapes(name)
+    config, target, drafter = read_shapes(name)
     options = ExportOptions()
     weights = _count(target)
     exported = estimate_bytes(target, options.target_formats) + estimate_bytes(drafter, options.drafter_formats)
@@ -131,6 +160,20 @@ def footprint(name: str) -> Footprint:
     )
 
 
+def tower_bytes(name: str, quantize: str) -> dict[str, int]:
+    """Bytes of the towers' weights in a bundle, by graph.
+
+    Args:
+        name: one of `TARGETS`.
+        quantize: `none` for float32, another name for 8 bits: see `ExportOptions`.
+    """
+    target, formats = read_shapes(name)[0], ExportOptions(quantize=quantize).tower_formats
+    found = {VISION[name].graph: estimate_bytes(vision_shapes(VISION[name], target), formats)}
+    if name in AUDIO:
+        found[AUDIO[name].graph] = estimate_bytes(audio_shapes(AUDIO[name], target), formats)
+    return found
+
+
 def target_fields(name: str) -> dict[str, Any]:
     """The `config.json` of one of `TARGETS`, as far as its text model goes."""
     return {**e2b_shape.TARGET, **TARGETS[name]}
@@ -146,7 +189,7 @@ def drafter_fields(name: str) -> dict[str, Any]:
     }
 
 
-def _shapes(name: str) -> tuple[Target, Shapes, Shapes]:
+def read_shapes(name: str) -> tuple[Target, Shapes, Shapes]:
     """The target's configuration, and the tensors of target and drafter."""
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "config.json"
@@ -192,5 +235,16 @@ def report() -> str:
     return table(titles, rows, left={"model"})
 
 
+def towers_report() -> str:
+    """The sizes of all towers in float32, as `--quantize none` writes them, and as exported by default."""
+    graphs, rows = (e2b_shape.VISION.graph, e2b_shape.AUDIO.graph), []
+    for name in TARGETS:
+        sizes = [tower_bytes(name, quantize) for quantize in ("none", ExportOptions().quantize)]
+        cells = [f"{each[graph] / 1e6:.0f}" if graph in each else "none" for graph in graphs for each in sizes]
+        rows.append([name, *cells])
+    titles = [f"{graph} {form} MB" for graph in graphs for form in ("float32", "int8")]
+    return table(["model", *titles], rows, left={"model"})
+
+
 if __name__ == "__main__":
-    print(report())
+    print(f"{report()}\n\n{towers_report()}")

@@ -1,27 +1,37 @@
-"""Time and memory of a bundle's towers, and of the first token of a reply to a prompt with a picture.
+"""Time and memory of a bundle's towers, the time to the first token of a reply to a prompt with a picture, and the
+speed of another generation while a picture is encoded.
 
     python -m benchmarks.media DIRECTORY [--tokens 70 140 280 560] [--seconds 1 10 30] [--threads N] [--rounds 3]
+        [--towers-only]
+    python -m benchmarks.media DIRECTORY --llama-mtmd-cli PROGRAM --gguf FILE --mmproj-gguf FILE
 
 If the directory does not exist, a random bundle of E2B's shape with its tower is written there, 3.6 GB. The least time
 of a picture is that of its matrix products at the machine's measured peaks: those of the layers at that of 8-bit dot
 products (unless the tower is float32), attention and the rest at that of float32. Memory is resident and beyond that
-before the tower was opened; the peak is that of an encoding, and some of it stays.
+before the tower was opened; the peak is that of an encoding, and some of it stays. `benchmarks.shape` writes bundles of
+other sizes; `--towers-only` is for those of few layers. `--llama-mtmd-cli` only compares pictures with llama.cpp's, in
+turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+import PIL.Image
 
 from benchmarks import e2b_shape
+from benchmarks.llama_mtmd import LlamaMtmd, add_llama_mtmd
+from benchmarks.llama_server import version
 from benchmarks.media_products import float_peak
 from benchmarks.memory_watch import Memory
 from ondevice import Audio, Image, machine
@@ -36,6 +46,7 @@ from ondevice.engines.simd.roofline import RooflineMeasurement
 from ondevice.generate import loop
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
+from ondevice.generate.stats import Round
 from ondevice.media.images import Pixels
 from ondevice.media.prompt import MediaEncoder
 from ondevice.media.sounds import Sound
@@ -123,6 +134,26 @@ def sounds(bundle: Bundle, lengths: Sequence[int], threads: int, rounds: int) ->
     return found
 
 
+def compared(
+    tower: Tower, vision: VisionEntry, other: LlamaMtmd, sizes: Sequence[int], rounds: int
+) -> list[tuple[int, float, float]]:
+    """Soft tokens of a picture, and the seconds of a tower and of llama.cpp's: medians, in turns."""
+    found = []
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "picture.png"
+        for size in sizes:
+            pixels, times = picture(vision, size), []
+            PIL.Image.fromarray(pixels.values).save(file)
+            tower.encode(pixels)  # opens the graph
+            for _ in range(rounds):
+                started = time.perf_counter()
+                tower.encode(pixels)
+                times.append((time.perf_counter() - started, other.seconds(file)))
+            ours, others = zip(*times, strict=True)
+            found.append((pixels.tokens, median(ours), median(others)))
+    return found
+
+
 def least_seconds(bundle: Bundle, sizes: Sequence[int], threads: int) -> list[float]:
     """Seconds of the matrix products alone of pictures with so many soft tokens, at the machine's measured peaks."""
     vision = bundle.manifest.vision
@@ -138,6 +169,53 @@ def least_seconds(bundle: Bundle, sizes: Sequence[int], threads: int) -> list[fl
         layers, others = multiplications(vision, bundle.manifest.target.hidden_size, tokens)
         found.append(2 * layers / (integers if quantised else floats) + 2 * others / floats)
     return found
+
+
+class Beside(NamedTuple):
+    """A picture and another generation at the same time: seconds of the picture, tokens per second of the other."""
+
+    picture_s: float
+    speed: float
+
+
+def beside(bundle: Bundle, threads: int, tokens: int, rounds: int) -> dict[str, Beside]:
+    """Encode a picture while nothing else runs, and while another sequence decodes on the simd engine: medians."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    tower, pixels, engine = _tower(bundle, vision, threads), picture(vision, tokens), SimdEngine(bundle, threads)
+    sampler, limits = Sampler(SamplingOptions(temperature=0.0)), Limits(engine.context_length)
+
+    def decoding() -> Iterator[Round]:
+        while True:
+            generation = loop.generate(engine.open_session(), [2] * QUESTION, sampler, limits)
+            yield from loop.run(generation, lambda rows: engine.forward([rows])[0])
+
+    def encode() -> float:
+        started = time.perf_counter()
+        tower.encode(pixels)
+        return time.perf_counter() - started
+
+    steps, alone, together = decoding(), list[Beside](), list[Beside]()
+    encode()  # opens the graph
+    for _ in range(3 * QUESTION):  # until the number of threads is learnt
+        next(steps)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(rounds):
+            started = time.perf_counter()
+            for _ in range(QUESTION):
+                next(steps)
+            speed = QUESTION / (time.perf_counter() - started)
+            alone.append(Beside(encode(), speed))
+            started, count, encoding = time.perf_counter(), 0, pool.submit(encode)
+            while not encoding.done():
+                next(steps)
+                count += 1
+            together.append(Beside(encoding.result(), count / (time.perf_counter() - started)))
+    engine.close()
+    return {
+        title: Beside(median(each.picture_s for each in found), median(each.speed for each in found))
+        for title, found in (("each alone", alone), ("at the same time", together))
+    }
 
 
 def stopped_s(bundle: Bundle, threads: int, tokens: int) -> float:
@@ -185,6 +263,36 @@ def first_tokens(bundle: Bundle, threads: int, tokens: int) -> dict[str, float]:
     return found
 
 
+def report_prompts(bundle: Bundle, threads: int, tokens: int, rounds: int) -> None:
+    """Print what a picture means for its own generation and for another one."""
+    firsts = first_tokens(bundle, threads, tokens)
+    cells = [[what, f"{1e3 * seconds:.0f}"] for what, seconds in firsts.items()]
+    print(
+        table(
+            [f"prompt with {tokens} soft tokens", "first token ms"], cells, left={f"prompt with {tokens} soft tokens"}
+        )
+    )
+    title = f"a picture of {tokens} soft tokens, and another generation"
+    cells = [
+        [when, f"{1e3 * each.picture_s:.0f}", f"{each.speed:.1f}"]
+        for when, each in beside(bundle, threads, tokens, rounds).items()
+    ]
+    print("\n" + table([title, "ms of the picture", "tokens/s of the other"], cells, left={title}))
+
+
+def report_compared(bundle: Bundle, chosen: argparse.Namespace) -> None:
+    """Print the times of this bundle's tower and of llama.cpp's."""
+    vision = bundle.manifest.vision
+    assert vision is not None
+    other = LlamaMtmd(chosen.llama_mtmd_cli, chosen.gguf, chosen.mmproj_gguf, chosen.threads)
+    found = compared(_tower(bundle, vision, chosen.threads), vision, other, chosen.tokens, chosen.rounds)
+    cells = [
+        [str(size), f"{1e3 * ours:.0f}", f"{1e3 * theirs:.0f}", f"{theirs / ours:.2f}"] for size, ours, theirs in found
+    ]
+    print(table(["soft tokens", "ms", "llama.cpp ms", "llama.cpp / ours"], cells, left=()))
+    print(f"\n{chosen.threads} threads, llama.cpp {version(chosen.llama_mtmd_cli)}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
@@ -192,10 +300,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, nargs="+", default=[1, 10, 30], help="of sounds, at most 30")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=3)
+    add_llama_mtmd(parser)
+    parser.add_argument("--towers-only", action="store_true", help="nothing that needs the language model")
     chosen = parser.parse_args(arguments)
     if not chosen.directory.exists():
         e2b_shape.write_bundle(chosen.directory, towers=True)
     bundle = Bundle.open(chosen.directory)
+    if chosen.llama_mtmd_cli is not None:
+        report_compared(bundle, chosen)
+        return
     encoded = encodings(bundle, chosen.tokens, chosen.threads, chosen.rounds)
     least = least_seconds(bundle, [each.tokens for each in encoded], chosen.threads)
     lines = [
@@ -213,13 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = bundle.manifest.vision.tokens if bundle.manifest.vision else 0
     tokens = tokens if tokens in chosen.tokens else chosen.tokens[-1]
     print(f"\nA cancellation ends after {1e3 * stopped_s(bundle, chosen.threads, tokens):.0f} ms.\n")
-    firsts = first_tokens(bundle, chosen.threads, tokens)
-    cells = [[what, f"{1e3 * seconds:.0f}"] for what, seconds in firsts.items()]
-    print(
-        table(
-            [f"prompt with {tokens} soft tokens", "first token ms"], cells, left={f"prompt with {tokens} soft tokens"}
-        )
-    )
+    if not chosen.towers_only:
+        report_prompts(bundle, chosen.threads, tokens, chosen.rounds)
     if bundle.manifest.audio is None:
         return
     heard = sounds(bundle, chosen.seconds, chosen.threads, chosen.rounds)

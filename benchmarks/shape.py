@@ -1,8 +1,9 @@
 """A random bundle of the exact shapes of any Gemma 4, with its assistant, as `e2b_shape` writes E2B's.
 
-    python -m benchmarks.shape SIZE DIRECTORY [--head-bits 4] [--no-drafter]
+    python -m benchmarks.shape SIZE DIRECTORY [--head-bits 4] [--no-drafter] [--towers] [--layers N]
 
-It goes through the exporter, matrix by matrix, so it takes no more memory than an export does.
+It goes through the exporter, matrix by matrix, so it takes no more memory than an export does. `--towers --layers 2
+--no-drafter` writes whole towers and little else, for `benchmarks.media --towers-only`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.e2b_shape import RandomCheckpoint
-from benchmarks.footprint import TARGETS, drafter_fields, target_fields
+from benchmarks.e2b_shape import RandomCheckpoint, with_towers
+from benchmarks.footprint import AUDIO, TARGETS, VISION, drafter_fields, target_fields
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import drafter_shapes
 from ondevice_export.bundle_writer import BundleWriter
@@ -28,9 +30,12 @@ from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
 
 
-def target_model(size: str, directory: Path) -> TargetCheckpoint:
-    """The target as the exporter sees it; its `config.json` goes below the directory."""
-    checkout = _config(directory / f"gemma-4-{size}-shape", target_fields(size))
+def target_model(size: str, directory: Path, layers: int | None = None) -> TargetCheckpoint:
+    """The target as the exporter sees it, or its last `layers` layers; its `config.json` goes below the directory."""
+    fields = target_fields(size)
+    if layers is not None:
+        fields |= {"num_hidden_layers": layers, "layer_types": fields["layer_types"][-layers:]}
+    checkout = _config(directory / f"gemma-4-{size}-shape", fields)
     family, config = read_target(checkout.directory)
     shapes = checkpoint_shapes(config, "model.")
     return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
@@ -44,16 +49,31 @@ def drafter_model(size: str, directory: Path, target: Target) -> DrafterCheckpoi
     return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
 
 
-def write_bundle(size: str, out: Path, head_bits: int = 8, *, with_drafter: bool = True) -> None:
-    """Write the bundle; an older one there is replaced."""
+def write_bundle(
+    size: str,
+    out: Path,
+    head_bits: int = 8,
+    *,
+    with_drafter: bool = True,
+    towers: bool = False,
+    layers: int | None = None,
+) -> None:
+    """Write the bundle, optionally with towers or only the last layers; an older one there is replaced."""
     options = ExportOptions(drafter="auto" if with_drafter else "none", head_bits=head_bits)
     with tempfile.TemporaryDirectory() as name, BundleWriter(out) as bundle:
-        target = target_model(size, Path(name))
+        target = target_model(size, Path(name), layers)
+        vision, audio = (VISION[size], AUDIO.get(size)) if towers else (None, None)
+        target = replace(target, vision=vision, audio=audio)
         drafter = drafter_model(size, Path(name), target.config) if with_drafter else None
         graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
         table = graphs.write_target(target)
         if drafter is not None:
             graphs.write_drafter(drafter, target.config, table)
+        if vision is not None:
+            seeing = with_towers(target, vision, audio, clipped=size in ("E2B", "E4B"))
+            graphs.write_vision(vision, seeing)
+            if audio is not None:
+                graphs.write_audio(audio, seeing)
         bundle.commit(make_manifest(target, drafter, options), graphs.tensors)
 
 
@@ -69,8 +89,19 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
     parser.add_argument("--no-drafter", action="store_true")
+    parser.add_argument(
+        "--towers", action="store_true", help="with the vision tower, and the audio tower if it has one"
+    )
+    parser.add_argument("--layers", type=int, help="only the last so many layers of the language model")
     arguments = parser.parse_args()
-    write_bundle(arguments.size, arguments.directory, arguments.head_bits, with_drafter=not arguments.no_drafter)
+    write_bundle(
+        arguments.size,
+        arguments.directory,
+        arguments.head_bits,
+        with_drafter=not arguments.no_drafter,
+        towers=arguments.towers,
+        layers=arguments.layers,
+    )
 
 
 if __name__ == "__main__":

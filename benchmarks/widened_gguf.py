@@ -69,7 +69,7 @@ def write_target(path: Path, target: TargetCheckpoint, head_bits: int) -> None:
     for name, shape in target.shapes.items():
         kind = tensor_kind(name, shape, Kind.Q4_0, HEAD_KINDS[head_bits])
         tensors.append(GgufTensor(own_name(name, names), shape, kind, partial(_data, target.checkpoint, name, kind)))
-    write_file(writer, tensors, rope_divisors(target.config))
+    write_file(writer, [rope_divisors(target.config), *tensors])
 
 
 def write_drafter(path: Path, drafter: DrafterCheckpoint, target: TargetCheckpoint, head_bits: int) -> None:
@@ -87,7 +87,7 @@ def write_drafter(path: Path, drafter: DrafterCheckpoint, target: TargetCheckpoi
             own = _DRAFTER_NAMES.get(name) or own_name(name, names)
             kind = tensor_kind(name, shape, Kind.Q8_0, HEAD_KINDS[head_bits])
             tensors.append(GgufTensor(own, shape, kind, partial(_data, drafter.checkpoint, name, kind)))
-    write_file(writer, tensors, rope_divisors(drafter.config))
+    write_file(writer, [rope_divisors(drafter.config), *tensors])
 
 
 def add_tokens(writer: Any, target: TargetCheckpoint) -> None:

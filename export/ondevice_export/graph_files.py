@@ -21,6 +21,7 @@ from ondevice.bundle_format.interfaces import (
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorTable, is_plain
 from ondevice.bundle_format.vision import VisionEntry
+from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice.progress import Advance
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
@@ -131,9 +132,11 @@ def count_weights(shapes: Shapes) -> int:
 
 def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
     """Bytes of a data file, scales included; slightly overestimated, because fp16 scales count as float32."""
-    total = 0.0
+    total = 0
     for name, shape in shapes.items():
         form = formats.head if name.endswith((EMBEDDING, HEAD)) else formats.layers
-        stored = 32 if is_plain(name, shape) else form.stored_bits(scale_bits=32)
-        total += math.prod(shape) * stored / 8
-    return int(total)
+        stored = FLOAT32 if is_plain(name, shape) else form
+        total += stored.bytes(math.prod(shape))
+        if stored.quantised:
+            total += 4 * math.prod(shape[:-1]) * stored.scales(shape[-1])
+    return total

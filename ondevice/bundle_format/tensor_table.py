@@ -40,8 +40,14 @@ CENTROIDS, ORDERING = "shortlist.centroids.weight", "shortlist.token_ordering"
 """Tensors of a drafter and of heads that score a shortlist: one centroid per cluster, and the token ids in the order of
 the clusters."""
 
-TOWER = "vision_tower."
-"""Prefix of the vision tower's tensors. Its matrices may have rows of any width: only ONNX Runtime reads them."""
+VISION = ("vision_tower.", "vision_embedder.", "embed_vision.")
+AUDIO = ("audio_tower.", "embed_audio.")
+"""How the names of the towers' tensors begin."""
+
+TOWER_LINEAR = ".linear.weight"
+"""How the names of a tower's linear layers end, the only tensors of a tower that may be quantised: to 8 bits with a
+scale per row. Rows may have any width, because only ONNX Runtime reads them.
+"""
 
 ALIGNMENT = 64
 """Alignment of tensors in a data file, in bytes: a cache line, and the widest vector register."""
@@ -194,8 +200,17 @@ def is_table(name: str) -> bool:
 
 
 def is_plain(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor stays float32 in every weight format: norms, scalars, routers, the drafter's centroids."""
+    """Whether a tensor stays float32 in every weight format: norms, scalars, routers, the drafter's centroids, and of
+    towers all but their linear layers.
+    """
+    if is_of_tower(name):
+        return not name.endswith(TOWER_LINEAR)
     return len(shape) == 1 or name.endswith(("router.proj.weight", DRAFTER_CENTROIDS))
+
+
+def is_of_tower(name: str) -> bool:
+    """Whether a tensor is the vision or the audio tower's."""
+    return name.startswith((*VISION, *AUDIO))
 
 
 def layer_shapes(decoder: Decoder, layer: LayerConfig) -> Shapes:
@@ -257,7 +272,7 @@ def _check_format(name: str, tensor: Tensor) -> None:
         known = form == WeightFormat(_BITS["int64"])
     elif is_plain(name, tensor.shape):
         known = form == FLOAT32
-    elif name.startswith(TOWER):
+    elif is_of_tower(name):
         known = form in (FLOAT32, BY_ROW[8])
     elif is_table(name):
         blocks = form.quantised and form.group % 32 == 0 and width % max(form.group, 32) == 0
@@ -271,7 +286,7 @@ def _check_format(name: str, tensor: Tensor) -> None:
     require(tensor.bytes * 8 == numbers * form.bits, f"tensor {name} has {tensor.bytes} bytes")
     if scales is None:
         return
-    require(width % 32 == 0 or name.startswith(TOWER), f"tensor {name} has rows of {width} weights, no multiple of 32")
+    require(width % 32 == 0 or is_of_tower(name), f"tensor {name} has rows of {width} weights, no multiple of 32")
     require(scales.dtype == "float32" or name == PLE_TABLE, f"tensor {name} has scales of {scales.dtype}")
     check_number(f"the scales' offset of tensor {name}", scales.offset, 1 << 62, least=0)
     size = math.prod(tensor.scale_shape) * (4 if scales.dtype == "float32" else 2)

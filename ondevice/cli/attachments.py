@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shlex
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,15 +55,20 @@ def read_file(path: Path) -> bytes:
     """The bytes of a picture or a sound.
 
     Raises:
-        PromptError: the file cannot be read, or is too large.
+        PromptError: the file cannot be read, or is too large; a device or a pipe, which may never end.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        kind, content = path.stat().st_mode, b""
+        ends = stat.S_ISREG(kind) or stat.S_ISDIR(kind)  # opening a directory fails
+        if ends:
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # a NUL in the path
         raise PromptError(f"cannot read {str(path)!r}: {error}") from error
+    if not ends:
+        raise PromptError(f"cannot read {path}: it is a device or a pipe, not a file")
     if len(content) > MOST_BYTES:
         raise PromptError(f"{path} has more than {MOST_BYTES >> 20} MB")
     return content

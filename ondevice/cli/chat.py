@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
                     else:
                         run_command(message, conversation)
                 except (OndeviceError, OSError) as error:  # ends the command, not the conversation
-                    print(f"ondevice: {error}", file=sys.stderr)
+                    _print_words(f"ondevice: {error}")
             elif message:
                 conversation.say(message)
     return 0
@@ -206,13 +206,13 @@ class Conversation:
                 reply = stream_reply(self._model, asked, self.options, self._make_view())
         except PromptError as error:
             hint = f" ({CONTEXT_FULL})" if isinstance(error, ContextOverflowError) else ""
-            print(f"ondevice: {error}{hint}", file=sys.stderr)
+            _print_words(f"ondevice: {error}{hint}")
             return False
         self.messages = [*asked, self._as_message(reply)]
         self.thoughts = reply.reasoning
         self._stats = reply.stats
         if reply.finish_reason in NOTICES:
-            print(NOTICES[reply.finish_reason], file=sys.stderr)
+            _print_words(NOTICES[reply.finish_reason])
         return True
 
     def regenerate(self) -> None:
@@ -342,7 +342,7 @@ def _system(conversation: Conversation, rest: str) -> None:
 def _think(conversation: Conversation, rest: str) -> None:
     thinks = not conversation.options.get("thinking")
     conversation.options["thinking"] = thinks
-    _print(f"(thinking is {'on' if thinks else 'off'}{'' if conversation.can_think else NO_THINKING})")
+    _print_words(f"(thinking is {'on' if thinks else 'off'}{'' if conversation.can_think else NO_THINKING})")
 
 
 def _thoughts(conversation: Conversation, rest: str) -> None:
@@ -405,13 +405,13 @@ def attach_dropped(paths: Sequence[Path], conversation: Conversation) -> None:
 
 def _show_attached(conversation: Conversation) -> None:
     found = [f"{attachment.name} ({attachment.tokens} tokens)" for attachment in conversation.attached]
-    _print(f"(with the next message: {', '.join(found)})" if found else "(nothing goes with the next message)")
+    _print_words(f"(with the next message: {', '.join(found)})" if found else "(nothing goes with the next message)")
 
 
 def _save(conversation: Conversation, rest: str) -> None:
     path = _path(rest)
     conversation.save(path)
-    _print(f"(saved: {path})")
+    _print_words(f"(saved: {path})")
 
 
 def _load(conversation: Conversation, rest: str) -> None:
@@ -442,6 +442,11 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def _print_words(text: str) -> None:
+    """Print a sentence, broken between words where the terminal is narrower."""
+    _print(wrapped(text, columns()))
+
+
 CHAT_COMMANDS = {
     "/clear": ChatCommand(lambda conversation, rest: conversation.clear(), "forget the conversation"),
     "/drop": ChatCommand(
@@ -463,7 +468,7 @@ CHAT_COMMANDS = {
     "/save": ChatCommand(_save, "write the conversation to a file, as JSON", "FILE"),
     "/load": ChatCommand(_load, "continue a conversation from a file", "FILE"),
     "/stats": ChatCommand(
-        lambda conversation, rest: _print(wrapped(conversation.stats(), columns())),
+        lambda conversation, rest: _print_words(conversation.stats()),
         "show speed and drafts of the last reply",
     ),
     "/help": ChatCommand(_help, "show this list"),

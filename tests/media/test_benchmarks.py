@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import media, media_products, media_quality
+from benchmarks import footprint, media, media_products, media_quality, shape
 from benchmarks.e2b_shape import VISION, target_model, with_towers
+from benchmarks.llama_mtmd import LlamaMtmd
 from ondevice.bundle import Bundle
+from ondevice.bundle_format.audio import check_audio
+from ondevice.bundle_format.vision import check_vision
 from ondevice_export.checkpoint.towers import PREFIX
 
 
@@ -20,9 +24,24 @@ def test_time_and_memory(seeing: dict[tuple[str, str], Bundle], capsys: pytest.C
     assert "GOPS of 8-bit dot products" in lines[0]
     assert [line.split("|")[1].strip() for line in lines if line.startswith("|")] == [
         "soft tokens", "----------:", "70", "prompt with 70 soft tokens", "-" * 37, "text alone", "a new picture",
-        "a picture of another conversation", "a picture earlier in the conversation", "seconds of sound",
-        "---------------:", "2",
+        "a picture of another conversation", "a picture earlier in the conversation",
+        "a picture of 70 soft tokens, and another generation", "-" * 51, "each alone", "at the same time",
+        "seconds of sound", "---------------:", "2",
     ]  # fmt: skip
+
+
+def test_towers_without_their_language_model(
+    seeing: dict[tuple[str, str], Bundle], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The last layers of a published model are enough for a bundle with its whole towers."""
+    bundle = seeing["seeing-31b", "int8"]
+    media.main([str(bundle.path), "--tokens", "70", "--rounds", "1", "--threads", "1", "--towers-only"])
+    lines = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert lines == ["soft tokens", "----------:", "70"]
+    for size in ("26B-A4B", "31B"):
+        (tmp_path / size).mkdir()
+        config = shape.target_model(size, tmp_path / size, layers=2).config
+        assert [layer.kind for layer in config.layers] == ["sliding", "full"]
 
 
 @pytest.mark.parametrize("tokens", [70, 140, 280, 560, 1120])
@@ -36,6 +55,34 @@ def test_multiplications_of_the_published_tower() -> None:
     layers, others = media.multiplications(VISION, 1536, 280)
     assert layers == 2520 * 16 * (4 * 768 * 768 + 3 * 768 * 3072)
     assert others == 16 * 2 * 2520 * 2520 * 768 + 2520 * 768 * 768 + 280 * 768 * 1536
+
+
+@pytest.mark.parametrize("size", footprint.TARGETS)
+def test_the_sizes_of_published_towers(size: str) -> None:
+    """Numbers of weights, of which those of linear layers have one byte and a scale per row as int8."""
+    target, *_ = footprint.read_shapes(size)
+    width, vision = target.hidden_size, footprint.VISION[size]
+    check_vision(vision, target)
+    if size == "12B":
+        side, hidden = 48 * 48 * 3, 3840
+        linears, rows, others = 0, 0, side * hidden + 2 * 1120 * hidden + hidden * width + 2 * side + 5 * hidden
+    else:
+        layers, hidden, wide, head = (16, 768, 3072, 64) if size in ("E2B", "E4B") else (27, 1152, 4304, 72)
+        linears, rows = layers * (4 * hidden**2 + 3 * hidden * wide), layers * (5 * hidden + 2 * wide)
+        others = layers * (4 * hidden + 2 * head) + 768 * hidden + 2 * 10240 * hidden + hidden * width
+        others += 2 * hidden if layers == 27 else 0
+    assert footprint.tower_bytes(size, "none")["vision.onnx"] == 4 * (linears + others)
+    assert footprint.tower_bytes(size, "int4")["vision.onnx"] == linears + 4 * (rows + others)
+    assert ("audio.onnx" in footprint.tower_bytes(size, "none")) == (size in ("E2B", "E4B", "12B"))
+    if size in footprint.AUDIO:
+        check_audio(footprint.AUDIO[size], target)
+
+
+def test_the_table_of_towers() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in footprint.towers_report().splitlines()[2:]]
+    assert [row[0] for row in rows] == list(footprint.TARGETS)
+    assert [row[3:] == ["none", "none"] for row in rows] == [False, False, False, True, True]
+    assert all(0 < int(row[2]) <= int(row[1]) for row in rows)
 
 
 def test_quality(seeing: dict[tuple[str, str], Bundle]) -> None:
@@ -69,3 +116,15 @@ def test_the_random_tower_has_no_equal_matrices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tower.rows(names[0], 0, 9)[7:], tower.rows(names[0], 7, 9))
     picked = tower.picked_rows(names[0], np.array([8, 2]))
     np.testing.assert_array_equal(picked, tower.rows(names[0], 0, 9)[[8, 2]])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script takes llama.cpp's place")
+def test_the_time_of_llama_cpp_s_tower(tmp_path: Path) -> None:
+    program = tmp_path / "llama-mtmd-cli"
+    program.write_text('#!/bin/sh\necho "0.1 I mtmd batch encoding done in 12 ms" >&2\n', "utf-8")
+    program.chmod(0o755)
+    other = LlamaMtmd(program, tmp_path / "text.gguf", tmp_path / "tower.gguf", threads=2)
+    assert other.seconds(tmp_path / "picture.png") == 0.012
+    program.write_text("#!/bin/sh\nexit 3\n", "utf-8")
+    with pytest.raises(SystemExit, match="encoded no picture: exit code 3"):
+        other.seconds(tmp_path / "picture.png")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from ondevice import Image, Model, PromptError, Video
 from ondevice.cli.main import main
-from ondevice.media.videos import clock, evenly
+from ondevice.media.videos import Frames, clock, evenly
 from ondevice.server.openai import read_chat_completion
 from ondevice.server.requests import Fields, RequestError
 from ondevice.text.messages import ChatOptions
@@ -68,6 +69,59 @@ def test_frames_of_a_list(chat_model: Model) -> None:
     assert [token for token in ids if token < 0] == [token for token in pictures if token < 0]
     assert times(chat_model, Video([first, second], fps=0.5)) == ["00:00 ", " 00:02 "]
     assert len(chat_model.encode(asked(Video([first, second], fps=0.5)))) == len(ids)
+
+
+def of_transformers(total: int, fps: float, tokens: int) -> str:
+    """The text that transformers' processor writes for a video of so many frames, with pictures' tokens."""
+    from transformers import Gemma4Processor
+    from transformers.video_utils import VideoMetadata, default_sample_indices_fn
+
+    metadata = VideoMetadata(total_num_frames=total, fps=fps, frames_indices=list(range(total)))
+    if total > 32:  # the processor's own number of frames; it refuses videos of fewer
+        metadata.frames_indices = default_sample_indices_fn(metadata, num_frames=32).tolist()
+    names = SimpleNamespace(boi_token="<|image>", eoi_token="<image|>", video_token="<|image|>")
+    inputs = {"num_soft_tokens_per_video": [tokens], "video_metadata": [metadata]}
+    return str(Gemma4Processor.replace_video_token(names, inputs, 0))
+
+
+@pytest.mark.needs("oracle")
+@pytest.mark.parametrize(("total", "fps"), [(1, 24), (5, 2), (31, 0.4), (32, 0.1), (33, 29.97), (70, 1), (250, 0.05)])
+def test_the_prompt_of_transformers(chat_model: Model, total: int, fps: float) -> None:
+    """Which frames, their times, and their numbers of soft tokens; the same tokens as of the text in one piece."""
+    assert chat_model.tokenizer is not None
+    video = Video([noise(50, 50)] * total, fps=fps)
+    ids = chat_model.encode(asked({"type": "text", "text": "a b"}, video))
+    text = chat_model.tokenizer.decode(ids, keep_special=True)
+    tokens = text.count("<|image|>") // min(total, 32)
+    assert tokens == 64
+    before, after = text.split("00:00", 1)
+    assert before.endswith("a b")
+    assert f"00:00{after}".startswith(of_transformers(total, fps, tokens) + "the fox")
+    assert chat_model.tokenizer.encode(text, add_special_tokens=False) == ids
+
+
+@pytest.mark.needs("oracle")
+@pytest.mark.parametrize("size", [(48, 64), (96, 120), (30, 90), (84, 108)])
+def test_the_pixels_of_transformers(chat_model: Model, size: tuple[int, int]) -> None:
+    """transformers resizes frames by torchvision, which calls this function of torch, pictures by Pillow, as we do. The
+    two round differently: by 2 of 255 at most, and in 3 % of the values at most.
+    """
+    import torch
+
+    vision = chat_model.manifest.vision
+    assert vision is not None
+    frames = np.stack([noise(*size, seed=seed) for seed in range(4)])
+    found = np.stack([pixels.values for pixels in Frames(Video([*frames]), vision, "it").pieces()])
+    channels_first = torch.tensor(frames).permute(0, 3, 1, 2).contiguous()
+    shape = found.shape[1:3]
+    resized = torch.nn.functional.interpolate(
+        channels_first, shape, mode="bicubic", align_corners=False, antialias=True
+    )
+    differences = np.abs(found.astype(int) - resized.permute(0, 2, 3, 1).numpy())
+    if shape == size:
+        assert not differences.any()
+    assert differences.max() <= 2
+    assert (differences > 0).mean() < 0.03
 
 
 def test_at_most_32_frames() -> None:

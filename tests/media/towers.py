@@ -27,16 +27,23 @@ def audio_tower(bundle: Bundle) -> Tower:
     return Tower(bundle, audio.graph, audio_interface(audio, bundle.manifest.target), 1)
 
 
-def reference_model(directory: Path, family: str) -> Any:
-    """The model of transformers for the target of a directory with a pair."""
+def reference_model(directory: Path, family: str, text_attention: str = "eager") -> Any:
+    """The model of transformers for the target of a directory with a pair.
+
+    Args:
+        directory: the directory.
+        family: that of the pair.
+        text_attention: of the language model: `eager`, with masks as floats (see `test_blocks`), or `sdpa`, which does
+            not keep all scores in memory.
+    """
     import torch
     import transformers
 
     torch.set_num_threads(1)
     kind = "Gemma4Unified" if family == "seeing-12b" else "Gemma4"
     model = getattr(transformers, f"{kind}ForConditionalGeneration")
-    # with masks as tensors: see `test_blocks`
-    return model.from_pretrained(directory / "target", attn_implementation="eager").eval()
+    attention = {"": "eager", "text_config": text_attention}
+    return model.from_pretrained(directory / "target", attn_implementation=attention).eval()
 
 
 def assert_greedy(reply: Reply, logits: Any, placeholders: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from ondevice.bundle_format.audio import (
     layer_prefix,
 )
 from ondevice.bundle_format.model_config import Target
-from ondevice.bundle_format.tensor_table import Shapes
+from ondevice.bundle_format.tensor_table import AUDIO, Shapes
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.json_fields import Fields, read_json
@@ -27,8 +27,8 @@ from ondevice_export.checkpoint.towers import PREFIX, find_tower, has_tensors, r
 
 AUDIO_GRAPH = "audio.onnx"
 
-TOWER = (f"{PREFIX}audio_tower.", f"{PREFIX}embed_audio.")
-"""How the names of the tower's tensors begin."""
+TOWER = tuple(PREFIX + name for name in AUDIO)
+"""How the names of the tower's tensors begin in a checkpoint."""
 
 RELATIVE, PER_DIM_SCALE = "self_attn.relative_k_proj.weight", "self_attn.per_dim_scale"
 """Tensors of a layer from which a bundle's relative keys and query scale are computed."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ondevice.bundle_format.model_config import Target
-from ondevice.bundle_format.tensor_table import Shapes
+from ondevice.bundle_format.tensor_table import VISION, Shapes
 from ondevice.bundle_format.vision import BUDGETS, LINEARS, VisionEntry, layer_prefix, vision_shapes
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
@@ -16,8 +16,8 @@ from ondevice_export.checkpoint.towers import PREFIX, find_tower, has_tensors, r
 
 VISION_GRAPH = "vision.onnx"
 
-TOWER = (f"{PREFIX}vision_tower.", f"{PREFIX}vision_embedder.", f"{PREFIX}embed_vision.")
-"""How the names of the tower's tensors begin."""
+TOWER = tuple(PREFIX + name for name in VISION)
+"""How the names of the tower's tensors begin in a checkpoint."""
 
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files with the settings of the image processor; the first one has them in a field of their own."""

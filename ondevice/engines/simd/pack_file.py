@@ -18,7 +18,7 @@ from concurrent.futures import TimeoutError as TooLong
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import BinaryIO, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,34 +232,70 @@ def _obstacle(path: Path, size: int) -> str | None:
 
 
 def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, verification: Verification) -> None:
-    """Write a pack, so that two processes at once each leave a complete one. Locked, it does not count as abandoned."""
+    """Write a pack, so that two processes at once each leave a complete one. Locked, it does not count as abandoned.
+
+    The first page, without which the file counts as damaged, is written when all others are on the disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, prefix=path.stem) as file:
+    with replacing(path, prefix=path.stem) as file, _Flushes(file) as flushes:
         handle = file.fileno()
         lock(handle)
         os.truncate(handle, layout.size)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, layout.size)
-        pack = np.memmap(file, np.uint8, "r+")
-        layout.write(pack, threads, _flushing(pack, advance), pack.flush)
-        pack.flush()
-        del pack
-        os.fsync(handle)
+
+        def written(count: int) -> None:
+            flushes.add(count)
+            advance(count)
+
+        layout.write_tiles(flushes.put, threads, written)
+        flushes.flush()
+        page = layout.first_page(np.memmap(file, np.uint8, "r"), threads)
+        flushes.put(0, page)
+        flushes.flush()
         if os.name == "posix":  # read-only: truncating a pack ends the processes that have it mapped
             os.fchmod(handle, 0o400)
         verification.wait(lambda: advance(0))
 
 
-def _flushing(pack: np.memmap[Any, Any], advance: Advance) -> Advance:
-    """Wrap `advance` so that it also flushes the pack every FLUSHED bytes."""
-    waiting = 0
+class _Flushes:
+    """Writes to a file from several threads, and has another one flush it to the disk every FLUSHED bytes."""
 
-    def flushed(count: int) -> None:
-        nonlocal waiting
-        waiting += count
-        if waiting > FLUSHED:
-            pack.flush()
-            waiting = 0
-        advance(count)
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1)
+        self._flush: Future[None] | None = None
+        self._waiting = 0
 
-    return flushed
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
+    def put(self, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes at an offset."""
+        with self._lock:
+            self._file.seek(offset)
+            self._file.write(data.data)
+
+    def add(self, count: int) -> None:
+        """Count written bytes. Waits for the last flush before it begins the next one."""
+        self._waiting += count
+        if self._waiting > FLUSHED:
+            self._begin()
+
+    def flush(self) -> None:
+        """Wait until everything written is on the disk."""
+        self._begin()
+        if self._flush is not None:
+            self._flush.result()
+
+    def _begin(self) -> None:
+        if self._flush is not None:
+            self._flush.result()
+        with self._lock:
+            self._file.flush()
+        self._waiting = 0
+        self._flush = self._pool.submit(os.fsync, self._file.fileno())
