@@ -40,18 +40,12 @@ from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import score
 from ondevice.engines.simd.kernels.attention.integer_cache import quantize_queries, score_keys
 from ondevice.engines.simd.kernels.attention.key_codes import SHUFFLE, SUMS, Codebook
-from ondevice.engines.simd.kernels.attention.lookup import (
-    LANES,
-    Tables,
-    look_up,
-    look_up_share,
-    make_tables,
-    workspace_at,
-)
+from ondevice.engines.simd.kernels.attention.lookup import Tables, look_up, look_up_share, make_tables, workspace_at
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
 from ondevice.engines.simd.kernels.attention.scratch import scratch_at
 from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT, Scratch, Workspace
 from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import write_i64
 from ondevice.engines.simd.kernels.steps import slots
@@ -135,7 +129,7 @@ class Layer:
             width: rng.standard_normal((HEADS, SIZE // width, width + 1, 16)).astype(np.float32) for width in WIDTHS
         }
         self.chosen = np.zeros(HEADS * (1 + CHOSEN // UNIT), np.int64)
-        self.lookup = LookupScratch(1, SIZE, 1)
+        self.lookup = self.scratch.lookup = LookupScratch(1, SIZE, 1)
 
     def products(self) -> dict[str, Callable[[], object]]:
         """The functions that multiply the query with all keys, by name."""
@@ -178,10 +172,10 @@ class Layer:
         record.most_keys = self.count
         arrays = [*self.parts[kind]] if width is None else [*self.parts[kind], self.codes[width], self.books[width]]
         for offset, array in enumerate(arrays):
-            record._point(slots.CACHES + offset, array)
+            record.point(slots.CACHES + offset, array)
         position = np.array([self.count - 1])
         state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
-        state.set_sequences([record], self.scratch, self.lookup)
+        state.set_sequences([record], self.scratch)
         calls, claims = [], np.zeros(1, np.int64)
         for run, step, shares in steps:
             words, row = np.zeros(WIDTH, np.int64), to_row(step)

@@ -33,7 +33,7 @@ from ondevice.engines.simd.caches import LookupSettings, read_keys
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.engines.simd.kernels.attention.sizes import UNIT
 from ondevice.engines.simd.kernels.steps.layouts import LOOK_UP, LookUp, from_row
-from ondevice.engines.simd.program import Steps
+from ondevice.engines.simd.plan.builder import Plan
 from ondevice.text.tokenizer import Tokenizer
 
 LOOKUP = LookupSettings()
@@ -166,20 +166,21 @@ def missed(session: SimdSession, tokens: Sequence[int]) -> list[tuple[float, flo
     session.rewind(0)
     log_probabilities(session, tokens[: -LOOKUP.window], len(tokens) - LOOKUP.window - 1)
     program, rows = engine._program, tokens[-LOOKUP.window :]
-    plans, whole = program.target, program.target.whole
+    plan, whole = program.plan, program.plan()
     owners = {2 * place: layer for layer, place in program.caches.items()}
-    for end, words in enumerate(whole.planned):
+    for end, words in enumerate(whole.steps):
         if int(words[0]) != LOOK_UP:
             continue
         step = from_row(words)
         assert isinstance(step, LookUp)
-        plans.whole = Steps(whole.planned[: end + 1], whole.exact)
+        part = Plan(whole.steps[: end + 1], whole.exact)
+        program.plan = lambda path, part=part: part
         engine.forward([Rows(session, TokenTree.chain(rows), range(len(rows)))])
         cache = session._caches["full"]
         layer = owners[step.codes - 2 * len(program.caches)]
         keys = read_keys(cache.parts(layer)[0], 0, len(tokens))
         found.append(_missed(step, len(rows), len(tokens), keys))
-    plans.whole = whole
+    program.plan = plan
     return found
 
 

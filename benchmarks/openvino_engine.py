@@ -19,7 +19,7 @@ from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.model_config import Target
-from ondevice.engines.kv_cache import KINDS, Views, attention_mask, make_caches
+from ondevice.engines.kv_cache import Views, attention_mask, make_caches
 from ondevice.engines.protocol import DraftStep, Outputs, Proposals, Rows, TokenTree
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
@@ -66,9 +66,7 @@ class OpenVinoSession(CachedSequence):
 
     def __init__(self, target: Target, request: ov.InferRequest, origin: Origin) -> None:
         super().__init__(
-            make_caches(
-                target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), MOST_ROWS, dict.fromkeys(KINDS, VIEWS)
-            ),
+            make_caches(target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), MOST_ROWS, VIEWS),
             origin,
         )
         self._target = target

@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = SimdEngine(Bundle.open(arguments.bundle), arguments.threads)
     session = engine.open_session()
-    steps = by_shape(engine._program.target.whole.planned)
+    steps = by_shape(engine._program.plan().steps)
     taken = defaultdict(list)
     with RooflineMeasurement(arguments.threads) as measurement:
         for _ in range(arguments.rounds):
@@ -49,7 +49,7 @@ def main() -> None:
                 engine.forward([Rows(session, TokenTree.chain([1] * rows), [rows - 1])])  # numbers to work on
                 for shape, plan in steps.items():
                     started = time.perf_counter()
-                    engine._pool._run(plan, engine._state.slots, arguments.threads)
+                    engine._program.pool._run(plan, engine._state.slots, arguments.threads)
                     taken[rows, shape].append(time.perf_counter() - started)
     limits = measurement.median()
     lines = []

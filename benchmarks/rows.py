@@ -99,7 +99,7 @@ def work_of(model: TargetModel) -> Work:
 
 
 def _matrices(layer: DecoderLayer) -> list[Matrix]:
-    found = layer.matrices()
+    found = layer.by_purpose()
     if (experts := layer.experts) is not None:  # as many as one row uses: the minimum, if all rows choose the same
         found["experts"] = [*experts.gate_up[: experts.top], *experts.down[: experts.top]]
     return [matrix for purpose in found.values() for matrix in purpose]

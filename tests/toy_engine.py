@@ -141,7 +141,7 @@ class ToyEngine:
 
 
 def _caches(target: Target, most_rows: int) -> dict[AttentionKind, KVCache]:
-    return make_caches(target, lambda layer: np.dtype((np.int64, (1,))), most_rows, {})
+    return make_caches(target, lambda layer: np.dtype((np.int64, (1,))), most_rows)
 
 
 def logits_after(tokens: Sequence[int]) -> Float32Array:

@@ -64,11 +64,16 @@ layers, S frames of B samples):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 AttentionKind = Literal["full", "sliding"]
+KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 """Full attention attends to every earlier position, sliding attention to the last `sliding_window` positions; both
-include the current one."""
+include the current one. Where there is a number or a field for each kind, they are in this order."""
+
+Part = Literal["key", "value"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""The two parts of a layer's cache, in their order everywhere."""
 
 OPSETS = {"": 24, "com.microsoft": 1}
 """Operator set versions by domain; the empty name is ONNX's own domain."""
@@ -101,14 +106,14 @@ def write_index(kind: AttentionKind) -> str:
     return f"{kind}.write_index"
 
 
-def past(layer: int, part: Literal["key", "value"]) -> str:
+def past(layer: int, part: Part) -> str:
     return f"past.{layer}.{part}"
 
 
-def present(layer: int, part: Literal["key", "value"]) -> str:
+def present(layer: int, part: Part) -> str:
     return f"present.{layer}.{part}"
 
 
-def shared(kind: AttentionKind, part: Literal["key", "value"]) -> str:
+def shared(kind: AttentionKind, part: Part) -> str:
     """The drafter graph's input for the target's cache of one kind of attention."""
     return f"{kind}.{part}"

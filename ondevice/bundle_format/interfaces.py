@@ -6,7 +6,7 @@ The exporter declares them, and engines open no graph with others: their buffers
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.audio import AudioEntry
@@ -22,8 +22,6 @@ OPEN = "?"
 
 CACHE_ROWS: Mapping[AttentionKind, str] = {"full": "Sf", "sliding": "Ss"}
 """Name of the number of rows in the caches and masks of each kind of attention."""
-
-_PARTS: tuple[Literal["key", "value"], ...] = ("key", "value")
 
 
 class Tensor(NamedTuple):
@@ -61,8 +59,8 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
     for index in target.kv_layers():
         layer = target.layers[index]
         cache = Tensor("float32", (1, CACHE_ROWS[layer.kind], layer.kv_width))
-        inputs |= {graph_io.past(index, part): cache for part in _PARTS}
-        outputs |= {graph_io.present(index, part): cache for part in _PARTS}
+        inputs |= {graph_io.past(index, part): cache for part in graph_io.PARTS}
+        outputs |= {graph_io.present(index, part): cache for part in graph_io.PARTS}
     return Interface(inputs, outputs)
 
 
@@ -74,7 +72,7 @@ def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
     widths = {layer.kind: layer.kv_width for layer in drafter.layers}
     for kind, size in CACHE_ROWS.items():
         cache = Tensor("float32", (1, size, widths.get(kind, "W")))
-        inputs |= {graph_io.shared(kind, part): cache for part in _PARTS}
+        inputs |= {graph_io.shared(kind, part): cache for part in graph_io.PARTS}
     outputs = {
         graph_io.CANDIDATES: Tensor("int64", (drafter.candidates,)),
         graph_io.LOGITS: Tensor("float32", (drafter.candidates,)),

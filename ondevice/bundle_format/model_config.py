@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.graph_io import KINDS, AttentionKind
 
 HeadsKind = Literal["medusa", "blockwise", "exit"]
 
@@ -251,8 +251,7 @@ def check_drafter(drafter: DrafterEntry, target: Target) -> None:
     _check_decoder("the drafter", drafter)
     check_number("num_assistant_tokens", drafter.num_assistant_tokens)
     _check_candidates("the drafter", drafter.candidates, drafter.shortlist, target.vocab_size)
-    kinds: tuple[AttentionKind, ...] = ("full", "sliding")
-    for kind in kinds:
+    for kind in KINDS:
         owner = drafter.kv_layer(kind)
         require(owner == target.last_kv_layer(kind), f"the drafter's {kind} layer is not the last with a cache")
     for index, layer in enumerate(drafter.layers):
@@ -304,7 +303,7 @@ def _check_decoder(name: str, decoder: Target | DrafterEntry) -> None:
     check_number(f"hidden_size of {name}", decoder.hidden_size)
     check_number(f"query_heads of {name}", decoder.query_heads)
     check_positive(f"norm_eps of {name}", decoder.norm_eps, 1.0)
-    require(set(decoder.rope) == {"full", "sliding"}, f"{name} has rotary embeddings for {', '.join(decoder.rope)}")
+    require(set(decoder.rope) == set(KINDS), f"{name} has rotary embeddings for {', '.join(decoder.rope)}")
     for kind, rope in decoder.rope.items():
         # frequencies are then at most 1e6, and their products with positions stay finite
         check_positive(f"theta of {name}'s {kind} layers", rope.theta, sys.float_info.max, 1.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ondevice.bundle_format.model_config import (
     Decoder,
@@ -18,7 +18,6 @@ from ondevice.bundle_format.model_config import (
     HeadsEntry,
     HeadsKind,
     InvalidFieldError,
-    Layer,
     LayerConfig,
     Target,
     check_number,
@@ -55,7 +54,6 @@ ALIGNMENT = 64
 
 Format = Literal["int2", "int4", "int8", "bfloat16", "float32", "int64"]
 
-FORMATS: tuple[Format, ...] = get_args(Format)
 _BITS: dict[Format, int] = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "float32": 32, "int64": 64}
 
 
@@ -154,10 +152,8 @@ def target_shapes(target: Target) -> Shapes:
     if not target.tied:
         shapes[HEAD] = (target.vocab_size, target.hidden_size)
     shapes["norm.weight"] = (target.hidden_size,)
-    for index, layer in enumerate(target.layers):
-        prefix = f"layers.{index}."
-        shapes |= _layer_shapes(prefix, target, layer)
-        shapes |= _target_layer_shapes(prefix, target, layer, owns_kv=layer.kv_source == index)
+    for index in range(len(target.layers)):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in target_layer_shapes(target, index).items()}
     if target.ple_size:
         packed = len(target.layers) * target.ple_size
         shapes[PLE_TABLE] = (target.ple_vocab_size, packed)
@@ -171,7 +167,7 @@ def drafter_shapes(drafter: DrafterEntry, target: Target) -> Shapes:
     hidden, backbone = drafter.hidden_size, target.hidden_size
     shapes: Shapes = {DRAFTER_EMBEDDING: (target.vocab_size, hidden), "model.norm.weight": (hidden,)}
     for index, layer in enumerate(drafter.layers):
-        shapes |= _layer_shapes(f"model.layers.{index}.", drafter, layer)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(drafter, layer).items()}
     shapes["pre_projection.weight"] = (hidden, 2 * backbone)
     shapes["post_projection.weight"] = (backbone, hidden)
     if drafter.shortlist is not None:
@@ -217,28 +213,29 @@ def is_of_tower(name: str) -> bool:
     return name.startswith((*VISION, *AUDIO))
 
 
-def _layer_shapes(prefix: str, decoder: Decoder, layer: LayerConfig) -> Shapes:
-    """The tensors of a layer that both the target and the drafter have."""
+def layer_shapes(decoder: Decoder, layer: LayerConfig) -> Shapes:
+    """Names, without the layer's prefix, and shapes of the tensors that every layer of target and drafter has."""
     hidden, wide, queries = decoder.hidden_size, layer.intermediate_size, decoder.query_heads * layer.head_dim
     return {
-        f"{prefix}input_layernorm.weight": (hidden,),
-        f"{prefix}self_attn.q_proj.weight": (queries, hidden),
-        f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
-        f"{prefix}self_attn.o_proj.weight": (hidden, queries),
-        f"{prefix}post_attention_layernorm.weight": (hidden,),
-        f"{prefix}pre_feedforward_layernorm.weight": (hidden,),
-        f"{prefix}mlp.gate_proj.weight": (wide, hidden),
-        f"{prefix}mlp.up_proj.weight": (wide, hidden),
-        f"{prefix}mlp.down_proj.weight": (hidden, wide),
-        f"{prefix}post_feedforward_layernorm.weight": (hidden,),
-        f"{prefix}layer_scalar": (1,),
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.q_norm.weight": (layer.head_dim,),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "post_attention_layernorm.weight": (hidden,),
+        "pre_feedforward_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (wide, hidden),
+        "mlp.up_proj.weight": (wide, hidden),
+        "mlp.down_proj.weight": (hidden, wide),
+        "post_feedforward_layernorm.weight": (hidden,),
+        "layer_scalar": (1,),
     }
 
 
-def _target_layer_shapes(prefix: str, target: Target, layer: Layer, *, owns_kv: bool) -> Shapes:
-    """The tensors of a layer that only the target has; `owns_kv` if the layer writes its own cache."""
-    hidden, shapes = target.hidden_size, Shapes()
-    if owns_kv:
+def target_layer_shapes(target: Target, index: int) -> Shapes:
+    """Names, without the layer's prefix, and shapes of the tensors of a layer of the target."""
+    layer, hidden = target.layers[index], target.hidden_size
+    shapes = layer_shapes(target, layer)
+    if layer.kv_source == index:
         shapes["self_attn.k_proj.weight"] = (layer.kv_width, hidden)
         shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
         if not layer.k_eq_v:
@@ -257,7 +254,7 @@ def _target_layer_shapes(prefix: str, target: Target, layer: Layer, *, owns_kv: 
         shapes["per_layer_input_gate.weight"] = (target.ple_size, hidden)
         shapes["per_layer_projection.weight"] = (hidden, target.ple_size)
         shapes["post_per_layer_input_norm.weight"] = (hidden,)
-    return {prefix + name: shape for name, shape in shapes.items()}
+    return shapes
 
 
 def _check_format(name: str, tensor: Tensor) -> None:
@@ -284,11 +281,8 @@ def _check_format(name: str, tensor: Tensor) -> None:
         known = form in (FLOAT32, BFLOAT16, *IN_GROUPS.values(), *BY_ROW.values())
     require(known, f"tensor {name} is {tensor.format} in blocks of {tensor.block}")
     require(not any(steps) or (form in BY_ROW.values() and not is_table(name)), f"tensor {name} has the steps {steps}")
-    scales, quantised = tensor.scales, tensor.format in ("int2", "int4", "int8")
-    require(
-        (scales is not None) == quantised,
-        f"tensor {name} is {tensor.format}, {'without' if quantised else 'with'} scales",
-    )
+    scales, mismatch = tensor.scales, "without" if form.quantised else "with"
+    require((scales is not None) == form.quantised, f"tensor {name} is {tensor.format}, {mismatch} scales")
     require(tensor.bytes * 8 == numbers * form.bits, f"tensor {name} has {tensor.bytes} bytes")
     if scales is None:
         return

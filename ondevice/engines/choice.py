@@ -144,13 +144,14 @@ def preview(bundle: Bundle) -> Preview:
         BundleCorruptError: the weights do not match the manifest.
         MissingDependencyError: `ort` would run, and onnxruntime is not installed.
     """
+    from ondevice.engines.simd.pack_file import find_pack
     from ondevice.engines.simd.program import Models
     from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
     try:
         models = Models(bundle)
-        parts = parts_of("simd", models.kinds())
-        return Preview("simd", parts, pack=models.pack_state(), weights=models.weight_classes())
+        pack = find_pack(models.layout, models.files.content())
+        return Preview("simd", parts_of("simd", models.kinds()), pack=pack, weights=models.weight_classes())
     except UnsupportedGraphError as error:
         _ort_engine(error.reason)
         return Preview("ort", parts_of("ort"), error.reason)

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.graph_io import KINDS, AttentionKind
 from ondevice.bundle_format.model_config import Layer, Target
 from ondevice.engines.protocol import Mask, TokenTree
-
-KINDS: tuple[AttentionKind, ...] = ("full", "sliding")
 
 SLACK = 256
 """Rows that a sliding cache keeps beyond its window: how far a rewind may go without a snapshot."""
@@ -125,11 +123,6 @@ class KVCache:
         return list(self._types)
 
     @property
-    def slides(self) -> bool:
-        """Whether old rows are dropped."""
-        return self._history is not None
-
-    @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
@@ -151,7 +144,7 @@ class KVCache:
         stop = start + max(self._views.least, _up(length + rows - start, self._views.step))
         if stop - self.base > self.capacity:
             if self._history is None:
-                self._grow(stop)
+                self._allocate(max(2 * self.capacity, stop), keep=True)
             else:
                 self._slide(length)
         return start, stop
@@ -195,7 +188,7 @@ class KVCache:
         """Replace the cache's content by a copy of these rows."""
         count = self._count(held.length - held.base)
         if count * self._units.positions > self.capacity:
-            self._allocate(count * self._units.positions)
+            self._allocate(count * self._units.positions, keep=False)
         self.base = held.length  # after an interrupt here, no rewind is possible
         for layer, buffer in self._buffers.items():
             buffer[:, :count] = held.rows[layer]
@@ -217,15 +210,11 @@ class KVCache:
             return 0
         return max(0, length - self._history) // self._views.align * self._views.align
 
-    def _grow(self, stop: int) -> None:
-        capacity = max(2 * self.capacity, stop)
-        grown = self._zeros(capacity)
-        for layer, old in self._buffers.items():
-            grown[layer][:, : old.shape[1]] = old
-        self._buffers, self.capacity = grown, capacity  # one assignment: an interrupt leaves the old pair
-
-    def _allocate(self, capacity: int) -> None:
+    def _allocate(self, capacity: int, *, keep: bool) -> None:
+        """Take new buffers for `capacity` rows; `keep` if the rows of the old ones are copied."""
         buffers = self._zeros(capacity)
+        for layer, old in self._buffers.items() if keep else ():
+            buffers[layer][:, : old.shape[1]] = old
         self._buffers, self.capacity = buffers, capacity  # one assignment: an interrupt leaves the old pair
 
     def _zeros(self, rows: int) -> dict[int, NDArray[Any]]:
@@ -289,17 +278,13 @@ def make_caches(
     target: Target,
     unit_type: Callable[[Layer], np.dtype[Any]],
     max_rows: int,
-    views: Mapping[AttentionKind, Views],
+    views: Views = Views(),
     units: Units = SINGLE,
 ) -> dict[AttentionKind, KVCache]:
     """The caches of one sequence: one for each kind of attention, with the layers that own keys and values.
 
-    Args:
-        target: the model.
-        unit_type: the dtype of one unit of a layer's keys, and of its values.
-        max_rows: most rows that one forward appends.
-        views: by kind of attention, the range that the engine reads at once, if that is more than single rows.
-        units: how rows lie in memory.
+    unit_type : the dtype of one unit of a layer's keys, and of its values
+    max_rows, views, units : as for `KVCache`
     """
     caches: dict[AttentionKind, KVCache] = {}
     for kind in KINDS:
@@ -307,7 +292,7 @@ def make_caches(
         types = {index: unit_type(target.layers[index]) for index in owners}
         # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
         history = target.sliding_window + 1 if kind == "sliding" else None
-        caches[kind] = KVCache(types, max_rows, history, views.get(kind, Views()), units)
+        caches[kind] = KVCache(types, max_rows, history, views, units)
     return caches
 
 

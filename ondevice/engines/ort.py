@@ -6,8 +6,8 @@ that attention reads; and MatMulNBits quantises activations row by row. ONNX Run
 tested on x86-64 only. Branches of a tree are equal up to rounding: softmax sums keys in the order of their cache rows,
 and siblings lie between a row and its ancestors there.
 
-`OrtEngine` holds the graphs with their weights, `OrtSession` one sequence, `DraftSteps` and `HeadsRun` a session's runs
-of the drafter and of heads, `Binding` a graph's inputs and outputs in memory of numpy arrays.
+`OrtEngine` holds the graphs with their weights, `OrtSession` one sequence, `Binding` a session's inputs and outputs of
+a graph in memory of numpy arrays.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.interfaces import Interface, drafter_interface, heads_interface, target_interface
-from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
+from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.graph_check import check_graph
-from ondevice.engines.kv_cache import KINDS, KVCache, Views, attention_mask, first_drafted, make_caches
+from ondevice.engines.kv_cache import Views, attention_mask, first_drafted, make_caches
 from ondevice.engines.layer_path import PathMemory
 from ondevice.engines.protocol import (
     ROOT,
@@ -51,8 +50,12 @@ from ondevice.engines.session_file import Origin
 from ondevice.errors import BundleCorruptError, UsageError, reason
 from ondevice.machine import ForkGuard
 
-PARTS: tuple[Any, ...] = ("key", "value")
-"""The two parts of a layer's cache, in the order of `KVCache`."""
+
+class Graph(NamedTuple):
+    """A graph that was opened, and its inputs and outputs."""
+
+    session: ort.InferenceSession
+    interface: Interface
 
 
 class Binding:
@@ -60,12 +63,21 @@ class Binding:
 
     An array whose address and size have not changed is not bound again. Each session has its own bindings, so sessions
     that alternate do not bind again at every forward.
+
+    Attributes:
+        outputs: the arrays of the outputs whose shape is always the same; a run overwrites them.
     """
 
-    def __init__(self, graph: ort.InferenceSession) -> None:
-        self._binding = graph.io_binding()
-        self._graph = graph
+    def __init__(self, graph: Graph) -> None:
+        self._binding = graph.session.io_binding()
+        self._graph = graph.session
         self._held: dict[str, NDArray[Any]] = {}
+        self.outputs: dict[str, NDArray[Any]] = {}
+        for name, (dtype, shape) in graph.interface.outputs.items():
+            sizes = [size for size in shape if isinstance(size, int)]
+            if len(sizes) == len(shape):
+                self.outputs[name] = np.empty(sizes, dtype)
+                self.output(name, self.outputs[name])
 
     def array(self, name: str, value: NDArray[Any]) -> None:
         """Set an input that changes with every run. It is copied into a buffer, so only a new shape is bound again."""
@@ -112,58 +124,6 @@ class Binding:
         self._held[name] = value  # keeps the array alive: ONNX Runtime's binding holds an address only
 
 
-class DraftSteps:
-    """Runs the drafter's graph on one session's caches. The returned arrays are valid until its next step."""
-
-    def __init__(self, bound: Binding, model: DrafterEntry, target: Target) -> None:
-        self._bound = bound
-        self._layers: dict[AttentionKind, int] = {"full": model.full_layer, "sliding": model.sliding_layer}
-        self._window = target.sliding_window
-        self._candidates = np.empty(model.candidates, np.int64)
-        self._logits = np.empty(model.candidates, np.float32)
-        self._following = np.empty((1, target.hidden_size), np.float32)
-
-    def run(self, caches: Mapping[AttentionKind, KVCache], length: int, token: int, hidden: Float32Array) -> DraftStep:
-        """One step after `length` committed tokens. `hidden` is copied first: it may be the previous step's array."""
-        bound = self._bound
-        bound.array(graph_io.TOKEN_ID, np.array([token], np.int64))
-        bound.array(graph_io.POSITION, np.array([length], np.int64))
-        bound.array(graph_io.HIDDEN, np.asarray(hidden, np.float32).reshape(1, -1))
-        for kind, layer in self._layers.items():
-            start, stop = caches[kind].reserve(length, 0)
-            bound.array(graph_io.mask(kind), self._mask(kind, length, start, stop))
-            for part, view in zip(PARTS, caches[kind].view(layer, start, stop), strict=True):
-                bound.view(graph_io.shared(kind, part), view)
-        bound.output(graph_io.CANDIDATES, self._candidates)
-        bound.output(graph_io.LOGITS, self._logits)
-        bound.output(graph_io.NEXT_HIDDEN, self._following)
-        bound.run()
-        return DraftStep(self._candidates, self._logits, self._following[0])
-
-    def _mask(self, kind: AttentionKind, length: int, start: int, stop: int) -> NDArray[np.bool_]:
-        """bool[1, stop - start]: the committed rows within the drafter's window."""
-        positions = np.arange(start, stop)
-        return ((first_drafted(kind, length, self._window) <= positions) & (positions < length))[None, :]
-
-
-class HeadsRun:
-    """Runs the graph of one kind of heads for one session. The returned arrays are valid until its next run."""
-
-    def __init__(self, bound: Binding, entry: HeadsEntry) -> None:
-        self._bound = bound
-        shape = entry.offsets, entry.candidates
-        self._answer = Proposals(np.empty(shape, np.int64), np.empty(shape, np.float32))
-
-    def run(self, hidden: Float32Array) -> Proposals:
-        """The proposals for a hidden state float32[H], which is copied first."""
-        bound = self._bound
-        bound.array(graph_io.HIDDEN, np.asarray(hidden, np.float32).reshape(1, -1))
-        bound.output(graph_io.CANDIDATES, self._answer.candidates)
-        bound.output(graph_io.LOGITS, self._answer.logits)
-        bound.run()
-        return self._answer
-
-
 PREFILL_ROWS = 256
 """Most rows of a forward. With more, the reference pair's prefill gets no faster, and attention scores take more
 memory."""
@@ -198,14 +158,22 @@ class OrtSession(CachedSequence):
         engine: OrtEngine,
         origin: Origin,
         bound: Binding,
-        draft_steps: DraftSteps | None,
-        heads: Mapping[str, HeadsRun],
+        drafts: Binding | None,
+        heads: Mapping[str, Binding],
     ) -> None:
-        super().__init__(_caches(engine.target, engine.most_rows), origin)
+        """
+        Args:
+            engine, origin: as in `CachedSequence`.
+            bound, drafts, heads: the target's graph, the drafter's if there is one, and those of heads by kind.
+        """
+        super().__init__(
+            make_caches(
+                engine.target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), engine.most_rows, VIEWS
+            ),
+            origin,
+        )
         self.engine = engine
-        self._bound = bound
-        self._draft_steps = draft_steps
-        self._heads = heads
+        self._bound, self._drafts, self._heads = bound, drafts, heads
         self._outputs = _OutputBuffers(engine.target)
         self._no_soft_rows = np.zeros((1, engine.target.hidden_size), np.float32)
 
@@ -219,38 +187,29 @@ class OrtSession(CachedSequence):
         """Set the rows that `commit` may keep."""
         self._pending = tree
 
-    def run(
-        self,
-        tree: TokenTree,
-        wanted: Sequence[int],
-        soft: Float32Array | None = None,
-        blocks: Sequence[tuple[int, int]] = (),
-    ) -> tuple[Float32Array, Float32Array]:
+    def run(self, rows: Rows) -> tuple[Float32Array, Float32Array]:
         """Run rows that were checked, and write their keys and values after those of the committed rows.
-
-        Args:
-            tree, wanted, soft, blocks: as in `Rows`.
 
         Returns:
             Logits and hidden states of the wanted rows, in arrays that are valid until the session's next run.
         """
-        bound, length = self._bound, self.length
+        bound, length, tree, wanted = self._bound, self.length, rows.tree, rows.wanted
         needed = wanted if len(wanted) else [0]  # ONNX Runtime's Attention refuses zero rows
         if self.engine.pads_single_rows:
             tree, needed = _at_least_two(tree), [*needed, *needed][: max(2, len(needed))]
         count = len(tree)
         bound.array(graph_io.TOKEN_IDS, np.where(tree.tokens < 0, self.engine.pad, tree.tokens))
         if self.engine.takes_soft_rows:
-            self._bind_embeddings(tree.tokens, soft)
+            self._bind_embeddings(tree.tokens, rows.soft)
         bound.array(graph_io.POSITIONS, length + tree.depths())
         bound.array(graph_io.WANTED, np.asarray(needed, np.int64))
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(length, count)
             window = self.engine.target.sliding_window if kind == "sliding" else None
-            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, blocks))
+            bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, rows.blocks))
             bound.array(graph_io.write_index(kind), np.array([length - start], np.int64))
             for layer in cache.layers:
-                for part, view in zip(PARTS, cache.view(layer, start, stop), strict=True):
+                for part, view in zip(graph_io.PARTS, cache.view(layer, start, stop), strict=True):
                     bound.in_place(graph_io.past(layer, part), graph_io.present(layer, part), view)
         logits, hidden = self._outputs.rows(len(needed))
         bound.output(graph_io.LOGITS, logits)
@@ -272,30 +231,49 @@ class OrtSession(CachedSequence):
 
     def draft_step(self, token: int, hidden: Float32Array) -> DraftStep:
         self.check_open()
-        target = self.engine.target
-        if self._draft_steps is None:
+        target, length, bound, drafter = self.engine.target, self.length, self._drafts, self.engine.drafter
+        if bound is None or drafter is None:
             raise UsageError("this bundle has no drafter: use --drafter ngram or none")
-        if not self.length:
+        if not length:
             raise ValueError("nothing is committed yet: a draft follows committed tokens")
         if not 0 <= token < target.vocab_size:
             raise ValueError(f"token ids must be within 0..{target.vocab_size - 1}")
-        if np.size(hidden) != target.hidden_size:
-            raise ValueError(f"a hidden state must be {target.hidden_size} numbers, not {np.size(hidden)}")
+        row = self._row(hidden)
         with self.engine.computing():
-            return self._draft_steps.run(self._caches, self.length, token, hidden)
+            bound.array(graph_io.TOKEN_ID, np.array([token], np.int64))
+            bound.array(graph_io.POSITION, np.array([length], np.int64))
+            bound.array(graph_io.HIDDEN, row)
+            for kind, cache in self._caches.items():
+                start, stop = cache.reserve(length, 0)
+                positions = np.arange(start, stop)
+                seen = (first_drafted(kind, length, target.sliding_window) <= positions) & (positions < length)
+                bound.array(graph_io.mask(kind), seen[None])
+                for part, view in zip(graph_io.PARTS, cache.view(drafter.kv_layer(kind), start, stop), strict=True):
+                    bound.view(graph_io.shared(kind, part), view)
+            bound.run()
+        found = bound.outputs
+        return DraftStep(found[graph_io.CANDIDATES], found[graph_io.LOGITS], found[graph_io.NEXT_HIDDEN][0])
 
     def propose(self, kind: str, hidden: Float32Array) -> Proposals:
         self.check_open()
         if kind not in self._heads:
             raise no_heads(kind)
-        if np.size(hidden) != self.engine.target.hidden_size:
-            raise ValueError(f"a hidden state must be {self.engine.target.hidden_size} numbers, not {np.size(hidden)}")
+        bound, row = self._heads[kind], self._row(hidden)
         with self.engine.computing():
-            return self._heads[kind].run(hidden)
+            bound.array(graph_io.HIDDEN, row)
+            bound.run()
+        return Proposals(bound.outputs[graph_io.CANDIDATES], bound.outputs[graph_io.LOGITS])
+
+    def _row(self, hidden: Float32Array) -> Float32Array:
+        """A hidden state as float32[1, H]."""
+        size = self.engine.target.hidden_size
+        if np.size(hidden) != size:
+            raise ValueError(f"a hidden state must be {size} numbers, not {np.size(hidden)}")
+        return np.asarray(hidden, np.float32).reshape(1, -1)
 
     def close(self) -> None:
         if not self.closed:
-            del self._bound, self._draft_steps, self._heads, self._outputs
+            del self._bound, self._drafts, self._heads, self._outputs
         super().close()
 
     def _sibling(self) -> OrtSession:
@@ -320,18 +298,6 @@ class _OutputBuffers:
         return self._logits[:count], self._hidden[:count]
 
 
-def _caches(target: Target, most_rows: int) -> dict[AttentionKind, KVCache]:
-    return make_caches(
-        target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), most_rows, dict.fromkeys(KINDS, VIEWS)
-    )
-
-
-class _Graphs(NamedTuple):
-    target: ort.InferenceSession
-    drafter: ort.InferenceSession | None
-    heads: dict[str, ort.InferenceSession]
-
-
 class OrtEngine:
     """See `Engine`. One graph runs at a time."""
 
@@ -341,11 +307,7 @@ class OrtEngine:
     experts: ExpertShare | None = None
 
     def __init__(self, bundle: Bundle, threads: int, context_length: int | None = None) -> None:
-        """
-        Args:
-            bundle: the bundle to run.
-            threads: number of threads that compute.
-            context_length: most tokens of a sequence; None takes the target's own.
+        """Arguments as for `choice.open_engine`.
 
         Raises:
             BundleCorruptError: the tensor tables contradict the configuration or the files, a graph is not what the
@@ -356,8 +318,8 @@ class OrtEngine:
         self.context_length = context_within(context_length, self.target.context_length)
         self.content = bundle.content
         self._threads = threads
-        self._drafter_model = bundle.manifest.drafter
-        self.has_drafter = self._drafter_model is not None
+        self.drafter = bundle.manifest.drafter
+        self.has_drafter = self.drafter is not None
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
@@ -366,18 +328,16 @@ class OrtEngine:
         vision = bundle.manifest.vision
         self.most_rows = BLOCK_ROWS if vision is not None and vision.bidirectional else PREFILL_ROWS
         self.pad = bundle.manifest.pad_token_id or 0
-        interface = target_interface(self.target, takes_soft_rows=self.takes_soft_rows)
-        target, drafter = open_graph(bundle, self.target.graph, interface, threads), None
-        if self._drafter_model is not None:
-            # One thread: a step is too small to share, and the spinning threads of a second pool would compete with the
-            # target's for the cores.
-            expected = drafter_interface(self._drafter_model, self.target)
-            drafter = open_graph(bundle, self._drafter_model.graph, expected, 1)
-        heads = {
-            kind: open_graph(bundle, entry.graph, heads_interface(entry, self.target), 1)
-            for kind, entry in self.heads.items()
+        interfaces = {self.target.graph: target_interface(self.target, takes_soft_rows=self.takes_soft_rows)}
+        if self.drafter is not None:
+            interfaces[self.drafter.graph] = drafter_interface(self.drafter, self.target)
+        interfaces |= {entry.graph: heads_interface(entry, self.target) for entry in self.heads.values()}
+        # The others have one thread: a step is too small to share, and the spinning threads of a second pool would
+        # compete with the target's for the cores.
+        self._graphs: dict[str, Graph] | None = {
+            name: Graph(open_graph(bundle, name, expected, threads if name == self.target.graph else 1), expected)
+            for name, expected in interfaces.items()
         }
-        self._graphs: _Graphs | None = _Graphs(target, drafter, heads)
         self.pads_single_rows = False
         """Whether a single row is run twice, because ONNX Runtime sums it in another order than rows of several.
 
@@ -391,19 +351,19 @@ class OrtEngine:
         """Run one token alone and twice, after some others, and compare the bits of the logits."""
         with closing(self.open_session()) as session:
             before = TokenTree.chain(range(min(PROBED, self.target.vocab_size, session.max_rows() - 1)))
-            session.run(before, [])
+            session.run(Rows(session, before, []))
             session.set_pending(before)
             session.commit(range(len(before)))
-            alone = session.run(TokenTree.chain([1]), [0])[0].copy()
-            twice = session.run(_at_least_two(TokenTree.chain([1])), [0, 0])[0]
+            alone = session.run(Rows(session, TokenTree.chain([1]), [0]))[0].copy()
+            twice = session.run(Rows(session, _at_least_two(TokenTree.chain([1])), [0, 0]))[0]
             return not np.array_equal(alone[0], twice[0])
 
     def open_session(self) -> OrtSession:
-        graphs, drafts = self._open_graphs(), None
-        if self._drafter_model is not None:
-            drafts = DraftSteps(Binding(graphs.drafter), self._drafter_model, self.target)
-        heads = {kind: HeadsRun(Binding(graph), self.heads[kind]) for kind, graph in graphs.heads.items()}
-        return OrtSession(self, Origin(self.content, self.name, self.kv_cache), Binding(graphs.target), drafts, heads)
+        graphs = self._open_graphs()
+        drafts = None if self.drafter is None else Binding(graphs[self.drafter.graph])
+        heads = {kind: Binding(graphs[entry.graph]) for kind, entry in self.heads.items()}
+        origin = Origin(self.content, self.name, self.kv_cache)
+        return OrtSession(self, origin, Binding(graphs[self.target.graph]), drafts, heads)
 
     def load_session(self, path: str | PathLike[str]) -> OrtSession:
         session = self.open_session()
@@ -422,10 +382,7 @@ class OrtEngine:
             started = perf_counter()
             for session in sessions:
                 session.set_pending(None)  # after an error or an interrupt, no session has rows to commit
-            found = [
-                session.run(rows.tree, rows.wanted, rows.soft, rows.blocks)
-                for session, rows in zip(sessions, batch, strict=True)
-            ]
+            found = [session.run(rows) for session, rows in zip(sessions, batch, strict=True)]
             for session, rows in zip(sessions, batch, strict=True):
                 session.set_pending(rows.tree)
             seconds = perf_counter() - started
@@ -458,7 +415,7 @@ class OrtEngine:
         session.check_open()
         return session
 
-    def _open_graphs(self) -> _Graphs:
+    def _open_graphs(self) -> dict[str, Graph]:
         graphs = self._graphs
         if graphs is None:
             raise UsageError("this engine is closed: load the bundle again")

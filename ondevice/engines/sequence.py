@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from typing import Self
 
@@ -26,18 +25,6 @@ SNAPSHOT_BYTES = 1 << 26
 """Most bytes of a sequence's snapshots together. One takes 7 MB at Gemma 4 E2B's shape in fp16."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of what the sliding caches held when the sequence had `length` tokens."""
-
-    length: int
-    held: Mapping[AttentionKind, HeldRows]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self.held.values())
-
-
 class CachedSequence(ABC):
     """Committed and pending rows of one sequence, in caches of its own. Methods without a docstring: see `Session`."""
 
@@ -53,7 +40,8 @@ class CachedSequence(ABC):
         self._origin = origin
         self._tokens: list[int] = []
         self._pending: TokenTree | None = None
-        self._snapshots: tuple[Snapshot, ...] = ()
+        self._snapshots: tuple[HeldRows, ...] = ()
+        """Copies of what the sliding cache held at earlier lengths."""
         self._closed = False
 
     @property
@@ -114,9 +102,7 @@ class CachedSequence(ABC):
         self.check_open()
         if not self.length or any(kept.length == self.length for kept in self._snapshots):
             return
-        sliding = {kind: cache for kind, cache in self._caches.items() if cache.slides}
-        taken = Snapshot(self.length, {kind: cache.held(self.length).copy() for kind, cache in sliding.items()})
-        kept = [*self._snapshots, taken][-SNAPSHOTS:]
+        kept = [*self._snapshots, self._caches["sliding"].held(self.length).copy()][-SNAPSHOTS:]
         while len(kept) > 1 and sum(each.nbytes for each in kept) > SNAPSHOT_BYTES:
             kept.pop(0)
         self._snapshots = tuple(kept)
@@ -130,7 +116,7 @@ class CachedSequence(ABC):
         reached = wanted if self._in_place(wanted) else self._reach(snapshot, wanted)
         other = self._sibling()
         for kind, cache in self._caches.items() if reached else ():
-            other._caches[kind].adopt(snapshot.held[kind] if snapshot and cache.slides else cache.held(reached))
+            other._caches[kind].adopt(snapshot if snapshot and kind == "sliding" else cache.held(reached))
         other._tokens = self._tokens[:reached]
         other._snapshots = tuple(kept for kept in self._snapshots if kept.length <= reached)
         return other
@@ -142,19 +128,9 @@ class CachedSequence(ABC):
         held = {kind: cache.held(self.length) for kind, cache in self._caches.items()}
         session_file.write(path, self._origin, self._tokens, held)
 
-    def load(self, path: str | PathLike[str], vocab_size: int, context_length: int) -> None:
-        """Replace this sequence by the one that `save` wrote to a file.
-
-        Args:
-            path: the file.
-            vocab_size: every token id must be smaller.
-            context_length: most tokens that the file may have.
-
-        Raises:
-            OSError: the file cannot be read.
-            SessionFileError: it is damaged, or belongs to another bundle, engine, KV cache type or version.
-        """
-        tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, context_length)
+    def load(self, path: str | PathLike[str], vocab_size: int, most: int) -> None:
+        """Replace this sequence by the one that `save` wrote to a file; arguments and errors: `session_file.read`."""
+        tokens, held = session_file.read(path, self._origin, self._caches, vocab_size, most)
         for kind, cache in self._caches.items():
             cache.adopt(held[kind])
         self._tokens = tokens
@@ -170,23 +146,22 @@ class CachedSequence(ABC):
     def _in_place(self, length: int) -> bool:
         return all(cache.can_rewind(length) for cache in self._caches.values())
 
-    def _best_snapshot(self, length: int) -> Snapshot | None:
+    def _best_snapshot(self, length: int) -> HeldRows | None:
         """The snapshot from which most of the first `length` tokens can be kept."""
         return max(self._snapshots, key=lambda kept: self._reach(kept, length), default=None)
 
-    def _reach(self, snapshot: Snapshot | None, length: int) -> int:
+    def _reach(self, snapshot: HeldRows | None, length: int) -> int:
         """How many of the first `length` tokens can be kept with a snapshot's rows."""
         if snapshot is None:
             return 0
         reached = min(length, snapshot.length)
-        enough = all(self._caches[kind].can_adopt(held, reached) for kind, held in snapshot.held.items())
-        return reached if enough else 0
+        return reached if self._caches["sliding"].can_adopt(snapshot, reached) else 0
 
-    def _restore(self, snapshot: Snapshot | None, length: int) -> None:
+    def _restore(self, snapshot: HeldRows | None, length: int) -> None:
         reached = self._reach(snapshot, length)
         tokens, self._tokens = self._tokens, []  # after an interrupt here, the sequence is empty
-        for kind, cache in self._caches.items():
+        for cache in self._caches.values():
             cache.clear()
-            if snapshot is not None and reached and cache.slides:
-                cache.adopt(snapshot.held[kind])
+        if snapshot is not None and reached:
+            self._caches["sliding"].adopt(snapshot)
         self._tokens = tokens[:reached]

@@ -98,7 +98,7 @@ def test_projections(reference_bundle: Path) -> None:
     """Every matrix of the lower layers is counted once."""
     bundle = Bundle.open(reference_bundle)
     engine = SimdEngine(bundle, threads=1)
-    steps = by_shape(engine._program.target.whole.planned)
+    steps = by_shape(engine._program.plan().steps)
     engine.close()
     counted = sum(inputs * outputs * len(plan) for (inputs, outputs, _, _), plan in steps.items())
     assert counted == rows.work_of(Models(bundle).target).all_rows

@@ -116,11 +116,7 @@ def test_codes_and_scales_are_those_of_the_checkpoint(pair: tuple[str, Path]) ->
     model = Models(Bundle.open(directory / "bundle")).target
     modules: dict[str, Matrix] = {"lm_head": model.head, f"{prefix}embed_tokens": model.table}
     for index, layer in enumerate(model.layers):
-        at = f"{prefix}layers.{index}"
-        modules |= {f"{at}.self_attn.q_proj": layer.query, f"{at}.self_attn.o_proj": layer.output}
-        modules |= {f"{at}.mlp.{name}_proj": getattr(layer, name) for name in ("gate", "up", "down")}
-        if layer.per_layer is not None:
-            modules[f"{at}.per_layer_projection"] = layer.per_layer.projection
+        modules |= {f"{prefix}layers.{index}.{name}": matrix for name, matrix in layer.matrices.items()}
     if model.per_layer is not None:
         modules[f"{prefix}embed_tokens_per_layer"] = model.per_layer.table
     for name, module in modules.items():
@@ -194,8 +190,8 @@ def test_a_pattern_counts_that_fits_the_tensors(tmp_path: Path) -> None:
     assert quantization is not None
     assert quantization.candidates("model.layers.0.mlp.up_proj") == (2, 8)
     model = Models(Bundle.open(export(tmp_path / "target", tmp_path / "bundle", drafter="none"))).target
-    assert [layer.up.format.bits for layer in model.layers] == [8, 2, 2]
-    assert [layer.query.format.bits for layer in model.layers] == [8, 4, 4]
+    assert [layer.matrices["mlp.up_proj"].format.bits for layer in model.layers] == [8, 2, 2]
+    assert [layer.matrices["self_attn.q_proj"].format.bits for layer in model.layers] == [8, 4, 4]
 
 
 def replace_quantization(name: str, quantization: dict[str, Any]) -> Any:

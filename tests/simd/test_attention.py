@@ -19,7 +19,7 @@ from ondevice.engines.simd.kernels.attention.scratch import scratch_at
 from ondevice.engines.simd.kernels.attention.sizes import PART, SPLIT_ROWS, UNIT
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.kernels.steps.layouts import WIDTH, Attend, to_row
+from ondevice.engines.simd.kernels.steps.layouts import Attend, to_row
 from tests.pairwise import pairwise
 from tests.simd import twins
 from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
@@ -54,7 +54,7 @@ def run(
     record.set_place(slots.WANTED, 0, count)
     record.most_keys = length + len(tree)
     for offset in range(2):
-        record._point(slots.CACHES + offset, cache[offset])
+        record.point(slots.CACHES + offset, cache[offset])
     positions = length + tree.depths()
     state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted), block_stop)
     state.set_window(window)
@@ -65,9 +65,8 @@ def run(
             slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
         )
     )
-    words, claims = np.zeros(WIDTH, np.int64), np.zeros(1, np.int64)
-    words[: len(row)] = row
-    attend_share(words, state.slots, 0, 1, claims.ctypes.data)
+    claims = np.zeros(1, np.int64)
+    attend_share(np.array(row), state.slots, 0, 1, claims.ctypes.data)
     assert not scratch._counters.any()
     return read_records(records, count)
 

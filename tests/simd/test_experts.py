@@ -16,7 +16,7 @@ from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.experts import choose
-from ondevice.engines.simd.kernels.steps.layouts import WIDTH, Choose, to_row
+from ondevice.engines.simd.kernels.steps.layouts import Choose, to_row
 from ondevice.engines.simd.model import Experts
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder
@@ -66,7 +66,7 @@ def mixed(
     state = np.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = len(hidden)
     pool = ThreadPool(threads, SCRATCH_BYTES)
-    pool.run(builder.plan(), state, 0)
+    pool.run(builder.plan().steps, state, 0)
     pool.close()
     np.testing.assert_array_equal(stream, hidden)
     return out, int(state[slots.EXPERTS_READ])
@@ -151,11 +151,9 @@ def chosen_by(scores: npt.NDArray[np.float32], top: int) -> dict[str, npt.NDArra
     scale = np.ones(count, np.float32)
     addresses = {name: array.ctypes.data for name, array in out.items()}
     step = Choose(slots.ALL, scores.ctypes.data, count, top, scale.ctypes.data, **addresses)
-    words, state = np.zeros(WIDTH, np.int64), np.zeros(slots.SLOTS, np.int64)
-    fields = to_row(step)
-    words[: len(fields)] = fields
+    state = np.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = rows
-    choose(words, state)
+    choose(np.array(to_row(step)), state)
     return out
 
 

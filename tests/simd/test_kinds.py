@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[2]
 def test_the_kinds_of_a_bundle_are_those_of_its_plans(bundle: Bundle) -> None:
     for lookup, added in (None, set()), (LookupSettings(), {"lookup"}):
         program = Program(bundle, most_rows=8, threads=1, lookup=lookup, kv_cache="int8")
-        plans = [program.target.whole.planned, *(heads.steps for heads in program.heads.values())]
-        plans += [program.drafter.steps] if program.drafter is not None else []
-        planned = frozenset[str]().union(*map(kinds_of, plans))
+        plans = [program.plan(), *(heads.plan for heads in program.heads.values())]
+        plans += [program.drafter.plan] if program.drafter is not None else []
+        planned = frozenset[str]().union(*(kinds_of(plan.steps) for plan in plans))
         assert planned >= added
         assert program.kinds == planned | {"int8"}
         assert Models(bundle).kinds() == planned - added

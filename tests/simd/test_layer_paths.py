@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ondevice.arrays import Int64Array
 from ondevice.bundle import Bundle
 from ondevice.engines import kv_cache
 from ondevice.engines.layer_path import WHOLE, LayerPath
@@ -17,7 +18,7 @@ from ondevice.engines.protocol import KVCacheType, Outputs, Rows, TokenTree
 from ondevice.engines.simd import engine as engine_module
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
-from ondevice.engines.simd.threads import Plan, State, ThreadPool
+from ondevice.engines.simd.threads import ThreadPool
 from tests.simd.conftest import FAMILIES, LOOKUP
 from tests.simd.forwards import extend, random_tree, run
 from tests.tiny_models import CONTEXT, VOCAB
@@ -77,9 +78,9 @@ def test_drafted_rows_teach_whole_ones_no_threads(engine: SimdEngine, monkeypatc
     After the kept rows of an early exit, a draft has almost nothing left to do and a verification all upper layers.
     """
     kinds: list[int] = []
-    pool = engine._pool
+    pool = engine._program.pool
 
-    def run_noted(plan: Plan, state: State, kind: int, units: int = 1) -> int:
+    def run_noted(plan: Int64Array, state: Int64Array, kind: int, units: int = 1) -> int:
         kinds.append(kind)
         return ThreadPool.run(pool, plan, state, kind, units)
 

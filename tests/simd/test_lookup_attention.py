@@ -18,7 +18,6 @@ from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import (
-    WIDTH,
     Attend,
     AttendChosen,
     AttendLookedUp,
@@ -26,7 +25,7 @@ from ondevice.engines.simd.kernels.steps.layouts import (
     Step,
     to_row,
 )
-from ondevice.engines.simd.plan.builder import exact_plan
+from ondevice.engines.simd.plan.builder import Plan
 from tests.simd import lookup_twins, twins
 from tests.simd.memory import cache_of, numbers_of, read_records
 from tests.simd.test_lookup import codebook_of
@@ -53,11 +52,11 @@ class Case:
         self._record.set_place(slots.ALL, 0, 1)
         self._record.most_keys = LENGTH
         for offset, array in enumerate((*self.cache, self.codes, self.book)):
-            self._record._point(slots.CACHES + offset, array)
+            self._record.point(slots.CACHES + offset, array)
         position = np.array([LENGTH - 1])
         self._state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
-        self._scratch = AttentionScratch(HEAD_DIM, heads, 1), LookupScratch(heads, HEAD_DIM // CODE_WIDTH, 1)
-        self._state.set_sequences([self._record], *self._scratch)
+        self._scratch = AttentionScratch(HEAD_DIM, heads, 1, LookupScratch(heads, HEAD_DIM // CODE_WIDTH, 1))
+        self._state.set_sequences([self._record], self._scratch)
         self._out = np.zeros(heads * HEAD_DIM // 32 * 40, np.uint8)
         x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
         attend = Attend(*x, kind=0, cache=0, activations=self._out.ctypes.data, form=8)
@@ -66,8 +65,7 @@ class Case:
         self.by_tables = AttendLookedUp(*attend, 2, CODE_WIDTH, WINDOW, 0)
 
     def run(self, kernel: Any, step: Step, *threads: int) -> twins.Quantized:
-        words, claims, row = np.zeros(WIDTH, np.int64), np.zeros(1, np.int64), to_row(step)
-        words[: len(row)] = row
+        words, claims = np.array(to_row(step)), np.zeros(1, np.int64)
         kernel(words, self._state.slots, 0, *threads, claims.ctypes.data)
         return read_records(self._out, 1)
 
@@ -117,10 +115,5 @@ def test_scores_of_nomad_are_those_of_the_tables(kind: KVCacheType, heads: int) 
 
 def test_an_exact_plan_looks_nothing_up() -> None:
     attend = Attend(*range(10))
-    steps: list[Step] = [LookUp(*range(14)), AttendChosen(*attend, 10, 11, 12), AttendLookedUp(*attend, 10, 11, 12, 13)]
-    plan = np.zeros((len(steps), WIDTH), np.int64)
-    for words, step in zip(plan, steps, strict=True):
-        words[: 1 + len(step)] = to_row(step)
-    expected = np.zeros((2, WIDTH), np.int64)
-    expected[:, : 1 + len(attend)] = to_row(attend)
-    np.testing.assert_array_equal(exact_plan(plan), expected)
+    plan = Plan.of([LookUp(*range(14)), AttendChosen(*attend, 10, 11, 12), AttendLookedUp(*attend, 10, 11, 12, 13)])
+    np.testing.assert_array_equal(plan.exact, Plan.of([attend, attend]).steps)

@@ -97,8 +97,8 @@ def test_sizes_are_those_of_the_configuration(bundles: dict[str, Bundle]) -> Non
     models = Models(bundle)
     model, drafter = models.target, models.drafter
     assert [layer.source for layer in model.layers] == [0, 1, 2, 1, 1, 2]
-    assert [layer.key is not None for layer in model.layers] == [True] * 3 + [False] * 3
-    assert [layer.gate.rows for layer in model.layers] == [96] * 3 + [192] * 3
+    assert ["self_attn.k_proj" in layer.matrices for layer in model.layers] == [True] * 3 + [False] * 3
+    assert [layer.matrices["mlp.gate_proj"].rows for layer in model.layers] == [96] * 3 + [192] * 3
     assert model.config.first_shared_layer == 3
     assert drafter is not None
     assert [layer.source for layer in drafter.layers] == [1, 1, 1, 2]

@@ -16,9 +16,8 @@ from ondevice.engines.simd.kernels.steps.layouts import LAYOUTS, WIDTH, Step, fr
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_survives_the_plan(layout: type[Step]) -> None:
     step = layout(*range(1 << 40, (1 << 40) + len(layout._fields)))
-    words = to_row(step)
-    row = np.zeros(WIDTH, np.int64)
-    row[: len(words)] = words
+    row = np.array(to_row(step))
+    assert len(row) == WIDTH
     assert from_row(row) == step
 
     @numba.njit

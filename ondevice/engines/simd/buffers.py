@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
 from ondevice.engines.simd.kernels.attention.sizes import (
+    LINE,
     PART,
     SHARED_UNITS,
     SPLIT_ROWS,
@@ -24,12 +25,9 @@ from ondevice.engines.simd.kernels.attention.sizes import (
     workspace_at,
 )
 
-LINE = 64
-"""Bytes of a cache line, to which all memory here is aligned."""
-
 
 class Buffers:
-    """Allocates zeroed memory aligned to LINE bytes, which lives as long as this object."""
+    """Allocates zeroed memory aligned to cache lines, which lives as long as this object."""
 
     def __init__(self) -> None:
         self._held: list[NDArray[Any]] = []
@@ -45,10 +43,10 @@ class Buffers:
         """The address of `count` float32, zeros."""
         return self.bytes(4 * count)
 
-    def rows(self, count: int, width: int) -> tuple[NDArray[np.float32], int]:
-        """An array float32[count, width] of zeros, and its address: for memory that Python reads or writes too."""
-        address = self.floats(count * width)
-        return self._held[-1].view(np.float32).reshape(count, width), address
+    def rows(self, count: int, width: int, dtype: type[np.generic] = np.float32) -> tuple[NDArray[Any], int]:
+        """An array [count, width] of zeros, and its address: for memory that Python reads or writes too."""
+        address = self.bytes(count * width * np.dtype(dtype).itemsize)
+        return self._held[-1].view(dtype).reshape(count, width), address
 
     def constant(self, values: NDArray[Any]) -> int:
         """The address of a copy of an array."""
@@ -137,19 +135,19 @@ class AttentionScratch:
     """The working memory of attention, for all threads of an engine. Its forwards and draft steps use it in turn.
 
     Attributes:
-        address, stride: memory of the first thread, and bytes to the next thread's: see `attention.scratch.scratch_at`.
-        counters: address of the counters of complete parts, zeros: see `slots.COUNTERS`.
-        partials, most_parts: address of the states of parts that threads share, and room for parts of a pair: see
-            `slots.PARTIALS`.
+        address, stride: see `slots.SCRATCH`.
+        partials, most_parts, counters: see `slots.PARTIALS`.
     """
 
-    def __init__(self, head_dim: int, query_heads: int, threads: int) -> None:
+    def __init__(self, head_dim: int, query_heads: int, threads: int, lookup: LookupScratch | None = None) -> None:
         """
         Args:
             head_dim: numbers of the widest head.
             query_heads: most query heads of a layer.
             threads: number of threads that attend at the same time.
+            lookup: working memory of lookup attention; None if all attention is exact.
         """
+        self.lookup = lookup
         self._own, self._shared = Buffers(), Buffers()
         self.stride = -(-scratch_at(0, head_dim).end // LINE) * LINE
         self.address = self._own.bytes(threads * self.stride)
@@ -175,10 +173,8 @@ class LookupScratch:
     turn.
 
     Attributes:
-        work, work_bytes: tables and sums of the first thread, and bytes to the next thread's: see
-            `attention.sizes.workspace_at`.
-        shares, shares_bytes: the scores and shares of units of keys, and bytes for each row and KV head that are looked
-            up at the same time: see `attention.sizes.shares_bytes`.
+        work, work_bytes: see `slots.LOOK_UP`.
+        shares, shares_bytes: see `slots.SHARES`.
     """
 
     def __init__(self, heads: int, codes: int, threads: int) -> None:

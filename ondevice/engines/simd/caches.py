@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.model_config import Layer
 from ondevice.engines.kv_cache import SINGLE, KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
 from ondevice.engines.simd.kernels.attention.sizes import CENTROIDS, SPAN, UNIT
@@ -58,11 +57,6 @@ def unit_type(kind: KVCacheType, kv_heads: int, head_dim: int) -> np.dtype[Any]:
     return np.dtype((np.uint8, (kv_heads, UNIT * (head_dim + 4))))
 
 
-def layer_unit_type(kind: KVCacheType, layer: Layer) -> np.dtype[Any]:
-    """`unit_type` for a layer that owns a cache."""
-    return unit_type(kind, layer.kv_heads, layer.head_dim)
-
-
 def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
     """Read keys from a cache of either format as float32.
 
@@ -90,9 +84,7 @@ def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
 class LookupSettings:
     """How lookup attention chooses the positions that a row attends to.
 
-    mode : which layers look up, and what: see `AttentionType`
-    keys : positions that a row attends to besides the first and the newest ones; None takes as many as `left` needs
-    width : numbers of a key that share a 4-bit code: 1, 2 or 4
+    mode, keys, width : `kind`, `keys` and `width` of `AttentionOptions`; `keys` are besides the first and newest ones
     left : share of a row's softmax weight, estimated from the codes, that may be ignored if `keys` is None
     least, most : fewest and most positions if `keys` is None
     window : newest positions that a row always attends to. A forward has at most as many rows of a sequence, so that

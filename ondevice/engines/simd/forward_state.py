@@ -18,19 +18,32 @@ from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
-from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
+from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.caches import KeyIndex
 from ondevice.engines.simd.kernels.attention.sizes import SPLIT_ROWS
 from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.plan.drafts import DrafterPlan, HeadsPlan
+from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
 
-class SequenceRecord:
-    """The int64 record of a sequence: its rows in a forward, its tree, and the addresses of its caches.
+class Fields:
+    """An int64 array that kernels read, and the arrays that it points to. Fields: `kernels.steps.slots`."""
 
-    It also keeps the arrays alive that the record points to. Fields: `kernels.steps.slots`.
+    def __init__(self, count: int) -> None:
+        self.slots = np.zeros(count, np.int64)
+        self._held: dict[int, NDArray[Any]] = {}
+
+    def point(self, slot: int, array: NDArray[Any]) -> None:
+        """Write the address of an array to a field, and keep the array alive."""
+        assert array.flags.c_contiguous
+        address = array.ctypes.data  # an interrupt is possible here, but not between the next two statements
+        self._held[slot] = array
+        self.slots[slot] = address
+
+
+class SequenceRecord(Fields):
+    """The record of a sequence: its rows in a forward, its tree, and the addresses of its caches.
 
     Attributes:
         address: address of the record.
@@ -42,11 +55,10 @@ class SequenceRecord:
         Args:
             places: layer -> number of its cache among the record's pairs of keys and values.
         """
+        super().__init__(slots.CACHES + 4 * len(places))
         self.most_keys = 0
-        self._slots = np.zeros(slots.CACHES + 4 * len(places), np.int64)
-        self.address = int(self._slots.ctypes.data)
+        self.address = int(self.slots.ctypes.data)
         self._places = places
-        self._held: dict[int, NDArray[Any]] = {}
         self._capacities: dict[AttentionKind, int] = {}
         self._version = 0
 
@@ -55,35 +67,29 @@ class SequenceRecord:
 
         For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
         """
-        self._slots[slots.LENGTH] = length
-        self._slots[slots.PATHS] = 0
+        self.slots[slots.LENGTH] = length
+        self.slots[slots.PATHS] = 0
         if not tree.is_chain:
             paths = paths_of(tree)
-            self._point(slots.PATHS, paths)
-            self._slots[slots.PATH_WIDTH] = paths.shape[1]
-
-    @property
-    def length(self) -> int:
-        """The number of committed tokens."""
-        return int(self._slots[slots.LENGTH])
+            self.point(slots.PATHS, paths)
+            self.slots[slots.PATH_WIDTH] = paths.shape[1]
 
     def set_place(self, row_set: int, first: int, count: int) -> None:
         """Write the index of the sequence's first row in a row set, slots.ALL or slots.WANTED, and their number."""
-        self._slots[slots.FIRST_ROW + row_set] = first
-        self._slots[slots.ROW_COUNT + row_set] = count
+        self.slots[slots.FIRST_ROW + row_set] = first
+        self.slots[slots.ROW_COUNT + row_set] = count
 
     def follow(self, caches: Mapping[AttentionKind, KVCache]) -> None:
         """Write the first position and the addresses of the caches, which may have slid or been reallocated."""
         for kind, cache in caches.items():
-            self._slots[slots.BASE + KIND_NUMBERS[kind]] = cache.base
+            self.slots[slots.BASE + KIND_NUMBERS[kind]] = cache.base
             if self._capacities.get(kind) != cache.capacity:
                 for layer in cache.layers:
                     for offset, part in enumerate(cache.parts(layer)):
-                        self._point(slots.CACHES + 2 * self._places[layer] + offset, part)
+                        self.point(slots.CACHES + 2 * self._places[layer] + offset, part)
                 self.most_keys = max(self.most_keys, cache.capacity)
-                self._capacities[kind] = (
-                    cache.capacity
-                )  # last: after an interrupt above, the addresses are written again
+                # last: after an interrupt above, the addresses are written again
+                self._capacities[kind] = cache.capacity
 
     def follow_index(self, index: KeyIndex) -> None:
         """Write the addresses of the codes of keys and of their codebooks, or 0 for layers that have none."""
@@ -94,16 +100,10 @@ class SequenceRecord:
             for offset in range(2):
                 slot = slots.CACHES + 2 * (len(self._places) + place) + offset
                 if parts is None:
-                    self._slots[slot] = 0
+                    self.slots[slot] = 0
                 else:
-                    self._point(slot, parts[offset])
+                    self.point(slot, parts[offset])
         self._version = index.version
-
-    def _point(self, slot: int, array: NDArray[Any]) -> None:
-        assert array.flags.c_contiguous
-        address = array.ctypes.data  # an interrupt is possible here, but not between the next two statements
-        self._held[slot] = array
-        self._slots[slot] = address
 
 
 def paths_of(tree: TokenTree) -> NDArray[np.int64]:
@@ -136,10 +136,10 @@ def frequencies(model: Target | DrafterEntry) -> Frequencies:
     return found
 
 
-class ForwardState:
-    """The int64 slots of a forward, and the arrays that they point to. Fields: `kernels.steps.slots`.
+class ForwardState(Fields):
+    """The slots of a forward.
 
-    The arrays are made once, with room for the most rows of a forward: asking numpy for the address of a new array
+    Its arrays are made once, with room for the most rows of a forward: asking numpy for the address of a new array
     takes longer than copying a few numbers.
     """
 
@@ -150,26 +150,19 @@ class ForwardState:
             rotary: rotary frequencies by kind of attention.
             cache_bits: bits of a number in the caches, 16 or 8.
         """
-        self.slots = np.zeros(slots.SLOTS, np.int64)
+        super().__init__(slots.SLOTS)
         self.slots[slots.CACHE_BITS] = cache_bits
-        self._held: dict[int, NDArray[Any]] = {}
-        self._tokens, self._stop, self._block_stop, self._wanted = np.zeros((4, most_rows), np.int64)
+        self._tokens, self._wanted, *self._stop = np.zeros((2 + len(KIND_NUMBERS), most_rows), np.int64)
         self._addresses = np.zeros(MOST_SESSIONS, np.int64)
         self.point(slots.TOKENS, self._tokens)
         self.point(slots.WANTED_ROWS, self._wanted)
         for kind in KIND_NUMBERS.values():
-            self.point(slots.STOP + kind, self._stop)
+            self.point(slots.STOP + kind, self._stop[kind])
         self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
         self.point(slots.SEQUENCES, self._addresses)
         self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary.values()])
         self._cosines, self._sines = np.zeros((2, most_rows, len(self._frequencies)), np.float32)
         self._point_at_rotary(rotary)
-
-    def point(self, slot: int, array: NDArray[Any]) -> None:
-        """Write the address of an array to a slot, and keep the array alive."""
-        assert array.flags.c_contiguous
-        self._held[slot] = array
-        self.slots[slot] = array.ctypes.data
 
     def set_rows(
         self,
@@ -190,12 +183,8 @@ class ForwardState:
         count, chosen = len(tokens), len(wanted)
         self.slots[slots.ALL], self.slots[slots.WANTED] = count, chosen
         self._tokens[:count] = tokens
-        self._stop[:count] = stop
-        if block_stop is not None:
-            self._block_stop[:count] = block_stop
-        sliding = self._stop if block_stop is None else self._block_stop
-        if self._held[slots.STOP + KIND_NUMBERS["sliding"]] is not sliding:
-            self.point(slots.STOP + KIND_NUMBERS["sliding"], sliding)
+        self._stop[KIND_NUMBERS["full"]][:count] = stop
+        self._stop[KIND_NUMBERS["sliding"]][:count] = stop if block_stop is None else block_stop
         self._wanted[:chosen] = wanted
         # the angle is rounded to float32, as in the reference; cosine and sine are computed in float64 and then rounded
         angles = positions.astype(np.float32)[:, None] * self._frequencies
@@ -206,25 +195,23 @@ class ForwardState:
         """Set how many positions a row sees in sliding attention."""
         self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions
 
-    def set_sequences(
-        self, records: Sequence[SequenceRecord], scratch: AttentionScratch, lookup: LookupScratch | None = None
-    ) -> None:
+    def set_sequences(self, records: Sequence[SequenceRecord], scratch: AttentionScratch) -> None:
         """Write the records of the sequences that the rows belong to, and the working memory of their attention.
 
         Call it after `set_rows`: the memory depends on the number of rows.
         """
         for index, record in enumerate(records):
             self._addresses[index] = record.address
-        rows = int(self.slots[slots.ALL])
-        scratch.reserve(rows, max(record.most_keys for record in records))
+        rows, keys = int(self.slots[slots.ALL]), max(record.most_keys for record in records)
+        scratch.reserve(rows, keys)
         self.slots[slots.SEQUENCE_COUNT] = len(records)
         self.slots[slots.SCRATCH] = scratch.address
         self.slots[slots.SCRATCH_STRIDE] = scratch.stride
         self.slots[slots.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
         self.slots[slots.MOST_PARTS] = scratch.most_parts
         self.slots[slots.COUNTERS] = scratch.counters
-        if lookup is not None:
-            lookup.reserve(max(record.most_keys for record in records))
+        if (lookup := scratch.lookup) is not None:
+            lookup.reserve(keys)
             self.slots[slots.LOOK_UP], self.slots[slots.LOOK_UP_STRIDE] = lookup.work, lookup.work_bytes
             self.slots[slots.SHARES], self.slots[slots.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
 
@@ -244,24 +231,23 @@ _ONE_ROW = TokenTree.chain([0])
 _NO_ROWS = np.zeros(0, np.int64)
 
 
-class DraftState:
+class DraftState(ForwardState):
     """A session's slots for the drafter's plan, and the arrays that its steps write.
 
     Attributes:
-        slots: the slots to run the plan with.
+        plan, hidden, token: see `DraftPlan`.
         answer: the result of the last step, in the same arrays every time.
     """
 
-    def __init__(self, plan: DrafterPlan, rotary: Frequencies, cache_bits: int) -> None:
-        self._state = state = ForwardState(1, rotary, cache_bits)
-        self.slots = state.slots
-        logits = np.zeros(plan.logits_width, np.float32)
-        candidates, hidden = _own(plan.candidates), np.zeros(len(plan.target_hidden), np.float32)
-        state.point(slots.TOKENS, plan.token)
-        state.point(slots.HIDDEN, plan.normed)
-        state.point(slots.LOGITS, logits)
-        state.point(slots.CANDIDATES, candidates)
-        state.point(slots.NEXT_HIDDEN, hidden)
+    def __init__(self, draft: DraftPlan, rotary: Frequencies, cache_bits: int) -> None:
+        super().__init__(1, rotary, cache_bits)
+        self.plan, self.hidden, self.token = draft.plan, draft.hidden, draft.token
+        logits = np.zeros(draft.logits_width, np.float32)
+        candidates, hidden = _own_candidates(self, draft), np.zeros(len(draft.hidden), np.float32)
+        self.point(slots.TOKENS, draft.token)
+        self.point(slots.HIDDEN, draft.normed)
+        self.point(slots.LOGITS, logits)
+        self.point(slots.NEXT_HIDDEN, hidden)
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
 
     def begin(self, record: SequenceRecord, caches: Mapping[AttentionKind, KVCache], length: int, window: int) -> None:
@@ -272,33 +258,33 @@ class DraftState:
         record.set_place(slots.ALL, 0, 1)
         record.follow(caches)
         position = np.array([length])
-        self._state.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
-        self._state.set_window(length - first_drafted("sliding", length, window))
-
-    def use(self, record: SequenceRecord, scratch: AttentionScratch, lookup: LookupScratch | None) -> None:
-        """Write the addresses of attention's working memory, which forwards of other sessions may have reallocated."""
-        self._state.set_sequences((record,), scratch, lookup)
+        self.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
+        self.set_window(length - first_drafted("sliding", length, window))
 
 
-class HeadsState:
+class HeadsState(Fields):
     """A session's slots for the plan of one kind of heads, and the arrays that a run writes.
 
     Attributes:
-        slots: the slots to run the plan with.
+        plan, hidden: see `DraftPlan`.
         answer: the result of the last run, in the same arrays every time.
     """
 
-    def __init__(self, plan: HeadsPlan) -> None:
-        self.slots = np.zeros(slots.SLOTS, np.int64)
-        candidates, (offsets, count) = _own(plan.candidates), plan.candidates.shape
-        self._logits = np.zeros((offsets, plan.logits_width), np.float32)
+    def __init__(self, draft: DraftPlan) -> None:
+        super().__init__(slots.SLOTS)
+        self.plan, self.hidden = draft.plan, draft.hidden
+        candidates, (offsets, count) = _own_candidates(self, draft), draft.candidates.shape
+        logits = np.zeros((offsets, draft.logits_width), np.float32)
         self.slots[slots.ALL], self.slots[slots.WANTED] = 1, offsets
-        self.slots[slots.HIDDEN] = plan.normed.ctypes.data
-        self.slots[slots.LOGITS] = self._logits.ctypes.data
-        self.slots[slots.CANDIDATES] = candidates.ctypes.data
-        self.answer = Proposals(candidates, self._logits[:, :count])
+        self.point(slots.HIDDEN, draft.normed)
+        self.point(slots.LOGITS, logits)
+        self.answer = Proposals(candidates, logits[:, :count])
 
 
-def _own(candidates: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A session's own copy of a plan's candidates, or the array itself if the plan writes none."""
-    return candidates.copy() if candidates.flags.writeable else candidates
+def _own_candidates(state: Fields, draft: DraftPlan) -> NDArray[np.int64]:
+    """A session's own copy of a plan's candidates, in its slot, or the array itself if the plan writes none."""
+    if not draft.candidates.flags.writeable:
+        return draft.candidates
+    candidates = draft.candidates.copy()
+    state.point(slots.CANDIDATES, candidates)
+    return candidates

@@ -25,17 +25,12 @@ from ondevice.bundle_format.tensor_table import (
     HEAD,
     ORDERING,
     PLE_TABLE,
+    Shapes,
+    is_plain,
+    layer_shapes,
+    target_layer_shapes,
 )
 from ondevice.engines.simd.tensor_files import Matrix, TensorFiles, Tensors, UnsupportedGraphError
-
-
-@dataclass(frozen=True, eq=False)
-class PerLayer:
-    """The block of a layer that adds its per-layer embedding: h += norm(projection(gelu(gate(h)) * slice))."""
-
-    gate: Matrix
-    projection: Matrix
-    norm: Float32Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,47 +60,39 @@ class Experts:
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
-    """One layer of the target or the drafter:
+    """One layer of the target or the drafter. Its tensors have their names in the tensor table, without the layer's
+    prefix and `.weight`:
 
-    h += post_attention_norm(output(attention(input_norm(h))))
-    h += post_norm(down(gelu(gate(pre_norm(h))) * up(pre_norm(h)))), combined with `experts` if there are any
-    h += per_layer(h), if there is one
-    h *= scalar
+    h += post_attention_layernorm(o_proj(attention(input_layernorm(h))))
+    h += post_feedforward_layernorm(down_proj(gelu(gate_proj(x)) * up_proj(x))), x = pre_feedforward_layernorm(h), where
+        `experts` are combined with the product if there are any
+    h += post_per_layer_input_norm(per_layer_projection(gelu(per_layer_input_gate(h)) * slice)), if it has these
+    h *= layer_scalar
+
+    A layer without `k_proj` reads another layer's cache; without `v_proj` alone, its values are the output of `k_proj`.
     """
 
     config: LayerConfig
     source: int
     """Index of the target layer whose cache the layer reads."""
-    input_norm: Float32Array
-    query: Matrix
-    query_norm: Float32Array
-    """Norm of each query head, as `key_norm` and `value_norm` are of keys and values."""
-    key: Matrix | None
-    """None if the layer reads another layer's cache."""
-    key_norm: Float32Array | None
-    value: Matrix | None
-    """None if the layer has no `key`, or if the values are the output of `key`, with `value_norm` applied."""
-    value_norm: Float32Array
-    output: Matrix
-    post_attention_norm: Float32Array
-    pre_norm: Float32Array
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    post_norm: Float32Array
-    per_layer: PerLayer | None
-    scalar: Float32Array
-    """float32[1]"""
+    matrices: dict[str, Matrix]
+    """All matrices but the experts'."""
+    floats: dict[str, Float32Array]
+    """Norms, and `layer_scalar` float32[1]."""
     experts: Experts | None
 
-    def matrices(self) -> dict[str, list[Matrix]]:
+    def by_purpose(self) -> dict[str, list[Matrix]]:
         """All matrices by purpose."""
-        own, experts = self.per_layer, self.experts
+
+        def named(start: str) -> list[Matrix]:
+            return [matrix for name, matrix in self.matrices.items() if name.startswith(start)]
+
+        experts = [] if self.experts is None else [*self.experts.gate_up, *self.experts.down]
         return {
-            "attention": [each for each in (self.query, self.key, self.value, self.output) if each is not None],
-            "mlp": [self.gate, self.up, self.down],
-            "experts": [] if experts is None else [*experts.gate_up, *experts.down],
-            "per_layer": [] if own is None else [own.gate, own.projection],
+            "attention": named("self_attn."),
+            "mlp": named("mlp."),
+            "experts": experts,
+            "per_layer": named("per_layer_"),
         }
 
 
@@ -199,7 +186,8 @@ def read_target(files: TensorFiles, manifest: Manifest) -> TargetModel:
         norm = tensors.floats("per_layer_projection_norm.weight")
         per_layer = PerLayerInputs(projection, norm, tensors.table(PLE_TABLE))
     layers = tuple(
-        _layer(tensors, f"layers.{index}.", layer, layer.kv_source) for index, layer in enumerate(config.layers)
+        _layer(tensors, f"layers.{index}.", target_layer_shapes(config, index), layer, layer.kv_source)
+        for index, layer in enumerate(config.layers)
     )
     head = tensors.matrix(EMBEDDING if config.tied else HEAD, any_rows=True)
     return TargetModel(config, table, per_layer, layers, tensors.floats("norm.weight"), head)
@@ -218,7 +206,7 @@ def read_drafter(files: TensorFiles, config: DrafterEntry, target: Target) -> Dr
         config,
         tensors.matrix("pre_projection.weight"),
         tuple(
-            _layer(tensors, f"model.layers.{index}.", layer, config.kv_layer(layer.kind))
+            _layer(tensors, f"model.layers.{index}.", layer_shapes(config, layer), layer, config.kv_layer(layer.kind))
             for index, layer in enumerate(config.layers)
         ),
         tensors.floats("model.norm.weight"),
@@ -249,53 +237,25 @@ def _shortlist(
     return Shortlist(centroids, config.top, ids)
 
 
-def _layer(tensors: Tensors, prefix: str, config: LayerConfig, source: int) -> DecoderLayer:
-    """Read a layer. Which of its tensors exist was checked against the configuration."""
-
-    def floats(name: str) -> Float32Array:
-        return tensors.floats(f"{prefix}{name}.weight")
-
-    def matrix(name: str) -> Matrix:
-        return tensors.matrix(f"{prefix}{name}.weight")
-
+def _layer(tensors: Tensors, prefix: str, shapes: Shapes, config: LayerConfig, source: int) -> DecoderLayer:
+    """Read a layer, whose tensors `shapes` has by their names after the prefix."""
     if config.head_dim % 32:
         raise UnsupportedGraphError(f"a head of {config.head_dim} numbers is no multiple of 32")
-    has_key, has_value, has_per_layer = (
-        f"{prefix}{name}.weight" in tensors for name in ("self_attn.k_proj", "self_attn.v_proj", "per_layer_projection")
-    )
-    per_layer = experts = None
-    if has_per_layer:
-        gate, projection = matrix("per_layer_input_gate"), matrix("per_layer_projection")
-        per_layer = PerLayer(gate, projection, floats("post_per_layer_input_norm"))
+    matrices, floats, experts = dict[str, Matrix](), dict[str, Float32Array](), None
+    for name, shape in shapes.items():
+        if is_plain(name, shape):
+            floats[name.removesuffix(".weight")] = tensors.floats(prefix + name)
+        elif len(shape) == 2:
+            matrices[name.removesuffix(".weight")] = tensors.matrix(prefix + name)
     if isinstance(config, Layer) and config.experts is not None:
         experts = Experts(
-            router=floats("router.proj") * tensors.floats(f"{prefix}router.scale"),
-            scale=tensors.floats(f"{prefix}router.per_expert_scale"),
+            router=floats["router.proj"] * floats["router.scale"],
+            scale=floats["router.per_expert_scale"],
             top=config.experts.top,
-            pre_norm=floats("pre_feedforward_layernorm_2"),
+            pre_norm=floats["pre_feedforward_layernorm_2"],
             gate_up=tensors.matrices(f"{prefix}experts.gate_up_proj"),
             down=tensors.matrices(f"{prefix}experts.down_proj"),
-            norm=floats("post_feedforward_layernorm_2"),
-            dense_norm=floats("post_feedforward_layernorm_1"),
+            norm=floats["post_feedforward_layernorm_2"],
+            dense_norm=floats["post_feedforward_layernorm_1"],
         )
-    return DecoderLayer(
-        config=config,
-        source=source,
-        input_norm=floats("input_layernorm"),
-        query=matrix("self_attn.q_proj"),
-        query_norm=floats("self_attn.q_norm"),
-        key=matrix("self_attn.k_proj") if has_key else None,
-        key_norm=floats("self_attn.k_norm") if has_key else None,
-        value=matrix("self_attn.v_proj") if has_value else None,
-        value_norm=np.ones(config.head_dim, np.float32),
-        output=matrix("self_attn.o_proj"),
-        post_attention_norm=floats("post_attention_layernorm"),
-        pre_norm=floats("pre_feedforward_layernorm"),
-        gate=matrix("mlp.gate_proj"),
-        up=matrix("mlp.up_proj"),
-        down=matrix("mlp.down_proj"),
-        post_norm=floats("post_feedforward_layernorm"),
-        per_layer=per_layer,
-        scalar=tensors.floats(f"{prefix}layer_scalar"),
-        experts=experts,
-    )
+    return DecoderLayer(config, source, matrices, floats, experts)

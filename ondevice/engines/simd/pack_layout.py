@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,38 +93,11 @@ class Packed:
         return -(-(self.weights + self.nbytes) // PAGE) * PAGE
 
 
-@dataclass(frozen=True)
-class _Tile:
+class _Tile(NamedTuple):
     """The 16 rows of a matrix from row `first` on."""
 
     matrix: Matrix
     first: int
-
-
-class _TilesOfMany(Sequence[_Tile]):
-    """The tiles of several matrices of one size, each with the same first rows.
-
-    They are made when asked for: the experts of 26B-A4B have a million.
-    """
-
-    def __init__(self, matrices: Sequence[Matrix], firsts: Sequence[int]) -> None:
-        self._matrices = matrices
-        self._firsts = firsts
-
-    def __len__(self) -> int:
-        return len(self._matrices) * len(self._firsts)
-
-    @overload
-    def __getitem__(self, place: int) -> _Tile: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[_Tile]: ...
-
-    def __getitem__(self, place: int | slice) -> _Tile | list[_Tile]:
-        if isinstance(place, slice):
-            return [self[index] for index in range(len(self))[place]]
-        number, tile = divmod(place, len(self._firsts))
-        return _Tile(self._matrices[number], self._firsts[tile])
 
 
 class PackLayout:
@@ -137,7 +110,9 @@ class PackLayout:
     def __init__(self) -> None:
         self.places: dict[Matrix, Packed] = {}
         self._end = PAGE
-        self._entries: list[tuple[Packed, Sequence[_Tile]]] = []
+        self._entries: list[tuple[Packed, Callable[[int], _Tile]]] = []
+        """The matrices, and which tile of them has a number. Tiles are made when asked for: the experts of 26B-A4B have
+        a million."""
 
     @property
     def size(self) -> int:
@@ -145,12 +120,12 @@ class PackLayout:
 
     def add(self, *matrices: Matrix) -> Packed:
         """Add matrices that multiply the same input, as one matrix with all their rows."""
-        return self._add(matrices, [_Tile(each, first) for each in matrices for first in range(0, each.rows, TILE)])
+        return self._add(matrices, [(each, first) for each in matrices for first in range(0, each.rows, TILE)])
 
     def add_gated(self, gate: Matrix, up: Matrix) -> Packed:
         """Add gate and up as one matrix: 32 rows of each in turn, as `kernels.matmul.project.gated` reads them."""
         tiles = [
-            _Tile(matrix, first + half)
+            (matrix, first + half)
             for first in range(0, gate.rows, BLOCK)
             for matrix in (gate, up)
             for half in (0, TILE)
@@ -159,7 +134,7 @@ class PackLayout:
 
     def add_experts(self, matrices: Sequence[Matrix]) -> Packed:
         """Add matrices of one size, one after the other."""
-        return self._add(matrices, _TilesOfMany(matrices, range(0, matrices[0].rows, TILE)))
+        return self._add_each(matrices, range(0, matrices[0].rows, TILE))
 
     def add_gated_experts(self, matrices: Sequence[Matrix]) -> Packed:
         """Add matrices of one size whose first half of rows is a gate and the second half up, each laid out as
@@ -167,7 +142,7 @@ class PackLayout:
         """
         half = matrices[0].rows // 2
         firsts = [part + tile for unit in range(0, half, BLOCK) for part in (unit, half + unit) for tile in (0, TILE)]
-        return self._add(matrices, _TilesOfMany(matrices, firsts))
+        return self._add_each(matrices, firsts)
 
     def write(self, out: NDArray[np.uint8], threads: int, advance: Advance = lambda count: None) -> None:
         """Write a pack to memory: uint8[size], zeros. Other arguments as in `write_tiles`."""
@@ -191,13 +166,14 @@ class PackLayout:
         jobs: deque[Future[int]] = deque()
         rest = self._end
         with ThreadPoolExecutor(threads) as pool:
-            for packed, tiles in self._entries:
-                share = max(1, min(-(-len(tiles) // (2 * threads)), SHARE // packed.tile_bytes))
-                for start in range(0, len(tiles), share):
+            for packed, tile in self._entries:
+                share = max(1, min(-(-packed.tiles // (2 * threads)), SHARE // packed.tile_bytes))
+                for start in range(0, packed.tiles, share):
                     if len(jobs) == 4 * threads:
                         rest -= (written := jobs.popleft().result())
                         advance(written)
-                    jobs.append(pool.submit(_write_tiles, put, packed, start, tiles[start : start + share]))
+                    tiles = [tile(number) for number in range(start, min(start + share, packed.tiles))]
+                    jobs.append(pool.submit(_write_tiles, put, packed, start, tiles))
             for job in jobs:
                 rest -= job.result()
                 advance(job.result())
@@ -233,13 +209,23 @@ class PackLayout:
             described.append((form.bits, form.group, packed.tiles, packed.blocks, packed.weights, packed.scales))
         return hashlib.sha256(repr(described).encode()).digest()
 
-    def _add(self, matrices: Sequence[Matrix], tiles: Sequence[_Tile]) -> Packed:
+    def _add(self, matrices: Sequence[Matrix], tiles: Sequence[tuple[Matrix, int]]) -> Packed:
+        return self._place(matrices, len(tiles), lambda number: _Tile(*tiles[number]))
+
+    def _add_each(self, matrices: Sequence[Matrix], firsts: Sequence[int]) -> Packed:
+        """Add matrices of one size, one after the other, each with tiles at the same first rows."""
+        size = len(firsts)
+        return self._place(
+            matrices, len(matrices) * size, lambda number: _Tile(matrices[number // size], firsts[number % size])
+        )
+
+    def _place(self, matrices: Sequence[Matrix], tiles: int, tile: Callable[[int], _Tile]) -> Packed:
         first = matrices[0]
         blocks = first.width // BLOCK
         assert all(each.joins(first) for each in matrices)
-        scales = self._end + first.format.bytes(len(tiles) * blocks * BLOCK * TILE)
-        packed = Packed(first, len(tiles), blocks, self._end, scales)
-        self._entries.append((packed, tiles))
+        scales = self._end + first.format.bytes(tiles * blocks * BLOCK * TILE)
+        packed = Packed(first, tiles, blocks, self._end, scales)
+        self._entries.append((packed, tile))
         self.places[first] = packed
         self._end = packed.end
         return packed

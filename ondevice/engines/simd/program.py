@@ -6,125 +6,53 @@ Start with `Program`. `Models` describes a bundle without running it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.model_config import DrafterEntry, Target
-from ondevice.engines.layer_path import WHOLE, LayerPath
+from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.protocol import KVCacheType
-from ondevice.engines.simd.buffers import Buffers
+from ondevice.engines.simd.buffers import AttentionScratch, Buffers, LookupScratch
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.forward_state import Frequencies, frequencies
-from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS, kinds_of
+from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
-from ondevice.engines.simd.pack_file import PackState, find_pack, open_pack, was_truncated
+from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
-from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan, product_kind
-from ondevice.engines.simd.plan.drafts import (
-    DrafterPlan,
-    drafter_plan,
-    heads_plan,
-    pack_drafter,
-    pack_heads,
-)
+from ondevice.engines.simd.plan.builder import Plan, PlanBuilder, product_kind
+from ondevice.engines.simd.plan.drafts import DraftPlan, drafter_plan, heads_plan, pack_drafter, pack_heads
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import TensorFiles
+from ondevice.engines.simd.threads import ThreadPool
 from ondevice.errors import BundleCorruptError
 from ondevice.native.functions import parts_of
 from ondevice.preparation import Preparation
 
 MOST_PLANS = 64
-"""Most plans that are kept besides the whole forward's; each has about 40 kB. The search for sub-layers to skip runs
-hundreds of paths, each a few times."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The part of a forward that one plan runs.
-
-    path : the layers and sub-layers that are run
-    side : "lower" for the layers before `cut`, "upper" for those from `cut` on, None for all
-    cut : index of a layer
-    """
-
-    path: LayerPath = WHOLE
-    side: Literal["lower", "upper"] | None = None
-    cut: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """A plan in two forms, both int64[steps, WIDTH].
-
-    planned : with lookup attention if it was chosen for the target, else the same as `exact`
-    exact : for forwards in which no row uses lookups
-    """
-
-    planned: NDArray[np.int64]
-    exact: NDArray[np.int64]
-
-
-class TargetPlans:
-    """The plans of the target's forwards. Each is made when first needed; the MOST_PLANS last used are kept.
-
-    Attributes:
-        planner: makes the plans, and owns the buffers that all of them work in.
-        whole: the plan of a whole forward.
-    """
-
-    def __init__(self, planner: TargetPlanner, kinds: frozenset[str]) -> None:
-        self.planner = planner
-        self._kinds = kinds
-        self.whole = self._made(Piece())
-        self._kept: dict[Piece, Steps] = {}
-
-    def steps(self, piece: Piece, *, looks_up: bool) -> NDArray[np.int64]:
-        """The plan of a piece, int64[steps, WIDTH]; with exact attention unless `looks_up`."""
-        steps = self.whole if piece.side is None and piece.path.is_whole else self._other(piece)
-        return steps.planned if looks_up else steps.exact
-
-    def _other(self, piece: Piece) -> Steps:
-        steps = self._kept.pop(piece, None) or self._made(piece)
-        while len(self._kept) >= MOST_PLANS:
-            self._kept.pop(next(iter(self._kept)))  # the least recently used
-        self._kept[piece] = steps
-        return steps
-
-    def _made(self, piece: Piece) -> Steps:
-        planner = self.planner
-        if piece.side is None:
-            planned = planner.whole(piece.path)
-        elif piece.side == "lower":
-            planned = planner.lower(piece.path, piece.cut)
-        else:
-            planned = planner.upper(piece.path, piece.cut)
-        assert kinds_of(planned) <= self._kinds
-        return Steps(planned, exact_plan(planned))
+"""Most plans that are kept; each has about 40 kB. The search for sub-layers to skip runs hundreds of paths, each a few
+times."""
 
 
 class Program:
     """A bundle ready to run: plans whose addresses point into the pack, the buffers and the mapped tables.
 
     Attributes:
-        files: the mapped data files; single rows of their tables are read in place.
+        models: the models; single rows of their tables are read in place, in the mapped files.
         caches: target layer -> index of its cache in a sequence's record, for the layers that have their own cache.
-        target: plans of the target's forwards.
-        target_frequencies: rotary frequencies of the target's layers, by kind of attention.
+        target: makes plans of the target's forwards.
+        plan: `TargetPlanner.plan`, which keeps the MOST_PLANS last used ones; the whole one is made already.
         logits_width: floats in a row of logits: the size of the vocabulary, padded to whole tiles.
         drafter: the plan of a draft step; None without a drafter.
-        drafter_frequencies: rotary frequencies of the drafter's layers; empty without a drafter.
         heads: plans of heads, by kind.
-        looked_up: target layers whose cached keys need codes for lookups.
+        looked_up: target layers whose cached keys need codes for lookups -> their KV heads, and numbers of a head.
         expert_layers: number of target layers that have experts.
-        experts: see `expert_share`.
-        widest_attention: largest head dimension, and most query heads of a layer.
-        scratch_bytes: working memory per thread, in bytes.
+        scratch: working memory of attention, for all threads.
+        pool: the threads that run the plans.
         kinds: the kinds of work of all plans, of `native.functions.KINDS`.
     """
 
@@ -139,36 +67,28 @@ class Program:
     ) -> None:
         """Read a bundle's models, open or make its pack, and plan all forwards.
 
-        Args:
-            bundle: the bundle.
-            most_rows: most rows of one forward.
-            threads: number of threads that will run the plans.
-            preparation: compiles missing kernels now, and reports progress; None compiles them during the first
-                forward.
-            lookup: how layers with full attention choose keys by lookup; None for exact attention. The mode
-                "lookup-drafts" applies to the drafter only.
-            kv_cache: number format of the caches.
-
-        Raises:
-            UnsupportedGraphError: there is no kernel for the format or size of some weights.
-            BundleCorruptError: the weights do not match the manifest.
+        Arguments and errors are those of `SimdEngine`, but for `most_rows`: the most rows of one forward. The mode
+        "lookup-drafts" of `lookup` applies to the drafter only.
         """
-        models, config, drafter = Models(bundle), bundle.manifest.target, bundle.manifest.drafter
-        self.files, target, places = models.files, models.target, models.layout.places
+        self.models = models = Models(bundle)
+        config, drafter = bundle.manifest.target, bundle.manifest.drafter
+        target, places = models.target, models.layout.places
+        self._lookup = lookup
         options = {"lookup": lookup is not None, "int8": kv_cache == "int8"}
-        self.kinds = models.kinds().union(kind for kind, is_chosen in options.items() if is_chosen)
+        self.kinds = kinds = models.kinds().union(kind for kind, is_chosen in options.items() if is_chosen)
         if preparation is not None:
             preparation.compile(parts_of("simd", self.kinds))
-        self._pack = pack = open_pack(models.layout, self.files, threads, preparation or Preparation())
+        self._pack = pack = open_pack(models.layout, models.files, threads, preparation or Preparation())
         self._buffers = buffers = Buffers()
         self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
-        new_plan = partial(PlanBuilder, places, pack, buffers)
+        new_plan = partial(PlanBuilder, places, pack, buffers, kinds=kinds)
         builder = new_plan(most_rows, config.norm_eps)
-        self.target = TargetPlans(TargetPlanner(target, builder, self.caches, threads, of_target), self.kinds)
-        self.target_frequencies, self.drafter_frequencies = models.target_frequencies, models.drafter_frequencies
+        self.target = TargetPlanner(target, builder, self.caches, threads, of_target)
+        self.plan: Callable[..., Plan] = lru_cache(MOST_PLANS)(self.target.plan)
+        self.plan(WHOLE)
         self.logits_width = places[target.head].tiles * TILE
-        self.drafter: DrafterPlan | None = None
+        self.drafter: DraftPlan | None = None
         looking = list(target.layers) if of_target is not None else []
         if models.drafter is not None:
             builder = new_plan(1, models.drafter.config.norm_eps)
@@ -178,21 +98,21 @@ class Program:
             kind: heads_plan(each, target, new_plan(each.config.offsets, config.norm_eps))
             for kind, each in models.heads.items()
         }
-        others = [each.steps for each in (self.drafter, *self.heads.values()) if each is not None]
-        assert all(kinds_of(plan) <= self.kinds for plan in others)
-        self.looked_up = frozenset(layer.source for layer in looking if layer.config.kind == "full")
+        full = [layer for layer in looking if layer.config.kind == "full"]
+        self.looked_up = {layer.source: (layer.config.kv_heads, layer.config.head_dim) for layer in full}
         self.expert_layers = sum(layer.experts is not None for layer in config.layers)
-        self.experts = models.experts
         decoders: list[Target | DrafterEntry] = [config] if drafter is None else [config, drafter]
         head_dim = max(layer.head_dim for decoder in decoders for layer in decoder.layers)
-        self.widest_attention = head_dim, max(decoder.query_heads for decoder in decoders)
-        self.scratch_bytes = max(SCRATCH_BYTES, 4 * head_dim)
-        self.files.release()
+        heads = max(decoder.query_heads for decoder in decoders)
+        lookups = None if lookup is None else LookupScratch(heads, head_dim // lookup.width, threads)
+        self.scratch = AttentionScratch(head_dim, heads, threads, lookups)
+        self.pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim), kinds)
+        models.files.release()
 
-    def widest_lookup(self, width: int) -> tuple[int, int]:
-        """Most query heads of a layer, and most codes per key if each code stands for `width` numbers."""
-        size, heads = self.widest_attention
-        return heads, size // width
+    def steps(self, plan: Plan, last: int) -> NDArray[np.int64]:
+        """The steps of a plan for rows of which the last has this position: exact ones if none may use lookups."""
+        looks_up = self._lookup is not None and last + 1 >= self._lookup.begin
+        return plan.steps if looks_up else plan.exact
 
     def check_files(self) -> None:
         """Check that no mapped file was truncated: reading a missing page would end the process.
@@ -204,7 +124,7 @@ class Program:
         """
         if was_truncated(self._pack):
             raise BundleCorruptError("the packed weights were cut short while they were in use: load the bundle again")
-        if (name := self.files.truncated()) is not None:
+        if (name := self.models.files.truncated()) is not None:
             raise BundleCorruptError(f"{name} was cut short while it was in use: export the bundle again")
 
 
@@ -240,10 +160,6 @@ class Models:
         for heads in self.heads.values():
             pack_heads(self.layout, heads)
 
-    def pack_state(self) -> PackState:
-        """The state of the bundle's pack; nothing is packed."""
-        return find_pack(self.layout, self.files.content())
-
     def kinds(self) -> frozenset[str]:
         """The kinds of work that the bundle needs whatever the options are, of `native.functions.KINDS`."""
         found = {OF_PRODUCTS[product_kind(matrix)] for matrix in self.layout.places}
@@ -261,12 +177,12 @@ class Models:
         A token embedding that is tied to the head counts as both.
         """
         target, drafter = self.target, self.drafter
-        matrices = [found for layer in target.layers for found in layer.matrices().items()]
+        matrices = [found for layer in target.layers for found in layer.by_purpose().items()]
         if (own := target.per_layer) is not None:
             matrices += [("per_layer_projection", [own.projection]), ("per_layer_table", [own.table])]
         matrices += [("embedding", [target.table]), ("head", [target.head])]
         if drafter is not None:
-            matrices += [("drafter", found) for layer in drafter.layers for found in layer.matrices().values()]
+            matrices += [("drafter", found) for layer in drafter.layers for found in layer.by_purpose().values()]
             matrices += [("drafter", [drafter.pre_projection, drafter.post_projection])]
             matrices += [("drafter_head", [drafter.head])]
         counts: dict[str, Counter[str]] = {}

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress
 
 import numpy as np
 
 from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import Rows, TokenTree
-from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
 from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.plan.builder import Plan
 from ondevice.engines.simd.plan.target import EMBEDDING_STEPS
-from ondevice.engines.simd.program import Piece, Program
-from ondevice.engines.simd.threads import NEIGHBOURS, ThreadPool
+from ondevice.engines.simd.program import Program
+from ondevice.engines.simd.threads import NEIGHBOURS
 
 EACH_ROW_COUNT = 8
 """Up to this many rows, each row count is a kind of work of its own. Beyond, all row counts up to the next power of two
@@ -36,56 +37,69 @@ path may have no upper layers: when they were one kind, these microseconds taugh
 whole rows on one thread, in 98 ms instead of 42 (E2B's shape).
 """
 
-_NO_ROWS = np.zeros(0, np.int64)
-
 
 class Batch:
     """The rows of one forward, those of each session after those of the session before it.
 
     Attributes:
+        path: the layers that all rows pass.
         trees: the new rows of each session.
-        lengths: committed tokens of each session.
+        lengths: the position of each session's first row.
+        sizes, firsts: number of rows of each session, and the index of its first one.
         counts: number of wanted rows of each session.
         tokens: int64[T], the tokens of all rows.
         positions: int64[T]
         wanted: int64[R], the indices of the wanted rows among all rows.
-        path: the layers that all rows pass.
         soft: the indices of the soft rows among all rows, int64[S], and their embeddings, float32[S, H]; None if there
             are none.
         block_stop: int64[T], one more than the last position that a row sees in sliding layers; None if that is its
             own for all rows.
     """
 
-    def __init__(self, batch: Sequence[Rows], pad: int) -> None:
-        """
-        Args:
-            batch: rows that were checked.
-            pad: the token whose per-layer embeddings soft rows have.
-        """
-        self.path = batch[0].path
-        self.trees = [rows.tree for rows in batch]
-        self.lengths = [rows.session.length for rows in batch]
-        self.counts = [len(rows.wanted) for rows in batch]
-        wanted, positions, first = [], [], 0
-        for length, tree, rows in zip(self.lengths, self.trees, batch, strict=True):
-            wanted += [first + row for row in rows.wanted]
-            positions.append(length + tree.depths())
-            first += len(tree)
-        self.tokens = _joined([tree.tokens for tree in self.trees])
-        self.soft: tuple[Int64Array, Float32Array] | None = None
-        if any(rows.soft is not None for rows in batch):
-            soft = np.flatnonzero(self.tokens < 0)
-            self.soft = soft, np.concatenate([rows.soft for rows in batch if rows.soft is not None])
-            self.tokens = np.where(self.tokens < 0, pad, self.tokens)
-        self.positions, self.wanted = _joined(positions), np.array(wanted, np.int64)
-        self.block_stop: Int64Array | None = None
-        if any(rows.blocks for rows in batch):
-            self.block_stop = self.positions + 1
-            first = 0
-            for rows in batch:
-                for begin, end in rows.blocks:
-                    self.block_stop[first + begin : first + end] = self.positions[first + end - 1] + 1
-                first += len(rows.tree)
+    soft: tuple[Int64Array, Float32Array] | None = None
+    block_stop: Int64Array | None = None
+
+    def __init__(
+        self,
+        path: LayerPath,
+        trees: Sequence[TokenTree],
+        lengths: Sequence[int],
+        wanted: Sequence[Sequence[int]],
+    ) -> None:
+        self.path, self.trees, self.lengths = path, trees, lengths
+        self.sizes = [len(tree) for tree in trees]
+        self.counts = [len(each) for each in wanted]
+        self.firsts = [0, *accumulate(self.sizes[:-1])]
+        places = [first + row for first, each in zip(self.firsts, wanted, strict=True) for row in each]
+        self.wanted = np.array(places, np.int64)
+        self.tokens = _joined([tree.tokens for tree in trees])
+        self.positions = _joined([length + tree.depths() for length, tree in zip(lengths, trees, strict=True)])
+
+    @classmethod
+    def of(cls, rows: Sequence[Rows], pad: int) -> Batch:
+        """The batch of rows that were checked; `pad` is the token whose per-layer embeddings soft rows have."""
+        trees, lengths = [each.tree for each in rows], [each.session.length for each in rows]
+        batch = cls(rows[0].path, trees, lengths, [each.wanted for each in rows])
+        if any(each.soft is not None for each in rows):
+            soft = np.flatnonzero(batch.tokens < 0)
+            batch.soft = soft, np.concatenate([each.soft for each in rows if each.soft is not None])
+            batch.tokens = np.where(batch.tokens < 0, pad, batch.tokens)
+        if any(each.blocks for each in rows):
+            batch.block_stop = batch.positions + 1
+            for first, each in zip(batch.firsts, rows, strict=True):
+                for begin, end in each.blocks:
+                    batch.block_stop[first + begin : first + end] = batch.positions[first + end - 1] + 1
+        return batch
+
+    def after_first(self, counts: Sequence[int]) -> Batch:
+        """Each session's rows after its first `counts` ones, none of them wanted; sessions without are left out."""
+        left = [each for each in zip(self.trees, self.lengths, counts, strict=True) if each[2] < len(each[0])]
+        trees = [TokenTree.chain(tree.tokens[count:].tolist()) if count else tree for tree, _, count in left]
+        return Batch(self.path, trees, [length + count for _, length, count in left], [()] * len(left))
+
+    def by_session(self, rows: Float32Array) -> list[Float32Array]:
+        """An array with a row for each of the batch, as one view for each session."""
+        return [rows[first : first + size] for first, size in zip(self.firsts, self.sizes, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,26 +144,13 @@ class KeptRows:
 class TargetForward:
     """Runs forwards of one engine. The caller holds the engine's lock."""
 
-    def __init__(
-        self,
-        program: Program,
-        pool: ThreadPool,
-        state: ForwardState,
-        scratch: AttentionScratch,
-        lookup: LookupScratch | None,
-        lookup_begin: int | None,
-    ) -> None:
+    def __init__(self, program: Program, state: ForwardState) -> None:
         """
         Args:
-            program: the plans of forwards.
-            pool: the threads that run them.
+            program: the plans of forwards, and the threads that run them.
             state: the slots that plans read.
-            scratch: working memory of attention.
-            lookup: working memory of lookup attention; None if attention is exact.
-            lookup_begin: the number of positions that a row must see to use lookups; None if attention is exact.
         """
-        self._program, self._pool, self._state = program, pool, state
-        self._scratch, self._lookup, self._lookup_begin = scratch, lookup, lookup_begin
+        self._program, self._state = program, state
 
     def run(self, batch: Batch, records: Sequence[SequenceRecord], kept: Sequence[KeptRows | None]) -> int:
         """Run all rows. The outputs go to the addresses in the state's slots LOGITS and HIDDEN.
@@ -163,20 +164,19 @@ class TargetForward:
             The number of threads that took part.
         """
         counts = _reusable(batch, kept)
+        program, is_whole = self._program, batch.path.is_whole
         if batch.soft is not None or not any(counts):
-            self._write_all(batch, records)
-            base = WHOLE if batch.path.is_whole else DRAFT
-            return self._run(Piece(batch.path), batch.positions, kind_of_work(len(batch.tokens), base), batch.soft)
+            self._write(batch, records)
+            return self._run(program.plan(batch.path), batch, WHOLE if is_whole else DRAFT)
         cut = next(each.cut for each, count in zip(kept, counts, strict=True) if each is not None and count)
-        new = [_without_first(tree, count) for tree, count in zip(batch.trees, counts, strict=True)]
-        if any(new):
-            lengths = [length + count for length, count in zip(batch.lengths, counts, strict=True)]
-            positions = self._write_new(new, lengths, records)
-            self._run(Piece(batch.path.below(cut), "lower", cut), positions, kind_of_work(len(positions), LOWER))
-        self._join_streams(kept, counts, new)
-        self._write_all(batch, records)
-        base = UPPER if batch.path.is_whole else DRAFT_UPPER
-        return self._run(Piece(batch.path, "upper", cut), batch.positions, kind_of_work(len(batch.tokens), base))
+        new = None if counts == batch.sizes else batch.after_first(counts)
+        if new is not None:
+            more = [count < size for count, size in zip(counts, batch.sizes, strict=True)]
+            self._write(new, list(compress(records, more)))
+            self._run(program.plan(batch.path.below(cut), 0, cut), new, LOWER)
+        self._join_streams(batch.sizes, kept, counts, new)
+        self._write(batch, records)
+        return self._run(program.plan(batch.path, cut), batch, UPPER if is_whole else DRAFT_UPPER)
 
     def lower_streams(self, batch: Batch) -> tuple[LayerPath, list[list[Float32Array]]]:
         """After a draft forward: the layers that are common with whole rows, and copies of each session's streams
@@ -184,83 +184,47 @@ class TargetForward:
 
         They are the `passed` and the `streams` of `KeptRows`.
         """
-        planner = self._program.target.planner
-        passed = batch.path.below(planner.stops_at(batch.path))
-        copies, first = [], 0
-        for tree in batch.trees:
-            copies.append([stream[first : first + len(tree)].copy() for stream in planner.streams])
-            first += len(tree)
-        return passed, copies
+        target = self._program.target
+        streams = [batch.by_session(stream) for stream in target.streams]
+        passed = batch.path.below(target.stops_at(batch.path))
+        return passed, [[own.copy() for own in each] for each in zip(*streams, strict=True)]
 
-    def ends(self, count: int) -> Float32Array:
-        """float32[count, H], valid until the next forward: residual stream of the wanted rows where their path ends."""
-        return self._program.target.planner.ends[:count]
-
-    def _run(
-        self,
-        piece: Piece,
-        positions: Int64Array,
-        kind: tuple[int, int],
-        soft: tuple[Int64Array, Float32Array] | None = None,
-    ) -> int:
-        """Run a piece of the target for the rows in the slots; `soft` as in `Batch`."""
-        looks_up = self._lookup_begin is not None and int(positions.max()) + 1 >= self._lookup_begin
-        steps = self._program.target.steps(piece, looks_up=looks_up)
-        if soft is not None:
-            rows, embeddings = soft
+    def _run(self, plan: Plan, batch: Batch, kind: int) -> int:
+        """Run a plan for the rows in the slots, as this kind of work; returns the number of threads that took part."""
+        steps, count = self._program.steps(plan, int(batch.positions.max())), len(batch.tokens)
+        if batch.soft is not None:
+            rows, embeddings = batch.soft
             embed, steps = steps[:EMBEDDING_STEPS], steps[EMBEDDING_STEPS:]
-            self._pool.run(embed, self._state.slots, *kind_of_work(len(positions), EMBED))
-            self._program.target.planner.streams[0][rows] = embeddings
-        return self._pool.run(steps, self._state.slots, *kind)
+            self._program.pool.run(embed, self._state.slots, *kind_of_work(count, EMBED))
+            self._program.target.streams[0][rows] = embeddings
+        return self._program.pool.run(steps, self._state.slots, *kind_of_work(count, kind))
 
-    def _write_all(self, batch: Batch, records: Sequence[SequenceRecord]) -> None:
-        """Write all rows to the slots and to the sessions' records."""
+    def _write(self, batch: Batch, records: Sequence[SequenceRecord]) -> None:
+        """Write rows to the slots and to the sessions' records."""
         first = first_wanted = 0
-        for record, tree, length, wanted in zip(records, batch.trees, batch.lengths, batch.counts, strict=True):
+        sessions = zip(records, batch.trees, batch.lengths, batch.sizes, batch.counts, strict=True)
+        for record, tree, length, size, wanted in sessions:
             record.set_rows(tree, length)
-            record.set_place(slots.ALL, first, len(tree))
+            record.set_place(slots.ALL, first, size)
             record.set_place(slots.WANTED, first_wanted, wanted)
-            first, first_wanted = first + len(tree), first_wanted + wanted
+            first, first_wanted = first + size, first_wanted + wanted
         self._state.set_rows(batch.tokens, batch.positions, batch.positions + 1, batch.wanted, batch.block_stop)
-        self._state.set_sequences(records, self._scratch, self._lookup)
-
-    def _write_new(
-        self, trees: Sequence[TokenTree | None], lengths: Sequence[int], records: Sequence[SequenceRecord]
-    ) -> Int64Array:
-        """Write the rows that were not kept, none of them wanted, to the slots and records; returns their positions.
-
-        A session without such rows has None for its tree.
-        """
-        tokens, positions, first = [], [], 0
-        for record, tree, length in zip(records, trees, lengths, strict=True):
-            count = 0 if tree is None else len(tree)
-            record.set_place(slots.ALL, first, count)
-            record.set_place(slots.WANTED, 0, 0)
-            first += count
-            if tree is not None:
-                record.set_rows(tree, length)
-                tokens.append(tree.tokens)
-                positions.append(length + tree.depths())
-        all_positions = np.concatenate(positions)
-        self._state.set_rows(np.concatenate(tokens), all_positions, all_positions + 1, _NO_ROWS)
-        self._state.set_sequences(records, self._scratch, self._lookup)
-        return all_positions
+        self._state.set_sequences(records, self._program.scratch)
 
     def _join_streams(
-        self, kept: Sequence[KeptRows | None], counts: Sequence[int], new: Sequence[TokenTree | None]
+        self, sizes: Sequence[int], kept: Sequence[KeptRows | None], counts: Sequence[int], new: Batch | None
     ) -> None:
         """Write the streams of all rows, kept and new ones of each session in turn, where the upper layers read them.
 
         The lower layers have just left the new rows' streams in the same buffers.
         """
-        for index, stream in enumerate(self._program.target.planner.streams):
-            parts, first = [], 0
-            for each, count, tree in zip(kept, counts, new, strict=True):
+        for index, stream in enumerate(self._program.target.streams):
+            parts, computed = [], iter([] if new is None else new.by_session(stream))
+            for each, count, size in zip(kept, counts, sizes, strict=True):
                 if each is not None and count:
                     parts.append(each.streams[index][:count])
-                rows = 0 if tree is None else len(tree)
-                parts.append(stream[first : first + rows].copy())
-                first += rows
+                if count < size:
+                    parts.append(next(computed).copy())
             joined = np.concatenate(parts)
             stream[: len(joined)] = joined
 
@@ -284,13 +248,6 @@ def _reusable(batch: Batch, kept: Sequence[KeptRows | None]) -> list[int]:
     if not cuts:
         return counts
     return [count if each is not None and each.cut == cuts[0] else 0 for each, count in zip(kept, counts, strict=True)]
-
-
-def _without_first(tree: TokenTree, count: int) -> TokenTree | None:
-    """The rows of a chain after its first `count` ones; None if there are none."""
-    if not count:
-        return tree
-    return TokenTree.chain(tree.tokens[count:].tolist()) if count < len(tree) else None
 
 
 def _joined(parts: list[Int64Array]) -> Int64Array:

@@ -136,9 +136,6 @@ class Tensors:
     def __init__(self, table: Mapping[str, Tensor], data: NDArray[np.uint8], *, plain: bool) -> None:
         self._table, self._data, self._plain = table, data, plain
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._table
-
     def floats(self, name: str) -> Float32Array:
         """A small float32 tensor.
 

@@ -18,16 +18,14 @@ from queue import SimpleQueue
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ondevice.arrays import Int64Array
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.entries import ARRIVALS, LINE, TICKS, run, spin_for_next
+from ondevice.engines.simd.kernels.attention.sizes import LINE
+from ondevice.engines.simd.kernels.entries import ARRIVALS, TICKS, run, spin_for_next
 from ondevice.engines.simd.kernels.steps.layouts import WIDTH
 from ondevice.machine import ForkedLock
 from ondevice.native.functions import KINDS, address_of
-
-Plan = NDArray[np.int64]
-State = NDArray[np.int64]
 
 NEIGHBOURS = 64
 """Kinds of work have numbers. Within a range of this many, from one multiple of it to the next, near numbers stand for
@@ -87,7 +85,7 @@ class ThreadPool:
         """The kernel that runs plans; it is built only now if it was not prepared."""
         return run.function_for(self._kinds)
 
-    def run(self, plan: Plan, state: State, kind: int, units: int = 1) -> int:
+    def run(self, plan: Int64Array, state: Int64Array, kind: int, units: int = 1) -> int:
         """Run every step of a plan. When this returns, even by an interrupt, all threads have finished the last step.
 
         Args:
@@ -123,7 +121,7 @@ class ThreadPool:
         near = [other for other in tried if other // NEIGHBOURS == kind // NEIGHBOURS]
         return tried[min(near, key=lambda other: abs(other - kind))] if near else max(tried.values(), default=None)
 
-    def _run(self, plan: Plan, state: State, threads: int) -> None:
+    def _run(self, plan: Int64Array, state: Int64Array, threads: int) -> None:
         arrivals = self._counters.arrivals
         job = _Job(address_of(plan), len(plan), address_of(state), len(state), threads, arrivals)
         try:
@@ -159,12 +157,7 @@ class _Counters:
     """The counters of `kernels.forward.run`. Arrivals and times only grow."""
 
     def __init__(self, buffers: Buffers, threads: int) -> None:
-        words = LINE // 8
-        memory = np.zeros((TICKS + threads + 1) * words, np.int64)
-        address = buffers.hold(memory)
-        first = -address % LINE // 8
-        self.address = address + 8 * first
-        self._lines = memory[first:][: (TICKS + threads) * words].reshape(-1, words)
+        self._lines, self.address = buffers.rows(TICKS + threads, LINE // 8, np.int64)
         self._ticks = self._lines[TICKS:]
         self._ran = self._waited = 0
 

@@ -6,12 +6,9 @@ from ondevice.native.functions import Entry
 
 _HERE = "ondevice.engines.simd.kernels"
 
-LINE = 64
-"""Bytes from one of `run`'s counters to the next: each has a cache line of its own."""
-
 ARRIVALS, CLAIMS, TICKS = 0, 1, 3
-"""Lines of the counters: 0, arrivals at the barrier; 1 and 2, claims of work; from 3 on, one line for each thread with
-the ticks that it ran and the ticks that it waited, summed over all runs."""
+"""Lines of the counters of `run`, a cache line each: 0, arrivals at the barrier; 1 and 2, claims of work; from 3 on,
+the ticks that each thread ran and the ticks that it waited, summed over all runs."""
 
 run = Entry("run", f"{_HERE}.forward", "forward", "i64[,] i64[] i64 i64 i64 i64 i64")
 spin_for_next = Entry("spin_for_next", f"{_HERE}.isa.memory", "forward", "i64 i64")

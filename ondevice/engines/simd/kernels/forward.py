@@ -12,31 +12,12 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import head
-from ondevice.engines.simd.kernels.entries import ARRIVALS, CLAIMS, LINE, TICKS
+from ondevice.engines.simd.kernels.attention.sizes import LINE
+from ondevice.engines.simd.kernels.entries import ARRIVALS, CLAIMS, TICKS
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import read_i64, ticks, wait_for_all, write_i64
+from ondevice.engines.simd.kernels.steps import layouts
 from ondevice.engines.simd.kernels.steps.experts import choose, mix, score, spread
-from ondevice.engines.simd.kernels.steps.layouts import (
-    ACTIVATE,
-    ATTEND,
-    ATTEND_CHOSEN,
-    ATTEND_LOOKED_UP,
-    CANDIDATE_LOGITS,
-    CENTROID_SCORES,
-    CHOOSE,
-    EMBED,
-    GATED,
-    HEAD,
-    LOOK_UP,
-    MIX,
-    PER_LAYER,
-    PROJECT,
-    RESIDUAL,
-    SCORE,
-    SELECT,
-    SHORTLIST,
-    SPREAD,
-)
 from ondevice.engines.simd.kernels.steps.projections import activate, gated_share, project_share
 from ondevice.engines.simd.kernels.steps.rows import (
     candidate_logits,
@@ -71,44 +52,44 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
         kind = words[0]
         if thread == 0:  # this counter is unused until the barrier below
             write_i64(next_claims, np.int64(0))
-        if kind == PROJECT:
+        if kind == layouts.PROJECT:
             project_share(words, state, threads, claims)
-        elif kind == GATED:
+        elif kind == layouts.GATED:
             gated_share(words, state, threads, claims, scratch)
-        elif kind == RESIDUAL:
+        elif kind == layouts.RESIDUAL:
             residual(words, state, thread, threads)
-        elif kind == HEAD:
+        elif kind == layouts.HEAD:
             head(words, state, thread, threads, scratch)
-        elif kind == ATTEND:
+        elif kind == layouts.ATTEND:
             attend_share(words, state, thread, threads, claims)
-        elif kind == LOOK_UP:
+        elif kind == layouts.LOOK_UP:
             look_up_share(words, state, thread, threads, claims)
-        elif kind == ATTEND_CHOSEN:
+        elif kind == layouts.ATTEND_CHOSEN:
             attend_chosen_share(words, state, thread, claims)
-        elif kind == ATTEND_LOOKED_UP:
+        elif kind == layouts.ATTEND_LOOKED_UP:
             attend_looked_up_share(words, state, thread, claims)
-        elif kind == SCORE:
+        elif kind == layouts.SCORE:
             score(words, state, thread, threads)
-        elif kind == CHOOSE:
+        elif kind == layouts.CHOOSE:
             if thread == 0:
                 choose(words, state)
-        elif kind == SPREAD:
+        elif kind == layouts.SPREAD:
             spread(words, thread, threads)
-        elif kind == MIX:
+        elif kind == layouts.MIX:
             mix(words, state, thread, threads)
-        elif kind == EMBED:
+        elif kind == layouts.EMBED:
             embed(words, state, thread, threads)
-        elif kind == PER_LAYER:
+        elif kind == layouts.PER_LAYER:
             per_layer(words, state, thread, threads)
-        elif kind == SELECT:
+        elif kind == layouts.SELECT:
             select(words, state, thread, threads)
-        elif kind == CENTROID_SCORES:
+        elif kind == layouts.CENTROID_SCORES:
             centroid_scores(words, state, thread, threads)
-        elif kind == SHORTLIST:
+        elif kind == layouts.SHORTLIST:
             shortlist(words, thread, threads)
-        elif kind == CANDIDATE_LOGITS:
+        elif kind == layouts.CANDIDATE_LOGITS:
             candidate_logits(words, state, thread, threads)
-        elif kind == ACTIVATE:
+        elif kind == layouts.ACTIVATE:
             activate(words, state, thread, threads)
         waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
         claims, next_claims = next_claims, claims

@@ -10,23 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.engines.simd.kernels.matmul.sizes import GROUPS4, GROUPS8, PLAIN, STEPS2, STEPS4, STEPS8
-from ondevice.engines.simd.kernels.steps.layouts import (
-    ACTIVATE,
-    ATTEND_CHOSEN,
-    ATTEND_LOOKED_UP,
-    CANDIDATE_LOGITS,
-    CENTROID_SCORES,
-    CHOOSE,
-    GATED,
-    LOOK_UP,
-    MIX,
-    PROJECT,
-    SCORE,
-    SHORTLIST,
-    SPREAD,
-    Gated,
-    Project,
-)
+from ondevice.engines.simd.kernels.steps import layouts
 
 OF_PRODUCTS = {
     GROUPS4: "groups4",
@@ -39,14 +23,17 @@ OF_PRODUCTS = {
 """Kind of product -> kind of work."""
 
 OF_STEPS = {
-    **dict.fromkeys((LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP), "lookup"),
-    **dict.fromkeys((SCORE, CHOOSE, SPREAD, MIX), "experts"),
-    **dict.fromkeys((CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS), "shortlists"),
-    ACTIVATE: "heads",
+    **dict.fromkeys((layouts.LOOK_UP, layouts.ATTEND_CHOSEN, layouts.ATTEND_LOOKED_UP), "lookup"),
+    **dict.fromkeys((layouts.SCORE, layouts.CHOOSE, layouts.SPREAD, layouts.MIX), "experts"),
+    **dict.fromkeys((layouts.CENTROID_SCORES, layouts.SHORTLIST, layouts.CANDIDATE_LOGITS), "shortlists"),
+    layouts.ACTIVATE: "heads",
 }
 """Kind of step -> kind of work; the others are part of every forward."""
 
-_PRODUCTS = {PROJECT: 1 + Project._fields.index("product"), GATED: 1 + Gated._fields.index("product")}
+_PRODUCTS = {
+    layouts.PROJECT: 1 + layouts.Project._fields.index("product"),
+    layouts.GATED: 1 + layouts.Gated._fields.index("product"),
+}
 """Kind of step that multiplies a matrix -> place of the kind of product in its row."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array
 from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.kinds import kinds_of
 from ondevice.engines.simd.kernels.matmul.sizes import (
     FLOATS_FORM,
     KIND,
@@ -30,11 +32,38 @@ from ondevice.engines.simd.kernels.steps.layouts import (
     Project,
     Residual,
     Step,
-    from_row,
     to_row,
 )
 from ondevice.engines.simd.pack_layout import Packed
 from ondevice.engines.simd.tensor_files import Matrix
+from ondevice.native.functions import KINDS
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The steps of a plan in two forms, both int64[steps, WIDTH]. Layout: `kernels.steps.layouts`.
+
+    steps : with lookup attention where it was chosen
+    exact : with exact attention, for forwards in which no row sees enough positions for a lookup. Both compute the same
+        bits then, but exact attention also divides the positions of a row among threads if there are few rows
+    """
+
+    steps: NDArray[np.int64]
+    exact: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Plan:
+        """The plan of these steps. All steps but those of lookup attention are the same in both forms."""
+        exact = [
+            Attend(*step[: len(Attend._fields)]) if isinstance(step, AttendChosen | AttendLookedUp) else step
+            for step in steps
+            if not isinstance(step, LookUp)
+        ]
+        return cls(_words(steps), _words(exact))
+
+
+def _words(steps: Sequence[Step]) -> NDArray[np.int64]:
+    return np.array([to_row(step) for step in steps], np.int64).reshape(-1, WIDTH)
 
 
 class PlanBuilder:
@@ -57,19 +86,24 @@ class PlanBuilder:
         buffers: Buffers,
         most_rows: int,
         eps: float,
+        kinds: frozenset[str] = KINDS,
     ) -> None:
         self.buffers = buffers
         self.places = places
         self.most_rows = most_rows
         self.eps = float_bits(eps)
         self._pack = buffers.hold(pack)
+        self._kinds = kinds
+        """The kinds of work that the plans may have."""
         self._steps: list[Step] = []
         self._constants: dict[int, tuple[Float32Array, int]] = {}
 
-    def plan(self) -> NDArray[np.int64]:
-        """Return the collected steps, int64[steps, WIDTH], and begin the next plan. Layout: `kernels.steps.layouts`."""
+    def plan(self) -> Plan:
+        """Return the collected steps, and begin the next plan."""
         steps, self._steps = self._steps, []
-        return _plan(steps)
+        plan = Plan.of(steps)
+        assert kinds_of(plan.steps) <= self._kinds
+        return plan
 
     def constant(self, values: Float32Array) -> int:
         """The address of a copy of an array, such as a norm's weights; the same address for the same array."""
@@ -132,24 +166,15 @@ class PlanBuilder:
         """out[rows, 16 * tiles] = activations @ matrix.T.
 
         Args:
-            row_set: rows to run on.
+            row_set, activations, out, out_slot, stride, groups: see `Project`; a stride of 0 if rows are contiguous.
             matrix: the matrix; for experts the first of `experts` consecutive matrices of the same size.
-            activations: address of the input, in the form that `matrix` reads.
-            out: address of the output, float32.
-            out_slot: slot with the address of the output, instead of `out`.
-            stride: bytes from a row of `out` to the next; 0 if rows are contiguous.
             cap: softcap of the output, or None.
             experts: number of experts, 1 for a matrix that all rows use.
-            groups: address of `Choose.groups`: each group of rows is multiplied with the matrix of its expert.
         """
         tiles = self.places[matrix].tiles // experts
         self.add(
             Project(
-                row_set,
-                *self._matrix(matrix),
-                activations=activations,
-                form=input_form(matrix),
-                blocks=self.places[matrix].blocks,
+                *self._product(row_set, matrix, activations),
                 tiles=tiles,
                 out=out,
                 out_slot=out_slot,
@@ -174,20 +199,14 @@ class PlanBuilder:
         """gelu(gate) * up, written to `out` in the form that `reader` reads.
 
         Args:
-            row_set, activations, experts, groups: as for `project`.
-            matrix: gate and up packed as one matrix; gate alone if `factor` is given.
-            out: address of the output.
+            row_set, activations, out, factor, factor_stride, groups: see `Gated`.
+            matrix: gate and up packed as one matrix; gate alone if `factor` is given; for experts as for `project`.
             reader: the matrix that will read the output.
-            factor: address of float32 rows that are used instead of up; 0 for none.
-            factor_stride: bytes from a row of `factor` to the next.
+            experts: as for `project`.
         """
         self.add(
             Gated(
-                row_set,
-                *self._matrix(matrix),
-                activations=activations,
-                form=input_form(matrix),
-                blocks=self.places[matrix].blocks,
+                *self._product(row_set, matrix, activations),
                 units=self.places[matrix].tiles // experts // (2 if factor else 4),
                 out=out,
                 out_form=input_form(reader),
@@ -197,10 +216,12 @@ class PlanBuilder:
             )
         )
 
-    def _matrix(self, matrix: Matrix) -> tuple[int, int, int, int]:
-        """The fields `product`, `tile_bytes`, `weights` and `scales` of a step that reads a matrix."""
+    def _product(self, row_set: int, matrix: Matrix, activations: int) -> tuple[int, int, int, int, int, int, int, int]:
+        """The fields with which `Project` and `Gated` begin, up to `blocks`."""
         packed = self.places[matrix]
-        return product_kind(matrix), packed.tile_bytes, self._pack + packed.weights, self._pack + packed.scales
+        weights, scales = self._pack + packed.weights, self._pack + packed.scales
+        kind, form = product_kind(matrix), input_form(matrix)
+        return row_set, kind, packed.tile_bytes, weights, scales, activations, form, packed.blocks
 
 
 def input_form(matrix: Matrix) -> int:
@@ -214,25 +235,3 @@ def input_form(matrix: Matrix) -> int:
 def product_kind(matrix: Matrix) -> int:
     """The kind of a matrix's product with activations: a value of `kernels.matmul.formats.PRODUCTS`, or PLAIN."""
     return PRODUCTS.get((input_form(matrix) >> KIND, matrix.format.bits), PLAIN)
-
-
-def exact_plan(plan: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A copy of a plan, int64[steps, WIDTH], with exact attention instead of lookups.
-
-    It is used for forwards in which no row sees enough positions for a lookup. Both plans then compute the same bits,
-    but exact attention also divides the positions of a row among threads if there are few rows. All other steps are the
-    same and use the same memory.
-    """
-    steps = [step for step in map(from_row, plan) if not isinstance(step, LookUp)]
-    return _plan([
-        Attend(*step[: len(Attend._fields)]) if isinstance(step, AttendChosen | AttendLookedUp) else step
-        for step in steps
-    ])  # fmt: skip
-
-
-def _plan(steps: Sequence[Step]) -> NDArray[np.int64]:
-    plan = np.zeros((len(steps), WIDTH), np.int64)
-    for row, step in zip(plan, steps, strict=True):
-        words = to_row(step)
-        row[: len(words)] = words
-    return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from ondevice.engines.simd.kernels.steps import layouts, slots
 from ondevice.engines.simd.kernels.steps.layouts import RELU, SAME, SILU, Activate, CandidateLogits, CentroidScores
 from ondevice.engines.simd.model import DrafterModel, HeadsModel, Shortlist, TargetModel
 from ondevice.engines.simd.pack_layout import PackLayout
-from ondevice.engines.simd.plan.builder import PlanBuilder, exact_plan
+from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.layer import LayerPlanner, Stream, pack_layer
 from ondevice.engines.simd.tensor_files import Matrix
 
@@ -40,28 +40,26 @@ def pack_heads(layout: PackLayout, model: HeadsModel) -> None:
 
 
 @dataclass(frozen=True)
-class DrafterPlan:
-    """The plan of a draft step, the arrays of its input, and the sizes of its output.
+class DraftPlan:
+    """The plan of a draft step or of a run of heads, the arrays of its input, and the sizes of its output.
 
-    The caller sets the slots: TOKENS and HIDDEN to the arrays here, LOGITS, NEXT_HIDDEN and CANDIDATES to arrays of its
-    own for the output.
+    The caller sets the slots: HIDDEN to `normed`, LOGITS and CANDIDATES to arrays of its own for the output; for a
+    draft step also TOKENS to `token`, and NEXT_HIDDEN to an array of its own.
     """
 
-    steps: NDArray[np.int64]
-    """int64[steps, WIDTH]"""
-    exact: NDArray[np.int64]
-    """The same with exact attention."""
-    token: NDArray[np.int64]
-    """[1], the input token. The slot TOKENS must point to it."""
-    target_hidden: NDArray[np.float32]
+    plan: Plan
+    hidden: NDArray[np.float32]
     """[H], the input hidden state, of the target's width."""
     normed: NDArray[np.float32]
-    """Working memory for the drafter's own hidden state after the norm. The slot HIDDEN must point to it."""
+    """Working memory for normed hidden states: [width] of the drafter, or [k, H] of heads, which propose k tokens; that
+    is also the number of their rows in the row set WANTED."""
     candidates: NDArray[np.int64]
-    """[C], initial content of the array at the slot CANDIDATES; read-only if the plan writes none, because the whole
-    vocabulary is scored."""
+    """[C], or [k, C] of heads: initial content of the array at the slot CANDIDATES; read-only if the plan writes none,
+    because the whole vocabulary is scored."""
     logits_width: int
-    """Floats at the slot LOGITS: C, padded to whole tiles."""
+    """Floats from a row of logits to the next: C, or the size of the vocabulary padded to whole tiles."""
+    token: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    """[1], the input token of a draft step."""
 
 
 def drafter_plan(
@@ -70,15 +68,12 @@ def drafter_plan(
     builder: PlanBuilder,
     caches: Mapping[int, int],
     lookup: LookupSettings | None = None,
-) -> DrafterPlan:
+) -> DraftPlan:
     """Plan a step from a token and a hidden state to candidates, their logits, and the next hidden state.
 
-    Args:
-        model: the drafter.
-        target: the target, whose token embedding the drafter shares.
-        builder: collects the steps, which have one row.
-        caches: target layer -> index of its cache in a sequence's record.
-        lookup: how layers with full attention choose keys; None for exact attention.
+    The drafter shares the target's token embedding. The steps have one row.
+
+    builder, caches, lookup: as for `LayerPlanner`
     """
     buffers = builder.buffers
     layers = LayerPlanner(builder, model.layers, caches, lookup)
@@ -103,37 +98,13 @@ def drafter_plan(
         builder.add(CentroidScores(buffers.hold(shortlist.centroids), clusters, width, state, scores))
         logits_width = _shortlisted(builder, shortlist, model.head, state, width, scores, clusters, clustered=True)
         candidates = np.zeros(logits_width, np.int64)
-    steps, token = builder.plan(), np.zeros(1, np.int64)
-    return DrafterPlan(steps, exact_plan(steps), token, joined[backbone:], normed, candidates, logits_width)
+    return DraftPlan(builder.plan(), joined[backbone:], normed, candidates, logits_width)
 
 
-@dataclass(frozen=True)
-class HeadsPlan:
-    """The plan of heads, the array of its input, and the sizes of its output.
+def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> DraftPlan:
+    """Plan the steps from a hidden state to candidates and their logits, with as many rows as there are offsets.
 
-    The caller sets the slots: HIDDEN to the array here, LOGITS and CANDIDATES to arrays of its own for the output.
-    """
-
-    steps: NDArray[np.int64]
-    """int64[steps, WIDTH]"""
-    hidden: NDArray[np.float32]
-    """[H], the input."""
-    normed: NDArray[np.float32]
-    """[k, H], working memory for normed rows; k tokens are proposed, which is also the number of rows in the row set
-    WANTED. The slot HIDDEN must point to it."""
-    candidates: NDArray[np.int64]
-    """[k, C], as in `DrafterPlan`."""
-    logits_width: int
-    """Floats from a row of logits to the next: C, or the size of the vocabulary padded to whole tiles."""
-
-
-def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> HeadsPlan:
-    """Plan the steps from a hidden state to candidates and their logits.
-
-    Args:
-        model: the heads.
-        target: the target, whose head and token embedding the heads share.
-        builder: collects the steps, which have as many rows as there are offsets.
+    The heads share the target's head and token embedding.
     """
     width, offsets, cap = target.config.hidden_size, model.config.offsets, target.config.softcap
     buffers, places = builder.buffers, builder.places
@@ -162,11 +133,11 @@ def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> 
     stride = places[reader].tiles * TILE
     if shortlist is None:
         builder.project(slots.WANTED, reader, scored, out_slot=slots.LOGITS, cap=cap)
-        return HeadsPlan(builder.plan(), hidden, normed, _whole_vocabulary(offsets, reader.rows), stride)
+        return DraftPlan(builder.plan(), hidden, normed, _whole_vocabulary(offsets, reader.rows), stride)
     scores = buffers.floats(offsets * stride)
     builder.project(slots.WANTED, reader, scored, scores)
     count = _shortlisted(builder, shortlist, target.table, states, width, scores, stride, cap=cap)
-    return HeadsPlan(builder.plan(), hidden, normed, np.zeros((offsets, count), np.int64), count)
+    return DraftPlan(builder.plan(), hidden, normed, np.zeros((offsets, count), np.int64), count)
 
 
 def _whole_vocabulary(*shape: int) -> NDArray[np.int64]:
@@ -189,12 +160,9 @@ def _shortlisted(
     """Choose the clusters for every row by their scores, and compute the logits of their tokens.
 
     Args:
-        builder: collects the steps.
-        shortlist: the clusters.
         table: the tokens' rows; if `clustered`, an entry has the rows of a cluster.
         x, width: address of float32[most_rows, width], which are multiplied with the tokens' rows.
-        scores, stride: address of the clusters' scores, float32[most_rows, stride].
-        clustered: see `table`.
+        scores, stride: see `layouts.Shortlist`.
         cap: softcap of the logits, or None.
 
     Returns:

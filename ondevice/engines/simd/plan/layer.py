@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.graph_io import KINDS
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
@@ -30,29 +33,39 @@ from ondevice.engines.simd.kernels.steps.layouts import (
     Score,
     Spread,
 )
-from ondevice.engines.simd.model import DecoderLayer, Experts, PerLayer
+from ondevice.engines.simd.model import DecoderLayer, Experts
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
 from ondevice.engines.simd.tensor_files import Matrix
 
-KIND_NUMBERS = {"full": 0, "sliding": 1}
+KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 """Kind of attention -> its number in steps and slots."""
+
+HEADS = QUERY, KEY, VALUE = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
+"""Names of the projections of queries, keys and values among a layer's matrices."""
 
 
 def pack_layer(layout: PackLayout, layer: DecoderLayer) -> None:
     """Add the matrices of a layer to the pack. Matrices that read the same input are joined where possible."""
-    for matrices in joined_heads(layer):
-        layout.add(*matrices)
-    layout.add(layer.output)
-    if layer.gate.joins(layer.up):
-        layout.add_gated(layer.gate, layer.up)
+    matrices, heads = layer.matrices, list[list[Matrix]]()
+    for matrix in (matrices[name] for name in HEADS if name in matrices):
+        if heads and matrix.joins(heads[-1][0]):
+            heads[-1].append(matrix)
+        else:
+            heads.append([matrix])
+    for joined in heads:
+        layout.add(*joined)
+    layout.add(matrices["self_attn.o_proj"])
+    gate, up = matrices["mlp.gate_proj"], matrices["mlp.up_proj"]
+    if gate.joins(up):
+        layout.add_gated(gate, up)
     else:
-        layout.add(layer.gate)
-        layout.add(layer.up)
-    layout.add(layer.down)
-    if layer.per_layer is not None:
-        layout.add(layer.per_layer.gate)
-        layout.add(layer.per_layer.projection)
+        layout.add(gate)
+        layout.add(up)
+    layout.add(matrices["mlp.down_proj"])
+    for name in ("per_layer_input_gate", "per_layer_projection"):
+        if name in matrices:
+            layout.add(matrices[name])
     if layer.experts is not None:
         pack_experts(layout, layer.experts)
 
@@ -61,17 +74,6 @@ def pack_experts(layout: PackLayout, experts: Experts) -> None:
     """Add the matrices of a layer's experts to the pack: all `gate_up` one after the other, then all `down`."""
     layout.add_gated_experts(experts.gate_up)
     layout.add_experts(experts.down)
-
-
-def joined_heads(layer: DecoderLayer) -> list[list[Matrix]]:
-    """The query, key and value projections that a layer has; each inner list is packed as one matrix."""
-    heads = [[layer.query]]
-    for matrix in (layer.key, layer.value):
-        if matrix is not None and matrix.joins(heads[-1][0]):
-            heads[-1].append(matrix)
-        elif matrix is not None:
-            heads.append([matrix])
-    return heads
 
 
 class Stream(NamedTuple):
@@ -123,14 +125,17 @@ class LayerPlanner:
             lookup: how layers with full attention choose the positions that they attend to; None for all.
         """
         self._builder, self._layers, self._caches, self._lookup = builder, layers, caches, lookup
-        self._width = width = len(layers[0].post_norm)
-        projected = (max(layer.query.rows + 2 * layer.config.kv_width, layer.up.rows) for layer in layers)
-        last = [matrix for layer in layers for matrix in (layer.output, layer.down)]
-        last += [layer.per_layer.projection for layer in layers if layer.per_layer is not None]
+        self._width = width = len(layers[0].floats["input_layernorm"])
+        projected = (
+            max(layer.matrices[QUERY].rows + 2 * layer.config.kv_width, layer.config.intermediate_size)
+            for layer in layers
+        )
         self.entry = builder.rows(width)
         self._scratch = builder.rows(max(width, *projected))
-        self._inner = builder.rows(max(matrix.width for matrix in last))
+        self._inner = builder.rows(max(matrix.width for layer in layers for matrix in layer.matrices.values()))
         """Activations: the input of a block's last projection."""
+        self._ones = builder.constant(np.ones(max(layer.config.head_dim for layer in layers), np.float32))
+        """Weights of the norm of values."""
         self._zeros = builder.rows(width)
         heads = max((layer.config.kv_heads for layer in layers if layer.config.kind == "full"), default=0)
         units = 0 if lookup is None else (1 + lookup.most_units) * heads
@@ -166,31 +171,36 @@ class LayerPlanner:
 
     def _blocks(self, index: int, stream: Stream, path: LayerPath) -> list[Block]:
         layer, out = self._layers[index], self._scratch
-        blocks = []
+        matrices, norms, blocks = layer.matrices, layer.floats, []
         if index not in path.without_attention:
-            attention = partial(self._attention, layer, stream)
-            blocks.append(Block(layer.input_norm, layer.query, attention, out, layer.post_attention_norm))
+            attention, norm = partial(self._attention, layer, stream), norms["post_attention_layernorm"]
+            blocks.append(Block(norms["input_layernorm"], matrices[QUERY], attention, out, norm))
+        after_mlp = norms["post_feedforward_layernorm"]
         if index not in path.without_mlp:
-            first = layer.gate if layer.gate.joins(layer.up) else layer.up
-            blocks.append(Block(layer.pre_norm, first, partial(self._mlp, layer, stream), out, layer.post_norm))
-        if (own := layer.per_layer) is not None:
-            blocks.append(Block(None, own.gate, partial(self._per_layer, index, own, stream), out, own.norm))
+            mlp, up = partial(self._mlp, layer, stream), matrices["mlp.up_proj"]
+            reader = up if up in self._builder.places else matrices["mlp.gate_proj"]
+            blocks.append(Block(norms["pre_feedforward_layernorm"], reader, mlp, out, after_mlp))
+        if "per_layer_input_gate" in matrices:
+            reader, per_layer = matrices["per_layer_input_gate"], partial(self._per_layer, index, layer, stream)
+            blocks.append(Block(None, reader, per_layer, out, norms["post_per_layer_input_norm"]))
         if not blocks:  # the layer's scalar still applies
-            blocks.append(Block(None, None, lambda: None, self._zeros, layer.post_norm))
-        return [*blocks[:-1], blocks[-1]._replace(scalar=layer.scalar)]
+            blocks.append(Block(None, None, lambda: None, self._zeros, after_mlp))
+        return [*blocks[:-1], blocks[-1]._replace(scalar=norms["layer_scalar"])]
 
     def _attention(self, layer: DecoderLayer, stream: Stream) -> None:
         builder, config, row_set, x = self._builder, layer.config, stream.row_set, self._scratch
-        constant = builder.constant
-        parts = [matrices[0] for matrices in joined_heads(layer)]
+        matrices, norms, constant = layer.matrices, layer.floats, self._builder.constant
+        parts = [matrices[name] for name in HEADS if matrices.get(name) in builder.places]  # the others are joined
         widths = [4 * TILE * builder.places[part].tiles for part in parts]
         stride, column = sum(widths), 0
         for part, width in zip(parts, widths, strict=True):
             if column:  # this matrix reads its input in another form
-                builder.quantize(row_set, stream.hidden, self._width, self.entry, part, layer.input_norm)
+                norm = norms["input_layernorm"]
+                builder.quantize(row_set, stream.hidden, self._width, self.entry, part, norm)
             builder.project(row_set, part, self.entry, x + column, stride=stride)
             column += width
-        heads = layer.query.rows // config.head_dim, config.kv_heads, config.head_dim
+        query, writes = matrices[QUERY], KEY in matrices
+        heads = query.rows // config.head_dim, config.kv_heads, config.head_dim
         kind, cache = KIND_NUMBERS[config.kind], 2 * self._caches[layer.source]
         builder.add(
             Head(
@@ -198,22 +208,23 @@ class LayerPlanner:
                 x,
                 stride,
                 *heads,
-                query_norm=constant(layer.query_norm),
-                key_norm=0 if layer.key_norm is None else constant(layer.key_norm),
-                value_norm=0 if layer.key is None else constant(layer.value_norm),
-                value=0 if layer.key is None else layer.query.rows + (0 if layer.value is None else config.kv_width),
+                query_norm=constant(norms["self_attn.q_norm"]),
+                key_norm=constant(norms["self_attn.k_norm"]) if writes else 0,
+                value_norm=self._ones if writes else 0,
+                value=query.rows + (config.kv_width if VALUE in matrices else 0) if writes else 0,
                 kind=kind,
                 cache=cache,
                 eps=builder.eps,
             )
         )
-        form = input_form(layer.output)
+        output = matrices["self_attn.o_proj"]
+        form = input_form(output)
         attend = Attend(row_set, x, stride, *heads, kind=kind, cache=cache, activations=self._inner, form=form)
         if self._lookup is None or config.kind != "full":
             builder.add(attend)
         else:
             self._attend_to_chosen(attend, self._lookup)
-        builder.project(row_set, layer.output, self._inner, x)
+        builder.project(row_set, output, self._inner, x)
 
     def _attend_to_chosen(self, attend: Attend, settings: LookupSettings) -> None:
         """Add lookup attention: a step that chooses positions and one that attends to them.
@@ -236,23 +247,25 @@ class LayerPlanner:
 
     def _mlp(self, layer: DecoderLayer, stream: Stream) -> None:
         builder, row_set, out = self._builder, stream.row_set, self._scratch
-        if layer.gate.joins(layer.up):
-            builder.gated(row_set, layer.gate, self.entry, self._inner, layer.down)
+        gate, up, down = (layer.matrices[f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
+        if up not in builder.places:  # it is joined with gate
+            builder.gated(row_set, gate, self.entry, self._inner, down)
         else:
-            builder.project(row_set, layer.up, self.entry, out)
-            builder.quantize(row_set, stream.hidden, self._width, self.entry, layer.gate, layer.pre_norm)
-            stride = 4 * TILE * builder.places[layer.up].tiles
-            builder.gated(row_set, layer.gate, self.entry, self._inner, layer.down, out, stride)
-        builder.project(row_set, layer.down, self._inner, out)
+            builder.project(row_set, up, self.entry, out)
+            norm = layer.floats["pre_feedforward_layernorm"]
+            builder.quantize(row_set, stream.hidden, self._width, self.entry, gate, norm)
+            builder.gated(row_set, gate, self.entry, self._inner, down, out, 4 * TILE * builder.places[up].tiles)
+        builder.project(row_set, down, self._inner, out)
         if layer.experts is not None:
             assert self._experts is not None
             self._experts.add(layer.experts, row_set, stream.hidden, out)
 
-    def _per_layer(self, index: int, own: PerLayer, stream: Stream) -> None:
-        size = 4 * own.projection.width
+    def _per_layer(self, index: int, layer: DecoderLayer, stream: Stream) -> None:
+        gate, projection = (layer.matrices[f"per_layer_{name}"] for name in ("input_gate", "projection"))
+        size = 4 * projection.width
         factor, stride = stream.per_layer + index * size, len(self._layers) * size
-        self._builder.gated(stream.row_set, own.gate, self.entry, self._inner, own.projection, factor, stride)
-        self._builder.project(stream.row_set, own.projection, self._inner, self._scratch)
+        self._builder.gated(stream.row_set, gate, self.entry, self._inner, projection, factor, stride)
+        self._builder.project(stream.row_set, projection, self._inner, self._scratch)
 
 
 class ExpertsPlanner:

@@ -1,11 +1,8 @@
-"""The plans of the target's forward: the whole forward, or its lower and upper part."""
+"""The plans of the target's forward: the whole forward, or its lower or upper part."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.protocol import ExpertShare
@@ -15,12 +12,12 @@ from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import PerLayer, Select
 from ondevice.engines.simd.model import TargetModel
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
-from ondevice.engines.simd.plan.builder import PlanBuilder
+from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.layer import LayerPlanner, Stream, pack_layer
 from ondevice.engines.simd.tensor_files import Matrix
 
 EMBEDDING_STEPS = 1
-"""Steps at the beginning of a whole or lower plan that write the token embeddings to the residual stream, and nothing
+"""Steps at the beginning of a plan from token ids that write the token embeddings to the residual stream, and nothing
 else: after them, the rows of pictures take the place of those of their tokens."""
 
 
@@ -51,7 +48,7 @@ def expert_share(model: TargetModel, places: Mapping[Matrix, Packed]) -> ExpertS
 
 
 class TargetPlanner:
-    """Makes plans of the target's forward: all of it, or the parts before and after a layer.
+    """Makes plans of the target's forward: all of it, or the part before or after a layer.
 
     A path says which sub-layers are left out. All plans share their buffers, so an upper part reads the residual stream
     where a lower part has written it.
@@ -70,14 +67,9 @@ class TargetPlanner:
         threads: int,
         lookup: LookupSettings | None = None,
     ) -> None:
-        """Allocate the buffers that all plans share.
+        """Allocate the buffers that all plans share, which `threads` threads will run.
 
-        Args:
-            model: the target.
-            builder: collects the steps.
-            caches: layer -> index of its cache in a sequence's record.
-            threads: number of threads that will run the plans.
-            lookup: how layers with full attention choose keys; None for exact attention.
+        builder, caches, lookup: as for `LayerPlanner`
         """
         self._model, self._builder, config = model, builder, model.config
         buffers, most_rows = builder.buffers, builder.most_rows
@@ -99,25 +91,21 @@ class TargetPlanner:
         shared = self._model.config.first_shared_layer
         return shared if path.stop is None else min(path.stop, shared)
 
-    def whole(self, path: LayerPath = WHOLE) -> NDArray[np.int64]:
-        """The plan from token ids to the outputs of a path, int64[steps, WIDTH].
+    def plan(self, path: LayerPath = WHOLE, start: int = 0, stop: int | None = None) -> Plan:
+        """A part of a forward along a path.
 
-        Outputs are logits and hidden states; of a path that stops at a layer, the residual stream there (`ends`).
+        Args:
+            path: the layers and sub-layers that are run.
+            start: 0 to begin with token ids, else the layer before which the residual stream was left.
+            stop: the layer, at most `stops_at(path)`, before which the residual stream is left; None for the outputs:
+                logits and hidden states or, of a path that stops at a layer, the residual stream there (`ends`).
         """
-        self._embed()
-        self._layers.add(self._all, 0, self.stops_at(path), path)
-        return self._to_outputs(path)
-
-    def lower(self, path: LayerPath, stop: int) -> NDArray[np.int64]:
-        """The plan from token ids to the residual stream before the layer `stop`, which is at most `stops_at(path)`."""
-        self._embed()
-        self._layers.add(self._all, 0, stop, path)
+        if not start:
+            self._embed()
+        self._layers.add(self._all, start, self.stops_at(path) if stop is None else stop, path)
+        if stop is None:
+            self._to_outputs(path)
         return self._builder.plan()
-
-    def upper(self, path: LayerPath, start: int) -> NDArray[np.int64]:
-        """The plan from the residual stream before the layer `start` to the outputs of a path; see `whole`."""
-        self._layers.add(self._all, start, self.stops_at(path), path)
-        return self._to_outputs(path)
 
     def _embed(self) -> None:
         model, builder, hidden, entry = self._model, self._builder, self._all.hidden, self._layers.entry
@@ -143,8 +131,8 @@ class TargetPlanner:
             )
         )
 
-    def _to_outputs(self, path: LayerPath) -> NDArray[np.int64]:
-        """Add the steps of the wanted rows, from the residual stream before `stops_at(path)`; returns the plan."""
+    def _to_outputs(self, path: LayerPath) -> None:
+        """Add the steps of the wanted rows, from the residual stream before `stops_at(path)`."""
         model, builder, layers, wanted = self._model, self._builder, self._layers, self._wanted
         width = model.config.hidden_size
         builder.add(Select(self._all.hidden, wanted.hidden, width))
@@ -155,4 +143,3 @@ class TargetPlanner:
         if path.stop is None:
             builder.quantize(slots.WANTED, wanted.hidden, width, layers.entry, model.head, model.norm, slots.HIDDEN)
             builder.project(slots.WANTED, model.head, layers.entry, out_slot=slots.LOGITS, cap=model.config.softcap)
-        return builder.plan()

@@ -24,7 +24,6 @@ from ondevice.engines.simd.kernels.attention.integer_cache import attend_tile, m
 from ondevice.engines.simd.kernels.attention.key_codes import SUMS, Codebook
 from ondevice.engines.simd.kernels.attention.lookup import (
     FIRST,
-    LANES,
     Codes,
     Tables,
     look_up,
@@ -48,6 +47,7 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     state_bytes,
 )
 from ondevice.engines.simd.kernels.attention.sizes import BLOCK, SPAN, UNIT, Scratch
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32
 from ondevice.engines.simd.kernels.steps.access import claim, read_step, sequence_of

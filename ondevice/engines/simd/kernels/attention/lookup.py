@@ -13,7 +13,8 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.attention import sizes
 from ondevice.engines.simd.kernels.attention.key_codes import CODES, SUMS, Codebook, look_up_tile
-from ondevice.engines.simd.kernels.attention.sizes import SHARED_UNITS, SPAN, UNIT
+from ondevice.engines.simd.kernels.attention.sizes import LINE, SHARED_UNITS, SPAN, UNIT
+from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
@@ -44,7 +45,6 @@ from ondevice.engines.simd.kernels.steps.slots import CACHES, LOOK_UP, LOOK_UP_S
 
 NEAR_BYTES = 1 << 15
 """Most bytes of tables that are read together, so that they stay in the nearest cache."""
-LANES = 16
 
 _ZERO, _ONE, _MOST = np.float32(0.0), np.float32(1.0), np.float32(255.0)
 _LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)
@@ -302,7 +302,6 @@ def choose(shares: int, heads: int, start: int, stop: int, budget: Budget, out: 
 
 FIRST = 1
 """Units at the beginning of a sequence that are always attended to: attention sinks."""
-LINE = 64
 
 _ONE_ITEM, _ALL_UNITS = np.int64(1), np.int64(-1)
 

@@ -37,14 +37,7 @@ state_bytes = kernel(sizes.state_bytes)
 
 
 class Sequence(NamedTuple):
-    """The fields of a sequence's record that one kind of attention needs: see `steps.slots`.
-
-    first_row : index of the sequence's first row among all new rows
-    length : committed tokens
-    rows : number of new rows
-    paths, path_width : see PATHS
-    base : first position in the caches of this kind of attention
-    """
+    """The fields of a sequence's record that one kind of attention needs, for the row set ALL: see `steps.slots`."""
 
     first_row: int
     length: int

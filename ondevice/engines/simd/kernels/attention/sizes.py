@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+LINE = 64
+"""Bytes of a cache line."""
 UNIT = 32
 """Positions of a unit. The weights of a unit's values share a scale."""
 MOST = 8
@@ -108,8 +110,8 @@ SHARED_UNITS = 4
 """Pairs of a row and a KV head, per thread, below which threads share the keys of a pair; with more, each thread takes
 whole pairs."""
 
-_TABLE_BYTES, _LINE = 16, 64
-"""Bytes of a table of products, and of a cache line."""
+_TABLE_BYTES = 16
+"""Bytes of a table of products."""
 _MOST_SUMS = 8
 """The largest `key_codes.SUMS` of all instruction sets."""
 
@@ -130,7 +132,7 @@ class Workspace(NamedTuple):
 def workspace_at(address: int, heads: int, codes: int) -> Workspace:
     """A thread's working memory for the heads of one KV head. With address 0, `end` is its size in bytes."""
     scales = address + heads * codes * _TABLE_BYTES
-    products = scales + _LINE * heads
+    products = scales + LINE * heads
     sums = products + 64 * codes
     return Workspace(address, scales, products, sums, sums + UNIT * _MOST_SUMS * 64)
 
@@ -138,4 +140,4 @@ def workspace_at(address: int, heads: int, codes: int) -> Workspace:
 def shares_bytes(heads: int, keys: int) -> int:
     """Bytes for one row and KV head with so many keys: a counter of threads, then shares, then scores of every head."""
     spans = (keys + SPAN - 1) // SPAN
-    return _LINE + spans * (64 + 128 * heads)
+    return LINE + spans * (64 + 128 * heads)

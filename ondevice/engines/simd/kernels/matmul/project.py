@@ -104,34 +104,18 @@ def product_of_rows(
     builder.position_at_end(after)
 
 
-@optional("groups4")
-def groups4(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-    """`tile_product` of 4-bit weights."""
-    product_of_rows(1, 4, rows, weights, scales, inputs, blocks, out, stride)
+def product_kernel(kind: str, scaled: int, bits: int) -> Any:
+    """The kernel of one kind of work: `product_of_rows` of weights of so many bits."""
+
+    @optional(kind)
+    def multiply(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
+        product_of_rows(scaled, bits, rows, weights, scales, inputs, blocks, out, stride)
+
+    return multiply
 
 
-@optional("groups8")
-def groups8(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-    """`tile_product` of 8-bit weights."""
-    product_of_rows(1, 8, rows, weights, scales, inputs, blocks, out, stride)
-
-
-@optional("steps2")
-def steps2(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-    """`step_product` of 2-bit weights."""
-    product_of_rows(0, 2, rows, weights, scales, inputs, blocks, out, stride)
-
-
-@optional("steps4")
-def steps4(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-    """`step_product` of 4-bit weights."""
-    product_of_rows(0, 4, rows, weights, scales, inputs, blocks, out, stride)
-
-
-@optional("steps8")
-def steps8(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-    """`step_product` of 8-bit weights."""
-    product_of_rows(0, 8, rows, weights, scales, inputs, blocks, out, stride)
+groups4, groups8 = product_kernel("groups4", 1, 4), product_kernel("groups8", 1, 8)
+steps2, steps4, steps8 = (product_kernel(f"steps{bits}", 0, bits) for bits in (2, 4, 8))
 
 
 @emits(types.void, LITERAL, *[types.int64] * 7)

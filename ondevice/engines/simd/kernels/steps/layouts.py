@@ -4,10 +4,21 @@ A plan is int64[steps, WIDTH]. A row is the number of the step's kind (its index
 layout in order, then zeros. All fields are integers: an address, a size, the number of a slot, or the bits of a
 float32.
 
+These fields mean the same in every layout:
+
 - `row_set` is slots.ALL, all new rows of the forward, or slots.WANTED, the wanted ones; `rows` is their number.
-- Activations are rows in the form that the matrix which reads them needs: see `matmul.activations`; `form` is this
-form. - The codes and scales of a table are described in `matmul.tables`.
-- `eps` is the epsilon of the step's norms.
+- `activations` is the address of rows in the form that the matrix which reads them needs, and `form` is this form: see
+  `matmul.activations`.
+- `eps` is the epsilon of the step's norms, as the bits of a float32.
+- `codes` and `scales` are the addresses of a table's codes and scales (see `matmul.tables`), `half` is 1 if the scales
+  are fp16 and 0 if they are float32, `bits` the bits of a code, `group` the numbers that share a scale (0 if the codes
+  are plain numbers), and `width` the numbers of a row.
+- `product` is the kind of product with a matrix in the pack (see `matmul.formats`), `tile_bytes` the bytes of a tile's
+  codes, `weights` and `scales` the addresses of its codes and scales (see `matmul.project.PackedMatrix`), and `blocks`
+  the blocks of 32 in a row of its activations.
+- `x` and `stride` of attention are the address of the first row's queries, float32[query_heads, size], and the bytes to
+  the next row's; `size` is the numbers in a head, `kind` the kind of attention (0 full, 1 sliding), and `cache` the
+  index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next.
 
 Layouts come by family: rows, matrices, shortlists of tokens, experts, attention.
 """
@@ -15,7 +26,7 @@ Layouts come by family: rows, matrices, shortlists of tokens, experts, attention
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 # Steps on whole rows: embeddings, residual stream, per-layer inputs, selection of rows.
 
@@ -28,17 +39,11 @@ class Embed(NamedTuple):
     out_stride: int
     """Bytes from a row of `out` to the next."""
     codes: int
-    """Address of the table's codes."""
     scales: int
-    """Address of the table's scales."""
     half: int
-    """1 if the scales are fp16, 0 if they are float32."""
     bits: int
-    """Bits of a code."""
     group: int
-    """Numbers that share a scale; 0 if the codes are plain numbers."""
     width: int
-    """Numbers of a row of the table."""
     factor: int
     """Factor of all embeddings, as the bits of a float32."""
 
@@ -54,7 +59,6 @@ class Residual(NamedTuple):
     """Address of float32[rows, width], the residual stream."""
     width: int
     eps: int
-    """The bits of a float32."""
     x: int = 0
     """Address of float32[rows, width], added after its norm; 0 to add nothing."""
     weight: int = 0
@@ -79,19 +83,14 @@ class PerLayer(NamedTuple):
     size: int
     """Numbers of a layer's part."""
     eps: int
-    """The bits of a float32."""
     weight: int
     """Address of float32[size], the weight of the norm of a layer's part of the projection."""
     codes: int
-    """Address of the table's codes; a row has layers * size numbers."""
+    """Of a table whose rows have layers * size numbers."""
     scales: int
-    """Address of the table's scales."""
     half: int
-    """1 if the scales are fp16, 0 if they are float32."""
     bits: int
-    """Bits of a code."""
     group: int
-    """Numbers that share a scale; 0 if the codes are plain numbers."""
     context_factor: int
     """Factor of the projection before its norm, as the bits of a float32."""
     row_factor: int
@@ -124,18 +123,12 @@ class Project(NamedTuple):
 
     row_set: int
     product: int
-    """The kind of product: see `matmul.formats`."""
     tile_bytes: int
-    """Bytes of a tile's codes."""
     weights: int
-    """Address of the matrix's codes in the pack."""
     scales: int
-    """Address of its scales in the pack: see `matmul.project.PackedMatrix`."""
     activations: int
-    """Address of the activations [rows, 32 * blocks]."""
     form: int
     blocks: int
-    """Blocks of 32 in a row of activations."""
     tiles: int
     """Tiles of 16 outputs in the matrix."""
     out: int
@@ -156,18 +149,13 @@ class Gated(NamedTuple):
 
     row_set: int
     product: int
-    """The kind of product: see `matmul.formats`."""
     tile_bytes: int
-    """Bytes of a tile's codes."""
     weights: int
-    """Address of the matrix's codes in the pack: for each unit two tiles of gate, then two of up without a `factor`."""
+    """For each unit two tiles of gate, then two of up without a `factor`."""
     scales: int
-    """Address of its scales in the pack: see `matmul.project.PackedMatrix`."""
     activations: int
-    """Address of the activations [rows, 32 * blocks]."""
     form: int
     blocks: int
-    """Blocks of 32 in a row of activations."""
     units: int
     """Blocks of 32 outputs in a row."""
     out: int
@@ -193,11 +181,9 @@ class Head(NamedTuple):
     x: int
     """Address of the first row's heads, float32[head, size]: queries, then keys, then values if the layer has them."""
     stride: int
-    """Bytes from a row of x to the next."""
     query_heads: int
     kv_heads: int
     size: int
-    """Numbers in a head."""
     query_norm: int
     """Address of float32[size], the weight of the norm."""
     key_norm: int
@@ -207,11 +193,8 @@ class Head(NamedTuple):
     value: int
     """Index among a row's numbers of the first value; that of the first key if the keys are the values too."""
     kind: int
-    """The kind of attention: 0 full, 1 sliding."""
     cache: int
-    """Index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next."""
     eps: int
-    """The bits of a float32."""
 
 
 class Activate(NamedTuple):
@@ -264,17 +247,11 @@ class CandidateLogits(NamedTuple):
     """Write the ids and logits of all tokens in the chosen clusters to the addresses in slots CANDIDATES and LOGITS."""
 
     codes: int
-    """Address of the table's codes."""
     scales: int
-    """Address of the table's scales."""
     half: int
-    """1 if the scales are fp16, 0 if they are float32."""
     bits: int
-    """Bits of a code."""
     group: int
-    """Numbers that share a scale; 0 if the codes are plain numbers."""
     width: int
-    """Numbers of a row of the table."""
     x: int
     """Address of float32[rows, width]."""
     chosen: int
@@ -302,7 +279,6 @@ class Score(NamedTuple):
     """Address of float32[rows, width], the residual stream."""
     width: int
     eps: int
-    """The bits of a float32."""
     weights: int
     """Address of float32[experts, width], the router with the weight of its norm multiplied in."""
     experts: int
@@ -363,7 +339,6 @@ class Mix(NamedTuple):
     """Address of float32[rows, width]: the dense block's output, replaced by the sum."""
     width: int
     eps: int
-    """The bits of a float32."""
     weight: int
     """Address of float32[width], the weight of the norm of x."""
     outputs: int
@@ -384,17 +359,12 @@ class Attend(NamedTuple):
 
     row_set: int
     x: int
-    """Address of the first row's queries, float32[query_heads, size]."""
     stride: int
-    """Bytes from a row of x to the next."""
     query_heads: int
     kv_heads: int
     size: int
-    """Numbers in a head."""
     kind: int
-    """The kind of attention: 0 full, 1 sliding."""
     cache: int
-    """Index, from `slots.CACHES` on, of the keys' address in a sequence's record; the values' address is the next."""
     activations: int
     """Address of the activations [rows, query_heads * size] that are written."""
     form: int
@@ -405,13 +375,10 @@ class LookUp(NamedTuple):
 
     row_set: int
     x: int
-    """Address of the first row's queries, float32[query_heads, size]."""
     stride: int
-    """Bytes from a row of x to the next."""
     query_heads: int
     kv_heads: int
     size: int
-    """Numbers in a head."""
     codes: int
     """Index, from `slots.CACHES` on, of the codes' address in a sequence's record; the codebooks' one is the next."""
     width: int
@@ -445,7 +412,6 @@ class AttendChosen(NamedTuple):
     cache: int
     activations: int
     form: int
-    """All as in `Attend`."""
     window: int
     most: int
     chosen: int
@@ -465,7 +431,6 @@ class AttendLookedUp(NamedTuple):
     cache: int
     activations: int
     form: int
-    """All as in `Attend`."""
     codes: int
     width: int
     window: int
@@ -495,27 +460,7 @@ Step = (
     | Activate
 )
 
-LAYOUTS: tuple[type[Step], ...] = (
-    Embed,
-    Residual,
-    PerLayer,
-    Project,
-    Gated,
-    Head,
-    Attend,
-    Select,
-    CentroidScores,
-    Shortlist,
-    CandidateLogits,
-    LookUp,
-    AttendChosen,
-    AttendLookedUp,
-    Score,
-    Choose,
-    Spread,
-    Mix,
-    Activate,
-)
+LAYOUTS: tuple[type[Step], ...] = get_args(Step)
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
 CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP = range(8, 14)
 SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(14, 19)
@@ -525,8 +470,8 @@ WIDTH = 16
 
 
 def to_row(step: Step) -> tuple[int, ...]:
-    """A step as a row of a plan, without the zeros at its end."""
-    return LAYOUTS.index(type(step)), *step
+    """A step as a row of a plan."""
+    return LAYOUTS.index(type(step)), *step, *(0,) * (WIDTH - 1 - len(step))
 
 
 def from_row(row: Iterable[int]) -> Step:
