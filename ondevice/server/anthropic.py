@@ -5,16 +5,23 @@ Messages and tools are translated to the form of OpenAI's chat completions, whic
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ondevice.generation import Step
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
-from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ResponseWriter, ServerSentEvent, Usage, new_id
-from ondevice.server.parts import Part, after_results, anthropic_picture, content_of, text_part
+from ondevice.server.blocks import (
+    Block,
+    BlockWriter,
+    Part,
+    after_results,
+    content_of,
+    picture_part,
+    read_parts,
+    text_part,
+)
+from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ServerSentEvent, Usage, new_id
 from ondevice.server.replies import Choice, PrefillProgress
 from ondevice.server.requests import (
     CompletionRequest,
@@ -27,6 +34,16 @@ from ondevice.server.requests import (
 )
 
 NAMES = FieldNames(max_tokens=("max_tokens",), stop="stop_sequences")
+
+DELTAS = {
+    "reasoning": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""The `type` of a delta, and its field with the text, by the kind of block."""
+
+MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+"""Names of pictures' formats. A picture is read as what its bytes are."""
 
 
 def read_message(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
@@ -48,7 +65,7 @@ def count_tokens(model: Model, fields: Fields) -> dict[str, Any]:
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
     """`system` and `messages`, as messages of a chat completion."""
     fields.required("messages")
-    system = fields.joined_text("system", ("text",), "\n")
+    system = content_of(read_parts(fields, "system", {"text": text_part}), "\n")
     messages = [{"role": "system", "content": system}] if system else []
     for message in fields.objects("messages"):
         message.required("content")
@@ -60,29 +77,34 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     return after_results(messages)
 
 
+def _picture(block: Fields) -> Part:
+    """The part of a block `image`, whose picture must be in base64."""
+    block.required("source")
+    source = block.inner("source")
+    if source.kind(("base64", "url", "file")) != "base64":
+        raise source.unsupported("type", "no address is opened, and no file is stored: send the picture as base64")
+    media_type = source.choice("media_type", MEDIA_TYPES) or MEDIA_TYPES[0]
+    source.required("data")
+    return picture_part(source, "data", f"data:{media_type};base64,{source.text('data')}")
+
+
+PARTS = {"text": text_part, "image": _picture}
+"""Readers of the blocks of messages and tool results, by their `type`."""
+
+
 def _user_messages(blocks: Sequence[Fields], role: str) -> list[dict[str, Any]]:
     """Tool results become messages of their own, before the text and pictures."""
-    kinds = ("text", "image", "tool_result") if role == "user" else ("text", "tool_result")
+    kinds = (*PARTS, "tool_result") if role == "user" else ("text", "tool_result")
     results: list[dict[str, Any]] = []
     parts: list[Part] = []
     for block in blocks:
         kind = block.kind(kinds)
         if kind == "tool_result":
-            content = content_of(_result_parts(block), "\n")
+            content = content_of(read_parts(block, "content", PARTS), "\n")
             results.append({"role": "tool", "tool_call_id": block.required("tool_use_id"), "content": content})
         else:
-            parts.append(_part(block, kind))
+            parts.append(PARTS[kind](block))
     return [*results, *([{"role": role, "content": content_of(parts, "\n")}] if parts or not results else [])]
-
-
-def _result_parts(block: Fields) -> list[Part]:
-    if isinstance(block.get("content"), str):
-        return [{"type": "text", "text": block["content"]}]
-    return [_part(each, each.kind(("text", "image"))) for each in block.objects("content")]
-
-
-def _part(block: Fields, kind: str) -> Part:
-    return text_part(block) if kind == "text" else anthropic_picture(block)
 
 
 def _assistant_messages(blocks: Sequence[Fields]) -> list[dict[str, Any]]:
@@ -139,19 +161,14 @@ def _tool_choice(choice: Fields) -> Any:
     return "required" if kind == "any" else kind
 
 
-class MessageWriter(ResponseWriter):
+class MessageWriter(BlockWriter):
     """A `message`, or the events that build it block by block."""
 
     def __init__(self, model: Model, choices: Sequence[Choice], *, stop_sequences: Sequence[str] = ()) -> None:
         super().__init__(model, choices)
-        [self._choice] = choices
         self._end_ids = {*model.manifest.eos_token_ids, *model.defaults.eos_token_ids}
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model.manifest.name}
         self._stop_sequences = stop_sequences
-        self._index = 0
-        """Number of the block that is open, or of the next one."""
-        self._open: str | None = None
-        """Type of the block that is open."""
 
     def opening(self) -> Iterator[ServerSentEvent]:
         end = {"stop_reason": None, "stop_sequence": None}
@@ -160,21 +177,18 @@ class MessageWriter(ResponseWriter):
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
         yield self.keep_alive()
 
-    def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
-        if step.reasoning:
-            head: dict[str, Any] = {"thinking": "", "signature": ""}
-            yield from self._write("thinking", head, "thinking_delta", thinking=step.reasoning)
-        if step.text:
-            yield from self._write("text", {"text": ""}, "text_delta", text=step.text)
-        for call in step.tool_calls:
-            yield from self._close()
-            head = {"id": call.id, "name": call.name, "input": {}}
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
-            yield from self._write("tool_use", head, "input_json_delta", partial_json=arguments)
-            yield from self._close()
+    def begun(self, block: Block) -> Iterator[ServerSentEvent]:
+        yield _event("content_block_start", index=len(self.blocks) - 1, content_block=_content(block))
+
+    def grown(self, block: Block, text: str) -> Iterator[ServerSentEvent]:
+        kind, name = DELTAS[block.kind]
+        yield _event("content_block_delta", index=len(self.blocks) - 1, delta={"type": kind, name: text})
+
+    def ended(self, block: Block) -> Iterator[ServerSentEvent]:
+        yield _event("content_block_stop", index=len(self.blocks) - 1)
 
     def closing(self) -> Iterator[ServerSentEvent]:
-        yield from self._close()
+        yield from self.end_block()
         yield _event("message_delta", delta=self._end(), usage=self._usage())
         yield _event("message_stop")
 
@@ -185,40 +199,18 @@ class MessageWriter(ResponseWriter):
         return _event("ping")
 
     def whole(self) -> dict[str, Any]:
-        return {**self._head, "content": self._content(), **self._end(), "usage": self._usage()}
-
-    def _write(self, kind: str, head: dict[str, Any], delta_kind: str, **delta: str) -> Iterator[ServerSentEvent]:
-        """Add to the open block, after opening one of this kind if another or none is open."""
-        if self._open != kind:
-            yield from self._close()
-            self._open = kind
-            yield _event("content_block_start", index=self._index, content_block={"type": kind, **head})
-        yield _event("content_block_delta", index=self._index, delta={"type": delta_kind, **delta})
-
-    def _close(self) -> Iterator[ServerSentEvent]:
-        if self._open is not None:
-            yield _event("content_block_stop", index=self._index)
-            self._index += 1
-            self._open = None
-
-    def _content(self) -> list[dict[str, Any]]:
-        reply = self._choice.reply
-        thinking = [{"type": "thinking", "thinking": reply.reasoning, "signature": ""}] if reply.reasoning else []
-        text = [{"type": "text", "text": reply.text}] if reply.text else []
-        calls = [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in reply.tool_calls
-        ]
-        return [*thinking, *text, *calls]
+        content = [_content(block) for block in self.blocks]
+        return {**self._head, "content": content, **self._end(), "usage": self._usage()}
 
     def _end(self) -> dict[str, Any]:
         """`stop_reason` and `stop_sequence`.
 
         A reply that stopped without an end-of-turn token ended at a stop sequence; which of several is not known.
         """
-        reply, stops = self._choice.reply, self._stop_sequences
+        reply, stops = self.choice.reply, self._stop_sequences
         if reply.finish_reason == "stop" and stops and not self._end_ids.intersection(reply.token_ids[-1:]):
             return {"stop_reason": "stop_sequence", "stop_sequence": stops[0] if len(stops) == 1 else None}
-        return {"stop_reason": FINISH_NAMES[self._choice.finish_reason].anthropic, "stop_sequence": None}
+        return {"stop_reason": FINISH_NAMES[self.choice.finish_reason].anthropic, "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
         usage = Usage.of(self.choices)
@@ -228,6 +220,16 @@ class MessageWriter(ResponseWriter):
             "cache_creation_input_tokens": 0,
             "output_tokens": usage.new,
         }
+
+
+def _content(block: Block) -> dict[str, Any]:
+    """A block as far as it is written. A call begins without arguments."""
+    if block.call is not None:
+        arguments = block.call.arguments if block.text else {}
+        return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": arguments}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return {"type": "text", "text": block.text}
 
 
 def _event(kind: str, **data: Any) -> ServerSentEvent:

@@ -58,9 +58,9 @@ def make_app(bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metri
     ]
     handlers = {
         RequestError: _refused,
-        HTTPException: _not_found,
+        HTTPException: _refused,
         ClientDisconnect: _disconnected,
-        Exception: _failed,
+        Exception: _refused,
     }
     return Guard(Starlette(routes=routes, exception_handlers=handlers), rules)
 
@@ -203,22 +203,15 @@ def _tokenizer(model: Model) -> Tokenizer:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return JSONResponse(error.body(request.url.path), error.status, error.headers)
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    """Starlette's errors: no such path, or the wrong method."""
-    assert isinstance(error, HTTPException)
-    path = request.url.path
-    message = f"no such path: {path!r:.99}" if error.status_code == 404 else f"{path} does not accept {request.method}"
-    return JSONResponse(RequestError(error.status_code, message).body(path), error.status_code, error.headers)
+    """The response to any exception. Starlette's own are: no such path, or the wrong method."""
+    path, headers = request.url.path, {}
+    if isinstance(error, HTTPException):
+        lost = error.status_code == 404
+        message = f"no such path: {path!r:.99}" if lost else f"{path} does not accept {request.method}"
+        error, headers = RequestError(error.status_code, message), error.headers
+    refusal = RequestError.of(error, {})
+    return JSONResponse(refusal.body(path), refusal.status, {**refusal.headers, **(headers or {})})
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)  # never received
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    refusal = RequestError.of(error, {})
-    return JSONResponse(refusal.body(request.url.path), refusal.status)

@@ -302,15 +302,6 @@ class Fields(Mapping[str, Any]):
             raise self.wrong(name, "a string or a list of strings")
         return tuple(found)
 
-    def joined_text(self, name: str, kinds: Collection[str], separator: str = "") -> str:
-        """A string, or the joined `text` of a list of blocks, whose `type` must be one of `kinds`."""
-        if isinstance(self.get(name), str):
-            return str(self[name])
-        blocks = self.objects(name)
-        for block in blocks:
-            block.kind(kinds)
-        return separator.join(block.text("text") or "" for block in blocks)
-
     def required(self, name: str) -> Any:
         """The value of a field that must be there."""
         if name not in self:

@@ -74,6 +74,19 @@ def test_streamed_message(client, scripted):
     assert message.usage.output_tokens > 10
 
 
+def test_a_whole_message_has_the_blocks_of_its_stream(client, scripted):
+    scripted.says(f"One.{THOUGHT}Two.{CALL}<|tool_response>")
+    options = {"model": "any", "max_tokens": 200, "messages": ASKED, "tools": [WEATHER]}
+    whole = client.messages.create(**options)
+    assert [block.type for block in whole.content] == ["text", "thinking", "text", "tool_use"]
+    with client.messages.stream(**options) as stream:
+        streamed = stream.get_final_message()
+    ids = {"id"}
+    assert [block.model_dump(exclude=ids) for block in streamed.content] == [
+        block.model_dump(exclude=ids) for block in whole.content
+    ]
+
+
 @pytest.mark.parametrize(("stops", "reported"), [(["rain"], "rain"), (["rain", "snow"], None)])
 def test_stop_sequence(client, scripted, stops, reported):
     scripted.says("There will be rain.<turn|>")

@@ -1,0 +1,165 @@
+"""Content blocks of Anthropic's and the Responses API: a request's blocks as parts, a reply as blocks.
+
+Parts are those of a chat completion's message, which the text layer reads. Pictures come with a request, as base64. No
+address is opened, and no file of this machine.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ondevice.errors import PromptError
+from ondevice.generation import Step
+from ondevice.model import Model
+from ondevice.server.delivery import ResponseWriter, ServerSentEvent, new_id
+from ondevice.server.replies import Choice
+from ondevice.server.requests import Fields
+from ondevice.text.media_parts import picture_of_url
+from ondevice.text.messages import ToolCall
+
+Part = dict[str, Any]
+
+
+def text_part(block: Fields) -> Part:
+    """The part of a block with a `text`."""
+    return {"type": "text", "text": block.text("text") or ""}
+
+
+def picture_part(fields: Fields, name: str, url: str | None, detail: str | None = None) -> Part:
+    """The part of a picture.
+
+    Args:
+        fields, name: the field that an error names.
+        url: a `data:` URI.
+        detail: OpenAI's name of a resolution.
+
+    Raises:
+        RequestError: it is no picture in base64.
+    """
+    try:
+        return {"type": "image", "image": picture_of_url(url, detail, "the request")}
+    except PromptError as error:
+        raise fields.unsupported(name, str(error)) from error
+
+
+def read_parts(fields: Fields, name: str, readers: Mapping[str, Callable[[Fields], Part]]) -> list[Part]:
+    """The parts of a message: of a string, or of a list of blocks.
+
+    Args:
+        fields, name: the field that holds them.
+        readers: by the `type` of a block.
+
+    Raises:
+        RequestError: a block has another type, or its reader refuses it.
+    """
+    if isinstance(fields.get(name), str):
+        return [{"type": "text", "text": fields[name]}]
+    return [readers[block.kind(readers)](block) for block in fields.objects(name)]
+
+
+def content_of(parts: Iterable[Part], separator: str = "") -> str | list[Part]:
+    """The content of a message: texts that follow each other are joined, and a message of text only is a string."""
+    made: list[Part] = []
+    for part in parts:
+        if made and made[-1]["type"] == part["type"] == "text":
+            made[-1] = {"type": "text", "text": f"{made[-1]['text']}{separator}{part['text']}"}
+        else:
+            made.append(part)
+    if not made:
+        return ""
+    return str(made[0]["text"]) if [part["type"] for part in made] == ["text"] else made
+
+
+def after_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the pictures of tool results at the beginning of the user's message that follows.
+
+    Gemma's templates write only the text of a result. Where no user's message follows, the pictures are one.
+    """
+    made: list[dict[str, Any]] = []
+    shown: list[Part] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "tool" and not isinstance(content, str):
+            shown += [part for part in content if part["type"] != "text"]
+            texts = content_of((part for part in content if part["type"] == "text"), "\n")
+            made.append({**message, "content": texts})
+            continue
+        if shown and role == "user":
+            said = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            made.append({**message, "content": [*shown, *said]})
+            shown = []
+            continue
+        if shown and role != "tool":
+            made.append({"role": "user", "content": shown})
+            shown = []
+        made.append(message)
+    return [*made, {"role": "user", "content": shown}] if shown else made
+
+
+BlockKind = Literal["reasoning", "text", "call"]
+
+
+@dataclass
+class Block:
+    """A part of a reply, as far as it is written: thoughts, text, or one tool call.
+
+    call : if it is one
+    text : the thoughts, the text, or the arguments of the call as JSON
+    id : random
+    is_open : whether it may get more text
+    """
+
+    kind: BlockKind
+    call: ToolCall | None = None
+    text: str = ""
+    id: str = field(default_factory=lambda: new_id(""))
+    is_open: bool = True
+
+
+class BlockWriter(ResponseWriter):
+    """What the writers of both APIs share: the one reply of a response as blocks, of which only the last is open."""
+
+    def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
+        super().__init__(model, choices)
+        [self.choice] = choices
+        self.blocks: list[Block] = []
+
+    @abstractmethod
+    def begun(self, block: Block) -> Iterator[ServerSentEvent]:
+        """A block without text has been added to `blocks`."""
+
+    @abstractmethod
+    def grown(self, block: Block, text: str) -> Iterator[ServerSentEvent]:
+        """The last block's text has grown by `text`."""
+
+    @abstractmethod
+    def ended(self, block: Block) -> Iterator[ServerSentEvent]:
+        """The last block is complete."""
+
+    def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
+        if step.reasoning:
+            yield from self._add("reasoning", step.reasoning)
+        if step.text:
+            yield from self._add("text", step.text)
+        for call in step.tool_calls:  # complete, since calls are translated from the model's own syntax
+            yield from self.end_block()
+            yield from self._add("call", call.as_openai()["function"]["arguments"], call)
+            yield from self.end_block()
+
+    def end_block(self) -> Iterator[ServerSentEvent]:
+        """End the block that is open, if one is."""
+        if self.blocks and self.blocks[-1].is_open:
+            self.blocks[-1].is_open = False
+            yield from self.ended(self.blocks[-1])
+
+    def _add(self, kind: BlockKind, text: str, call: ToolCall | None = None) -> Iterator[ServerSentEvent]:
+        """Add to the block that is open, after beginning one of this kind if another or none is open."""
+        if not self.blocks or not self.blocks[-1].is_open or self.blocks[-1].kind != kind:
+            yield from self.end_block()
+            self.blocks.append(Block(kind, call))
+            yield from self.begun(self.blocks[-1])
+        self.blocks[-1].text += text
+        yield from self.grown(self.blocks[-1], text)
