@@ -189,7 +189,7 @@ class ChatCompletionWriter(OpenAIWriter):
             yield self._delta(choice, {"role": "assistant", "content": ""})
 
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
-        yield self._delta(self.choices[0], {}, prompt_progress=_prompt_progress(progress))
+        yield self._delta(progress.choice, {}, prompt_progress=_prompt_progress(progress))
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
         delta: dict[str, Any] = {}
@@ -256,7 +256,7 @@ class CompletionWriter(OpenAIWriter):
         """Characters written of each reply, with its prompt if that is echoed: where its next token begins."""
 
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
-        yield self._chunk([self._text(self.choices[0], "", (), 0)], prompt_progress=_prompt_progress(progress))
+        yield self._chunk([self._text(progress.choice, "", (), 0)], prompt_progress=_prompt_progress(progress))
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
         if len(choice.steps) == 1 and choice.echo is not None:

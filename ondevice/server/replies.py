@@ -145,11 +145,13 @@ class Choice:
 class PrefillProgress:
     """Progress of reading a prompt.
 
+    choice : the first reply to the prompt
     total, cached : tokens of the prompt, and of these the ones taken from the prefix cache
     processed : tokens done so far, cached ones included
     seconds : since the reply got its slot
     """
 
+    choice: Choice
     total: int
     cached: int
     processed: int
@@ -281,7 +283,7 @@ class Replies:
         def report(done: int, total: int) -> None:
             stats = choice.stats
             if not stats.new_tokens:  # later calls are about a draft model that reads the text
-                event = PrefillProgress(total, stats.cached_tokens, done, perf_counter() - choice.started_s)
+                event = PrefillProgress(choice, total, stats.cached_tokens, done, perf_counter() - choice.started_s)
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
         return report

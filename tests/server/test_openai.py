@@ -135,6 +135,14 @@ def test_prompt_progress(served, served_model):
     assert [each["time_ms"] for each in progress] == sorted(each["time_ms"] for each in progress)
 
 
+def test_progress_of_a_later_prompt_names_its_choice(serve_toy):
+    with serve_toy(max_sequences=1) as served:
+        chunks = served.messages(TEXT, prompt=["abc" * 20, "bca" * 20], max_tokens=2, return_progress=True)
+    told = [chunk["choices"][0] for chunk in chunks if "prompt_progress" in chunk]
+    assert [choice["index"] for choice in told] == [0] * 4 + [1] * 4
+    assert all(choice["finish_reason"] is None for choice in told)
+
+
 def test_completion_equals_the_reply_of_generate(served, served_model):
     body = served.post(TEXT, prompt="def f(", max_tokens=8, temperature=0).body
     assert body["object"] == "text_completion"
