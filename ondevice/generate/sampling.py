@@ -178,7 +178,8 @@ class Sampler:
         elif math.isfinite(scores.max(initial=-np.inf)):
             best, values = np.empty(rivals, np.intp), np.empty(rivals)
             count = self._draw(scores, candidates, position, best, values)
-            tokens = best[:count] if candidates is None else candidates[best[:count]]
+            best, values = best[:count], values[:count]
+            tokens = best if candidates is None else candidates[best]
         else:
             return []
         if not len(tokens):
