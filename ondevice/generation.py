@@ -293,7 +293,7 @@ def _read(
 
 
 def steps(
-    rounds: Generator[Round, None, None], stream: ReplyStream | None, check: Callable[[], None]
+    rounds: Generator[Round, None, None], stream: ReplyStream | None, stats: Stats, check: Callable[[], None]
 ) -> Generator[Step, None, None]:
     """Turn rounds into steps: decode the tokens, separate thoughts and calls, end at a stop string.
 
@@ -303,6 +303,7 @@ def steps(
     Args:
         rounds: token ids by round; closed at the end.
         stream: decodes the reply; None leaves the text empty.
+        stats: has counted the rounds. Tokens behind a stop string, which only drafts bring, are taken out of it.
         check: called before each further round; an exception from it ends the generation.
     """
     held_ids: list[int] = []
@@ -318,6 +319,8 @@ def steps(
             parsed, final = Parsed(), emitted + len(held_ids)
             pieces: list[Piece] = []
             for token, origin in zip(current.token_ids, current.origins, strict=True):
+                if stream is not None and stream.stopped:
+                    stats.new_tokens -= 1
                 given = Parsed() if stream is None else stream.feed([token])
                 parsed = parsed.then(given)
                 pieces.append(Piece(given.text, origin, token))
