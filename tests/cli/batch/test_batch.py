@@ -137,10 +137,12 @@ def test_openai_form(ask, bundle):
         {"custom_id": "z", "method": "POST", "url": "/v1/embeddings", "body": {"input": "abc"}},
         {"custom_id": "v", "body": {**chat, "n": 2}},
         {"custom_id": "w", "body": None},
+        {"custom_id": "u", "body": {**chat, "logit_bias": [[float("inf"), 1]]}},
     ]
     code, found, _ = ask(lines)
     assert code == 1
-    assert [found[line]["custom_id"] for line in range(1, 6)] == ["x", "y", "z", "v", "w"]
+    assert [found[line]["custom_id"] for line in range(1, 7)] == ["x", "y", "z", "v", "w", "u"]
+    assert "logit_bias must map token ids" in found[6]["error"]["message"]
     with load_toy(bundle) as model:
         reply = model.generate(chat["messages"], max_new_tokens=4, seed=1)
         [choice] = found[1]["response"]["body"]["choices"]
