@@ -53,6 +53,7 @@ class Step:
     source : name of the drafter of this round; `none` without a draft
     seconds : duration of the round
     finish_reason : set in the last step only
+    stop_string : in the last step, the one of `stop` that ended the text; None if none did
     reasoning : new text of the model's thoughts, which come before the answer
     tool_calls : calls that this round completed
     logprobs : one entry per token of `token_ids`, if requested
@@ -73,6 +74,7 @@ class Step:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     pieces: tuple[Piece, ...] = ()
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Reply:
     """A whole generation: its steps joined.
 
     text : the answer; thoughts and calls are left out if the bundle's response template tells them apart
+    stop_string : the one of `stop` that ended the text; None if none did
     """
 
     text: str
@@ -90,6 +93,7 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    stop_string: str | None = None
 
     @classmethod
     def of(cls, steps: Iterable[Step], stats: Stats) -> Reply:
@@ -104,6 +108,7 @@ class Reply:
             tool_calls=tuple(call for step in taken for call in step.tool_calls),
             logprobs=tuple(each for step in taken for each in step.logprobs),
             prompt_logprobs=tuple(each for step in taken for each in step.prompt_logprobs),
+            stop_string=taken[-1].stop_string if taken else None,
         )
 
     @property
@@ -352,6 +357,7 @@ def steps(
                 logprobs=logprobs,
                 prompt_logprobs=current.prompt_logprobs,
                 pieces=tuple(pieces),
+                stop_string=None if stream is None else stream.stop_string,
             )
             if reason:
                 return
