@@ -201,7 +201,7 @@ def test_a_guess_from_the_target_s_own_logits_is_its_choice(chosen: dict[str, An
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
 @pytest.mark.parametrize("filters", [{"min_p": 0.5}, {"top_p": 0.9}], ids=str)
-def test_shares_are_those_of_the_tokens_that_the_filters_keep(kept: int, filters: dict[str, float]) -> None:
+def test_shares_are_those_of_the_tokens_that_the_filters_keep(kept: int, filters: dict[str, Any]) -> None:
     """Where they keep fewer than a guess is compared with, the rest of its memory counts for nothing."""
     logits = np.full(VOCAB, -50, np.float32)
     logits[:kept] = 50
