@@ -208,7 +208,18 @@ def test_a_deleted_error_is_answered_again(ask, tmp_path):
     assert found[2]["text"]
 
 
-@pytest.mark.parametrize("content", ["what\n", "precious", '{"line": 1}\n', '{"a": 1}\n', "[]\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "what\n",
+        "precious",
+        '{"line": 1}\n',
+        '{"a": 1}\n',
+        "[]\n",
+        '{"line": [1], "asked": "a"}\n',
+        '{"line": 1, "asked": null}\n',
+    ],
+)
 def test_a_file_of_another_program_is_not_changed(run, bundle, tmp_path, content):
     path, prompts = tmp_path / "answers.jsonl", tmp_path / "prompts.jsonl"
     path.write_text(content)
