@@ -96,20 +96,23 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
         typed = sys.stdin.isatty()
-        for message in messages(typed_lines() if typed else piped_lines()):
-            if message in EXIT_WORDS:
+        for text, is_quoted in messages(typed_lines() if typed else piped_lines()):
+            if is_quoted and text:
+                conversation.say(text)
+                continue
+            if text in EXIT_WORDS:
                 break
-            dropped = dropped_files(message) if typed else []
-            if dropped or message.startswith("/"):
+            dropped = dropped_files(text) if typed else []
+            if dropped or text.startswith("/"):
                 try:
                     if dropped:
                         attach_dropped(dropped, conversation)
                     else:
-                        run_command(message, conversation)
+                        run_command(text, conversation)
                 except (OndeviceError, OSError) as error:  # ends the command, not the conversation
                     _print_words(f"ondevice: {error}")
-            elif message:
-                conversation.say(message)
+            elif text:
+                conversation.say(text)
     return 0
 
 
@@ -475,16 +478,29 @@ CHAT_COMMANDS = {
 }
 
 
-def messages(lines: Iterator[str]) -> Iterator[str]:
-    """Messages from lines: one per line, or several lines between two `QUOTES`."""
+class Entry(NamedTuple):
+    """What was typed or piped at once.
+
+    text : a line, or several
+    is_quoted : whether it is a message whatever it begins with: several lines, between two `QUOTES` or pasted
+    """
+
+    text: str
+    is_quoted: bool
+
+
+def messages(lines: Iterator[str]) -> Iterator[Entry]:
+    """Messages and commands from lines: one per line, or several lines between two `QUOTES`. Pasted lines come as one."""
     for line in lines:
-        message = line.strip()
-        if message.startswith(QUOTES):
-            message = message.removeprefix(QUOTES)
-            while not message.endswith(QUOTES) and (more := next(lines, None)) is not None:
-                message += f"\n{more.rstrip()}"
-            message = message.removesuffix(QUOTES).strip("\n")
-        yield message
+        text = line.strip()
+        is_pasted = "\n" in text
+        if is_pasted or not text.startswith(QUOTES):
+            yield Entry(text, is_pasted)
+            continue
+        text = text.removeprefix(QUOTES)
+        while not text.endswith(QUOTES) and (more := next(lines, None)) is not None:
+            text += f"\n{more.rstrip()}"
+        yield Entry(text.removesuffix(QUOTES).strip("\n"), True)
 
 
 def typed_lines() -> Iterator[str]:

@@ -100,6 +100,7 @@ def test_every_exit_word_ends_the_chat(run, bundle, prompts, word):
         ('"""\na\n  b"""\n', ["a\n  b"]),
         ('"""ab"""\n', ["ab"]),
         ('"""\nab\n', ["ab"]),
+        ('"""/exit"""\n"""\n/tmp is what?\n"""\ncd\n', ["/exit", "/tmp is what?", "cd"]),
     ],
 )
 def test_quotes_make_one_message_of_several_lines(run, bundle, prompts, typed, messages):
