@@ -275,6 +275,8 @@ class Comparison:
         return self.drafted.stats.decode_tokens_per_s / plain if plain else 0.0
 
     def line(self) -> str:
+        if not self.speed_up:
+            return f"plain decoding: nothing to compare the speed of behind the first token; {self._verdict()}"
         plain = f"plain decoding: {self.plain.stats.decode_tokens_per_s:.1f} tokens/s"
         return f"{plain}, with drafts {self.speed_up:.2f}x as fast; {self._verdict()}"
 
