@@ -139,8 +139,9 @@ def _run_prompts(args: argparse.Namespace) -> int:
 
 
 def _reject_scenario_options(args: argparse.Namespace) -> None:
-    given = {name: getattr(args, name) for name in ("repeat", "quick", "engines", "csv")}
-    given["threads with several numbers"] = bool(args.threads and len(args.threads) > 1)
+    given = {name: bool(getattr(args, name)) for name in ("quick", "engines", "csv")}
+    given["repeat"] = args.repeat is not None
+    given["threads with several numbers"] = args.threads is not None and len(args.threads) > 1
     for name, value in given.items():
         if value:
             raise UsageError(f"--{name} needs --scenarios")
@@ -150,7 +151,8 @@ def _run_scenarios(args: argparse.Namespace) -> int:
     """Measure every scenario in every variant, several times."""
     if args.prompts is not None:
         raise UsageError("--scenarios has prompts of its own: leave --prompts out")
-    repeats = args.repeat or (QUICK_REPEATS if args.quick else REPEATS)
+    usual = QUICK_REPEATS if args.quick else REPEATS
+    repeats = usual if args.repeat is None else args.repeat
     if repeats < 1:
         raise UsageError(f"--repeat must be a whole number from 1 on, not {repeats}")
     with ExitStack() as stack:
