@@ -490,7 +490,7 @@ class Entry(NamedTuple):
 
 
 def messages(lines: Iterator[str]) -> Iterator[Entry]:
-    """Messages and commands from lines: one per line, or several lines between two `QUOTES`. Pasted lines come as one."""
+    """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one."""
     for line in lines:
         text = line.strip()
         is_pasted = "\n" in text

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from ondevice.generate.stats import TokenLogprob
@@ -29,7 +28,7 @@ from ondevice.server.requests import (
     tool_options,
 )
 from ondevice.text.codec import Prompt
-from ondevice.text.reply_stream import REPLACEMENT
+from ondevice.text.reply_stream import REPLACEMENT, TokenOffsets
 from ondevice.text.tokenizer import Tokenizer
 
 CHAT_NAMES = FieldNames(max_tokens=("max_completion_tokens", "max_tokens", "n_predict"), choices="n")
@@ -252,44 +251,60 @@ class CompletionWriter(OpenAIWriter):
         self._scores_prompts = scores_prompts
         self._echoes: dict[int, dict[str, Any]] = {}
         """The echoed prompts as they were written, by index of the choice."""
-        self._lengths = [0] * len(choices)
-        """Characters written of each reply, with its prompt if that is echoed: where its next token begins."""
+        self._lengths = [0 if choice.echo is None else len(choice.echo.text) for choice in choices]
+        """Characters written of each reply, with its prompt if that is echoed."""
+        self._offsets: list[list[int]] = [[] for _ in choices]
+        """Where each token of each reply begins in these."""
+        self._places: list[TokenOffsets] = []
+        if model.tokenizer is not None:
+            self._places = [TokenOffsets(model.tokenizer, length) for length in self._lengths]
 
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
-        yield self._chunk([self._text(progress.choice, "", (), 0)], prompt_progress=_prompt_progress(progress))
+        yield self._chunk([self._text(progress.choice, "", (), ())], prompt_progress=_prompt_progress(progress))
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
         if len(choice.steps) == 1 and choice.echo is not None:
             yield self._chunk([self._echoed(choice, choice.echo)])
         timings = {"timings": choice.stats.timings()} if step.finish_reason else {}
         if step.text or step.logprobs or timings:
-            yield self._chunk([self._text(choice, step.text, step.logprobs, self._lengths[choice.index])], **timings)
-        self._lengths[choice.index] += len(step.text)
+            offsets = self._begun(choice.index, step)
+            yield self._chunk([self._text(choice, step.text, step.logprobs, offsets)], **timings)
+
+    def _begun(self, index: int, step: Step) -> Sequence[int]:
+        """Where the tokens of the newest step of a reply begin in its text."""
+        self._lengths[index] += len(step.text)
+        if not self._places:
+            return ()
+        begun = [min(self._places[index].feed(each.token_id), self._lengths[index]) for each in step.logprobs]
+        self._offsets[index] += begun
+        return begun
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         reply, echo = choice.reply, choice.echo
+        after = self._text(choice, reply.text, reply.logprobs, self._offsets[choice.index])
         if echo is None:
-            return self._text(choice, reply.text, reply.logprobs, 0)
-        before, after = self._echoed(choice, echo), self._text(choice, reply.text, reply.logprobs, len(echo.text))
+            return after
+        before = self._echoed(choice, echo)
         return {**after, "text": echo.text + reply.text, "logprobs": _joined(before["logprobs"], after["logprobs"])}
 
     def _echoed(self, choice: Choice, echo: Echo) -> dict[str, Any]:
         """The prompt as the beginning of the text."""
         if choice.index in self._echoes:
             return self._echoes[choice.index]
-        self._lengths[choice.index] = len(echo.text)
         scores = None
         if self._scores_prompts and self.model.tokenizer is not None:
             scores = prompt_logprobs(echo, (choice.first or choice).reply.prompt_logprobs, self.model.tokenizer)
-        written = {**self._text(choice, echo.text, (), 0), "logprobs": scores, "finish_reason": None}
+        written = {**self._text(choice, echo.text, (), ()), "logprobs": scores, "finish_reason": None}
         self._echoes[choice.index] = written
         return written
 
-    def _text(self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    def _text(
+        self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]
+    ) -> dict[str, Any]:
         return {
             "index": choice.index,
             "text": text,
-            "logprobs": text_logprobs(logprobs, self.model.tokenizer, offset),
+            "logprobs": text_logprobs(logprobs, self.model.tokenizer, offsets),
             "finish_reason": _finish_name(choice.finish_reason),
         }
 
@@ -330,22 +345,23 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None)
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None, offset: int) -> dict[str, Any] | None:
+def text_logprobs(
+    logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None, offsets: Sequence[int]
+) -> dict[str, Any] | None:
     """The `logprobs` of a completion's choice; None if none were asked for.
 
     Args:
         logprobs: of consecutive tokens.
         tokenizer: None if the bundle has none.
-        offset: of the first token in the text, in characters.
+        offsets: where they begin in the text, in characters.
     """
     if not logprobs or tokenizer is None:
         return None
-    tokens = [_token_text(tokenizer, each.token_id) for each in logprobs]
     return {
-        "tokens": tokens,
+        "tokens": [_token_text(tokenizer, each.token_id) for each in logprobs],
         "token_logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [{_token_text(tokenizer, token): logprob for token, logprob in each.top} for each in logprobs],
-        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
+        "text_offset": list(offsets),
     }
 
 
@@ -355,7 +371,7 @@ def prompt_logprobs(echo: Echo, logprobs: Sequence[TokenLogprob], tokenizer: Tok
     Args:
         logprobs: of the other tokens.
     """
-    rest = text_logprobs(logprobs, tokenizer, 0) or {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    rest = text_logprobs(logprobs, tokenizer, ()) or {"tokens": [], "token_logprobs": [], "top_logprobs": []}
     return {
         "tokens": [_token_text(tokenizer, echo.token_ids[0]), *rest["tokens"]],
         "token_logprobs": [None, *rest["token_logprobs"]],

@@ -159,23 +159,36 @@ class StopStrings:
         return 0
 
 
-def token_offsets(tokenizer: Tokenizer, token_ids: Iterable[int], text: str) -> list[int]:
-    """Where each token begins in the text that the tokens encode, in characters.
+class TokenOffsets:
+    """Where tokens begin in their text, in characters, as they come in.
 
     A token within a character begins where the character does. A control token that the text does not spell out, such
     as the one that begins every prompt, takes no room.
     """
-    detokenizer, found, at = Detokenizer(tokenizer), list[int](), 0
-    for token_id in token_ids:
-        if token_id in tokenizer.special_ids:
-            at += len(detokenizer.interrupt())
-            found.append(min(at, len(text)))
-            spelt = tokenizer.decode([token_id], keep_special=True)
-            at += len(spelt) if text.startswith(spelt, at) else 0
-        else:
-            found.append(min(at, len(text)))
-            at += len(detokenizer.feed(token_id))
-    return found
+
+    def __init__(self, tokenizer: Tokenizer, at: int = 0) -> None:
+        """
+        Args:
+            at: where the first token begins.
+        """
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._at = at
+
+    def feed(self, token_id: int, text: str = "") -> int:
+        """Where the next token begins. It may be behind the end of a text that was cut.
+
+        Args:
+            text: the whole text, if it may spell out control tokens.
+        """
+        if token_id not in self._tokenizer.special_ids:
+            begun = self._at
+            self._at += len(self._detokenizer.feed(token_id))
+            return begun
+        self._at = begun = self._at + len(self._detokenizer.interrupt())
+        spelt = self._tokenizer.decode([token_id], keep_special=True)
+        self._at += len(spelt) if text.startswith(spelt, begun) else 0
+        return begun
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
