@@ -30,6 +30,7 @@ from ondevice.cli.prompts import read_json, standard_input
 from ondevice.cli.reply_view import TextView, View, stream_reply, summary
 from ondevice.cli.style import Style, aligned, columns, styled, wrapped
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
+from ondevice.files import replacing
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import decode, read_lines
 
@@ -227,9 +228,13 @@ class Conversation:
         before = self.messages
         if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
             raise UsageError("there is no message to answer again")
-        self.messages = before[:-2]
-        if not self._ask(before[-2]["content"]):
-            self.messages = before
+        answered = False
+        try:
+            self.messages = before[:-2]
+            answered = self._ask(before[-2]["content"])
+        finally:
+            if not answered:
+                self.messages = before
 
     def drop(self) -> None:
         """Forget the oldest question and its reply.
@@ -256,14 +261,15 @@ class Conversation:
 
         Raises:
             UsageError: the file exists and is not a saved conversation.
-            OSError: it cannot be written.
+            OSError: it cannot be written; the old one stays.
         """
         if path.exists():
             try:
                 _read_messages(path)
             except PromptError as error:
                 raise UsageError(f"{path} is not a conversation and is not overwritten") from error
-        path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        with replacing(path) as file:
+            file.write(f"{json.dumps(self.messages, indent=1, ensure_ascii=False)}\n".encode())
 
     def load(self, path: Path) -> None:
         """Continue with the messages of a file.
