@@ -91,7 +91,7 @@ class Costs:
     """
 
     def __init__(self, experts: ExpertShare | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._round = 0
         self._measured_at: float | None = None
         self._saved: KnownCosts | None = None

@@ -23,7 +23,7 @@ class PrefixCache:
         """
         self._engine = engine
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._sessions: list[Session] = []
 
     def __len__(self) -> int:

@@ -99,14 +99,14 @@ class Scheduler:
         """One list per running generation with an application's own drafter, which holds that drafter."""
         self.draft_models: list[DraftModel] = []
         """Closed with the engine."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._engine_closed = False
 
     def close(self) -> None:
         """Close the engine, at once or when the last generation has ended."""
         self.closed = True
         with self._lock:
-            if self._engine_closed or len(self.batch):
+            if len(self.batch) or self._engine_closed:  # in this order: counting may end the last generation
                 return
             self._engine_closed = True
         self._cache.clear()
@@ -297,7 +297,7 @@ class IdlePool(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._idle: dict[Hashable, list[Item]] = {}
 
     def take(self, key: Hashable, make: Callable[[], Item]) -> Item:
