@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ondevice.engines.protocol import Engine, Session
 
@@ -23,23 +24,24 @@ class PrefixCache:
         """
         self._engine = engine
         self._max_bytes = max_bytes
-        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
+        self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation, which calls `keep`
+        self._held = False
+        """Whether the thread that has the lock is in a method, whose sessions must not be closed by another one."""
         self._sessions: list[Session] = []
 
     def __len__(self) -> int:
         """Number of sessions kept."""
-        with self._lock:
-            return len(self._sessions)
+        return len(self._sessions)
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values kept."""
-        with self._lock:
+        with self._hold():
             return sum(session.nbytes for session in self._sessions)
 
     def shared(self, prompt_ids: Sequence[int]) -> int:
         """Length of the longest common beginning of a prompt and a kept session, in tokens."""
-        with self._lock:
+        with self._hold():
             return max((common_length(session.tokens, prompt_ids) for session in self._sessions), default=0)
 
     def take(self, prompt_ids: Sequence[int]) -> Session:
@@ -48,7 +50,7 @@ class PrefixCache:
         The prompt's last token is never included, because its outputs are needed. A kept session that shares at least
         half of its tokens is taken out of the cache and rewound to the shared part; of another one that part is copied.
         """
-        with self._lock:
+        with self._hold():
             shared = [(common_length(session.tokens, prompt_ids[:-1]), session) for session in self._sessions]
             most, best = max(shared, key=lambda each: each[0], default=(0, None))
             if best is None or not most:
@@ -61,10 +63,10 @@ class PrefixCache:
 
     def keep(self, session: Session) -> None:
         """Add a session, and close the least recently used ones beyond the limit."""
-        with self._lock:
+        surplus: list[Session] = []
+        with self._hold() as is_first:
             self._sessions.append(session)
-            surplus = []
-            while self._sessions and sum(each.nbytes for each in self._sessions) > self._max_bytes:
+            while is_first and self._sessions and self.nbytes > self._max_bytes:
                 if len(self._sessions) == 1 and self._max_bytes:
                     break
                 surplus.append(self._sessions.pop(0))
@@ -73,10 +75,21 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Close all sessions."""
-        with self._lock:
+        with self._hold():
             sessions, self._sessions = self._sessions, []
         for session in sessions:
             session.close()
+
+    @contextmanager
+    def _hold(self) -> Iterator[bool]:
+        """Hold the lock; yields whether this thread is not in another method already."""
+        with self._lock:
+            was_held = self._held
+            try:
+                self._held = True
+                yield not was_held
+            finally:
+                self._held = was_held
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from ondevice.engines.kv_cache import SLACK
 from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.generate import prefix_cache
 from ondevice.generate.prefix_cache import MIN_COPIED, PrefixCache, common_length
 from tests.toy_engine import VOCAB, WINDOW, ToyEngine, ToySession
 
@@ -155,3 +157,23 @@ def test_common_length() -> None:
     assert common_length([1, 2, 3], [1, 2]) == 2
     assert common_length([1, 2, 3], [1, 5, 3]) == 1
     assert common_length([1, 2], [1, 2]) == 2
+
+
+def test_a_session_that_is_kept_amid_a_call_closes_none_that_the_call_uses(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may end a generation, which keeps its session, at any line of the cache."""
+    cache = PrefixCache(engine, 1)
+    session = kept(engine, cache, ids(300))
+    ended = [extend(engine.open_session(), ids(300, seed=1))]
+
+    def counted(first: Sequence[int], second: Sequence[int]) -> int:
+        while ended:
+            cache.keep(ended.pop())
+        return common_length(first, second)
+
+    monkeypatch.setattr(prefix_cache, "common_length", counted)
+    taken = cache.take([*ids(300), 1])
+    assert taken is session
+    assert list(taken.tokens) == ids(300)
+    assert len(cache) == 1
