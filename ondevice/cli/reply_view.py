@@ -73,11 +73,11 @@ def stream_reply(model: Model, prompt: Prompt, options: GenerationKeywords, view
 
     with_progress: GenerationKeywords = {**options, "on_prefill": on_prefill}
     with (
-        cancel_on_interrupt(model) as interrupt,
+        cancel_on_interrupt(model.cancel) as interrupted,
         prompt_bar() as bar,
         model.stream(prompt, **with_progress) as generation,
     ):
-        if interrupt.happened:
+        if interrupted.is_set():
             generation.cancel()  # Ctrl-C came before the model had a generation to cancel
         for step in generation:
             if view:

@@ -107,7 +107,7 @@ def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: Answe
 def _write_answers(workers: Workers, requests: RequestFile, answers: AnswerFile) -> bool:
     unanswered = (request for request in requests if not answers.has(request))
     with (
-        cancel_on_interrupt(workers) as interrupt,
+        cancel_on_interrupt(workers.cancel) as interrupted,
         BatchBar(requests.count - len(answers)) as bar,
         closing(workers.answers(unanswered)) as events,
     ):
@@ -121,7 +121,7 @@ def _write_answers(workers: Workers, requests: RequestFile, answers: AnswerFile)
         f"{bar.answers} answers, {bar.tokens} tokens in {bar.seconds:.1f} s, {bar.tokens_per_s:.1f} tokens/s",
         file=sys.stderr,
     )
-    return interrupt.happened
+    return interrupted.is_set()
 
 
 class BatchBar(ProgressBar):
