@@ -24,8 +24,9 @@ from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
     from ondevice.cli.batch.answers import AnswerFile
+    from ondevice.cli.batch.cluster import Cluster
     from ondevice.cli.batch.requests import RequestFile
-    from ondevice.cli.batch.workers import Workers
+    from ondevice.cli.batch.workers import ModelThreads
 
 SEQUENCES = 8
 """Default of `--max-sequences`. For Gemma 4 E2B's shape, eight sequences at once give 5.5 times the tokens of one
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     requests = RequestFile(args.prompts, options, model_identity, chat=args.chat)
     if args.out.exists() and args.out.samefile(args.prompts):
         raise UsageError("--out is the file of prompts: name another one")
-    with AnswerFile(args.out) as answers:
+    with closing(AnswerFile(args.out)) as answers:
         if known := len(answers):
             print(f"{known} of {requests.count} are answered already", file=sys.stderr)
         if any(not answers.has(request) for request in requests):
@@ -95,7 +96,7 @@ def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: Answe
     if args.ray is not None:
         from ondevice.cli.batch.cluster import Cluster
 
-        with Cluster(args.ray, args) as cluster:
+        with closing(Cluster(args.ray, args)) as cluster:
             return _write_answers(cluster, requests, answers)
 
     from ondevice.cli.batch.workers import ModelThreads
@@ -104,7 +105,7 @@ def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: Answe
         return _write_answers(ModelThreads(model, args.max_sequences), requests, answers)
 
 
-def _write_answers(workers: Workers, requests: RequestFile, answers: AnswerFile) -> bool:
+def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answers: AnswerFile) -> bool:
     unanswered = (request for request in requests if not answers.has(request))
     with (
         cancel_on_interrupt(workers.cancel) as interrupted,
