@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ondevice.cli.bench.measure import PLAIN, Configuration, run_prompt
 from ondevice.cli.bench.tables import table
 from ondevice.cli.main import FAILED
-from ondevice.cli.options import add_drafter_argument, add_model_arguments, load_model
+from ondevice.cli.options import add_count, add_drafter_argument, add_model_arguments, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.cli.reply_view import first_difference
 from ondevice.generate.drafters import registry
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     group = parser.add_argument_group("prompts")
     add_prompt_set_arguments(group)
-    group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default: 64)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampled replies (default: 0)")
+    add_count(group, "--max-new-tokens", text="per prompt", default=64)
+    add_count(group, "--seed", text="seed of the sampled replies", default=0)
     group = parser.add_argument_group("drafting")
     add_drafter_argument(group, "compare only this drafter (default: each that the bundle offers)")
     group = parser.add_argument_group("output")

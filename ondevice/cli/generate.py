@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.cli.main import FAILED, INTERRUPTED
-from ondevice.cli.options import add_generation_arguments, add_model_arguments, generation_options, load_model
+from ondevice.cli.options import (
+    add_count,
+    add_generation_arguments,
+    add_model_arguments,
+    generation_options,
+    load_model,
+)
 from ondevice.cli.prompts import add_prompt_arguments, read_json, read_prompt, read_tools
 from ondevice.cli.reply_view import (
     DraftsView,
@@ -81,9 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json-lines", action="store_true", help="print one JSON object per step as it comes, then that of --json"
     )
-    group.add_argument(
-        "--top-logprobs", type=int, metavar="N", help="log-probabilities of each token and of the N most likely ones"
-    )
+    add_count(group, "--top-logprobs", text="log-probabilities of each token and of the N most likely ones")
     group.add_argument(
         "--compare", action="store_true", help="generate again without drafts: print the speed-up, compare the tokens"
     )
@@ -215,7 +219,7 @@ def plain_options(options: GenerationKeywords) -> GenerationKeywords:
 
 
 def compare(drafted: Reply, plain: Reply) -> dict[str, Any]:
-    """What `--compare --json` prints of the replies to one prompt with and without drafts, whose tokens must be equal."""
+    """What `--compare --json` prints. The tokens of both replies must be equal."""
     speed, plain_speed = (reply.stats.decode_tokens_per_s for reply in (drafted, plain))
     return {
         "equal": drafted.token_ids == plain.token_ids,

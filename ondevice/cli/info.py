@@ -20,6 +20,7 @@ from ondevice import __version__, machine
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.vision import VisionEntry
+from ondevice.cli.options import add_bundle_argument
 from ondevice.cli.progress import byte_bar
 from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
@@ -37,9 +38,7 @@ MEASURED = ("instruction_set", "memory_bytes_per_s", "dot_product_ops_per_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "bundle", metavar="BUNDLE", nargs="?", help="a bundle's directory, or its name under $ONDEVICE_HOME"
-    )
+    add_bundle_argument(parser, nargs="?")
     parser.add_argument("--verify-hashes", action="store_true", help="compare the sha256 of every file")
     parser.add_argument("--json", action="store_true", help="print one JSON object, sizes in bytes")
 

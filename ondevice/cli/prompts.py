@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from ondevice.bundle import CHAT_TEMPLATE
-from ondevice.cli.options import add_chat_arguments, add_image_tokens_argument
+from ondevice.cli.options import add_chat_arguments, add_count, add_image_tokens_argument
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.machine import expanded
 from ondevice.text.media_parts import MOST_BYTES
@@ -172,7 +172,7 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="HumanEval or Spec-Bench JSON lines, or one prompt per line (default: some built-in prompts)",
     )
-    group.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
+    add_count(group, "--limit", text="use only the first N prompts")
 
 
 def check_counts(args: argparse.Namespace) -> None:

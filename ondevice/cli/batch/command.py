@@ -16,6 +16,7 @@ from ondevice.cli.options import (
     add_generation_arguments,
     add_image_tokens_argument,
     add_model_arguments,
+    add_sequences_argument,
     generation_options,
     load_model,
 )
@@ -51,13 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--chat", action="store_true", help="treat a prompt that is a text as a user's message")
     add_image_tokens_argument(group)
-    group.add_argument(
-        "--max-sequences",
-        type=int,
-        metavar="N",
-        default=SEQUENCES,
-        help=f"prompts that run at the same time and share forwards, 1 to 16 (default: {SEQUENCES})",
-    )
+    add_sequences_argument(group, "prompts", SEQUENCES)
     group.add_argument(
         "--ray",
         metavar="ADDRESS",

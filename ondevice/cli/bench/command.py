@@ -15,7 +15,7 @@ from ondevice.cli.bench import scenario_report, tables
 from ondevice.cli.bench.measure import PLAIN, SCHEDULES, Configuration, Row, Run, Variant, rows_of, run_in_turns
 from ondevice.cli.bench.scenarios import Scenario, load_scenarios
 from ondevice.cli.main import FAILED, INTERRUPTED
-from ondevice.cli.options import add_model_arguments, drafter, load_model
+from ondevice.cli.options import add_count, add_model_arguments, drafter, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.generate.drafters import registry
@@ -40,12 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, _listed(_count))
     group = parser.add_argument_group("prompts")
     add_prompt_set_arguments(group)
-    group.add_argument(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help=f"per prompt (default: {TOKENS}; with --scenarios {SCENARIO_TOKENS})",
-    )
+    add_count(group, "--max-new-tokens", text=f"per prompt (default: {TOKENS}; with --scenarios {SCENARIO_TOKENS})")
     group.add_argument(
         "--temperature",
         type=float,
@@ -71,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scenarios", "Several kinds of text, at temperature 0 and at the model's default."
     )
     group.add_argument("--scenarios", action="store_true", help="find the fastest drafter for each kind of text")
-    group.add_argument("--repeat", type=int, metavar="N", help=f"measure everything N times (default: {REPEATS})")
+    add_count(group, "--repeat", text=f"measure everything N times (default: {REPEATS})")
     group.add_argument(
         "--quick",
         action="store_true",
