@@ -20,7 +20,7 @@ from ondevice.cli.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
 
 
-def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments_pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repository", metavar="OWNER/NAME", help="repository of a bundle on the Hugging Face hub")
     parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     parser.add_argument("--name", help="name of the bundle under $ONDEVICE_HOME (default: NAME)")
@@ -44,7 +44,7 @@ def run_pull(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")
 
 
@@ -97,7 +97,7 @@ def _table(rows: list[dict[str, Any]], width: int) -> list[str]:
     ]
 
 
-def add_remove_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments_remove(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", metavar="NAME", nargs="+", help="name under $ONDEVICE_HOME, as `ondevice list` shows it"
     )
@@ -142,7 +142,7 @@ def _confirmed(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments_prepare(parser: argparse.ArgumentParser) -> None:
     add_bundle_argument(parser)
     parser.add_argument(
         "--engine", choices=["auto", "simd", "ort"], default="auto", help="engine to prepare for (default: auto)"

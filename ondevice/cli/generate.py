@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,7 +29,7 @@ from ondevice.cli.reply_view import (
     stream_reply,
     summary,
 )
-from ondevice.cli.style import columns, wrapped
+from ondevice.cli.style import note
 from ondevice.errors import UsageError
 from ondevice.generate.drafters import registry
 from ondevice.text.prompt_file import read_text
@@ -115,16 +114,16 @@ def run(args: argparse.Namespace) -> int:
         reply = stream_reply(model, prompt, options, view)
         interrupted = reply.finish_reason == "cancelled"
         if isinstance(view, DraftsView):
-            _note(view.legend(reply.stats))
+            note(view.legend(reply.stats))
         if not as_objects:
-            _note(summary(reply.stats))
+            note(summary(reply.stats))
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))
             interrupted = plain.finish_reason == "cancelled"
             if not interrupted:
                 extra = {"comparison": compare(reply, plain)}
                 if not as_objects:
-                    _note(_comparison_line(extra["comparison"], reply, plain))
+                    note(_comparison_line(extra["comparison"], reply, plain))
     if as_objects:
         print(json.dumps({**as_json(reply), **extra}))
     if interrupted:
@@ -138,11 +137,6 @@ def _view(args: argparse.Namespace, *, as_ids: bool) -> TextView | JsonLinesView
     if args.json:
         return None
     return DraftsView(as_ids=as_ids) if args.watch_drafts else TextView(as_ids=as_ids)
-
-
-def _note(line: str) -> None:
-    """Print a line on stderr, wrapped to the terminal."""
-    print(wrapped(line, columns()), file=sys.stderr)
 
 
 def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:

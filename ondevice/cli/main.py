@@ -36,19 +36,16 @@ BROKEN_PIPE = 141
 class Command:
     """An entry of `COMMANDS`.
 
-    module : imported when the command is used
+    module : imported when the command is used; its `add_arguments(parser)` declares the options, and its `run(args)`
+        returns the exit code. In a module of several commands these names end with that of the command
     summary : for the overview of `ondevice --help`
     examples : shown first by `ondevice COMMAND --help`
-    add_arguments, run : names of functions of the module: `add_arguments(parser)` declares the options, and
-        `run(args)` returns the exit code
     extra : the extra of ondevice-runtime that installs the module, None where it is part of this package
     """
 
     module: str
     summary: str
     examples: str
-    add_arguments: str = "add_arguments"
-    run: str = "run"
     extra: str | None = None
 
 
@@ -102,11 +99,7 @@ COMMANDS = {
     "prepare": Command(
         "ondevice.cli.bundles",
         "compile kernels and pack weights for this machine, once",
-        """
-  ondevice prepare gemma-4-E2B-it
-""",
-        add_arguments="add_prepare_arguments",
-        run="run_prepare",
+        "  ondevice prepare gemma-4-E2B-it",
     ),
     "pull": Command(
         "ondevice.cli.bundles",
@@ -115,26 +108,16 @@ COMMANDS = {
   ondevice pull someone/gemma-4-E2B-it-ondevice
   ondevice pull someone/gemma-4-E2B-it-ondevice --revision v2 --name e2b
 """,
-        add_arguments="add_pull_arguments",
-        run="run_pull",
     ),
     "list": Command(
         "ondevice.cli.bundles",
         "list the bundles in the model home",
-        """
-  ondevice list
-""",
-        add_arguments="add_list_arguments",
-        run="run_list",
+        "  ondevice list",
     ),
     "remove": Command(
         "ondevice.cli.bundles",
         "delete bundles from the model home",
-        """
-  ondevice remove gemma-4-E2B-it
-""",
-        add_arguments="add_remove_arguments",
-        run="run_remove",
+        "  ondevice remove gemma-4-E2B-it",
     ),
     "bench": Command(
         "ondevice.cli.bench.command",
@@ -250,9 +233,12 @@ def command_parser(name: str) -> Parser:
         raise MissingDependencyError(error.name or command.module, command.extra) from error
     description = f"{command.summary[0].upper()}{command.summary[1:]}."
     parser = Parser(prog=f"ondevice {name}", examples=command.examples, description=description)
-    getattr(module, command.add_arguments)(parser)
+    add_arguments, run = (
+        getattr(module, f"{each}_{name}", None) or getattr(module, each) for each in ("add_arguments", "run")
+    )
+    add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show a traceback where an error occurs")
-    parser.set_defaults(run=getattr(module, command.run))
+    parser.set_defaults(run=run)
     return parser
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.bundle import is_bundle
 from ondevice.bundle_format.vision import BUDGETS
-from ondevice.cli.progress import PreparationBar, ending_by_exception
+from ondevice.cli.progress import PERCENTAGE, ProgressBar, ending_by_exception
 from ondevice.generate.drafters import registry
 from ondevice.progress import OnPrepare
 
@@ -227,31 +227,39 @@ def generation_options(args: argparse.Namespace) -> GenerationKeywords:
     return cast("GenerationKeywords", given)
 
 
-def load_model(args: argparse.Namespace, on_prepare: OnPrepare | None = None) -> Model:
+def load_model(args: argparse.Namespace, *listeners: OnPrepare) -> Model:
     """Call `ondevice.load` with the options that the command has, showing a bar while the bundle is prepared.
 
     Args:
-        on_prepare: also called with the progress of the preparation.
+        listeners: also called with the progress of the preparation.
     """
     import ondevice
 
     options = {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
-    with preparing() as show:
-
-        def report(stage: str, share: float) -> None:
-            if on_prepare is not None:
-                on_prepare(stage, share)
-            show(stage, share)
-
+    with preparing(*listeners) as report:
         return ondevice.load(args.bundle, on_prepare=report, **options)
 
 
 @contextmanager
-def preparing() -> Iterator[OnPrepare]:
-    """Show a bar while a bundle is prepared, and a line if Ctrl-C interrupts that; yields the bar's callback."""
-    with ending_by_exception(), PreparationBar() as bar:
+def preparing(*listeners: OnPrepare) -> Iterator[OnPrepare]:
+    """Show a bar while a bundle is prepared, and a line if Ctrl-C interrupts that.
+
+    Args:
+        listeners: also called with the progress.
+
+    Yields:
+        The callback for the progress.
+    """
+    with ending_by_exception(), ProgressBar("preparing", bar_format=PERCENTAGE, delay=0.5) as bar:
+
+        def report(stage: str, share: float) -> None:
+            for listener in listeners:
+                listener(stage, share)
+            bar.title(stage)
+            bar.show(round(1000 * share), 1000)
+
         try:
-            yield bar.prepare
+            yield report
         except KeyboardInterrupt:
             bar.say("ondevice: interrupted while preparing the bundle: kernels compiled so far are kept")
             raise

@@ -20,6 +20,9 @@ LOG = logging.getLogger("ondevice")
 PATIENCE_S = 2.0
 """Seconds before a bar appears: shorter work needs none."""
 
+PERCENTAGE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+"""Format of a bar whose units mean nothing to a reader."""
+
 
 class ProgressBar:
     """A bar on stderr, shown only on a terminal, that disappears when the work is done.
@@ -109,18 +112,6 @@ def prompt_bar() -> ProgressBar:
 def byte_bar(title: str) -> ProgressBar:
     """A bar in bytes."""
     return ProgressBar(title, unit="B", unit_scale=True)
-
-
-class PreparationBar(ProgressBar):
-    """A bar for preparing a bundle for this machine: a percentage, shown after half a second."""
-
-    def __init__(self) -> None:
-        super().__init__("preparing", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}", delay=0.5)
-
-    def prepare(self, stage: str, share: float) -> None:
-        """The `on_prepare` callback of `ondevice.load`: the stage, and the share that is done, 0 to 1."""
-        self.title(stage)
-        self.show(round(1000 * share), 1000)
 
 
 @contextmanager

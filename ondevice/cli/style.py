@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import textwrap
+import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TextIO
@@ -64,11 +64,10 @@ def aligned(rows: Mapping[str, Sequence[str]], width: int) -> list[str]:
     """
     indent = max(map(len, rows), default=0) + 2
     right = max(width - indent, LEAST_COLUMNS)
-    wrap = textwrap.TextWrapper(right, break_long_words=False, break_on_hyphens=False).wrap
     return [
         f"{'' if index else label:{indent}}{line}".replace(KEPT_SPACE, " ")
         for label, paragraphs in rows.items()
-        for index, line in enumerate(line for paragraph in paragraphs for line in wrap(paragraph))
+        for index, line in enumerate(line for each in paragraphs for line in wrapped(each, right).split("\n"))
     ]
 
 
@@ -84,6 +83,11 @@ def wrapped(text: str, width: int) -> str:
             lines[-1] += f" {word}" if used else word
             used += length + bool(used)
     return "\n".join(lines)
+
+
+def note(text: str) -> None:
+    """Print a sentence on stderr, broken between words where the terminal is narrower."""
+    print(wrapped(text, columns()), file=sys.stderr)
 
 
 def kept(text: str) -> str:

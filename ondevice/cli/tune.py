@@ -9,7 +9,7 @@ from typing import Any
 
 from ondevice.cli.main import INTERRUPTED
 from ondevice.cli.options import add_model_arguments, load_model
-from ondevice.cli.progress import ProgressBar
+from ondevice.cli.progress import PERCENTAGE, ProgressBar
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import UsageError
 
@@ -35,23 +35,22 @@ def run(args: argparse.Namespace) -> int:
     interrupted = False
     with load_model(args) as model:
         tuning = Tuning(model)
-        latest: list[dict[str, Any]] = []
+        facts: dict[str, Any] = {}
         prompts, _ = fitting_prompts(model, args)
-        with ProgressBar("tuning", unit=" s", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
+        with ProgressBar("tuning", unit=" s", bar_format=PERCENTAGE) as bar:
 
-            def show(facts: dict[str, Any], spent: float) -> None:
-                latest[:] = [facts]
+            def show(found: dict[str, Any], spent: float) -> None:
+                facts.update(found)
                 bar.title(f"tuning, {facts['tried']} tried, best {facts['predicted_speed_up']:.2f}x")
                 bar.show(min(round(10 * spent), round(10 * args.seconds) - 1), round(10 * args.seconds))
 
             try:
-                latest[:] = [tuning.run(prompts, args.seconds, show)]
+                facts.update(tuning.run(prompts, args.seconds, show))
             except KeyboardInterrupt:
                 interrupted = True
         where = tuning.where()
-    if not latest:
+    if not facts:
         return INTERRUPTED
-    facts = latest[0]
     print(json.dumps({**facts, "file": where}) if args.json else report(facts))
     print(f"saved in {where}" + ("" if facts["finished"] else ": run it again to continue"), file=sys.stderr)
     return INTERRUPTED if interrupted else 0
