@@ -25,7 +25,7 @@ from ondevice.cli.options import (
     load_model,
 )
 from ondevice.cli.progress import unseen_keys
-from ondevice.cli.prompts import KINDS, content_part, dropped_files, named_files, read_json, standard_input
+from ondevice.cli.prompts import KINDS, content_part, dropped_files, named_files, read_list, standard_input
 from ondevice.cli.reply_view import MarkdownView, TextView, can_format, stream_reply, summary
 from ondevice.cli.style import Style, aligned, columns, note, styled
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
@@ -174,11 +174,7 @@ class Conversation:
         self.options = options
 
     def attach(self, kind: str, path: Path) -> None:
-        """Let a file go with the next message. It is read now: what becomes of it later does not matter.
-
-        Args:
-            kind: `image` or `audio`.
-            path: the file.
+        """Let an `image` or `audio` file go with the next message. It is read now: later it may change.
 
         Raises:
             PromptError: a file that is not one of this kind, or more than the bundle and its context can read.
@@ -217,11 +213,7 @@ class Conversation:
         return True
 
     def regenerate(self) -> None:
-        """Answer the last message again, replacing its reply.
-
-        Raises:
-            UsageError: there is no message.
-        """
+        """Answer the last message again, replacing its reply; UsageError without one."""
         before = self.messages
         if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
             raise UsageError("there is no message to answer again")
@@ -230,11 +222,7 @@ class Conversation:
             self.messages = before
 
     def drop(self) -> None:
-        """Forget the oldest question and its reply.
-
-        Raises:
-            UsageError: there is no message.
-        """
+        """Forget the oldest question and its reply; UsageError without one."""
         system = self._system_messages
         turns = self.messages[len(system) :]
         if not turns:
@@ -258,7 +246,7 @@ class Conversation:
         """
         if path.exists():
             try:
-                _read_messages(path)
+                read_list(path, "list of messages", dict)
             except PromptError as error:
                 raise UsageError(f"{path} is not a conversation and is not overwritten") from error
         path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -269,7 +257,7 @@ class Conversation:
         Raises:
             PromptError: it has no messages that this bundle's template accepts.
         """
-        messages = _read_messages(path)
+        messages = read_list(path, "list of messages", dict)
         self._model.encode([*messages, HELLO])
         self.messages, self.thoughts = messages, ""
 
@@ -290,13 +278,6 @@ class Conversation:
         return {"role": "assistant", "content": text}
 
 
-def _read_messages(path: Path) -> list[dict[str, Any]]:
-    messages = read_json(path)
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise PromptError(f"{path} is not a list of messages")
-    return messages
-
-
 class ChatCommand(NamedTuple):
     """A line that begins with a slash.
 
@@ -310,11 +291,7 @@ class ChatCommand(NamedTuple):
 
 
 def run_command(line: str, conversation: Conversation) -> None:
-    """Run a line that begins with a slash.
-
-    Raises:
-        UsageError: an unknown command, or a wrong argument.
-    """
+    """Run a line that begins with a slash; UsageError where no command or argument is like that."""
     word, _, rest = line.partition(" ")
     command = CHAT_COMMANDS.get(word)
     if command is None:
@@ -384,11 +361,7 @@ def _attach_named(kind: str, conversation: Conversation, rest: str) -> None:
 
 
 def _attach(conversation: Conversation, files: Iterable[tuple[str, Path]]) -> None:
-    """Attach files, each with its kind, and show what goes with the next message.
-
-    Raises:
-        PromptError: one of them cannot be read, or not by this bundle.
-    """
+    """Attach files, each with its kind, and show what goes with the next message."""
     for kind, path in files:
         conversation.attach(kind, path)
     names = ", ".join(name for name, _ in conversation.attached)

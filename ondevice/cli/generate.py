@@ -19,7 +19,7 @@ from ondevice.cli.options import (
     generation_options,
     load_model,
 )
-from ondevice.cli.prompts import add_prompt_arguments, read_json, read_prompt, read_tools
+from ondevice.cli.prompts import add_prompt_arguments, read_json, read_list, read_prompt
 from ondevice.cli.reply_view import (
     DraftsView,
     JsonLinesView,
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args)
     options = generation_options(args)
     if args.tools is not None:
-        options["tools"] = read_tools(args.tools)
+        options["tools"] = read_list(args.tools, "JSON list of functions")
     options["response_format"] = _response_format(args)
     options["tool_choice"] = _tool_choice(args)
     as_objects = args.json or args.json_lines

@@ -219,11 +219,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def command_parser(name: str) -> Parser:
-    """The argument parser of a command of `COMMANDS`; imports the command's module.
-
-    Raises:
-        MissingDependencyError: the command belongs to an extra that is not installed.
-    """
+    """The argument parser of a command of `COMMANDS`; imports the command's module, and raises as `parse_args`."""
     command = COMMANDS[name]
     try:
         module = import_module(command.module)

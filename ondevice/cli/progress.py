@@ -31,11 +31,7 @@ class ProgressBar:
     """
 
     def __init__(self, title: str, **options: Any) -> None:
-        """
-        Args:
-            title: text before the bar.
-            options: of tqdm, which is imported when there is something to show.
-        """
+        """`options` are those of tqdm, which is imported when there is something to show."""
         self._options = {"desc": title, "delay": PATIENCE_S, "leave": False, "disable": None, **options}
         self._bar: tqdm[None] | None = None
         self._since = 0.0

@@ -100,16 +100,12 @@ def _part(kind: str, path: str) -> dict[str, str]:
     return {"type": kind, kind: path}
 
 
-def read_tools(path: Path) -> list[Any]:
-    """Read the function declarations of `--tools`.
-
-    Raises:
-        PromptError: unreadable, or not a JSON list.
-    """
-    tools = read_json(path)
-    if not isinstance(tools, list):
-        raise PromptError(f"{path} is not a JSON list of functions")
-    return tools
+def read_list(path: Path, what: str, kind: type = object) -> list[Any]:
+    """Read a list of JSON values of a type; raises as `read_json`, and PromptError where it is not such a `what`."""
+    found = read_json(path)
+    if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
+        raise PromptError(f"{path} is not a {what}")
+    return found
 
 
 def read_json(path: Path) -> Any:
@@ -176,12 +172,8 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def check_counts(args: argparse.Namespace) -> None:
-    """Check `--limit` and `--max-new-tokens` before a model is loaded.
-
-    Raises:
-        UsageError: one of them leaves nothing to do.
-    """
-    for name in ("limit", "max_new_tokens"):
+    """Check that no count leaves nothing to do, before a model is loaded; else UsageError."""
+    for name in ("limit", "max_new_tokens", "repeat"):
         count = getattr(args, name, None)
         if count is not None and count < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be a whole number from 1 on, not {count}")
@@ -211,15 +203,7 @@ def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt
 
 
 def content_part(kind: str, path: Path) -> dict[str, Any]:
-    """The content part of a file, in OpenAI's form.
-
-    Args:
-        kind: `image` or `audio`.
-        path: the file.
-
-    Raises:
-        PromptError: it cannot be read, or is too large.
-    """
+    """The content part of an `image` or `audio` file, in OpenAI's form; raises as `read_file`."""
     data, suffix = base64.b64encode(read_file(path)).decode(), path.suffix.lower().removeprefix(".")
     if kind == "audio":
         return {"type": "input_audio", "input_audio": {"data": data, "format": suffix or "wav"}}

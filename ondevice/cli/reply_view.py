@@ -156,11 +156,7 @@ class DraftsView(TextView):
             self._write("".join(piece.text for piece in same), style)
 
     def legend(self, stats: Stats) -> str:
-        """The line that explains the colours, with the number of tokens of each and the tokens per round, for stderr.
-
-        Args:
-            stats: of the whole reply.
-        """
+        """The line for stderr that explains the colours, with the number of tokens of each and the tokens per round."""
         parts = []
         for origin in get_args(Origin):
             text, style = f"{self._counts[origin]} {origin}", ORIGIN_STYLES.get(origin)

@@ -57,11 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(facts: dict[str, Any]) -> str:
-    """The result of a search as text.
-
-    Args:
-        facts: of `ondevice.tuning.facts_of`.
-    """
+    """The result of a search, of `ondevice.tuning.facts_of`, as text."""
     blocks = " and ".join(f"{name} of layers {_numbers(facts[f'without_{name}'])}" for name in ("attention", "mlp"))
     survival = ", ".join(f"{chance:.2f}" for chance in facts["survival"])
     return "\n".join(

@@ -25,9 +25,8 @@ from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
     from ondevice.cli.batch.answers import AnswerFile
-    from ondevice.cli.batch.cluster import Cluster
     from ondevice.cli.batch.requests import RequestFile
-    from ondevice.cli.batch.workers import ModelThreads
+    from ondevice.cli.batch.workers import Cluster, ModelThreads
 
 SEQUENCES = 8
 """Default of `--max-sequences`. For Gemma 4 E2B's shape, eight sequences at once give 5.5 times the tokens of one
@@ -88,14 +87,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: AnswerFile) -> bool:
     """Answer the requests that have no answer yet; True if Ctrl-C ended it."""
-    if args.ray is not None:
-        from ondevice.cli.batch.cluster import Cluster
+    from ondevice.cli.batch.workers import Cluster, ModelThreads
 
+    if args.ray is not None:
         with closing(Cluster(args.ray, args)) as cluster:
             return _write_answers(cluster, requests, answers)
-
-    from ondevice.cli.batch.workers import ModelThreads
-
     with load_model(args) as model:
         return _write_answers(ModelThreads(model, args.max_sequences), requests, answers)
 
@@ -124,10 +120,7 @@ class BatchBar(ProgressBar):
     """A bar of answered prompts, with tokens per second and the time left at this pace."""
 
     def __init__(self, total: int) -> None:
-        """
-        Args:
-            total: number of prompts to answer.
-        """
+        """`total` is the number of prompts to answer."""
         super().__init__(
             "batch",
             bar_format="{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}, {remaining} left{postfix}",

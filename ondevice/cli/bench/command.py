@@ -121,8 +121,6 @@ def run(args: argparse.Namespace) -> int:
         tables.check_plot(args.plot)
     _check_mode(args)
     repeats = (args.repeat or (QUICK_REPEATS if args.quick else REPEATS)) if args.scenarios else 1
-    if repeats < 1:
-        raise UsageError(f"--repeat must be a whole number from 1 on, not {repeats}")
     lengths: list[int] = []
     with ExitStack() as stack:
         models = _load_models(args, stack)

@@ -224,11 +224,7 @@ class Row:
 
 
 def rows_of(results: Sequence[dict[Variant, Run]], **about: Any) -> list[Row]:
-    """One row per variant of the results of `run_in_turns`.
-
-    Args:
-        about: keywords of `Row.of`.
-    """
+    """One row per variant of the results of `run_in_turns`; `about` are keywords of `Row.of`."""
     runs = {variant: [turn[variant] for turn in results] for variant in (results[0] if results else ())}
     return [Row.of(each, own, runs[Variant(each.model, PLAIN)], **about) for each, own in runs.items()]
 
