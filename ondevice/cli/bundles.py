@@ -86,9 +86,8 @@ def _table(rows: list[dict[str, Any]], width: int) -> list[str]:
             continue
         used = "never" if row["used_at"] is None else age(time() - row["used_at"])
         table.append((*begin, row["quantization"], used, "mtp" if row["drafter"] else "none", row["family"]))
-    widths = [max(len(line[column]) for line in table if len(line) == len(TITLES)) for column in range(len(TITLES))]
-    widths[:2] = [max(len(line[column]) for line in table) for column in range(2)]
     count = len(TITLES)
+    widths = [max(len(line[each]) for line in table if each < 2 or len(line) == count) for each in range(count)]
     while count > 2 and sum(widths[:count]) + 2 * (count - 1) > width:
         count -= 1
     return [

@@ -52,18 +52,12 @@ NOTICES = {
 
 NO_THINKING = ", but this bundle's template does not support it"
 
-DOT = {"type": "text", "text": "."}
-"""A text to try pictures and sounds with."""
-
 HELLO = {"role": "user", "content": "Hello"}
 """A message to try the template with."""
 
 SYSTEM_ROLES = ("system", "developer")
 
 EXIT_WORDS = ("/exit", "/quit", "/bye")
-
-DEFAULT = "default"
-"""The value of `/set NAME default`, which unsets the option."""
 
 QUOTES = '"""'
 """Begins and ends a message of several lines."""
@@ -181,8 +175,9 @@ class Conversation:
         """
         part = content_part(kind, path)
         parts, tokens = [each for _, each in self.attached], self.options.get("image_tokens")
+        dot = {"type": "text", "text": "."}
         lengths = [
-            len(self._model.encode([{"role": "user", "content": [*content, dict(DOT)]}], image_tokens=tokens))
+            len(self._model.encode([{"role": "user", "content": [*content, dot]}], image_tokens=tokens))
             for content in (parts, [*parts, part])
         ]
         self.attached.append((f"{path.name} ({lengths[1] - lengths[0]} tokens)", part))
@@ -332,7 +327,7 @@ def _set(conversation: Conversation, rest: str) -> None:
     name = name.removeprefix("--").replace("-", "_")
     changed = cast("dict[str, Any]", dict(conversation.options))
     changed.pop(name, None)
-    if value.strip() != DEFAULT:
+    if value.strip() != "default":
         changed |= _parse_setting(name, value.strip())
     conversation.use(cast("GenerationKeywords", changed))
 

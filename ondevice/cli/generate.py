@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ondevice.cli.bench.measure import WARM_UP_TOKENS
 from ondevice.cli.main import FAILED, INTERRUPTED
 from ondevice.cli.options import (
     add_count,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
     from ondevice.text.codec import Prompt
-
-WARM_UP_TOKENS = 8
 
 STATS_KEYS = (
     "prompt_tokens",

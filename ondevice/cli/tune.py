@@ -13,14 +13,12 @@ from ondevice.cli.progress import PERCENTAGE, ProgressBar
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import UsageError
 
-SECONDS = 300.0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     group = parser.add_argument_group("search")
     group.add_argument(
-        "--seconds", type=float, default=SECONDS, metavar="N", help=f"duration of the search (default: {SECONDS:.0f})"
+        "--seconds", type=float, default=300.0, metavar="N", help="duration of the search (default: %(default).0f)"
     )
     add_prompt_set_arguments(group)
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
