@@ -34,8 +34,17 @@ from tqdm import tqdm
 from benchmarks.llama_server import Completion, LlamaServer, add_llama_server, speculative, version
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE
-from ondevice.cli.bench.measure import PLAIN, Configuration, Run, Variant, acceptance_by_position, run_in_turns
-from ondevice.cli.bench.scenarios import FILES, Scenario, load_scenarios
+from ondevice.cli.bench.measure import (
+    FILES,
+    PLAIN,
+    Configuration,
+    Run,
+    Scenario,
+    Variant,
+    acceptance_by_position,
+    load_scenarios,
+    run_in_turns,
+)
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.errors import OndeviceError
 from ondevice.generate.drafters import registry

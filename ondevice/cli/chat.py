@@ -159,11 +159,7 @@ class Conversation:
         self.messages = [*([{"role": "system", "content": system}] if system else []), *turns]
 
     def use(self, options: GenerationKeywords) -> None:
-        """Generate with other options from now on.
-
-        Raises:
-            OndeviceError: an option that is invalid, or not supported by this bundle.
-        """
+        """Generate with other options from now on; OndeviceError for one that is invalid or not supported here."""
         self._model.stream([*self._system_messages, HELLO], **options).close()  # validates, computes nothing
         self.options = options
 
@@ -247,11 +243,7 @@ class Conversation:
         path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
     def load(self, path: Path) -> None:
-        """Continue with the messages of a file.
-
-        Raises:
-            PromptError: it has no messages that this bundle's template accepts.
-        """
+        """Continue with the messages of a file; PromptError if this bundle's template does not accept them."""
         messages = read_list(path, "list of messages", dict)
         self._model.encode([*messages, HELLO])
         self.messages, self.thoughts = messages, ""

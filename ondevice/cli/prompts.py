@@ -122,11 +122,7 @@ def read_json(path: Path) -> Any:
 
 
 def standard_input() -> BinaryIO:
-    """Standard input as bytes.
-
-    Raises:
-        PromptError: it is closed (`<&-`).
-    """
+    """Standard input as bytes; PromptError if it is closed (`<&-`)."""
     if sys.stdin is None:
         raise PromptError("standard input is closed: give the text another way")
     return sys.stdin.buffer
@@ -179,19 +175,17 @@ def check_counts(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be a whole number from 1 on, not {count}")
 
 
-def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list[int]]:
-    """The prompts that leave room for a reply in the context, and their lengths in tokens.
-
-    How many do not fit is printed on stderr.
+def fitting_prompts(model: Model, args: argparse.Namespace) -> list[Prompt]:
+    """The prompts that leave room for a reply in the context. How many do not fit is printed on stderr.
 
     Raises:
         PromptError: none fits, or the file cannot be read.
     """
-    prompts, lengths = [], []
+    prompts = []
     wanted = load_prompts(args.prompts, args.limit, as_chat=CHAT_TEMPLATE in model.manifest.files)
     for prompt in wanted:
         try:
-            lengths.append(len(model.encode(prompt)))
+            model.encode(prompt)
         except ContextOverflowError:
             continue
         prompts.append(prompt)
@@ -199,7 +193,7 @@ def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt
         raise PromptError(f"no prompt fits into the context of {model.context_length} tokens")
     if len(prompts) < len(wanted):
         print(f"skipped {len(wanted) - len(prompts)} of {len(wanted)} prompts: too long", file=sys.stderr)
-    return prompts, lengths
+    return prompts
 
 
 def content_part(kind: str, path: Path) -> dict[str, Any]:

@@ -114,7 +114,8 @@ class TextView:
         self._write(step.text)
 
     def _call(self, call: ToolCall) -> None:
-        self._write(("" if self._last in ("", "\n") else "\n") + f"{_call_line(call)}\n")
+        line = f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})\n"
+        self._write(line if self._last in ("", "\n") else f"\n{line}")
 
     def _write(self, text: str, style: Style | None = None) -> None:
         if text:
@@ -175,10 +176,6 @@ class JsonLinesView:
 
     def end(self) -> None:
         pass
-
-
-def _call_line(call: ToolCall) -> str:
-    return f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})"
 
 
 def summary(stats: Stats) -> str:

@@ -99,11 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _setup(args: argparse.Namespace) -> Setup:
-    """The server's setup from the options.
-
-    Raises:
-        UsageError: a value out of range, two API keys, or an empty one.
-    """
+    """The server's setup from the options; UsageError for a value out of range, two API keys, or an empty one."""
     from ondevice.server.guard import Rules
     from ondevice.server.running import Setup
 

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     with load_model(args) as model:
         tuning = Tuning(model)
         facts: dict[str, Any] = {}
-        prompts, _ = fitting_prompts(model, args)
+        prompts = fitting_prompts(model, args)
         with ProgressBar("tuning", unit=" s", bar_format=PERCENTAGE) as bar:
 
             def show(found: dict[str, Any], spent: float) -> None:

@@ -109,10 +109,8 @@ def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answe
             else:
                 answers.write(event)
                 bar.count(1, 0)
-    print(
-        f"{bar.answers} answers, {bar.tokens} tokens in {bar.seconds:.1f} s, {bar.tokens_per_s:.1f} tokens/s",
-        file=sys.stderr,
-    )
+    seconds, pace = bar.pace()
+    print(f"{bar.answers} answers, {bar.tokens} tokens in {seconds:.1f} s, {pace:.1f} tokens/s", file=sys.stderr)
     return interrupted.is_set()
 
 
@@ -133,18 +131,15 @@ class BatchBar(ProgressBar):
         self.answers = 0
         self.tokens = 0
 
-    @property
-    def seconds(self) -> float:
-        return perf_counter() - self._started
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+    def pace(self) -> tuple[float, float]:
+        """Seconds since the beginning, and tokens per second."""
+        seconds = perf_counter() - self._started
+        return seconds, self.tokens / seconds
 
     def count(self, answers: int, tokens: int) -> None:
         """Add new answers and new tokens."""
         self.answers += answers
         self.tokens += tokens
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{self.tokens_per_s:.1f} tokens/s", refresh=False)
+            self._bar.set_postfix_str(f"{self.pace()[1]:.1f} tokens/s", refresh=False)
         self.show(self.answers, self._total)

@@ -98,7 +98,11 @@ class ModelThreads:
     def _work(self, remaining: Iterator[Request], events: SimpleQueue[BatchEvent | Exception | None]) -> None:
         """Answer requests until none is left; a thread's last event is None."""
         try:
-            while (request := self._next(remaining)) is not None:
+            while True:
+                with self._lock:
+                    request = None if self._stopped else next(remaining, None)
+                if request is None:
+                    break
                 made = answer(self._model, request, self._on_start, lambda step: events.put(len(step.token_ids)))
                 if made is None or self._stopped:
                     break
@@ -106,10 +110,6 @@ class ModelThreads:
         except Exception as error:
             events.put(error)
         events.put(None)
-
-    def _next(self, remaining: Iterator[Request]) -> Request | None:
-        with self._lock:
-            return None if self._stopped else next(remaining, None)
 
     def _on_start(self, generation: Generation) -> None:
         if self._stopped:  # `cancel` was called before the model had this generation to cancel
@@ -146,11 +146,8 @@ class Cluster:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"there is no Ray cluster at {address}: {reason(error)}") from error
-        self._workers = [
-            Worker(node["NodeID"], node["NodeManagerHostname"], node["Resources"]["CPU"])
-            for node in self._ray.nodes()
-            if node["Alive"] and node["Resources"].get("CPU")
-        ]
+        nodes = self._ray.nodes()
+        self._workers = [Worker(node) for node in nodes if node["Alive"] and node["Resources"].get("CPU")]
 
     def close(self) -> None:
         """Disconnect, which ends the workers."""
@@ -195,8 +192,9 @@ class Cluster:
             self._remove(worker, f"its worker was lost {MOST_STARTS} times")
             return
         worker.starts += 1
-        strategy = self._node_affinity(worker.node, soft=False)
-        options = {"num_cpus": worker.processors, "max_concurrency": self._sequences, "scheduling_strategy": strategy}
+        strategy = self._node_affinity(worker.node["NodeID"], soft=False)
+        processors = worker.node["Resources"]["CPU"]
+        options = {"num_cpus": processors, "max_concurrency": self._sequences, "scheduling_strategy": strategy}
         worker.actor = self._ray.remote(RemoteModel).options(**options).remote()
         worker.calls = {worker.actor.load.remote(*self._bundle, self._options): None}
 
@@ -228,17 +226,17 @@ class Cluster:
 
     def _restart(self, worker: Worker, why: str) -> None:
         """Retry the requests of a lost worker elsewhere, and start it again if its machine is alive."""
-        _log.warning("lost the worker on %s, its prompts are retried: %s", worker.host, why)
+        _log.warning("lost the worker on %s, its prompts are retried: %s", worker.node["NodeManagerHostname"], why)
         self._retries.extend(request for request in worker.calls.values() if request is not None)
         worker.calls = {}
         self._ray.kill(worker.actor)
-        if any(node["NodeID"] == worker.node and node["Alive"] for node in self._ray.nodes()):
+        if any(node["NodeID"] == worker.node["NodeID"] and node["Alive"] for node in self._ray.nodes()):
             self._start(worker)
         else:
             self._remove(worker, "the machine is gone")
 
     def _remove(self, worker: Worker, why: str) -> None:
-        _log.warning("%s is not used: %s", worker.host, why)
+        _log.warning("%s is not used: %s", worker.node["NodeManagerHostname"], why)
         self._workers = [each for each in self._workers if each is not worker]
 
 
@@ -246,16 +244,13 @@ class Cluster:
 class Worker:
     """A machine of the cluster and the process that answers there.
 
-    node, host : Ray's id of the machine, and its host name
-    processors : number of CPUs that Ray counts there
+    node : the machine, as `ray.nodes` describes it
     actor : Ray's handle of a `RemoteModel`
     starts : number of times that the process was started
     calls : open calls by Ray's reference to the result: the request, or None for loading the model
     """
 
-    node: str
-    host: str
-    processors: float
+    node: dict[str, Any]
     actor: Any = None
     starts: int = 0
     calls: dict[Any, Request | None] = field(default_factory=dict)

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.cli.bench import scenario_report, tables
-from ondevice.cli.bench.measure import PLAIN, SCHEDULES, Configuration, Row, Run, Variant, rows_of, run_in_turns
-from ondevice.cli.bench.scenarios import Scenario, load_scenarios
+from ondevice.cli.bench.measure import (
+    PLAIN,
+    SCHEDULES,
+    Configuration,
+    Row,
+    Run,
+    Scenario,
+    Variant,
+    load_scenarios,
+    rows_of,
+    run_in_turns,
+)
 from ondevice.cli.main import FAILED, INTERRUPTED
 from ondevice.cli.options import add_count, add_model_arguments, drafter, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
@@ -115,15 +125,13 @@ def run(args: argparse.Namespace) -> int:
         tables.check_plot(args.plot)
     _check_mode(args)
     repeats = (args.repeat or (QUICK_REPEATS if args.quick else REPEATS)) if args.scenarios else 1
-    lengths: list[int] = []
     with ExitStack() as stack:
         models = _load_models(args, stack)
         model = models[0]
         if args.scenarios:
             scenarios = _fitting_scenarios(model, args)
         else:
-            prompts, lengths = fitting_prompts(model, args)
-            scenarios = [Scenario("", tuple(prompts))]
+            scenarios = [Scenario("", tuple(fitting_prompts(model, args)))]
         rows, interrupted = _measure(models, scenarios, repeats, args)
         if not rows:
             return INTERRUPTED
@@ -134,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             facts |= {
                 "prompts": plain.prompts,
-                "prompt_tokens": sum(lengths[: plain.prompts]),
+                "prompt_tokens": sum(len(model.encode(each)) for each in scenarios[0].prompts[: plain.prompts]),
                 "new_tokens": plain.new_tokens,
                 "temperature": plain.temperature,
                 "seed": args.seed,

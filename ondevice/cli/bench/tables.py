@@ -161,7 +161,8 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     figure = Figure(figsize=(7, 1 + 0.35 * len(rows)), layout="constrained")
     axes = figure.subplots()
     speeds = [row.decode_tokens_per_s for row in rows]
-    bars = axes.barh([row.label for row in rows], speeds, color=["0.6", *["C0"] * (len(rows) - 1)])
+    labels = ["plain" if row.is_plain else f"{row.name} {row.length}" for row in rows]
+    bars = axes.barh(labels, speeds, color=["0.6", *["C0"] * (len(rows) - 1)])
     axes.bar_label(bars, [f"{row.decode_tokens_per_s:.1f} ({row.speed_up:.2f}x)" for row in rows], padding=3)
     axes.axvline(speeds[0], color="0.6", linestyle=":")
     axes.set_xlim(0, 1.3 * max(speeds))

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ondevice.cli.bench import measure
-from ondevice.cli.bench.measure import Row
+from ondevice.cli.bench.measure import FILES, RAW, Row, load_scenarios
 from ondevice.cli.bench.scenario_report import WORTH, report, verdicts
-from ondevice.cli.bench.scenarios import FILES, RAW, load_scenarios
 
 NAMES = ["code completion", "code editing", "summary", "question", "chat", "translation", "extraction"]
 
@@ -19,7 +18,7 @@ NAMES = ["code completion", "code editing", "summary", "question", "chat", "tran
 @pytest.fixture
 def short(monkeypatch):
     """Prompts that fit into the toy's context."""
-    monkeypatch.setattr("ondevice.cli.bench.scenarios._prompts", lambda name, as_chat: ("abab", "cdcdcd"))
+    monkeypatch.setattr("ondevice.cli.bench.measure._prompts", lambda name, as_chat: ("abab", "cdcdcd"))
 
 
 def row(scenario, temperature, drafter, *speed_ups):
