@@ -95,9 +95,7 @@ def report(findings: Sequence[Finding]) -> str:
         [
             finding.drafter,
             finding.sampling,
-            str(finding.tokens),
-            str(finding.num_draft_tokens),
-            str(finding.num_accepted_tokens),
+            *map(str, (finding.tokens, finding.num_draft_tokens, finding.num_accepted_tokens)),
             f"{finding.equal}/{finding.prompts}",
         ]
         for finding in findings

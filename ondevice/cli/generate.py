@@ -65,9 +65,6 @@ STATS_KEYS = (
 
 DRAFTING_OPTIONS = ("drafter", "draft_sampling", "num_assistant_tokens", "num_assistant_tokens_schedule")
 
-TOOL_CHOICES = ("auto", "required", "none")
-"""Values of `--tool-choice` that are not the name of a function."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
@@ -97,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
     if args.tools is not None:
         options["tools"] = read_list(args.tools, "JSON list of functions")
     options["response_format"] = _response_format(args)
-    options["tool_choice"] = _tool_choice(args)
     as_objects = args.json or args.json_lines
     if args.compare and args.draft_sampling == "ratio":
         raise UsageError("--compare needs equal tokens, and --draft-sampling ratio changes them: leave one of them out")
@@ -160,6 +156,7 @@ def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--lark", type=Path, metavar="FILE", help="a grammar in Lark's syntax, as llguidance reads it")
     group.add_argument(
         "--tool-choice",
+        type=_tool_choice,
         metavar="MODE",
         help="with --tools: auto allows calls and keeps them to their declarations, required forces a call, none "
         "forbids calls, a function's name forces a call of that function",
@@ -176,19 +173,13 @@ def _response_format(args: argparse.Namespace) -> dict[str, Any] | None:
         return {"type": "json_schema", "json_schema": {"schema": read_json(args.json_schema)}}
     if args.json_object:
         return {"type": "json_object"}
-    if args.lark is not None:
-        return {"type": "lark", "lark": read_text(args.lark)}
-    if args.regex is not None:
-        return {"type": "regex", "regex": args.regex}
-    return None if args.choice is None else {"type": "choice", "choice": args.choice}
+    texts = {"lark": args.lark and read_text(args.lark), "regex": args.regex, "choice": args.choice}
+    return next(({"type": kind, kind: text} for kind, text in texts.items() if text is not None), None)
 
 
-def _tool_choice(args: argparse.Namespace) -> str | Mapping[str, Any] | None:
-    """The keyword `tool_choice` of `Model.stream`."""
-    chosen: str | None = args.tool_choice
-    if chosen is None or chosen in TOOL_CHOICES:
-        return chosen
-    return {"type": "function", "function": {"name": chosen}}
+def _tool_choice(word: str) -> str | Mapping[str, Any]:
+    """Parse `--tool-choice`: a mode, or the name of a function."""
+    return word if word in ("auto", "required", "none") else {"type": "function", "function": {"name": word}}
 
 
 def as_json(reply: Reply) -> dict[str, Any]:

@@ -70,17 +70,14 @@ def machine_facts() -> dict[str, Any]:
     kernels = library.choice()
     threads = machine.default_threads()
     obstacles: dict[str, str] = {}
+    measured: dict[str, Any] = dict.fromkeys(MEASURED)
     for name in ENGINES:
         try:
             _check_engine(name)
-        except Exception as error:  # a package built for another processor, an unwritable cache, ...
+            if name == "simd":
+                measured = _measured(threads)
+        except Exception as error:  # of package, cache, compiler or CPU: the other facts are still printed
             obstacles[name] = _failure(error)
-    measured: dict[str, Any] = dict.fromkeys(MEASURED)
-    if "simd" not in obstacles:
-        try:
-            measured = _measured(threads)
-        except Exception as error:  # any failure of compiler or CPU: the other facts are still printed
-            obstacles["simd"] = _failure(error)
     sizes = pack_sizes()
     return {
         "ondevice": __version__,

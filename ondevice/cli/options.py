@@ -231,8 +231,7 @@ def preparing(*listeners: OnPrepare) -> Iterator[OnPrepare]:
         def report(stage: str, share: float) -> None:
             for listener in listeners:
                 listener(stage, share)
-            bar.title(stage)
-            bar.show(round(1000 * share), 1000)
+            bar.show(round(1000 * share), 1000, stage)
 
         try:
             yield report

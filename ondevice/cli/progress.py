@@ -45,8 +45,12 @@ class ProgressBar:
         LOG.removeHandler(self._handler)
         self._close()
 
-    def show(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done; the bar closes when all are."""
+    def show(self, done: int, total: int, title: str | None = None) -> None:
+        """Show that `done` of `total` units are done, with another title if one is given; closes when all are done."""
+        if title is not None:
+            self._options["desc"] = title
+            if self._bar is not None:
+                self._bar.set_description_str(title, refresh=False)
         if self._bar is None:
             if done == total:
                 return
@@ -56,12 +60,6 @@ class ProgressBar:
         self._bar.update(done - self._bar.n)
         if done == total:
             self._close()
-
-    def title(self, title: str) -> None:
-        """Change the text before the bar."""
-        self._options["desc"] = title
-        if self._bar is not None:
-            self._bar.set_description_str(title, refresh=False)
 
     def show_below(self, done: int, total: int) -> None:
         """`show` on a line of its own, for a terminal line that holds text already, which the bar would overwrite.
@@ -168,13 +166,10 @@ def unseen_keys() -> Iterator[None]:
     except ImportError:  # Windows echoes keys only when they are read
         yield
         return
-    if not sys.stdin.isatty():
-        yield
-        return
     try:
         keyboard = sys.stdin.fileno()
         before = termios.tcgetattr(keyboard)
-    except (OSError, ValueError, termios.error):  # an object in place of a terminal, such as a test's or a notebook's
+    except (OSError, ValueError, termios.error):  # no terminal, or an object in place of one
         yield
         return
     silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]

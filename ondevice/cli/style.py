@@ -50,9 +50,9 @@ def has_colours(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
-def styled(text: str, style: Style, stream: TextIO) -> str:
-    """The text in a style, or unchanged where the stream has no colours."""
-    return f"{style}{text}{RESET}" if text and has_colours(stream) else text
+def styled(text: str, style: Style | None, stream: TextIO) -> str:
+    """The text in a style, or unchanged without one and where the stream has no colours."""
+    return f"{style}{text}{RESET}" if text and style and has_colours(stream) else text
 
 
 def aligned(rows: Mapping[str, Sequence[str]], width: int) -> list[str]:

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
             def show(found: dict[str, Any], spent: float) -> None:
                 facts.update(found)
-                bar.title(f"tuning, {facts['tried']} tried, best {facts['predicted_speed_up']:.2f}x")
-                bar.show(min(round(10 * spent), round(10 * args.seconds) - 1), round(10 * args.seconds))
+                title = f"tuning, {facts['tried']} tried, best {facts['predicted_speed_up']:.2f}x"
+                bar.show(min(round(10 * spent), round(10 * args.seconds) - 1), round(10 * args.seconds), title)
 
             try:
                 facts.update(tuning.run(prompts, args.seconds, show))

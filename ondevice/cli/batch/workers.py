@@ -42,8 +42,6 @@ POLL_S = 0.1
 """Timeout of waits for answers, in seconds, after which a cancellation is noticed: on Windows, Ctrl-C is only seen
 between two waits."""
 
-CONNECT_TIMEOUT_S = 10.0
-
 _log = logging.getLogger("ondevice")
 
 
@@ -169,10 +167,10 @@ class Cluster:
         while not self._stopped:
             for worker in self._workers:
                 yield from self._submit(worker, remaining)
-            if not self._has_unanswered():
+            if not self._retries and not any(worker.calls and not worker.is_loading for worker in self._workers):
                 request = next(remaining, None)
                 if request is None:
-                    return
+                    return  # and all that were taken have an answer
                 self._retries.append(request)
             if not self._workers:
                 raise UsageError("no machine of the cluster is left that can answer")
@@ -181,10 +179,6 @@ class Cluster:
                 if (made := self._receive(owners[reference], reference)) is not None:
                     yield made.new_tokens
                     yield made
-
-    def _has_unanswered(self) -> bool:
-        """Whether requests were taken that have no answer yet."""
-        return bool(self._retries) or any(worker.calls and not worker.is_loading for worker in self._workers)
 
     def _start(self, worker: Worker) -> None:
         """Start the machine's process, on all of its processors, and let it load the model."""
@@ -299,7 +293,7 @@ def _check_reachable(address: str) -> None:
     """Connect to HOST:PORT, or raise OSError, because Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
 
 
 def _remote_location(location: str) -> str:

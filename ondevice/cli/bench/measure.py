@@ -26,15 +26,9 @@ PROMPTS = Path(__file__).parent / "prompts"
 SEPARATOR = "\n=====\n"
 """Stands between the prompts of a file."""
 
-FILES = {
-    "code completion": "completion.txt",
-    "code editing": "editing.txt",
-    "summary": "summary.txt",
-    "question": "question.txt",
-    "chat": "chat.txt",
-    "translation": "translation.txt",
-    "extraction": "extraction.txt",
-}
+SCENARIOS = ("code completion", "code editing", "summary", "question", "chat", "translation", "extraction")
+"""Names of scenarios; the last word is the name of the file with the prompts."""
+
 RAW = frozenset({"code completion", "code editing"})
 """Scenarios whose prompts are continued as they are, as for an editor; with a chat template, the others are a user's
 message."""
@@ -54,11 +48,11 @@ class Scenario(NamedTuple):
 
 def load_scenarios(limit: int | None, *, as_chat: bool) -> list[Scenario]:
     """Read `limit` prompts of each scenario, or all; as messages if the bundle has a chat template."""
-    return [Scenario(name, _prompts(name, as_chat)[:limit]) for name in FILES]
+    return [Scenario(name, _prompts(name, as_chat)[:limit]) for name in SCENARIOS]
 
 
 def _prompts(name: str, as_chat: bool) -> tuple[Prompt, ...]:
-    texts = (PROMPTS / FILES[name]).read_text("utf-8").split(SEPARATOR)
+    texts = (PROMPTS / f"{name.rsplit(maxsplit=1)[-1]}.txt").read_text("utf-8").split(SEPARATOR)
     if name in RAW:
         return tuple(text.rstrip("\n") for text in texts)
     if as_chat:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ondevice.cli.bench import measure
-from ondevice.cli.bench.measure import FILES, RAW, Row, load_scenarios
+from ondevice.cli.bench.measure import RAW, SCENARIOS, Row, load_scenarios
 from ondevice.cli.bench.scenario_report import WORTH, report, verdicts
 
 NAMES = ["code completion", "code editing", "summary", "question", "chat", "translation", "extraction"]
@@ -55,7 +55,7 @@ def rows(*speed_ups):
 
 def test_every_scenario_ships_prompts_of_a_few_hundred_words_at_most():
     found = load_scenarios(None, as_chat=True)
-    assert [scenario.name for scenario in found] == NAMES == list(FILES)
+    assert [scenario.name for scenario in found] == NAMES == list(SCENARIOS)
     for scenario in found:
         assert len(scenario.prompts) >= 2
         for prompt in scenario.prompts:
