@@ -117,11 +117,7 @@ class Conversation:
         system: str | None = None,
         make_view: Callable[[], TextView] = TextView,
     ) -> None:
-        """
-        Args:
-            options: keywords of `Model.stream`.
-            system: the system message.
-            make_view: makes the view of each reply.
+        """`options` are keywords of `Model.stream`; `make_view` makes the view of each reply.
 
         Raises:
             PromptError: the bundle has no chat template, or one that refuses a system message.

@@ -159,10 +159,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line.
-
-    Args:
-        argv: the words after `ondevice`; default: those of the process.
+    """Run one command line: the words after `ondevice`, by default those of the process.
 
     Returns:
         The exit code: 0, `FAILED`, `MISTAKE`, `INTERRUPTED` or `BROKEN_PIPE`.

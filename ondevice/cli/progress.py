@@ -110,10 +110,7 @@ def byte_bar(title: str) -> ProgressBar:
 
 @contextmanager
 def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[threading.Event]:
-    """Within the block, the first Ctrl-C cancels the generation, which then ends by itself; the second one raises.
-
-    Args:
-        cancel: ends the work early; safe to call from a signal handler.
+    """Within the block, the first Ctrl-C calls `cancel`, so that the work ends by itself; the second one raises.
 
     Yields:
         An event that is set by the first one.

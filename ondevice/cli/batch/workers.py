@@ -118,10 +118,7 @@ class Cluster:
     """Workers on all machines of a Ray cluster; the same methods as `ModelThreads`."""
 
     def __init__(self, address: str, args: argparse.Namespace) -> None:
-        """
-        Args:
-            address: as `ray.init` takes it.
-            args: options of `ondevice batch`.
+        """Connect to an address as `ray.init` takes it; `args` are the options of `ondevice batch`.
 
         Raises:
             MissingDependencyError: ray is not installed.
@@ -261,16 +258,10 @@ class RemoteModel:
         self._model: Model
 
     def load(self, location: str, content: str, version: str, options: dict[str, Any]) -> str | None:
-        """Load the model, if this machine has the same version and bundle.
+        """Load the model, with keywords of `ondevice.load`, if this machine has the same version and bundle.
 
-        Args:
-            location: path or name of the bundle.
-            content: hash of the bundle's content where the batch was started; every file here is compared with it.
-            version: of ondevice where the batch was started.
-            options: keywords of `ondevice.load`.
-
-        Returns:
-            Why this machine cannot be used; None if it can.
+        `content` and `version` are those where the batch was started; every file here is compared with the hash
+        `content`. Returns why this machine cannot be used, or None.
         """
         import ondevice
 

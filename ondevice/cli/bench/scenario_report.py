@@ -48,11 +48,9 @@ FIELDS = (
 
 
 def report(rows: Sequence[Row], foot: str) -> str:
-    """The tables, the legend and the verdicts.
+    """The tables, the legend, the lines of `foot` and the verdicts.
 
-    Args:
-        rows: by scenario and temperature, plain decoding first.
-        foot: lines about the conditions of the measurement.
+    `rows` are ordered by scenario and temperature, plain decoding first.
     """
     first = [row for row in rows if row.backend == rows[0].backend]
     names = list(dict.fromkeys(row.drafter for row in first if not row.is_plain))
