@@ -120,8 +120,8 @@ class BatchBar(ProgressBar):
     def __init__(self, total: int) -> None:
         """`total` is the number of prompts to answer."""
         super().__init__(
-            "batch",
-            bar_format="{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}, {remaining} left{postfix}",
+            "",
+            bar_format="batch: {n_fmt}/{total_fmt} |{bar}| {elapsed}, {remaining} left, {desc}",
             smoothing=0.0,  # long answers are rare events: the mean pace predicts better than the latest
             miniters=0,  # redraw for new tokens too, without a new answer
             mininterval=0.25,
@@ -140,6 +140,4 @@ class BatchBar(ProgressBar):
         """Add new answers and new tokens."""
         self.answers += answers
         self.tokens += tokens
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self.pace()[1]:.1f} tokens/s", refresh=False)
-        self.show(self.answers, self._total)
+        self.show(self.answers, self._total, f"{self.pace()[1]:.1f} tokens/s")
