@@ -207,8 +207,8 @@ def _measure(
     from tqdm import tqdm
 
     variants = _variants(models, args)
-    default = dict.fromkeys([0.0, models[0].defaults.temperature] if args.scenarios else [0.0])
-    temperatures = list(default) if args.temperature is None else [args.temperature]
+    temperatures = [0.0, models[0].defaults.temperature] if args.scenarios else [0.0]
+    temperatures = list(dict.fromkeys(temperatures)) if args.temperature is None else [args.temperature]
     tokens = args.max_new_tokens or ((QUICK_TOKENS if args.quick else SCENARIO_TOKENS) if args.scenarios else TOKENS)
     total = len(variants) * repeats * len(temperatures) * sum(len(scenario.prompts) for scenario in scenarios)
     rows: list[Row] = []
