@@ -9,6 +9,7 @@ from ondevice.errors import UsageError
 from ondevice.generate import sampling_kernels
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling_kernels import RowDraw
 from tests.pairwise import pairwise
 
 VOCAB = 300
@@ -199,20 +200,25 @@ def test_a_guess_from_the_target_s_own_logits_is_its_choice(chosen: dict[str, An
             assert 0 < guesses[-1].share <= guesses[0].share <= 1
 
 
-@pytest.mark.parametrize("chosen", [each for each in WARPERS if each.get("top_k")], ids=str)
+@pytest.mark.parametrize("chosen", [*WARPERS, {}], ids=str)
 @pytest.mark.parametrize("spread", [0.3, 3.0, 30.0])
-def test_one_kernel_draws_what_the_filters_and_gumbel_argmax_do_one_after_the_other(
+def test_the_best_of_some_candidates_are_those_with_the_largest_log_weight_and_noise(
     chosen: dict[str, Any], spread: float
 ) -> None:
     random = np.random.default_rng(4)
-    sampler = Sampler(SamplingOptions(**{**chosen, "repetition_penalty": 1.0}, seed=5))
-    for position, logits in enumerate((spread * random.standard_normal((40, 512))).astype(np.float32)):
-        names = random.permutation(4096)[:512]
-        places, values = np.empty(4, np.intp), np.empty(4)
-        count = sampler._draw(logits, names, position, places, values)
-        tokens, own = sampler._top_k_draw.best(logits, names, position, 4)
-        assert tokens.tolist() == names[places[:count]].tolist()
-        np.testing.assert_allclose(own, values[:count], rtol=1e-12)
+    draw = RowDraw(SamplingOptions(**chosen), sampling_kernels.key_of(5))
+    for position, count in enumerate([512, 3, 900, 512] * 5):  # its scratch is reused for rows of any length
+        scores = (spread * random.standard_normal(count)).astype(np.float32)
+        names = random.permutation(4096)[:count]
+        kept, weights = (each.copy() for each in draw.kept(scores))
+        log_weights = (scores[kept].astype(np.float64) - scores.max()) / chosen.get("temperature", 1.0)
+        np.testing.assert_allclose(weights, np.exp(log_weights), rtol=1e-12)
+        noise = [sampling_kernels.gumbel_at(sampling_kernels.key_of(5), position, name) for name in names[kept]]
+        order = np.argsort(-(log_weights + noise))[:4]
+        tokens, values = draw.best(scores, names, position, 4)
+        assert tokens.tolist() == names[kept][order][: len(tokens)].tolist()
+        np.testing.assert_allclose(values, (log_weights + noise)[order][: len(tokens)], rtol=1e-12)
+        assert len(tokens) == min(4, np.count_nonzero(weights))
 
 
 def test_a_min_p_alone_keeps_what_it_keeps_behind_a_top_k_of_all() -> None:
