@@ -158,23 +158,37 @@ class StopStrings:
         return 0
 
 
-def token_offsets(tokenizer: Tokenizer, token_ids: Iterable[int], text: str) -> list[int]:
-    """Where each token begins in the text that the tokens encode, in characters.
+class TokenOffsets:
+    """Where the tokens of a text begin in it, in characters, as they come in.
 
     A token within a character begins where the character does. A control token that the text does not spell out, such
     as the one that begins every prompt, takes no room.
     """
-    detokenizer, found, at = Detokenizer(tokenizer), list[int](), 0
-    for token_id in token_ids:
-        if token_id in tokenizer.special_ids:
-            at += len(detokenizer.interrupt())
-            found.append(min(at, len(text)))
-            spelt = tokenizer.decode([token_id], keep_special=True)
-            at += len(spelt) if text.startswith(spelt, at) else 0
-        else:
-            found.append(min(at, len(text)))
-            at += len(detokenizer.feed(token_id))
-    return found
+
+    def __init__(self, tokenizer: Tokenizer, begin: int = 0, spelling: str = "") -> None:
+        """
+        Args:
+            begin: where the first token begins.
+            spelling: the text, if it may spell control tokens out, as a prompt may.
+        """
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._at = begin
+        self._spelling = spelling
+
+    def add(self, token_ids: Iterable[int]) -> list[int]:
+        """Where the next tokens begin."""
+        found = []
+        for token_id in token_ids:
+            if token_id in self._tokenizer.special_ids:
+                self._at += len(self._detokenizer.interrupt())
+                found.append(self._at)
+                spelt = self._tokenizer.decode([token_id], keep_special=True)
+                self._at += len(spelt) if self._spelling.startswith(spelt, self._at) else 0
+            else:
+                found.append(self._at)
+                self._at += len(self._detokenizer.feed(token_id))
+        return found
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
