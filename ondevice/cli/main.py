@@ -207,12 +207,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that the console lacks must not end the reply
     try:
-        args = parse_args(words)
-        return int(args.run(args) or 0)
+        try:
+            args = parse_args(words)
+            return int(args.run(args) or 0)
+        finally:
+            _flush_output()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _discard_output()
         return BROKEN_PIPE
     except (OndeviceError, OSError, MemoryError) as error:
         if "--debug" in words:
@@ -307,9 +309,17 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
-def _discard_output() -> None:
-    """Point standard output at the null device, so that the interpreter's last flush does not fail on a broken pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flush_output() -> None:
+    """Write what standard output still holds: the interpreter's last flush would report a failure with a traceback.
+
+    Raises:
+        OSError: it cannot be written, for example to a full disk. The null device then gets the rest.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 if __name__ == "__main__":

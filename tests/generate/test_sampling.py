@@ -200,6 +200,20 @@ def test_a_guess_from_the_target_s_own_logits_is_its_choice(chosen: dict[str, An
             assert 0 < guesses[-1].share <= guesses[0].share <= 1
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize("filters", [{"min_p": 0.5}, {"top_p": 0.9}], ids=str)
+def test_shares_are_those_of_the_tokens_that_the_filters_keep(kept: int, filters: dict[str, Any]) -> None:
+    """Where they keep fewer than a guess is compared with, the rest of its memory counts for nothing."""
+    logits = np.full(VOCAB, -50, np.float32)
+    logits[:kept] = 50
+    for seed in range(20):
+        freed = np.full(4, 1e6)
+        del freed  # numpy gives this memory to the next array of its size
+        guesses = Sampler(SamplingOptions(**filters, seed=seed)).guess(logits, None, [], [], 4)
+        assert len(guesses) == kept
+        assert sum(guess.share for guess in guesses) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("chosen", [*WARPERS, {}], ids=str)
 @pytest.mark.parametrize("spread", [0.3, 3.0, 30.0])
 def test_the_best_of_some_candidates_are_those_with_the_largest_log_weight_and_noise(

@@ -430,6 +430,7 @@ def test_no_token_and_no_echo_is_an_empty_text(served):
         (CHAT, {"messages": MESSAGES, "drafter": "/etc/passwd"}, "drafter"),
         (CHAT, {"messages": MESSAGES, "logit_bias": {"a": 1}}, "logit_bias"),
         (CHAT, {"messages": MESSAGES, "logit_bias": [1]}, "logit_bias"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": [[float("inf"), 1]]}, "logit_bias"),
         (CHAT, {"messages": MESSAGES, "presence_penalty": "much"}, "presence_penalty"),
         (CHAT, {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
         (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),

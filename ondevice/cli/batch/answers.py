@@ -223,6 +223,8 @@ class AnswerFile:
             line, fingerprint, error = fields["line"], fields["asked"], fields.get("error")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise self._foreign_line(number) from problem
+        if not isinstance(line, int) or not isinstance(fingerprint, str):
+            raise self._foreign_line(number)
         if line in self._fingerprints:
             raise UsageError(f"{self.path} line {number} answers line {line} again: remove one of the two")
         self._fingerprints[line] = fingerprint
