@@ -14,7 +14,7 @@ from typing import Any
 
 from ondevice.bundle import MANIFEST, model_home
 from ondevice.cli.main import FAILED
-from ondevice.cli.options import preparing
+from ondevice.cli.options import add_bundle_argument, add_count, preparing
 from ondevice.cli.progress import byte_bar, ending_by_exception
 from ondevice.cli.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
@@ -143,13 +143,11 @@ def _confirmed(question: str) -> bool:
 
 
 def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
+    add_bundle_argument(parser)
     parser.add_argument(
         "--engine", choices=["auto", "simd", "ort"], default="auto", help="engine to prepare for (default: auto)"
     )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="number of threads to use (default: the physical cores)"
-    )
+    add_count(parser, "--threads", text="number of threads to use (default: the physical cores)")
 
 
 def run_prepare(args: argparse.Namespace) -> int:

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ondevice.bundle import model_home
-from ondevice.cli.attachments import KINDS, Attachment, content_part, dropped_files, named_files
 from ondevice.cli.main import Parser
-from ondevice.cli.markdown_view import MarkdownView, can_format
 from ondevice.cli.options import (
     add_chat_arguments,
     add_generation_arguments,
@@ -26,8 +24,8 @@ from ondevice.cli.options import (
     load_model,
 )
 from ondevice.cli.progress import unseen_keys
-from ondevice.cli.prompts import read_json, standard_input
-from ondevice.cli.reply_view import TextView, View, stream_reply, summary
+from ondevice.cli.prompts import KINDS, content_part, dropped_files, named_files, read_json, standard_input
+from ondevice.cli.reply_view import MarkdownView, TextView, can_format, stream_reply, summary
 from ondevice.cli.style import Style, aligned, columns, styled, wrapped
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
 from ondevice.machine import expanded
@@ -113,6 +111,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+class Attachment(NamedTuple):
+    """A picture or a sound that goes with the next message.
+
+    name : of its file
+    part : content part of OpenAI's form, with the file's bytes
+    tokens : of the prompt that it takes
+    """
+
+    name: str
+    part: dict[str, Any]
+    tokens: int
+
+
 class Conversation:
     """The messages of one session in OpenAI's form. A reply that was stopped stays as far as it came."""
 
@@ -121,7 +132,7 @@ class Conversation:
         model: Model,
         options: GenerationKeywords,
         system: str | None = None,
-        make_view: Callable[[], View] = TextView,
+        make_view: Callable[[], TextView] = TextView,
     ) -> None:
         """
         Args:

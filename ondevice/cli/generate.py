@@ -10,32 +10,62 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.cli.main import FAILED, INTERRUPTED
-from ondevice.cli.options import add_generation_arguments, add_model_arguments, generation_options, load_model
+from ondevice.cli.options import (
+    add_count,
+    add_generation_arguments,
+    add_model_arguments,
+    generation_options,
+    load_model,
+)
 from ondevice.cli.prompts import add_prompt_arguments, read_json, read_prompt, read_tools
 from ondevice.cli.reply_view import (
-    Comparison,
     DraftsView,
     JsonLinesView,
     TextView,
-    View,
-    as_json,
-    plain_options,
+    content,
+    first_difference,
     stream_reply,
     summary,
 )
 from ondevice.cli.style import columns, wrapped
 from ondevice.errors import UsageError
+from ondevice.generate.drafters import registry
 from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
+    from ondevice.generation import Reply
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
     from ondevice.text.codec import Prompt
 
 WARM_UP_TOKENS = 8
+
+STATS_KEYS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "new_tokens",
+    "prefill_s",
+    "decode_s",
+    "load_s",
+    "target_forwards",
+    "drafted",
+    "accepted",
+    "drafter",
+    "engine",
+    "peak_rss_bytes",
+    "threads",
+    "threads_ran",
+    "experts_per_round",
+    "rounds_without_draft",
+    "fallbacks",
+    "costs_age_s",
+)
+"""Fields of `Stats` that `--json` prints under the same name."""
+
+DRAFTING_OPTIONS = ("drafter", "draft_sampling", "num_assistant_tokens", "num_assistant_tokens_schedule")
 
 TOOL_CHOICES = ("auto", "required", "none")
 """Values of `--tool-choice` that are not the name of a function."""
@@ -57,9 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json-lines", action="store_true", help="print one JSON object per step as it comes, then that of --json"
     )
-    group.add_argument(
-        "--top-logprobs", type=int, metavar="N", help="log-probabilities of each token and of the N most likely ones"
-    )
+    add_count(group, "--top-logprobs", text="log-probabilities of each token and of the N most likely ones")
     group.add_argument(
         "--compare", action="store_true", help="generate again without drafts: print the speed-up, compare the tokens"
     )
@@ -79,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--watch-drafts shows text: leave it out, or leave out --json and --json-lines")
     if args.compare:
         options.setdefault("seed", 0)  # two sampled runs can only be compared with the same seed
-    comparison = None
+    extra: dict[str, Any] = {}
     with load_model(args) as model:
         if args.compare:
             _warm_up(model, prompt, options)
@@ -93,18 +121,18 @@ def run(args: argparse.Namespace) -> int:
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))
             interrupted = plain.finish_reason == "cancelled"
-            comparison = None if interrupted else Comparison(reply, plain)
+            if not interrupted:
+                extra = {"comparison": compare(reply, plain)}
+                if not as_objects:
+                    _note(_comparison_line(extra["comparison"], reply, plain))
     if as_objects:
-        extra = {"comparison": comparison.as_json()} if comparison else {}
         print(json.dumps({**as_json(reply), **extra}))
-    elif comparison:
-        _note(comparison.line())
     if interrupted:
         return INTERRUPTED
-    return FAILED if comparison and not comparison.equal else 0
+    return FAILED if extra and not extra["comparison"]["equal"] else 0
 
 
-def _view(args: argparse.Namespace, *, as_ids: bool) -> View | None:
+def _view(args: argparse.Namespace, *, as_ids: bool) -> TextView | JsonLinesView | None:
     if args.json_lines:
         return JsonLinesView()
     if args.json:
@@ -168,3 +196,44 @@ def _tool_choice(args: argparse.Namespace) -> str | Mapping[str, Any] | None:
     if chosen is None or chosen in TOOL_CHOICES:
         return chosen
     return {"type": "function", "function": {"name": chosen}}
+
+
+def as_json(reply: Reply) -> dict[str, Any]:
+    """The object that `generate --json` prints: `stats` has vLLM's names for drafts, `timings` llama.cpp's."""
+    stats = reply.stats
+    return {
+        **content(reply),
+        "stats": {
+            **{key: getattr(stats, key) for key in STATS_KEYS},
+            **stats.draft_figures(),
+            "by_source": {source: counts.draft_figures() for source, counts in stats.by_source.items()},
+        },
+        "timings": stats.timings(),
+    }
+
+
+def plain_options(options: GenerationKeywords) -> GenerationKeywords:
+    """The options of the same generation without drafts."""
+    rest = {name: value for name, value in options.items() if name not in DRAFTING_OPTIONS}
+    return cast("GenerationKeywords", {**rest, "drafter": registry.NONE})
+
+
+def compare(drafted: Reply, plain: Reply) -> dict[str, Any]:
+    """What `--compare --json` prints. The tokens of both replies must be equal."""
+    speed, plain_speed = (reply.stats.decode_tokens_per_s for reply in (drafted, plain))
+    return {
+        "equal": drafted.token_ids == plain.token_ids,
+        "speed_up": speed / plain_speed if plain_speed else 0.0,
+        "plain_tokens_per_s": plain_speed,
+        "drafted_tokens_per_s": speed,
+    }
+
+
+def _comparison_line(comparison: Mapping[str, Any], drafted: Reply, plain: Reply) -> str:
+    if comparison["equal"]:
+        verdict = f"all {len(plain.token_ids)} tokens equal"
+    else:
+        at = first_difference(drafted.token_ids, plain.token_ids)
+        verdict = f"THE TOKENS DIFFER from number {at + 1} on"
+    speed = f"plain decoding: {comparison['plain_tokens_per_s']:.1f} tokens/s"
+    return f"{speed}, with drafts {comparison['speed_up']:.2f}x as fast; {verdict}"

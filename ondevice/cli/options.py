@@ -31,27 +31,45 @@ MODEL_OPTIONS = (
 )
 """Options that are keywords of `ondevice.load`, where a command has them."""
 
-GENERATION_OPTIONS = (
-    "max_new_tokens",
-    "image_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_logprobs",
-    "thinking",
-    "seed",
-    "drafter",
-    "draft_sampling",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
+SAMPLING = (
+    ("--temperature --temp", float, "T", "0 always takes the most likely token"),
+    ("--top-k", int, "K", "sample from the K most likely tokens"),
+    ("--top-p", float, "P", "sample from the most likely tokens with a total probability of P"),
+    ("--min-p", float, "P", "drop tokens with less than P times the probability of the likeliest"),
+    ("--repetition-penalty", float, "F", "over 1: tokens that occurred become less likely"),
+    ("--presence-penalty", float, "P", "subtracted from the logits of generated tokens"),
+    ("--frequency-penalty", float, "P", "the same, times the occurrences of the token"),
+    ("--seed", int, "N", "the same seed gives the same text"),
 )
-"""Options that are keywords of `Model.stream`, where a command has them."""
+"""Options of sampling: names, type, metavar, help."""
 
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+def add_bundle_argument(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Declare the bundle, with further options of `add_argument`."""
+    help_text = "a bundle's directory, or its name under $ONDEVICE_HOME"
+    parser.add_argument("bundle", metavar="BUNDLE", help=help_text, **options)
+
+
+def add_count(group: argparse._ActionsContainer, *names: str, text: str, default: int | None = None) -> None:
+    """Declare an option that is a whole number.
+
+    Args:
+        text: its help, which ends with the default if it has one.
+    """
+    shown = text if default is None else f"{text} (default: {default})"
+    group.add_argument(*names, type=int, metavar="N", default=default, help=shown)
+
+
+def add_sequences_argument(group: argparse._ActionsContainer, what: str, default: int) -> None:
+    """Declare `--max-sequences`.
+
+    Args:
+        what: what runs at the same time.
+    """
+    text = f"{what} that run at the same time and share forwards, 1 to 16"
+    add_count(group, "--max-sequences", text=text, default=default)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str], object] = int) -> None:
@@ -60,7 +78,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str]
     Args:
         threads: parses the value of `--threads`.
     """
-    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
+    add_bundle_argument(parser)
     group = parser.add_argument_group("model")
     group.add_argument(
         "--engine",
@@ -75,13 +93,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str]
         metavar="N",
         help="maximum number of compute threads; fewer run where that is faster (default: the physical cores)",
     )
-    group.add_argument(
-        "-c",
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="maximum number of tokens of prompt and reply together (default: the model's limit)",
-    )
+    text = "maximum number of tokens of prompt and reply together (default: the model's limit)"
+    add_count(group, "-c", "--context-length", text=text)
     group.add_argument(
         "--kv-cache", choices=["fp16", "int8"], default="fp16", help="data type of the KV cache (default: fp16)"
     )
@@ -120,33 +133,11 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         max_new_tokens: default of that option.
     """
     group = parser.add_argument_group("sampling", "Defaults come from the bundle's generation_config.json.")
-    group.add_argument("--temperature", "--temp", type=float, metavar="T", help="0 always takes the most likely token")
-    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
-    group.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the most likely tokens with a total probability of P"
-    )
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="drop tokens with less than P times the probability of the likeliest"
-    )
-    group.add_argument(
-        "--repetition-penalty", type=float, metavar="F", help="over 1: tokens that occurred become less likely"
-    )
-    group.add_argument(
-        "--presence-penalty", type=float, metavar="P", help="subtracted from the logits of generated tokens"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=float, metavar="P", help="the same, times the occurrences of the token"
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    for names, parse, metavar, text in SAMPLING:
+        group.add_argument(*names.split(), type=parse, metavar=metavar, help=text)
     group = parser.add_argument_group("end of the reply")
-    group.add_argument(
-        "-n",
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        default=max_new_tokens,
-        help=f"maximum number of tokens to generate (default: {max_new_tokens})",
-    )
+    text = "maximum number of tokens to generate"
+    add_count(group, "-n", "--max-new-tokens", text=text, default=max_new_tokens)
     group.add_argument(
         "--stop",
         type=unescape,
@@ -164,7 +155,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         help="how a draft bundle samples: coupled, with the target's noise (default), or ratio, from its own "
         "distribution, verified by rejection sampling: the text of a seed then depends on drafter and draft lengths",
     )
-    group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="number of tokens per draft")
+    add_count(group, "--num-assistant-tokens", text="number of tokens per draft")
     group.add_argument(
         "--num-assistant-tokens-schedule",
         choices=["auto", "heuristic", "constant"],
@@ -227,11 +218,12 @@ def unescape(text: str) -> str:
 
 def generation_options(args: argparse.Namespace) -> GenerationKeywords:
     """Keywords of `Model.stream`: the options that were given, and no others."""
-    given: dict[str, Any] = {
-        name: value for name in GENERATION_OPTIONS if (value := getattr(args, name, None)) is not None
-    }
-    if getattr(args, "stop", None):
-        given["stop"] = tuple(args.stop)
+    from ondevice.options import GenerationKeywords
+
+    names = GenerationKeywords.__annotations__
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"])
     return cast("GenerationKeywords", given)
 
 

@@ -1,20 +1,29 @@
-"""Prompts from the command line: one (an argument, standard input, a file, token ids), or a file of many."""
+"""Prompts from the command line: one (an argument, standard input, a file, token ids), or a file of many.
+
+At the end: pictures and sounds that go with a prompt, and lines that name nothing else.
+"""
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import select
+import shlex
 import stat
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import unquote, urlsplit
 
 from ondevice.bundle import CHAT_TEMPLATE
-from ondevice.cli.options import add_chat_arguments, add_image_tokens_argument
+from ondevice.cli.options import add_chat_arguments, add_count, add_image_tokens_argument
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
+from ondevice.machine import expanded
+from ondevice.text.media_parts import MOST_BYTES
 from ondevice.text.prompt_file import load_prompts, read_stream, read_text
 
 if TYPE_CHECKING:
@@ -23,6 +32,12 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 """Seconds without data on a pipe after which a line explains what the command waits for."""
+
+KINDS = {
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif"), "image"),
+    **dict.fromkeys((".wav", ".mp3", ".flac", ".ogg"), "audio"),
+}
+"""The kind of a dropped file, by its suffix."""
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +172,7 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="HumanEval or Spec-Bench JSON lines, or one prompt per line (default: some built-in prompts)",
     )
-    group.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
+    add_count(group, "--limit", text="use only the first N prompts")
 
 
 def check_counts(args: argparse.Namespace) -> None:
@@ -193,3 +208,79 @@ def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt
     if len(prompts) < len(wanted):
         print(f"skipped {len(wanted) - len(prompts)} of {len(wanted)} prompts: too long", file=sys.stderr)
     return prompts, lengths
+
+
+def content_part(kind: str, path: Path) -> dict[str, Any]:
+    """The content part of a file, in OpenAI's form.
+
+    Args:
+        kind: `image` or `audio`.
+        path: the file.
+
+    Raises:
+        PromptError: it cannot be read, or is too large.
+    """
+    data, suffix = base64.b64encode(read_file(path)).decode(), path.suffix.lower().removeprefix(".")
+    if kind == "audio":
+        return {"type": "input_audio", "input_audio": {"data": data, "format": suffix or "wav"}}
+    media_type = "jpeg" if suffix == "jpg" else suffix or "png"
+    return {"type": "image_url", "image_url": {"url": f"data:image/{media_type};base64,{data}"}}
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a picture or a sound.
+
+    Raises:
+        PromptError: the file cannot be read, or is too large; a device or a pipe, which may never end.
+    """
+    try:
+        kind, content = path.stat().st_mode, b""
+        ends = stat.S_ISREG(kind) or stat.S_ISDIR(kind)  # opening a directory fails
+        if ends:
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the path
+        raise PromptError(f"cannot read {str(path)!r}: {error}") from error
+    if not ends:
+        raise PromptError(f"cannot read {path}: it is a device or a pipe, not a file")
+    if len(content) > MOST_BYTES:
+        raise PromptError(f"{path} has more than {MOST_BYTES >> 20} MB")
+    return content
+
+
+def dropped_files(line: str) -> list[Path]:
+    """The pictures and sounds that a line names, and nothing else: as terminals type files that are dropped on them."""
+    found = named_files(line)
+    return found if all(path.suffix.lower() in KINDS for path in found) else []
+
+
+def named_files(text: str) -> list[Path]:
+    """Existing files that a text consists of; none if it has other words.
+
+    Terminals quote spaces, escape them, leave them as they are, or write `file:` URIs.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an apostrophe
+        words = []
+    for candidates in ([text], [text.strip("\"'")], words):
+        if found := _existing(candidates):
+            return found
+    return []
+
+
+def _existing(names: Sequence[str]) -> list[Path]:
+    """The files of these names; none if one of them does not exist."""
+    found = []
+    for name in names:
+        try:
+            address = urlsplit(name)
+            path = Path(unquote(address.path)) if address.scheme == "file" else expanded(name)
+            if not path.is_file():
+                return []
+        except (OSError, ValueError, UsageError):  # too long for a name, a NUL, brackets, no such user
+            return []
+        found.append(path)
+    return found

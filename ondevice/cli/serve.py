@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from ondevice.bundle import Bundle
 from ondevice.cli.main import INTERRUPTED
-from ondevice.cli.options import add_drafter_argument, add_model_arguments, load_model
+from ondevice.cli.options import (
+    add_count,
+    add_drafter_argument,
+    add_model_arguments,
+    add_sequences_argument,
+    load_model,
+)
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.text.prompt_file import read_text
 
@@ -32,20 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
     add_drafter_argument(group)
     group = parser.add_argument_group("requests")
-    group.add_argument(
-        "--max-sequences",
-        type=int,
-        metavar="N",
-        default=SEQUENCES,
-        help=f"requests that run at the same time and share forwards, 1 to 16 (default: {SEQUENCES})",
-    )
-    group.add_argument(
-        "--max-waiting",
-        type=int,
-        metavar="N",
-        default=WAITING,
-        help=f"maximum length of the queue; requests beyond it get status 503 (default: {WAITING})",
-    )
+    add_sequences_argument(group, "requests", SEQUENCES)
+    text = "maximum length of the queue; requests beyond it get status 503"
+    add_count(group, "--max-waiting", text=text, default=WAITING)
     group.add_argument(
         "--idle-unload",
         type=float,

@@ -12,12 +12,11 @@ import socket
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ondevice import __version__
 from ondevice.bundle import MANIFEST, Bundle
-from ondevice.cli.batch.answers import Answer, answer
+from ondevice.cli.batch.answers import Answer, answer, refusal
 from ondevice.cli.batch.workers import BatchEvent
 from ondevice.cli.options import MODEL_OPTIONS
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError, reason
@@ -42,7 +41,7 @@ _log = logging.getLogger("ondevice")
 
 
 class Cluster:
-    """Workers on all machines of a Ray cluster; a context manager that disconnects, which ends the workers."""
+    """Workers on all machines of a Ray cluster; the same methods as `ModelThreads`."""
 
     def __init__(self, address: str, args: argparse.Namespace) -> None:
         """
@@ -77,12 +76,8 @@ class Cluster:
             if node["Alive"] and node["Resources"].get("CPU")
         ]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Disconnect, which ends the workers."""
         self._ray.shutdown()
 
     def cancel(self) -> None:
@@ -136,7 +131,7 @@ class Cluster:
             if request is None:
                 return
             if request.fault is not None:
-                yield Answer.refusing(request, request.fault)
+                yield refusal(request, request.fault)
             else:
                 worker.calls[worker.actor.answer.remote(request)] = request
 

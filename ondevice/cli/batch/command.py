@@ -16,6 +16,7 @@ from ondevice.cli.options import (
     add_generation_arguments,
     add_image_tokens_argument,
     add_model_arguments,
+    add_sequences_argument,
     generation_options,
     load_model,
 )
@@ -24,8 +25,9 @@ from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
     from ondevice.cli.batch.answers import AnswerFile
+    from ondevice.cli.batch.cluster import Cluster
     from ondevice.cli.batch.requests import RequestFile
-    from ondevice.cli.batch.workers import Workers
+    from ondevice.cli.batch.workers import ModelThreads
 
 SEQUENCES = 8
 """Default of `--max-sequences`. For Gemma 4 E2B's shape, eight sequences at once give 5.5 times the tokens of one
@@ -50,13 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--chat", action="store_true", help="treat a prompt that is a text as a user's message")
     add_image_tokens_argument(group)
-    group.add_argument(
-        "--max-sequences",
-        type=int,
-        metavar="N",
-        default=SEQUENCES,
-        help=f"prompts that run at the same time and share forwards, 1 to 16 (default: {SEQUENCES})",
-    )
+    add_sequences_argument(group, "prompts", SEQUENCES)
     group.add_argument(
         "--ray",
         metavar="ADDRESS",
@@ -76,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     requests = RequestFile(args.prompts, options, model_identity, chat=args.chat)
     if args.out.exists() and args.out.samefile(args.prompts):
         raise UsageError("--out is the file of prompts: name another one")
-    with AnswerFile(args.out) as answers:
+    with closing(AnswerFile(args.out)) as answers:
         if known := len(answers):
             print(f"{known} of {requests.count} are answered already", file=sys.stderr)
         if any(not answers.has(request) for request in requests):
@@ -95,7 +91,7 @@ def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: Answe
     if args.ray is not None:
         from ondevice.cli.batch.cluster import Cluster
 
-        with Cluster(args.ray, args) as cluster:
+        with closing(Cluster(args.ray, args)) as cluster:
             return _write_answers(cluster, requests, answers)
 
     from ondevice.cli.batch.workers import ModelThreads
@@ -104,10 +100,10 @@ def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: Answe
         return _write_answers(ModelThreads(model, args.max_sequences), requests, answers)
 
 
-def _write_answers(workers: Workers, requests: RequestFile, answers: AnswerFile) -> bool:
+def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answers: AnswerFile) -> bool:
     unanswered = (request for request in requests if not answers.has(request))
     with (
-        cancel_on_interrupt(workers) as interrupt,
+        cancel_on_interrupt(workers.cancel) as interrupted,
         BatchBar(requests.count - len(answers)) as bar,
         closing(workers.answers(unanswered)) as events,
     ):
@@ -121,7 +117,7 @@ def _write_answers(workers: Workers, requests: RequestFile, answers: AnswerFile)
         f"{bar.answers} answers, {bar.tokens} tokens in {bar.seconds:.1f} s, {bar.tokens_per_s:.1f} tokens/s",
         file=sys.stderr,
     )
-    return interrupt.happened
+    return interrupted.is_set()
 
 
 class BatchBar(ProgressBar):

@@ -1,14 +1,11 @@
-"""Answering several requests at once on one model: a thread per slot, whose rows share forwards.
-
-`Workers` is the protocol that `ModelThreads` here and `cluster.Cluster` implement.
-"""
+"""Answering several requests at once on one model: a thread per slot, whose rows share forwards."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ondevice.cli.batch.answers import Answer, answer
 from ondevice.cli.batch.requests import Request
@@ -22,18 +19,6 @@ BatchEvent = Answer | int
 
 POLL_S = 0.1
 """Timeout of the main thread's waits, in seconds: on Windows, Ctrl-C is only seen between two waits."""
-
-
-class Workers(Protocol):
-    """Answers requests in any order."""
-
-    def answers(self, requests: Iterable[Request]) -> Generator[BatchEvent, None, None]:
-        """Yield events as they occur, until all requests are answered or `cancel` was called."""
-        ...
-
-    def cancel(self) -> None:
-        """Stop; requests without an answer get none. May be called from a signal handler."""
-        ...
 
 
 class ModelThreads:

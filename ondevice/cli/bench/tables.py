@@ -14,14 +14,30 @@ from ondevice.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
     from ondevice.bundle_format.manifest import Manifest
-    from ondevice.model import Model
-    from ondevice.options import GenerationKeywords
 
 PACKAGES = ("onnxruntime", "numba", "numpy")
 """Packages whose versions are printed under a table."""
 
 POSITIONS = 6
 """Number of draft positions whose acceptance is shown; few drafts are longer."""
+
+FIELDS = (
+    "drafter",
+    "length",
+    "name",
+    "prompts",
+    "new_tokens",
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
+    "first_token_ms",
+    "tokens_per_round",
+    "acceptance",
+    "idle_rounds",
+    "peak_rss_bytes",
+    "speed_up",
+    "equal",
+)
+"""Figures of a `Row` that `--json` prints."""
 
 COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("drafter", lambda row: "plain" if row.is_plain else row.name),
@@ -36,13 +52,14 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("speed-up", lambda row: f"{row.speed_up:.2f}x"),
     ("equal", lambda row: f"{row.equal}/{row.prompts}"),
 )
-"""Titles and cells of the table of `markdown`."""
+"""Titles and cells of the table of `report`."""
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The table that `ondevice bench` prints."""
+def report(rows: Sequence[Row], foot: str) -> str:
+    """The table that `ondevice bench` prints, and lines about the conditions of the measurement."""
     cells = [[show(row) for _, show in COLUMNS] for row in rows]
-    return table([title for title, _ in COLUMNS], cells, left={"drafter", "draft", "acceptance by position"})
+    left = {"drafter", "draft", "acceptance by position"}
+    return f"{table([title for title, _ in COLUMNS], cells, left)}\n\n{foot}"
 
 
 def table(titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collection[str]) -> str:
@@ -91,36 +108,15 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return {**own, **{package: version_of(package) for package in packages}}
 
 
-def conditions(model: Model, plain: Row, prompt_tokens: int, options: GenerationKeywords) -> dict[str, Any]:
-    """Everything that is needed to repeat the measurement.
-
-    Args:
-        plain: the row of plain decoding.
-        prompt_tokens: number of tokens of all prompts.
-        options: keywords of `Model.stream` that all configurations share.
-    """
-    return {
-        **setup(model.manifest, model.engine.name, model.threads),
-        "kv_cache": model.engine.kv_cache,
-        "prompts": plain.prompts,
-        "prompt_tokens": prompt_tokens,
-        "new_tokens": plain.new_tokens,
-        "temperature": options["temperature"],
-        "seed": options["seed"],
-        "load_s": model.load_s,
-    }
-
-
-def footer(facts: dict[str, Any]) -> str:
-    """`conditions` in three lines of text."""
-    mean_prompt = facts["prompt_tokens"] / facts["prompts"]
-    mean_reply = facts["new_tokens"] / facts["prompts"]
+def footer(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    """The conditions of the measurement of `rows`, in three lines."""
+    count = facts["prompts"]
     return "\n".join(
         [
             setup_line(facts),
-            f"{facts['prompts']} prompts of {mean_prompt:.0f} tokens, {mean_reply:.0f} new tokens each on average; "
-            f"temperature {facts['temperature']:g}, seed {facts['seed']}; {facts['kv_cache']} KV cache; "
-            f"loaded in {facts['load_s']:.1f} s",
+            f"{count} prompts of {facts['prompt_tokens'] / count:.0f} tokens, {facts['new_tokens'] / count:.0f} new "
+            f"tokens each on average; temperature {facts['temperature']:g}, seed {facts['seed']}; {facts['kv_cache']} "
+            f"KV cache; loaded in {facts['load_s']:.1f} s",
             versions_line(facts),
         ]
     )
