@@ -25,6 +25,7 @@ WARPERS: list[dict[str, Any]] = [
     {"top_p": 1.0},
     {"min_p": 0.1},
     {"min_p": 1.0},
+    {"temperature": 1.5, "top_p": 0.7, "min_p": 0.02},
     {"repetition_penalty": 1.4},
     {"temperature": 1.3, "top_k": 50, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 0.7},
     {"temperature": 0.6, "top_k": 64, "top_p": 0.95},
@@ -260,9 +261,32 @@ def test_guesses_of_similar_logits_mostly_agree() -> None:
 
 
 @pytest.mark.parametrize("row", [[np.nan] * 4, [9, 8, np.nan, 7], [1, np.inf, 2, 3], [-np.inf] * 4], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_there_is_no_guess_where_the_logits_make_no_sense(temperature: float, row: list[float]) -> None:
-    assert Sampler(SamplingOptions(temperature)).guess(np.array(row, np.float32), None, [], []) == []
+@pytest.mark.parametrize(
+    "chosen",
+    [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_p": 0.9, "min_p": 0.1}],
+    ids=str,
+)
+@pytest.mark.parametrize("count", [4, 1000])
+def test_there_is_no_guess_where_the_logits_make_no_sense(
+    chosen: dict[str, float], row: list[float], count: int
+) -> None:
+    logits = np.full(count, min(row), np.float32)
+    logits[:4] = row
+    sampler = Sampler(SamplingOptions(**chosen))  # type: ignore[arg-type]
+    assert sampler.guess(logits, None, [], []) == []
+    with pytest.raises(UsageError, match="no token can be chosen"):
+        sampler.choose(logits, [])
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.0])
+def test_a_token_with_exactly_the_share_of_min_p_is_kept(temperature: float) -> None:
+    """Whatever the rounding of the logit below which no exponential is taken."""
+    scores = -np.abs(np.random.default_rng(7).standard_normal(300)).astype(np.float32)
+    scores[0] = 0
+    _, weights = RowDraw(SamplingOptions(temperature), sampling_kernels.key_of(0)).kept(scores)
+    for token, weight in enumerate(weights.tolist()):
+        kept, _ = RowDraw(SamplingOptions(temperature, min_p=weight), sampling_kernels.key_of(0)).kept(scores)
+        assert token in kept.tolist()
 
 
 def test_a_row_alone_decides() -> None:
