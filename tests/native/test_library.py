@@ -17,9 +17,9 @@ import pytest
 
 import ondevice
 from ondevice.generate.sampling_kernels import IN_ORDER, argmax_row
-from ondevice.native import library
-from ondevice.native.functions import ENTRIES, PARTS, Entry, Part
-from ondevice.native.sets import best_set, native_platform
+from ondevice.native import functions, library
+from ondevice.native.functions import ENTRIES, Entry
+from ondevice.native.sets import PARTS, Part, best_set, native_platform
 
 REPLY = """
 import sys
@@ -183,5 +183,5 @@ def test_loading_dates_the_directory(kernels: None) -> None:
     if library.choice().file is not None:
         pytest.skip("a shared library is used")
     os.utime(library.code_directory(), (0, 0))
-    library._loaded.__wrapped__(PARTS["tokens"])
+    functions._loaded.__wrapped__(PARTS["tokens"])
     assert library.code_directory().stat().st_mtime > 0
