@@ -34,8 +34,17 @@ from tqdm import tqdm
 from benchmarks.llama_server import Completion, LlamaServer, add_llama_server, speculative, version
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE
-from ondevice.cli.bench.measure import PLAIN, Configuration, Run, Variant, acceptance_by_position, run_in_turns
-from ondevice.cli.bench.scenarios import FILES, Scenario, load_scenarios
+from ondevice.cli.bench.measure import (
+    PLAIN,
+    SCENARIOS,
+    Configuration,
+    Run,
+    Scenario,
+    Variant,
+    acceptance_by_position,
+    load_scenarios,
+    run_in_turns,
+)
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.errors import OndeviceError
 from ondevice.generate.drafters import registry
@@ -194,7 +203,7 @@ class Case(NamedTuple):
 
 def _case(kind: str, prompt: int, temperature: float, tokens: int) -> Case:
     """A prompt at a temperature. Each prompt has a seed of its own: with a common one, their draws would be alike."""
-    seed = 1000 * [*FILES, HUMAN_EVAL].index(kind) + prompt
+    seed = 1000 * [*SCENARIOS, HUMAN_EVAL].index(kind) + prompt
     options: GenerationKeywords = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed}
     if temperature:
         options |= {"top_k": TOP_K, "top_p": TOP_P}
@@ -466,7 +475,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, nargs="?", help="a bundle")
     parser.add_argument("--human-eval", type=Path, metavar="FILE", help="HumanEval's tasks, JSON lines")
-    parser.add_argument("--kinds", nargs="+", choices=(*FILES, HUMAN_EVAL), metavar="KIND", help="(default: all)")
+    parser.add_argument("--kinds", nargs="+", choices=(*SCENARIOS, HUMAN_EVAL), metavar="KIND", help="(default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts of each kind (default: all)")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="first prompts of each kind to leave out")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of a reply (default: 96)")

@@ -60,7 +60,7 @@ def _compare_all(model: Model, args: argparse.Namespace) -> list[Finding]:
     """Generate every prompt without drafts, then with each drafter, and compare the tokens."""
     from tqdm import tqdm
 
-    prompts, _ = fitting_prompts(model, args)
+    prompts = fitting_prompts(model, args)
     drafters = [args.drafter] if args.drafter else registry.offered(model.engine)
     samplings: dict[str, GenerationKeywords] = {
         "greedy": {"max_new_tokens": args.max_new_tokens, "temperature": 0.0},
@@ -95,9 +95,7 @@ def report(findings: Sequence[Finding]) -> str:
         [
             finding.drafter,
             finding.sampling,
-            str(finding.tokens),
-            str(finding.num_draft_tokens),
-            str(finding.num_accepted_tokens),
+            *map(str, (finding.tokens, finding.num_draft_tokens, finding.num_accepted_tokens)),
             f"{finding.equal}/{finding.prompts}",
         ]
         for finding in findings

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ondevice.cli.bench.measure import WARM_UP_TOKENS
 from ondevice.cli.main import FAILED, INTERRUPTED
 from ondevice.cli.options import (
     add_count,
@@ -20,7 +20,7 @@ from ondevice.cli.options import (
     generation_options,
     load_model,
 )
-from ondevice.cli.prompts import add_prompt_arguments, read_json, read_prompt, read_tools
+from ondevice.cli.prompts import add_prompt_arguments, read_json, read_list, read_prompt
 from ondevice.cli.reply_view import (
     DraftsView,
     JsonLinesView,
@@ -30,7 +30,7 @@ from ondevice.cli.reply_view import (
     stream_reply,
     summary,
 )
-from ondevice.cli.style import columns, wrapped
+from ondevice.cli.style import note
 from ondevice.errors import UsageError
 from ondevice.generate.drafters import registry
 from ondevice.text.prompt_file import read_text
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
     from ondevice.text.codec import Prompt
-
-WARM_UP_TOKENS = 8
 
 STATS_KEYS = (
     "prompt_tokens",
@@ -66,9 +64,6 @@ STATS_KEYS = (
 """Fields of `Stats` that `--json` prints under the same name."""
 
 DRAFTING_OPTIONS = ("drafter", "draft_sampling", "num_assistant_tokens", "num_assistant_tokens_schedule")
-
-TOOL_CHOICES = ("auto", "required", "none")
-"""Values of `--tool-choice` that are not the name of a function."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +92,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args)
     options = generation_options(args)
     if args.tools is not None:
-        options["tools"] = read_tools(args.tools)
+        options["tools"] = read_list(args.tools, "JSON list of functions")
     options["response_format"] = _response_format(args)
-    options["tool_choice"] = _tool_choice(args)
     as_objects = args.json or args.json_lines
     if args.compare and args.draft_sampling == "ratio":
         raise UsageError("--compare needs equal tokens, and --draft-sampling ratio changes them: leave one of them out")
@@ -115,16 +109,16 @@ def run(args: argparse.Namespace) -> int:
         reply = stream_reply(model, prompt, options, view)
         interrupted = reply.finish_reason == "cancelled"
         if isinstance(view, DraftsView):
-            _note(view.legend(reply.stats))
+            note(view.legend(reply.stats))
         if not as_objects:
-            _note(summary(reply.stats))
+            note(summary(reply.stats))
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))
             interrupted = plain.finish_reason == "cancelled"
             if not interrupted:
                 extra = {"comparison": compare(reply, plain)}
                 if not as_objects:
-                    _note(_comparison_line(extra["comparison"], reply, plain))
+                    note(_comparison_line(extra["comparison"], reply, plain))
     if as_objects:
         print(json.dumps({**as_json(reply), **extra}))
     if interrupted:
@@ -138,11 +132,6 @@ def _view(args: argparse.Namespace, *, as_ids: bool) -> TextView | JsonLinesView
     if args.json:
         return None
     return DraftsView(as_ids=as_ids) if args.watch_drafts else TextView(as_ids=as_ids)
-
-
-def _note(line: str) -> None:
-    """Print a line on stderr, wrapped to the terminal."""
-    print(wrapped(line, columns()), file=sys.stderr)
 
 
 def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:
@@ -167,6 +156,7 @@ def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--lark", type=Path, metavar="FILE", help="a grammar in Lark's syntax, as llguidance reads it")
     group.add_argument(
         "--tool-choice",
+        type=_tool_choice,
         metavar="MODE",
         help="with --tools: auto allows calls and keeps them to their declarations, required forces a call, none "
         "forbids calls, a function's name forces a call of that function",
@@ -183,19 +173,13 @@ def _response_format(args: argparse.Namespace) -> dict[str, Any] | None:
         return {"type": "json_schema", "json_schema": {"schema": read_json(args.json_schema)}}
     if args.json_object:
         return {"type": "json_object"}
-    if args.lark is not None:
-        return {"type": "lark", "lark": read_text(args.lark)}
-    if args.regex is not None:
-        return {"type": "regex", "regex": args.regex}
-    return None if args.choice is None else {"type": "choice", "choice": args.choice}
+    texts = {"lark": args.lark and read_text(args.lark), "regex": args.regex, "choice": args.choice}
+    return next(({"type": kind, kind: text} for kind, text in texts.items() if text is not None), None)
 
 
-def _tool_choice(args: argparse.Namespace) -> str | Mapping[str, Any] | None:
-    """The keyword `tool_choice` of `Model.stream`."""
-    chosen: str | None = args.tool_choice
-    if chosen is None or chosen in TOOL_CHOICES:
-        return chosen
-    return {"type": "function", "function": {"name": chosen}}
+def _tool_choice(word: str) -> str | Mapping[str, Any]:
+    """Parse `--tool-choice`: a mode, or the name of a function."""
+    return word if word in ("auto", "required", "none") else {"type": "function", "function": {"name": word}}
 
 
 def as_json(reply: Reply) -> dict[str, Any]:

@@ -70,17 +70,14 @@ def machine_facts() -> dict[str, Any]:
     kernels = library.choice()
     threads = machine.default_threads()
     obstacles: dict[str, str] = {}
+    measured: dict[str, Any] = dict.fromkeys(MEASURED)
     for name in ENGINES:
         try:
             _check_engine(name)
-        except Exception as error:  # a package built for another processor, an unwritable cache, ...
+            if name == "simd":
+                measured = _measured(threads)
+        except Exception as error:  # of package, cache, compiler or CPU: the other facts are still printed
             obstacles[name] = _failure(error)
-    measured: dict[str, Any] = dict.fromkeys(MEASURED)
-    if "simd" not in obstacles:
-        try:
-            measured = _measured(threads)
-        except Exception as error:  # any failure of compiler or CPU: the other facts are still printed
-            obstacles["simd"] = _failure(error)
     sizes = pack_sizes()
     return {
         "ondevice": __version__,
@@ -127,11 +124,7 @@ def _failure(error: Exception) -> str:
 
 
 def _check_engine(name: str) -> None:
-    """Import an engine's module, and check that there are kernels.
-
-    Raises:
-        Exception: this machine cannot run the engine.
-    """
+    """Import an engine's module and check its kernels; any exception says why this machine cannot run the engine."""
     for each in ("ondevice.model", ENGINES[name]):
         import_module(each)
     from ondevice.native.sets import parts_of
@@ -140,11 +133,7 @@ def _check_engine(name: str) -> None:
 
 
 def _check_kernels(parts: Iterable[Part]) -> None:
-    """Check that this machine has the kernels of some parts, or can build them.
-
-    Raises:
-        OndeviceError: it cannot.
-    """
+    """Check that this machine has the kernels of some parts or can build them; else OndeviceError."""
     from ondevice.native import library
 
     if library.missing(parts) and find_spec("numba") is None:
@@ -267,16 +256,6 @@ def _cache(cache: Mapping[str, Any]) -> str:
     return f"{packs} in {_path(cache['directory'])}"
 
 
-def _engine(engine: Mapping[str, Any]) -> str:
-    name, reason = engine["name"] or "none", engine["reason"]
-    return name if reason is None else f"{name}: {reason}"
-
-
-def _formats(counts: Mapping[str, int]) -> str:
-    """Millions of weights of each format."""
-    return ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items())
-
-
 def _pack(pack: Mapping[str, Any]) -> str:
     bytes_, path = size(pack["bytes"]), _path(pack["path"])
     return {
@@ -303,7 +282,11 @@ def _head(head: Mapping[str, Any]) -> str:
 
 LABELS = {"memory_bytes_per_s": "memory bandwidth", "dot_product_ops_per_s": "dot products"}
 
-LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str, "weights": _formats}
+LISTS: dict[str, Callable[[Any], str]] = {
+    "files": size,
+    "unavailable": str,
+    "weights": lambda counts: ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items()),
+}
 """Facts with a line for each entry, and how an entry's value is shown."""
 
 TEXTS: dict[str, Callable[[Any], str]] = {
@@ -313,7 +296,7 @@ TEXTS: dict[str, Callable[[Any], str]] = {
     "bytes": size,
     "cache": _cache,
     "drafts_without": _blocks_text,
-    "engine": _engine,
+    "engine": lambda engine: (engine["name"] or "none") + (f": {engine['reason']}" if engine["reason"] else ""),
     "heads": lambda heads: _text([*map(_head, heads)]),
     "pack": _pack,
     "threads": "at most {}".format,

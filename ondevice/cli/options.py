@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.bundle import is_bundle
 from ondevice.bundle_format.vision import BUDGETS
-from ondevice.cli.progress import PreparationBar, ending_by_exception
+from ondevice.cli.progress import PERCENTAGE, ProgressBar, ending_by_exception
 from ondevice.generate.drafters import registry
 from ondevice.progress import OnPrepare
 
@@ -53,31 +53,19 @@ def add_bundle_argument(parser: argparse.ArgumentParser, **options: Any) -> None
 
 
 def add_count(group: argparse._ActionsContainer, *names: str, text: str, default: int | None = None) -> None:
-    """Declare an option that is a whole number.
-
-    Args:
-        text: its help, which ends with the default if it has one.
-    """
+    """Declare an option that is a whole number. Its help is `text`, and the default if it has one."""
     shown = text if default is None else f"{text} (default: {default})"
     group.add_argument(*names, type=int, metavar="N", default=default, help=shown)
 
 
 def add_sequences_argument(group: argparse._ActionsContainer, what: str, default: int) -> None:
-    """Declare `--max-sequences`.
-
-    Args:
-        what: what runs at the same time.
-    """
+    """Declare `--max-sequences`, for `what` runs at the same time."""
     text = f"{what} that run at the same time and share forwards, 1 to 16"
     add_count(group, "--max-sequences", text=text, default=default)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str], object] = int) -> None:
-    """Declare the bundle, and the options of loading it.
-
-    Args:
-        threads: parses the value of `--threads`.
-    """
+    """Declare the bundle, and the options of loading it; `threads` parses the value of `--threads`."""
     add_bundle_argument(parser)
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -127,11 +115,7 @@ def attention_keys(word: str) -> int | None:
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int = 256) -> None:
-    """Declare the options of sampling, of the reply's end, and of drafting.
-
-    Args:
-        max_new_tokens: default of that option.
-    """
+    """Declare the options of sampling, of the reply's end, with this default of its length, and of drafting."""
     group = parser.add_argument_group("sampling", "Defaults come from the bundle's generation_config.json.")
     for names, parse, metavar, text in SAMPLING:
         group.add_argument(*names.split(), type=parse, metavar=metavar, help=text)
@@ -166,11 +150,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
 def add_drafter_argument(
     group: argparse._ArgumentGroup, text: str = "drafter (default: auto, all that the bundle offers)"
 ) -> None:
-    """Declare `--drafter`.
-
-    Args:
-        text: the beginning of its help.
-    """
+    """Declare `--drafter`, whose help begins with `text`."""
     group.add_argument(
         "--drafter",
         type=drafter,
@@ -227,31 +207,34 @@ def generation_options(args: argparse.Namespace) -> GenerationKeywords:
     return cast("GenerationKeywords", given)
 
 
-def load_model(args: argparse.Namespace, on_prepare: OnPrepare | None = None) -> Model:
-    """Call `ondevice.load` with the options that the command has, showing a bar while the bundle is prepared.
-
-    Args:
-        on_prepare: also called with the progress of the preparation.
-    """
+def load_model(args: argparse.Namespace, *listeners: OnPrepare) -> Model:
+    """Call `ondevice.load` with the options that the command has, within `preparing`."""
     import ondevice
 
     options = {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
-    with preparing() as show:
-
-        def report(stage: str, share: float) -> None:
-            if on_prepare is not None:
-                on_prepare(stage, share)
-            show(stage, share)
-
+    with preparing(*listeners) as report:
         return ondevice.load(args.bundle, on_prepare=report, **options)
 
 
 @contextmanager
-def preparing() -> Iterator[OnPrepare]:
-    """Show a bar while a bundle is prepared, and a line if Ctrl-C interrupts that; yields the bar's callback."""
-    with ending_by_exception(), PreparationBar() as bar:
+def preparing(*listeners: OnPrepare) -> Iterator[OnPrepare]:
+    """Show a bar while a bundle is prepared, and a line if Ctrl-C interrupts that.
+
+    Args:
+        listeners: also called with the progress.
+
+    Yields:
+        The callback for the progress.
+    """
+    with ending_by_exception(), ProgressBar("preparing", bar_format=PERCENTAGE, delay=0.5) as bar:
+
+        def report(stage: str, share: float) -> None:
+            for listener in listeners:
+                listener(stage, share)
+            bar.show(round(1000 * share), 1000, stage)
+
         try:
-            yield bar.prepare
+            yield report
         except KeyboardInterrupt:
             bar.say("ondevice: interrupted while preparing the bundle: kernels compiled so far are kept")
             raise

@@ -20,6 +20,9 @@ LOG = logging.getLogger("ondevice")
 PATIENCE_S = 2.0
 """Seconds before a bar appears: shorter work needs none."""
 
+PERCENTAGE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+"""Format of a bar whose units mean nothing to a reader."""
+
 
 class ProgressBar:
     """A bar on stderr, shown only on a terminal, that disappears when the work is done.
@@ -28,11 +31,7 @@ class ProgressBar:
     """
 
     def __init__(self, title: str, **options: Any) -> None:
-        """
-        Args:
-            title: text before the bar.
-            options: of tqdm, which is imported when there is something to show.
-        """
+        """`options` are those of tqdm, which is imported when there is something to show."""
         self._options = {"desc": title, "delay": PATIENCE_S, "leave": False, "disable": None, **options}
         self._bar: tqdm[None] | None = None
         self._since = 0.0
@@ -46,8 +45,12 @@ class ProgressBar:
         LOG.removeHandler(self._handler)
         self._close()
 
-    def show(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done; the bar closes when all are."""
+    def show(self, done: int, total: int, title: str | None = None) -> None:
+        """Show that `done` of `total` units are done, with another title if one is given; closes when all are done."""
+        if title is not None:
+            self._options["desc"] = title
+            if self._bar is not None:
+                self._bar.set_description_str(title, refresh=False)
         if self._bar is None:
             if done == total:
                 return
@@ -57,12 +60,6 @@ class ProgressBar:
         self._bar.update(done - self._bar.n)
         if done == total:
             self._close()
-
-    def title(self, title: str) -> None:
-        """Change the text before the bar."""
-        self._options["desc"] = title
-        if self._bar is not None:
-            self._bar.set_description_str(title, refresh=False)
 
     def show_below(self, done: int, total: int) -> None:
         """`show` on a line of its own, for a terminal line that holds text already, which the bar would overwrite.
@@ -109,18 +106,6 @@ def prompt_bar() -> ProgressBar:
 def byte_bar(title: str) -> ProgressBar:
     """A bar in bytes."""
     return ProgressBar(title, unit="B", unit_scale=True)
-
-
-class PreparationBar(ProgressBar):
-    """A bar for preparing a bundle for this machine: a percentage, shown after half a second."""
-
-    def __init__(self) -> None:
-        super().__init__("preparing", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}", delay=0.5)
-
-    def prepare(self, stage: str, share: float) -> None:
-        """The `on_prepare` callback of `ondevice.load`: the stage, and the share that is done, 0 to 1."""
-        self.title(stage)
-        self.show(round(1000 * share), 1000)
 
 
 @contextmanager
@@ -181,13 +166,10 @@ def unseen_keys() -> Iterator[None]:
     except ImportError:  # Windows echoes keys only when they are read
         yield
         return
-    if not sys.stdin.isatty():
-        yield
-        return
     try:
         keyboard = sys.stdin.fileno()
         before = termios.tcgetattr(keyboard)
-    except (OSError, ValueError, termios.error):  # an object in place of a terminal, such as a test's or a notebook's
+    except (OSError, ValueError, termios.error):  # no terminal, or an object in place of one
         yield
         return
     silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]

@@ -100,16 +100,12 @@ def _part(kind: str, path: str) -> dict[str, str]:
     return {"type": kind, kind: path}
 
 
-def read_tools(path: Path) -> list[Any]:
-    """Read the function declarations of `--tools`.
-
-    Raises:
-        PromptError: unreadable, or not a JSON list.
-    """
-    tools = read_json(path)
-    if not isinstance(tools, list):
-        raise PromptError(f"{path} is not a JSON list of functions")
-    return tools
+def read_list(path: Path, what: str, kind: type = object) -> list[Any]:
+    """Read a list of JSON values of a type; raises as `read_json`, and PromptError where it is not such a `what`."""
+    found = read_json(path)
+    if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
+        raise PromptError(f"{path} is not a {what}")
+    return found
 
 
 def read_json(path: Path) -> Any:
@@ -126,11 +122,7 @@ def read_json(path: Path) -> Any:
 
 
 def standard_input() -> BinaryIO:
-    """Standard input as bytes.
-
-    Raises:
-        PromptError: it is closed (`<&-`).
-    """
+    """Standard input as bytes; PromptError if it is closed (`<&-`)."""
     if sys.stdin is None:
         raise PromptError("standard input is closed: give the text another way")
     return sys.stdin.buffer
@@ -176,30 +168,24 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def check_counts(args: argparse.Namespace) -> None:
-    """Check `--limit` and `--max-new-tokens` before a model is loaded.
-
-    Raises:
-        UsageError: one of them leaves nothing to do.
-    """
-    for name in ("limit", "max_new_tokens"):
+    """Check that no count leaves nothing to do, before a model is loaded; else UsageError."""
+    for name in ("limit", "max_new_tokens", "repeat"):
         count = getattr(args, name, None)
         if count is not None and count < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be a whole number from 1 on, not {count}")
 
 
-def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list[int]]:
-    """The prompts that leave room for a reply in the context, and their lengths in tokens.
-
-    How many do not fit is printed on stderr.
+def fitting_prompts(model: Model, args: argparse.Namespace) -> list[Prompt]:
+    """The prompts that leave room for a reply in the context. How many do not fit is printed on stderr.
 
     Raises:
         PromptError: none fits, or the file cannot be read.
     """
-    prompts, lengths = [], []
+    prompts = []
     wanted = load_prompts(args.prompts, args.limit, as_chat=CHAT_TEMPLATE in model.manifest.files)
     for prompt in wanted:
         try:
-            lengths.append(len(model.encode(prompt)))
+            model.encode(prompt)
         except ContextOverflowError:
             continue
         prompts.append(prompt)
@@ -207,19 +193,11 @@ def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt
         raise PromptError(f"no prompt fits into the context of {model.context_length} tokens")
     if len(prompts) < len(wanted):
         print(f"skipped {len(wanted) - len(prompts)} of {len(wanted)} prompts: too long", file=sys.stderr)
-    return prompts, lengths
+    return prompts
 
 
 def content_part(kind: str, path: Path) -> dict[str, Any]:
-    """The content part of a file, in OpenAI's form.
-
-    Args:
-        kind: `image` or `audio`.
-        path: the file.
-
-    Raises:
-        PromptError: it cannot be read, or is too large.
-    """
+    """The content part of an `image` or `audio` file, in OpenAI's form; raises as `read_file`."""
     data, suffix = base64.b64encode(read_file(path)).decode(), path.suffix.lower().removeprefix(".")
     if kind == "audio":
         return {"type": "input_audio", "input_audio": {"data": data, "format": suffix or "wav"}}

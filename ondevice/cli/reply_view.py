@@ -85,10 +85,7 @@ class TextView:
     """Prints text on stdout as it comes, tool calls as a line each; thoughts become one dim line on stderr."""
 
     def __init__(self, *, as_ids: bool = False) -> None:
-        """
-        Args:
-            as_ids: print token ids in the form that `--ids` reads, for a bundle without a tokenizer.
-        """
+        """`as_ids` prints token ids in the form that `--ids` reads, for a bundle without a tokenizer."""
         self._as_ids = as_ids
         self._last = ""
         """The last character on stdout."""
@@ -114,13 +111,14 @@ class TextView:
         self._write(step.text)
 
     def _call(self, call: ToolCall) -> None:
-        self._write(("" if self._last in ("", "\n") else "\n") + f"{_call_line(call)}\n")
+        line = f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})\n"
+        self._write(line if self._last in ("", "\n") else f"\n{line}")
 
     def _write(self, text: str, style: Style | None = None) -> None:
         if text:
             self._end_thoughts()
             self._last = text[-1]
-            sys.stdout.write(text if style is None else styled(text, style, sys.stdout))
+            sys.stdout.write(styled(text, style, sys.stdout))
             sys.stdout.flush()
 
     def _begin_thoughts(self) -> None:
@@ -156,16 +154,12 @@ class DraftsView(TextView):
             self._write("".join(piece.text for piece in same), style)
 
     def legend(self, stats: Stats) -> str:
-        """The line that explains the colours, with the number of tokens of each and the tokens per round, for stderr.
-
-        Args:
-            stats: of the whole reply.
-        """
-        parts = []
-        for origin in get_args(Origin):
-            text, style = f"{self._counts[origin]} {origin}", ORIGIN_STYLES.get(origin)
-            parts.append(text if style is None else styled(text, style, sys.stderr))
-        return f"tokens: {', '.join(parts)}; {stats.tokens_per_round:.2f} tokens per round"
+        """The line for stderr that explains the colours, with the number of tokens of each and the tokens per round."""
+        counts = ", ".join(
+            styled(f"{self._counts[origin]} {origin}", ORIGIN_STYLES.get(origin), sys.stderr)
+            for origin in get_args(Origin)
+        )
+        return f"tokens: {counts}; {stats.tokens_per_round:.2f} tokens per round"
 
 
 class JsonLinesView:
@@ -179,10 +173,6 @@ class JsonLinesView:
 
     def end(self) -> None:
         pass
-
-
-def _call_line(call: ToolCall) -> str:
-    return f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})"
 
 
 def summary(stats: Stats) -> str:

@@ -27,20 +27,15 @@ from ondevice.text.prompt_file import read_text
 if TYPE_CHECKING:
     from ondevice.server.running import Server, Setup
 
-PORT = 8642
-SEQUENCES = 4
-WAITING = 32
-"""Defaults of `--port`, `--max-sequences` and `--max-waiting`."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
     add_drafter_argument(group)
     group = parser.add_argument_group("requests")
-    add_sequences_argument(group, "requests", SEQUENCES)
+    add_sequences_argument(group, "requests", 4)
     text = "maximum length of the queue; requests beyond it get status 503"
-    add_count(group, "--max-waiting", text=text, default=WAITING)
+    add_count(group, "--max-waiting", text=text, default=32)
     group.add_argument(
         "--idle-unload",
         type=float,
@@ -54,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port",
         type=int,
-        default=PORT,
-        help=f"port to listen on (default: {PORT}); 0 takes a free one and prints it as JSON on standard output",
+        default=8642,
+        help="port to listen on (default: %(default)s); 0 takes a free one and prints it as JSON on standard output",
     )
     group.add_argument("--api-key", metavar="KEY", help="key that clients must send; visible in lists of processes")
     group.add_argument("--api-key-file", metavar="FILE", help="file whose first line is the key")
@@ -104,11 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _setup(args: argparse.Namespace) -> Setup:
-    """The server's setup from the options.
-
-    Raises:
-        UsageError: a value out of range, two API keys, or an empty one.
-    """
+    """The server's setup from the options; UsageError for a value out of range, two API keys, or an empty one."""
     from ondevice.server.guard import Rules
     from ondevice.server.running import Setup
 

@@ -25,9 +25,8 @@ from ondevice.errors import UsageError
 
 if TYPE_CHECKING:
     from ondevice.cli.batch.answers import AnswerFile
-    from ondevice.cli.batch.cluster import Cluster
     from ondevice.cli.batch.requests import RequestFile
-    from ondevice.cli.batch.workers import ModelThreads
+    from ondevice.cli.batch.workers import Cluster, ModelThreads
 
 SEQUENCES = 8
 """Default of `--max-sequences`. For Gemma 4 E2B's shape, eight sequences at once give 5.5 times the tokens of one
@@ -88,14 +87,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: AnswerFile) -> bool:
     """Answer the requests that have no answer yet; True if Ctrl-C ended it."""
-    if args.ray is not None:
-        from ondevice.cli.batch.cluster import Cluster
+    from ondevice.cli.batch.workers import Cluster, ModelThreads
 
+    if args.ray is not None:
         with closing(Cluster(args.ray, args)) as cluster:
             return _write_answers(cluster, requests, answers)
-
-    from ondevice.cli.batch.workers import ModelThreads
-
     with load_model(args) as model:
         return _write_answers(ModelThreads(model, args.max_sequences), requests, answers)
 
@@ -113,10 +109,8 @@ def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answe
             else:
                 answers.write(event)
                 bar.count(1, 0)
-    print(
-        f"{bar.answers} answers, {bar.tokens} tokens in {bar.seconds:.1f} s, {bar.tokens_per_s:.1f} tokens/s",
-        file=sys.stderr,
-    )
+    seconds, pace = bar.pace()
+    print(f"{bar.answers} answers, {bar.tokens} tokens in {seconds:.1f} s, {pace:.1f} tokens/s", file=sys.stderr)
     return interrupted.is_set()
 
 
@@ -124,10 +118,7 @@ class BatchBar(ProgressBar):
     """A bar of answered prompts, with tokens per second and the time left at this pace."""
 
     def __init__(self, total: int) -> None:
-        """
-        Args:
-            total: number of prompts to answer.
-        """
+        """`total` is the number of prompts to answer."""
         super().__init__(
             "batch",
             bar_format="{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}, {remaining} left{postfix}",
@@ -140,18 +131,15 @@ class BatchBar(ProgressBar):
         self.answers = 0
         self.tokens = 0
 
-    @property
-    def seconds(self) -> float:
-        return perf_counter() - self._started
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+    def pace(self) -> tuple[float, float]:
+        """Seconds since the beginning, and tokens per second."""
+        seconds = perf_counter() - self._started
+        return seconds, self.tokens / seconds
 
     def count(self, answers: int, tokens: int) -> None:
         """Add new answers and new tokens."""
         self.answers += answers
         self.tokens += tokens
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{self.tokens_per_s:.1f} tokens/s", refresh=False)
+            self._bar.set_postfix_str(f"{self.pace()[1]:.1f} tokens/s", refresh=False)
         self.show(self.answers, self._total)

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.cli.bench import scenario_report, tables
-from ondevice.cli.bench.measure import PLAIN, SCHEDULES, Configuration, Row, Run, Variant, rows_of, run_in_turns
-from ondevice.cli.bench.scenarios import Scenario, load_scenarios
+from ondevice.cli.bench.measure import (
+    PLAIN,
+    SCHEDULES,
+    Configuration,
+    Row,
+    Run,
+    Scenario,
+    Variant,
+    load_scenarios,
+    rows_of,
+    run_in_turns,
+)
 from ondevice.cli.main import FAILED, INTERRUPTED
 from ondevice.cli.options import add_count, add_model_arguments, drafter, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
@@ -37,7 +47,7 @@ REPEATS, QUICK_REPEATS = 5, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, _listed(_count))
+    add_model_arguments(parser, _listed(int, _is_count, "not a number from 1 on"))
     group = parser.add_argument_group("prompts")
     add_prompt_set_arguments(group)
     add_count(group, "--max-new-tokens", text=f"per prompt (default: {TOKENS}; with --scenarios {SCENARIO_TOKENS})")
@@ -57,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--lengths",
-        type=_listed(_length),
+        type=_listed(str, _is_length, f"neither a number from 1 on nor one of {', '.join(SCHEDULES)}"),
         default=["1", "2", "4", "6", "auto"],
         metavar="LIST",
         help="draft lengths: numbers, heuristic, auto (default: 1,2,4,6,auto)",
@@ -73,7 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one prompt per scenario, {QUICK_TOKENS} tokens, {QUICK_REPEATS} repeats",
     )
     group.add_argument(
-        "--engines", type=_listed(_engine), metavar="LIST", help="compare the latency of engines: simd,ort"
+        "--engines",
+        type=_listed(str, ENGINES.__contains__, f"none of {', '.join(ENGINES)}"),
+        metavar="LIST",
+        help="compare the latency of engines: simd,ort",
     )
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -81,13 +94,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart of the speeds (needs matplotlib)")
 
 
-def _listed(parse: Callable[[str], Item]) -> Callable[[str], list[Item]]:
-    """A parser of words between commas, each of which `parse` reads; it raises ArgumentTypeError where it cannot."""
+def _listed(
+    parse: Callable[[str], Item], is_valid: Callable[[str], bool] = bool, complaint: str = ""
+) -> Callable[[str], list[Item]]:
+    """A parser of words between commas, each of which `parse` reads; `complaint` follows one that is not valid."""
 
     def parse_all(words: str) -> list[Item]:
         chosen = dict.fromkeys(word.strip() for word in words.split(",") if word.strip())
         if not chosen:
             raise argparse.ArgumentTypeError("the list is empty")
+        for word in chosen:
+            if not is_valid(word):
+                raise argparse.ArgumentTypeError(f"{word!r} is {complaint}")
         return [parse(word) for word in chosen]
 
     return parse_all
@@ -97,22 +115,8 @@ def _is_count(word: str) -> bool:
     return word.isdecimal() and int(word) > 0
 
 
-def _count(word: str) -> int:
-    if not _is_count(word):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number from 1 on")
-    return int(word)
-
-
-def _length(word: str) -> str:
-    if word not in SCHEDULES and not _is_count(word):
-        raise argparse.ArgumentTypeError(f"{word!r} is neither a number from 1 on nor one of {', '.join(SCHEDULES)}")
-    return word
-
-
-def _engine(word: str) -> str:
-    if word not in ENGINES:
-        raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(ENGINES)}")
-    return word
+def _is_length(word: str) -> bool:
+    return word in SCHEDULES or _is_count(word)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,17 +125,13 @@ def run(args: argparse.Namespace) -> int:
         tables.check_plot(args.plot)
     _check_mode(args)
     repeats = (args.repeat or (QUICK_REPEATS if args.quick else REPEATS)) if args.scenarios else 1
-    if repeats < 1:
-        raise UsageError(f"--repeat must be a whole number from 1 on, not {repeats}")
-    lengths: list[int] = []
     with ExitStack() as stack:
         models = _load_models(args, stack)
         model = models[0]
         if args.scenarios:
             scenarios = _fitting_scenarios(model, args)
         else:
-            prompts, lengths = fitting_prompts(model, args)
-            scenarios = [Scenario("", tuple(prompts))]
+            scenarios = [Scenario("", tuple(fitting_prompts(model, args)))]
         rows, interrupted = _measure(models, scenarios, repeats, args)
         if not rows:
             return INTERRUPTED
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             facts |= {
                 "prompts": plain.prompts,
-                "prompt_tokens": sum(lengths[: plain.prompts]),
+                "prompt_tokens": sum(len(model.encode(each)) for each in scenarios[0].prompts[: plain.prompts]),
                 "new_tokens": plain.new_tokens,
                 "temperature": plain.temperature,
                 "seed": args.seed,
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.csv:
         print(scenario_report.as_csv(rows), end="")
     else:
-        print(report.report(rows, report.footer(rows, facts)))
+        print(report.report(rows, tables.footer(facts, report.conditions(rows, facts))))
     if args.plot is not None:
         report.draw(rows, f"{facts['bundle']}, {facts['threads']} threads, {facts['processor']}", args.plot)
     if interrupted:

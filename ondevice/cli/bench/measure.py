@@ -1,10 +1,14 @@
-"""Measuring drafters: prompts run in every configuration on every model, and one row of sums for each of these."""
+"""Measuring drafters: prompts run in every configuration on every model, and one row of sums for each of these.
+
+In order: scenarios, which are kinds of text with a few prompts each; runs; rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,10 +22,42 @@ if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords, ScheduleName
     from ondevice.text.codec import Prompt
 
+PROMPTS = Path(__file__).parent / "prompts"
+SEPARATOR = "\n=====\n"
+"""Stands between the prompts of a file."""
+
+SCENARIOS = ("code completion", "code editing", "summary", "question", "chat", "translation", "extraction")
+"""Names of scenarios; the last word is the name of the file with the prompts."""
+
+RAW = frozenset({"code completion", "code editing"})
+"""Scenarios whose prompts are continued as they are, as for an editor; with a chat template, the others are a user's
+message."""
+
 SCHEDULES = ("heuristic", "auto")
 
 WARM_UP_TOKENS = 8
 """Tokens of the runs before the measurement, which pay one-time costs such as compiling."""
+
+
+class Scenario(NamedTuple):
+    """A kind of text, with its prompts."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+
+
+def load_scenarios(limit: int | None, *, as_chat: bool) -> list[Scenario]:
+    """Read `limit` prompts of each scenario, or all; as messages if the bundle has a chat template."""
+    return [Scenario(name, _prompts(name, as_chat)[:limit]) for name in SCENARIOS]
+
+
+def _prompts(name: str, as_chat: bool) -> tuple[Prompt, ...]:
+    texts = (PROMPTS / f"{name.rsplit(maxsplit=1)[-1]}.txt").read_text("utf-8").split(SEPARATOR)
+    if name in RAW:
+        return tuple(text.rstrip("\n") for text in texts)
+    if as_chat:
+        return tuple([{"role": "user", "content": text.strip()}] for text in texts)
+    return tuple(text.strip() + "\n\n" for text in texts)
 
 
 @dataclass(frozen=True)
@@ -37,11 +73,10 @@ class Configuration:
             return {"drafter": registry.NONE}
         if self.length in SCHEDULES:
             return {"drafter": self.drafter, "num_assistant_tokens_schedule": cast("ScheduleName", self.length)}
-        length = int(self.length)
         return {
             "drafter": self.drafter,
             "num_assistant_tokens_schedule": "constant",
-            "num_assistant_tokens": length,
+            "num_assistant_tokens": int(self.length),
         }
 
 
@@ -147,10 +182,6 @@ class Row:
     equal: int
 
     @property
-    def label(self) -> str:
-        return "plain" if self.is_plain else f"{self.name} {self.length}"
-
-    @property
     def is_plain(self) -> bool:
         return self.drafter == PLAIN.drafter
 
@@ -224,11 +255,7 @@ class Row:
 
 
 def rows_of(results: Sequence[dict[Variant, Run]], **about: Any) -> list[Row]:
-    """One row per variant of the results of `run_in_turns`.
-
-    Args:
-        about: keywords of `Row.of`.
-    """
+    """One row per variant of the results of `run_in_turns`; `about` are keywords of `Row.of`."""
     runs = {variant: [turn[variant] for turn in results] for variant in (results[0] if results else ())}
     return [Row.of(each, own, runs[Variant(each.model, PLAIN)], **about) for each, own in runs.items()]
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from ondevice.cli.bench.measure import Row
-from ondevice.cli.bench.tables import acceptance_text, setup_line, table, versions_line
+from ondevice.cli.bench.tables import acceptance_text, table
 from ondevice.generate.drafters import registry
 
 WORTH = 1.03
@@ -70,17 +70,13 @@ def report(rows: Sequence[Row], foot: str) -> str:
     return "\n\n".join([*parts, foot, *_totals(first), "\n".join(verdicts(first))])
 
 
-def footer(rows: Sequence[Row], facts: dict[str, Any]) -> str:
-    """The conditions of the measurement of `rows`, in three lines."""
+def conditions(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    """How `rows` were measured, in one line."""
     plain = [row for row in rows if row.is_plain and row.backend == rows[0].backend]
     tokens, replies = sum(row.new_tokens for row in plain), sum(row.prompts for row in plain)
-    return "\n".join(
-        [
-            setup_line(facts),
-            f"{replies} replies of {tokens / replies:.0f} tokens on average, {facts['repeats']} repeats; seed "
-            f"{facts['seed']}; {facts['kv_cache']} KV cache",
-            versions_line(facts),
-        ]
+    return (
+        f"{replies} replies of {tokens / replies:.0f} tokens on average, {facts['repeats']} repeats; seed "
+        f"{facts['seed']}; {facts['kv_cache']} KV cache"
     )
 
 

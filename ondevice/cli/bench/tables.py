@@ -108,18 +108,19 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return {**own, **{package: version_of(package) for package in packages}}
 
 
-def footer(rows: Sequence[Row], facts: dict[str, Any]) -> str:
-    """The conditions of the measurement of `rows`, in three lines."""
-    count = facts["prompts"]
-    return "\n".join(
-        [
-            setup_line(facts),
-            f"{count} prompts of {facts['prompt_tokens'] / count:.0f} tokens, {facts['new_tokens'] / count:.0f} new "
-            f"tokens each on average; temperature {facts['temperature']:g}, seed {facts['seed']}; {facts['kv_cache']} "
-            f"KV cache; loaded in {facts['load_s']:.1f} s",
-            versions_line(facts),
-        ]
+def conditions(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    """How `rows` were measured, in one line."""
+    count = rows[0].prompts
+    return (
+        f"{count} prompts of {facts['prompt_tokens'] / count:.0f} tokens, {rows[0].new_tokens / count:.0f} new tokens "
+        f"each on average; temperature {rows[0].temperature:g}, seed {facts['seed']}; {facts['kv_cache']} KV cache; "
+        f"loaded in {facts['load_s']:.1f} s"
     )
+
+
+def footer(facts: dict[str, Any], line: str) -> str:
+    """Three lines about a measurement: `setup_line`, the line with its conditions, `versions_line`."""
+    return "\n".join([setup_line(facts), line, versions_line(facts)])
 
 
 def setup_line(facts: dict[str, Any]) -> str:
@@ -160,7 +161,8 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     figure = Figure(figsize=(7, 1 + 0.35 * len(rows)), layout="constrained")
     axes = figure.subplots()
     speeds = [row.decode_tokens_per_s for row in rows]
-    bars = axes.barh([row.label for row in rows], speeds, color=["0.6", *["C0"] * (len(rows) - 1)])
+    labels = ["plain" if row.is_plain else f"{row.name} {row.length}" for row in rows]
+    bars = axes.barh(labels, speeds, color=["0.6", *["C0"] * (len(rows) - 1)])
     axes.bar_label(bars, [f"{row.decode_tokens_per_s:.1f} ({row.speed_up:.2f}x)" for row in rows], padding=3)
     axes.axvline(speeds[0], color="0.6", linestyle=":")
     axes.set_xlim(0, 1.3 * max(speeds))

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ondevice.cli.bench import measure
-from ondevice.cli.bench.measure import Row
+from ondevice.cli.bench.measure import RAW, SCENARIOS, Row, load_scenarios
 from ondevice.cli.bench.scenario_report import WORTH, report, verdicts
-from ondevice.cli.bench.scenarios import FILES, RAW, load_scenarios
 
 NAMES = ["code completion", "code editing", "summary", "question", "chat", "translation", "extraction"]
 
@@ -19,7 +18,7 @@ NAMES = ["code completion", "code editing", "summary", "question", "chat", "tran
 @pytest.fixture
 def short(monkeypatch):
     """Prompts that fit into the toy's context."""
-    monkeypatch.setattr("ondevice.cli.bench.scenarios._prompts", lambda name, as_chat: ("abab", "cdcdcd"))
+    monkeypatch.setattr("ondevice.cli.bench.measure._prompts", lambda name, as_chat: ("abab", "cdcdcd"))
 
 
 def row(scenario, temperature, drafter, *speed_ups):
@@ -56,7 +55,7 @@ def rows(*speed_ups):
 
 def test_every_scenario_ships_prompts_of_a_few_hundred_words_at_most():
     found = load_scenarios(None, as_chat=True)
-    assert [scenario.name for scenario in found] == NAMES == list(FILES)
+    assert [scenario.name for scenario in found] == NAMES == list(SCENARIOS)
     for scenario in found:
         assert len(scenario.prompts) >= 2
         for prompt in scenario.prompts:
