@@ -365,6 +365,22 @@ def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_
         assert choice["text"].startswith(token, offset)
 
 
+@pytest.mark.parametrize("stop", [None, "fter"])
+def test_offsets_leave_out_control_tokens_and_count_characters(served, served_model, stop):
+    """Of a character that is spread over several tokens, all begin where it does; a stream has the same offsets."""
+    said = [served_model.manifest.bos_token_id, *served_model.tokenizer.encode("é \U0001f600 after it")[1:]]
+    options = {"prompt": "x", "max_tokens": len(said), "temperature": 0, "logprobs": 0, "stop": stop}
+    form = {"type": "lark", "lark": "start: <[" + "]> <[".join(map(str, said)) + "]>"}
+    [choice] = served.post(TEXT, **options, response_format=form).body["choices"]
+    scores = choice["logprobs"]
+    assert choice["text"] == ("é \U0001f600 a" if stop else "é \U0001f600 after it")
+    before = [served_model.tokenizer.decode(said[:count]) for count in range(len(scores["tokens"]))]
+    assert scores["text_offset"] == [len(text.rstrip("\N{REPLACEMENT CHARACTER}")) for text in before]
+    chunks = served.messages(TEXT, **options, response_format=form)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [offset for each in streamed if each for offset in each["text_offset"]] == scores["text_offset"]
+
+
 @pytest.mark.parametrize("prompt", ["def f(x):", "caf\u00e9 \U0001f600 <eos> x"])
 def test_an_echoed_prompt_comes_before_the_reply(served, prompt):
     options = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "logprobs": 1}
