@@ -128,6 +128,14 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+def pass_on(error: BaseException) -> None:
+    """Raise an error that is not a library's, such as Ctrl-C. The panics of libraries written in Rust are no
+    `Exception` either, and are not raised.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+
+
 def reason(error: BaseException) -> str:
     """The first line of another library's error, at most 200 characters, for a message of our own."""
     return one_line((str(error).strip() or type(error).__name__).splitlines()[0])[:200]

@@ -25,9 +25,12 @@ def replacing(path: Path, prefix: str | None = None) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written; the old one stays.
     """
-    handle, name = tempfile.mkstemp(
-        prefix=f".{path.name}." if prefix is None else prefix, suffix=".part", dir=path.parent
-    )
+    prefix = f".{path.name}." if prefix is None else prefix
+    try:
+        handle, name = tempfile.mkstemp(prefix=prefix, suffix=".part", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)  # the name that the caller knows
+        raise
     try:
         with os.fdopen(handle, "r+b") as file:
             yield file

@@ -53,6 +53,7 @@ class Step:
     source : name of the drafter of this round; `none` without a draft
     seconds : duration of the round
     finish_reason : set in the last step only
+    stop_string : in the last step, the one of `stop` that ended the text; None if none did
     reasoning : new text of the model's thoughts, which come before the answer
     tool_calls : calls that this round completed
     logprobs : one entry per token of `token_ids`, if requested
@@ -73,6 +74,7 @@ class Step:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     pieces: tuple[Piece, ...] = ()
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Reply:
     """A whole generation: its steps joined.
 
     text : the answer; thoughts and calls are left out if the bundle's response template tells them apart
+    stop_string : the one of `stop` that ended the text; None if none did
     """
 
     text: str
@@ -90,6 +93,7 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    stop_string: str | None = None
 
     @classmethod
     def of(cls, steps: Iterable[Step], stats: Stats) -> Reply:
@@ -104,6 +108,7 @@ class Reply:
             tool_calls=tuple(call for step in taken for call in step.tool_calls),
             logprobs=tuple(each for step in taken for each in step.logprobs),
             prompt_logprobs=tuple(each for step in taken for each in step.prompt_logprobs),
+            stop_string=taken[-1].stop_string if taken else None,
         )
 
     @property
@@ -293,7 +298,7 @@ def _read(
 
 
 def steps(
-    rounds: Generator[Round, None, None], stream: ReplyStream | None, check: Callable[[], None]
+    rounds: Generator[Round, None, None], stream: ReplyStream | None, stats: Stats, check: Callable[[], None]
 ) -> Generator[Step, None, None]:
     """Turn rounds into steps: decode the tokens, separate thoughts and calls, end at a stop string.
 
@@ -303,6 +308,7 @@ def steps(
     Args:
         rounds: token ids by round; closed at the end.
         stream: decodes the reply; None leaves the text empty.
+        stats: has counted the rounds. Tokens behind a stop string, which only drafts bring, are taken out of it.
         check: called before each further round; an exception from it ends the generation.
     """
     held_ids: list[int] = []
@@ -318,6 +324,8 @@ def steps(
             parsed, final = Parsed(), emitted + len(held_ids)
             pieces: list[Piece] = []
             for token, origin in zip(current.token_ids, current.origins, strict=True):
+                if stream is not None and stream.stopped:
+                    stats.new_tokens -= 1
                 given = Parsed() if stream is None else stream.feed([token])
                 parsed = parsed.then(given)
                 pieces.append(Piece(given.text, origin, token))
@@ -349,6 +357,7 @@ def steps(
                 logprobs=logprobs,
                 prompt_logprobs=current.prompt_logprobs,
                 pieces=tuple(pieces),
+                stop_string=None if stream is None else stream.stop_string,
             )
             if reason:
                 return

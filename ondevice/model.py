@@ -365,7 +365,7 @@ class Model:
         rounds = self._scheduler.rounds(request)
         self.last_stats = stats
         return Generation(
-            steps(rounds, reply_stream, self._fork_guard.check), stats, cancellation, scheduler.batch.wake
+            steps(rounds, reply_stream, stats, self._fork_guard.check), stats, cancellation, scheduler.batch.wake
         )
 
     def astream(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> AsyncGeneration:

@@ -36,6 +36,13 @@ def test_after_an_interrupt_the_old_file_is_there_and_no_other(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "file"
+    with pytest.raises(FileNotFoundError) as caught, replacing(path):
+        pass
+    assert caught.value.filename == str(path)
+
+
 def test_json_makes_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b.json"
     replace_json(path, {"b": 1, "a": None})

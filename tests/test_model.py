@@ -61,6 +61,7 @@ def test_steps_add_up_to_the_reply(reference_model: Model) -> None:
 
 
 def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> None:
+    """Drafted tokens behind it belong to no reply, and are not counted either."""
     options: dict[str, Any] = {
         "temperature": 0.0,
         "drafter": "mtp",
@@ -72,6 +73,8 @@ def test_a_stop_string_ends_the_text_inside_a_draft(reference_model: Model) -> N
         reply = reference_model.generate(PROMPT, max_new_tokens=60, stop=(stop,), **options)
         assert reply.text == whole[: whole.index(stop)]
         assert reply.finish_reason == "stop"
+        plain = reference_model.generate(PROMPT, max_new_tokens=60, stop=(stop,), temperature=0.0, drafter="none")
+        assert reply.stats.new_tokens == plain.stats.new_tokens
 
 
 def test_a_known_beginning_is_not_computed_again(reference_model: Model) -> None:

@@ -29,6 +29,7 @@ from ondevice.cli.prompts import KINDS, content_part, dropped_files, named_files
 from ondevice.cli.reply_view import MarkdownView, TextView, can_format, stream_reply, summary
 from ondevice.cli.style import Style, aligned, columns, note, styled
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
+from ondevice.files import replacing
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import decode, read_lines
 
@@ -90,20 +91,23 @@ def run(args: argparse.Namespace) -> int:
         if typed:
             print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
         piped = (decode(line, "standard input") for line in read_lines(standard_input(), "standard input"))
-        for message in messages(typed_lines() if typed else piped):
-            if message in EXIT_WORDS:
+        for text, is_quoted in messages(typed_lines() if typed else piped):
+            if is_quoted and text:
+                conversation.say(text)
+                continue
+            if text in EXIT_WORDS:
                 break
-            dropped = dropped_files(message) if typed else []
-            if dropped or message.startswith("/"):
+            dropped = dropped_files(text) if typed else []
+            if dropped or text.startswith("/"):
                 try:
                     if dropped:
                         _attach(conversation, [(KINDS[path.suffix.lower()], path) for path in dropped])
                     else:
-                        run_command(message, conversation)
+                        run_command(text, conversation)
                 except (OndeviceError, OSError) as error:  # ends the command, not the conversation
                     note(f"ondevice: {error}")
-            elif message:
-                conversation.say(message)
+            elif text:
+                conversation.say(text)
     return 0
 
 
@@ -204,9 +208,13 @@ class Conversation:
         before = self.messages
         if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
             raise UsageError("there is no message to answer again")
-        self.messages = before[:-2]
-        if not self._ask(before[-2]["content"]):
-            self.messages = before
+        answered = False
+        try:
+            self.messages = before[:-2]
+            answered = self._ask(before[-2]["content"])
+        finally:
+            if not answered:
+                self.messages = before
 
     def drop(self) -> None:
         """Forget the oldest question and its reply; UsageError without one."""
@@ -229,14 +237,15 @@ class Conversation:
 
         Raises:
             UsageError: the file exists and is not a saved conversation.
-            OSError: it cannot be written.
+            OSError: it cannot be written; the old one stays.
         """
         if path.exists():
             try:
                 read_list(path, "list of messages", dict)
             except PromptError as error:
                 raise UsageError(f"{path} is not a conversation and is not overwritten") from error
-        path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        with replacing(path) as file:
+            file.write(f"{json.dumps(self.messages, indent=1, ensure_ascii=False)}\n".encode())
 
     def load(self, path: Path) -> None:
         """Continue with the messages of a file; PromptError if this bundle's template does not accept them."""
@@ -410,16 +419,29 @@ CHAT_COMMANDS = {
 }
 
 
-def messages(lines: Iterator[str]) -> Iterator[str]:
-    """Messages from lines: one per line, or several lines between two `QUOTES`."""
+class Entry(NamedTuple):
+    """What was typed or piped at once.
+
+    text : a line, or several
+    is_quoted : whether it is a message whatever it begins with: several lines, between two `QUOTES` or pasted
+    """
+
+    text: str
+    is_quoted: bool
+
+
+def messages(lines: Iterator[str]) -> Iterator[Entry]:
+    """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one."""
     for line in lines:
-        message = line.strip()
-        if message.startswith(QUOTES):
-            message = message.removeprefix(QUOTES)
-            while not message.endswith(QUOTES) and (more := next(lines, None)) is not None:
-                message += f"\n{more.rstrip()}"
-            message = message.removesuffix(QUOTES).strip("\n")
-        yield message
+        text = line.strip()
+        is_pasted = "\n" in text
+        if is_pasted or not text.startswith(QUOTES):
+            yield Entry(text, is_pasted)
+            continue
+        text = text.removeprefix(QUOTES)
+        while not text.endswith(QUOTES) and (more := next(lines, None)) is not None:
+            text += f"\n{more.rstrip()}"
+        yield Entry(text.removesuffix(QUOTES).strip("\n"), True)
 
 
 def typed_lines() -> Iterator[str]:

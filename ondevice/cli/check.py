@@ -18,6 +18,7 @@ from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_count, add_drafter_argument, add_model_arguments, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.cli.reply_view import first_difference
+from ondevice.errors import UsageError
 from ondevice.generate.drafters import registry
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_counts(args)
+    if args.drafter == registry.NONE:
+        raise UsageError("--drafter none makes no drafts to compare: name another one, or leave it out for all")
     with load_model(args) as model:
         findings = _compare_all(model, args)
         facts = {"bundle": model.manifest.name, "engine": model.engine.name, "threads": model.threads}

@@ -25,7 +25,7 @@ from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 
 if TYPE_CHECKING:
-    from ondevice.native.functions import Part
+    from ondevice.native.sets import Part
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
@@ -127,7 +127,7 @@ def _check_engine(name: str) -> None:
     """Import an engine's module and check its kernels; any exception says why this machine cannot run the engine."""
     for each in ("ondevice.model", ENGINES[name]):
         import_module(each)
-    from ondevice.native.functions import parts_of
+    from ondevice.native.sets import parts_of
 
     _check_kernels(parts_of(name, kinds=frozenset()))
 

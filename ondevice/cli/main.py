@@ -174,13 +174,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that the console lacks must not end the reply
     try:
-        args = parse_args(words)
-        return int(args.run(args) or 0)
+        try:
+            args = parse_args(words)
+            return int(args.run(args) or 0)
+        finally:
+            _flush_output()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # so that the interpreter's last flush does not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (OndeviceError, OSError, MemoryError) as error:
         if "--debug" in words:
@@ -273,6 +274,19 @@ def _open_closed_streams() -> None:
     os.close(number)
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+def _flush_output() -> None:
+    """Write what standard output still holds: the interpreter's last flush would report a failure with a traceback.
+
+    Raises:
+        OSError: it cannot be written, for example to a full disk. The null device then gets the rest.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 if __name__ == "__main__":

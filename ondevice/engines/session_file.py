@@ -9,6 +9,7 @@ checked before it is used.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -70,9 +71,11 @@ def write(
         held: their rows, by kind of attention.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or is something other than a file, such as a device, which must not be replaced.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "there is something that is not a file", str(path))
     bases = {kind: rows.base for kind, rows in held.items()}
     header = json.dumps({**dataclasses.asdict(origin), "bases": bases, "tokens": list(tokens)}).encode()
     with replacing(path) as file:

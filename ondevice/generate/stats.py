@@ -162,6 +162,7 @@ class Stats(DraftCounts):
     cached_tokens: int = 0
     """Prompt tokens whose KV was cached."""
     new_tokens: int = 0
+    """Tokens of the reply, and of a stop string that ended it."""
     prefill_s: float = 0.0
     decode_s: float = 0.0
     load_s: float = 0.0

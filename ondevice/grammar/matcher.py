@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, reason
+from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, pass_on, reason
 from ondevice.generate.request import Mask
 from ondevice.grammar.reply_grammar import CALL, Thoughts, reply_grammar
 from ondevice.grammar.response_format import Grammar, ToolChoice
@@ -112,7 +112,11 @@ def _check(grammar: str) -> None:
         from llguidance import LLMatcher
     except ImportError as error:
         raise MissingDependencyError("llguidance", "grammar", what="a reply with a grammar") from error
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    try:
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    except BaseException as error:
+        pass_on(error)
+        raise GrammarError(f"this grammar cannot be compiled: {reason(error)}") from error
     if failed:
         raise GrammarError(f"this grammar cannot be compiled: {said(messages[0])}")
 

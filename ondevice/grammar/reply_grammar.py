@@ -175,17 +175,17 @@ class CallRules:
             options.append('"null"')
         return f"({' | '.join(options)})"
 
-    def _typed(self, kind: Any, schema: Mapping[str, Any]) -> str:
+    def _typed(self, kind: object, schema: Mapping[str, Any]) -> str:
         if kind == "object":
             return self._object(schema)
         if kind == "array":
             return self._array(schema)
         if kind == "string":
             return self._string(schema)
-        if kind in SCALARS:
+        if str(kind) in SCALARS:
             limits = {name: schema[name] for name in SCALAR_KEYWORDS if name in schema}
             return self._rule(f"%json {json.dumps({'type': kind, **limits})}")
-        return {"boolean": '("true" | "false")', "null": '"null"'}.get(kind) or self._any()
+        return {"boolean": '("true" | "false")', "null": '"null"'}.get(str(kind)) or self._any()
 
     def _object(self, schema: Schema) -> str:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -195,7 +195,7 @@ class CallRules:
                 return '"{" "}"'
             return self._listed("{", f'{WORD} ":" {self._value(others)}', "}")
         required = schema.get("required")
-        needed = set(required) if isinstance(required, list) else set()
+        needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
         # From the last property to the first: `later` is the rest after a property, `first` if none came before.
         later = first = ""
         for name, each in sorted(properties.items(), key=lambda item: item[0].lower(), reverse=True):

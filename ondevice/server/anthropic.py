@@ -6,7 +6,6 @@ Messages and tools are translated to the form of OpenAI's chat completions, whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from ondevice.model import Model
@@ -51,8 +50,7 @@ def read_message(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     fields.required("max_tokens")
     messages = read_messages(fields)
     fields.whole("max_tokens", 1)  # in the other APIs -1 means no limit
-    request = read_request(fields, NAMES, [messages], _options(fields))
-    return request, partial(MessageWriter, stop_sequences=fields.texts("stop_sequences"))
+    return read_request(fields, NAMES, [messages], _options(fields)), MessageWriter
 
 
 def count_tokens(model: Model, fields: Fields) -> dict[str, Any]:
@@ -140,17 +138,17 @@ def _options(fields: Fields) -> GenerationKeywords:
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.required("name"),
-                "description": tool.text("description") or "",
-                "parameters": dict(tool.inner("input_schema")),
-            },
+    """Functions, which the client runs. Anthropic's own tools are refused."""
+    tools = []
+    for tool in fields.objects("tools"):
+        tool.choice("type", ("custom",))
+        function = {
+            "name": tool.required("name"),
+            "description": tool.text("description") or "",
+            "parameters": dict(tool.inner("input_schema")),
         }
-        for tool in fields.objects("tools")
-    ]
+        tools.append({"type": "function", "function": function})
+    return tools
 
 
 def _tool_choice(choice: Fields) -> Any:
@@ -164,11 +162,9 @@ def _tool_choice(choice: Fields) -> Any:
 class MessageWriter(BlockWriter):
     """A `message`, or the events that build it block by block."""
 
-    def __init__(self, model: Model, choices: Sequence[Choice], *, stop_sequences: Sequence[str] = ()) -> None:
+    def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
         super().__init__(model, choices)
-        self._end_ids = {*model.manifest.eos_token_ids, *model.defaults.eos_token_ids}
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model.manifest.name}
-        self._stop_sequences = stop_sequences
 
     def opening(self) -> Iterator[ServerSentEvent]:
         end = {"stop_reason": None, "stop_sequence": None}
@@ -203,14 +199,10 @@ class MessageWriter(BlockWriter):
         return {**self._head, "content": content, **self._end(), "usage": self._usage()}
 
     def _end(self) -> dict[str, Any]:
-        """`stop_reason` and `stop_sequence`.
-
-        A reply that stopped without an end-of-turn token ended at a stop sequence; which of several is not known.
-        """
-        reply, stops = self.choice.reply, self._stop_sequences
-        if reply.finish_reason == "stop" and stops and not self._end_ids.intersection(reply.token_ids[-1:]):
-            return {"stop_reason": "stop_sequence", "stop_sequence": stops[0] if len(stops) == 1 else None}
-        return {"stop_reason": FINISH_NAMES[self.choice.finish_reason].anthropic, "stop_sequence": None}
+        """`stop_reason` and `stop_sequence`."""
+        found = self.choice.reply.stop_string
+        reason = FINISH_NAMES[self.choice.finish_reason].anthropic if found is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": found}
 
     def _usage(self) -> dict[str, int]:
         usage = Usage.of(self.choices)

@@ -23,7 +23,7 @@ from ondevice.server.metrics import Metrics
 from ondevice.server.model_manager import ModelManager
 from ondevice.server.requests import CompletionRequest, RequestError
 from ondevice.text.codec import Prompt
-from ondevice.text.reply_stream import token_offsets
+from ondevice.text.reply_stream import TokenOffsets
 
 LONGEST_RETRY_S = 60
 
@@ -105,7 +105,8 @@ class Echo:
         if model.tokenizer is None:
             return cls("", token_ids, [0] * len(token_ids))
         text = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
-        return cls(text, token_ids, token_offsets(model.tokenizer, token_ids, text))
+        offsets = TokenOffsets(model.tokenizer, spelling=text).add(token_ids)
+        return cls(text, token_ids, [min(at, len(text)) for at in offsets])
 
 
 class Choice:

@@ -177,7 +177,7 @@ def _biases(fields: Fields, biases: Any) -> dict[int, float]:
     """Biases by token id, from OpenAI's object or llama.cpp's list of pairs."""
     try:
         return {int(token): bias for token, bias in (biases.items() if isinstance(biases, dict) else biases)}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise fields.wrong("logit_bias", "an object of token ids and biases") from error
 
 

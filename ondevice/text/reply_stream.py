@@ -30,7 +30,12 @@ class ReplyStream:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found: the text is complete, and generation can end."""
-        return self._stops.matched
+        return self._stops.found is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.found
 
     @property
     def final_tokens(self) -> int:
@@ -104,7 +109,8 @@ class StopStrings:
         self._given = 0
         self._ends: list[int] = []
         """End of each token's text in the whole text."""
-        self.matched = False
+        self.found: str | None = None
+        """The stop string that ended the text."""
 
     @property
     def final_tokens(self) -> int:
@@ -115,18 +121,18 @@ class StopStrings:
         """
         count = bisect_right(self._ends, self._given)
         reached = self._ends[count - 1] if count else 0
-        return count + 1 if self.matched and reached < self._given else count
+        return count + 1 if self.found is not None and reached < self._given else count
 
     def push(self, text: str) -> str:
         """Add one token's text and return the text that is final now; after a match that is the empty text."""
-        if self.matched:
+        if self.found is not None:
             return ""
         self._ends.append(self._given + len(self._held) + len(text))
         return self._advance(text, last=False)
 
     def finish(self, text: str = "") -> str:
         """End the stream: add the last text, which belongs to no further token, and return the text held back."""
-        if self.matched:
+        if self.found is not None:
             return ""
         if self._ends:
             self._ends[-1] += len(text)
@@ -134,20 +140,15 @@ class StopStrings:
 
     def _advance(self, text: str, *, last: bool) -> str:
         self._held += text
-        cut = self._find()
-        if cut is not None:
-            self.matched = True
-        elif last:
-            cut = len(self._held)
+        # by their ends, then by their beginnings
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if matches:
+            _, cut, self.found = min(matches)
         else:
-            cut = len(self._held) - self._open_suffix()
+            cut = len(self._held) - (0 if last else self._open_suffix())
         text, self._held = self._held[:cut], self._held[cut:]
         self._given += len(text)
         return text
-
-    def _find(self) -> int | None:
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        return min(found)[1] if found else None
 
     def _open_suffix(self) -> int:
         """Length of the longest suffix of the held text that begins a stop string."""
@@ -158,23 +159,37 @@ class StopStrings:
         return 0
 
 
-def token_offsets(tokenizer: Tokenizer, token_ids: Iterable[int], text: str) -> list[int]:
-    """Where each token begins in the text that the tokens encode, in characters.
+class TokenOffsets:
+    """Where the tokens of a text begin in it, in characters, as they come in.
 
     A token within a character begins where the character does. A control token that the text does not spell out, such
     as the one that begins every prompt, takes no room.
     """
-    detokenizer, found, at = Detokenizer(tokenizer), list[int](), 0
-    for token_id in token_ids:
-        if token_id in tokenizer.special_ids:
-            at += len(detokenizer.interrupt())
-            found.append(min(at, len(text)))
-            spelt = tokenizer.decode([token_id], keep_special=True)
-            at += len(spelt) if text.startswith(spelt, at) else 0
-        else:
-            found.append(min(at, len(text)))
-            at += len(detokenizer.feed(token_id))
-    return found
+
+    def __init__(self, tokenizer: Tokenizer, begin: int = 0, spelling: str = "") -> None:
+        """
+        Args:
+            begin: where the first token begins.
+            spelling: the text, if it may spell control tokens out, as a prompt may.
+        """
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._at = begin
+        self._spelling = spelling
+
+    def add(self, token_ids: Iterable[int]) -> list[int]:
+        """Where the next tokens begin."""
+        found = []
+        for token_id in token_ids:
+            if token_id in self._tokenizer.special_ids:
+                self._at += len(self._detokenizer.interrupt())
+                found.append(self._at)
+                spelt = self._tokenizer.decode([token_id], keep_special=True)
+                self._at += len(spelt) if self._spelling.startswith(spelt, self._at) else 0
+            else:
+                found.append(self._at)
+                self._at += len(self._detokenizer.feed(token_id))
+        return found
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tokenizers
 
-from ondevice.errors import BundleCorruptError, PromptError, reason
+from ondevice.errors import BundleCorruptError, PromptError, pass_on, reason
 
 
 class Tokenizer:
@@ -46,7 +46,7 @@ class Tokenizer:
             _check_charsmaps(text)
             backend = tokenizers.Tokenizer.from_str(text)
         except BaseException as error:  # the library raises nothing narrower
-            _pass_on(error)
+            pass_on(error)
             raise BundleCorruptError(f"{path} is not a tokenizer ({reason(error)}): export the bundle again") from error
         return cls(backend, bos_token_id)
 
@@ -147,14 +147,8 @@ class Tokenizer:
         return [bos, *ids[start:]]
 
 
-def _pass_on(error: BaseException) -> None:
-    """Raise errors that are not the library's, such as Ctrl-C; the library's panics are no `Exception` either."""
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-        raise error
-
-
 def _failure(doing: str, error: BaseException) -> BundleCorruptError:
-    _pass_on(error)
+    pass_on(error)
     return BundleCorruptError(f"the tokenizer cannot {doing} this ({reason(error)}): export the bundle again")
 
 

@@ -100,6 +100,7 @@ def test_every_exit_word_ends_the_chat(run, bundle, prompts, word):
         ('"""\na\n  b"""\n', ["a\n  b"]),
         ('"""ab"""\n', ["ab"]),
         ('"""\nab\n', ["ab"]),
+        ('"""/exit"""\n"""\n/tmp is what?\n"""\ncd\n', ["/exit", "/tmp is what?", "cd"]),
     ],
 )
 def test_quotes_make_one_message_of_several_lines(run, bundle, prompts, typed, messages):
@@ -250,6 +251,40 @@ def test_save_and_load(run, bundle, prompts, tmp_path):
     assert "(5 messages)" in err
     assert err.endswith("x\n")
     assert prompts[-1] == [*messages, {"role": "user", "content": "c"}]
+
+
+def test_a_save_to_a_full_disk_leaves_the_old_file(bundle, tmp_path):
+    resource = pytest.importorskip("resource", reason="Windows has no limit of a file's size")
+    path = tmp_path / "chat.json"
+    with load_toy(bundle) as model:
+        conversation = Conversation(model, {}, "Be brief.")
+        conversation.save(path)
+        saved = path.read_text("utf-8")
+        conversation.instruct("Be brief. " * 100)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+            with pytest.raises(OSError, match="too large"):
+                conversation.save(path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text("utf-8") == saved
+    assert not list(tmp_path.glob(".chat.json*"))
+
+
+def test_an_error_while_a_message_is_answered_again_keeps_the_conversation(bundle, monkeypatch):
+    with load_toy(bundle) as model:
+        conversation = Conversation(model, {"max_new_tokens": 2})
+        conversation.say("ab")
+        before = conversation.messages
+
+        def fail(*arguments, **options):
+            raise ondevice.GrammarError("too large")
+
+        monkeypatch.setattr(chat, "stream_reply", fail)
+        with pytest.raises(ondevice.GrammarError):
+            conversation.regenerate()
+        assert conversation.messages == before
 
 
 def test_files_that_are_not_conversations_are_neither_loaded_nor_overwritten(run, bundle, prompts, tmp_path):

@@ -53,7 +53,10 @@ def test_a_difference_is_named_and_fails(run, bundle, prompts_file, monkeypatch)
     assert first["logit_gap"] > 0  # greedy: the plain token is the likelier one
 
 
-def test_a_mistake_is_one_line(run, bundle):
-    code, _, err = run("check", bundle, "--limit", 0)
-    assert code == 2
-    assert "--limit must be" in err
+@pytest.mark.parametrize(
+    ("words", "complaint"), [(["--limit", 0], "--limit must be"), (["--drafter", "none"], "makes no drafts to compare")]
+)
+def test_a_mistake_is_one_line(run, bundle, words, complaint):
+    code, _, err = run("check", bundle, *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert complaint in err

@@ -96,6 +96,13 @@ def test_compare_prints_the_speed_up_and_that_the_tokens_are_equal(run, bundle):
     assert json.loads(out)["comparison"]["equal"] is True
 
 
+def test_compare_names_no_speed_where_nothing_was_decoded(run, bundle):
+    code, _, err = run("generate", bundle, "ab", "-n", 1, "--compare")
+    assert code == 0
+    assert "x as fast" not in err
+    assert "all 1 tokens equal" in err
+
+
 def test_watch_drafts_keeps_the_text_and_adds_a_legend(run, bundle):
     words = ["generate", bundle, "abc abc abc", "-n", 40, "--num-assistant-tokens-schedule", "constant"]
     _, text, _ = run(*words)

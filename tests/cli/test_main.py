@@ -135,16 +135,28 @@ def test_missing_packages_are_named(run, monkeypatch):
     assert "pip install 'ondevice-runtime[export]'" in err
 
 
-def test_a_broken_pipe_prints_no_error():
+def _written_to(descriptor, words):
+    """Exit code and errors of a command whose standard output is this file, buffered as it is by default."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "ondevice", *words]
+    ended = subprocess.run(command, stdout=descriptor, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    # the first run compiles the kernels of the measurement
+    return ended.returncode, [line for line in ended.stderr.splitlines() if "compiling kernels" not in line]
+
+
+@pytest.mark.parametrize("words", [["info"], ["--help"], ["completion", "bash"]])
+def test_a_broken_pipe_prints_no_error(words):
     reading, writing = os.pipe()
     os.close(reading)
-    ended = subprocess.run(
-        [sys.executable, "-m", "ondevice", "info"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
-    )
+    assert _written_to(writing, words) == (141, [])
     os.close(writing)
-    # the first run compiles the kernels of the measurement
-    assert [line for line in ended.stderr.splitlines() if "compiling kernels" not in line] == []
-    assert ended.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [["info"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line(words):
+    with Path("/dev/full").open("wb") as full:
+        assert _written_to(full, words) == (2, ["ondevice: [Errno 28] No space left on device"])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the shell of Windows cannot close a stream")

@@ -15,8 +15,8 @@ pty = pytest.importorskip("pty", reason="not on Windows")
 
 READ_MESSAGES = """
 from ondevice.cli.chat import messages, typed_lines
-for message in messages(typed_lines()):
-    print("got", [message], flush=True)
+for text, is_quoted in messages(typed_lines()):
+    print("got", [text], "quoted" if is_quoted else "", flush=True)
 """
 
 REPLY = """
@@ -60,7 +60,15 @@ def test_pasted_lines_are_one_message():
     with terminal_running(READ_MESSAGES, TERM="xterm") as terminal:
         assert "\x1b[?2004h" in read_until(terminal, b"> ")  # asks the terminal to mark pasted text
         os.write(terminal, b"\x1b[200~def f(x):\n    return x\x1b[201~\r")
-        assert "got ['def f(x):\\n    return x']" in read_until(terminal, b"return x']")
+        assert "got ['def f(x):\\n    return x'] quoted" in read_until(terminal, b"quoted")
+
+
+@pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="libedit has no bracketed paste")
+def test_pasted_quotes_wait_for_no_others():
+    with terminal_running(READ_MESSAGES, TERM="xterm") as terminal:
+        read_until(terminal, b"> ")
+        os.write(terminal, b'\x1b[200~"""Sums."""\nimport math\x1b[201~\r')
+        assert """got ['\"\"\"Sums.\"\"\"\\nimport math'] quoted""" in read_until(terminal, b"quoted")
 
 
 @pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="libedit completes without the space")

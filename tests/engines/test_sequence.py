@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,16 @@ def test_no_file_and_no_room_for_one(session: ToySession, tmp_path: Path) -> Non
         session.engine.load_session(tmp_path)
     with pytest.raises(FileNotFoundError):
         session.save(tmp_path / "nowhere" / "prompt.session")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_a_pipe_or_a_device_is_not_replaced(session: ToySession, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    extend(session, ids(30))
+    with pytest.raises(FileExistsError, match="not a file"):
+        session.save(path)
+    assert path.is_fifo()
 
 
 def test_a_failed_save_leaves_the_old_file(

@@ -305,7 +305,7 @@ def test_a_drafter_with_experts(source: Path) -> None:
 
 def test_backbone_differs(source: Path) -> None:
     edit_json(source / "drafter" / "config.json", lambda config: config.update(backbone_hidden_size=128))
-    refuse(source, PairMismatchError, "128", "64")
+    refuse(source, PairMismatchError, "128", "64", "--drafter none")
 
 
 def test_shared_heads_differ(source: Path) -> None:

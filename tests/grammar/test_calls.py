@@ -125,6 +125,11 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
         ["{tree:{left:1}}"],
     ),
     ({"properties": {"a": True, "b": {"uniqueItems": True}}}, ["{a:[1,1],b:[1,1]}"], ["{c:1}"]),
+    (
+        {"properties": {"a": {"type": [{}, ["null"]]}, "b": {"type": "integer"}}, "required": [["a"], {}, "b"]},
+        ["{b:1}", "{a:[null],b:1}"],
+        ["{}", "{a:1}"],
+    ),
 ]
 
 

@@ -125,6 +125,7 @@ def test_a_wrong_option_is_named(wrong: Any, said: str) -> None:
         ({"type": "lark", "lark": "start: gone"}, 'unknown name: "gone"'),
         ({"type": "lark", "lark": "begin: /a/"}, "no start rule found"),
         ({"type": "regex", "regex": "\ud83d"}, "surrogate"),
+        (schema_format({"type": "number", "minimum": "ä" * 60}), "cannot be compiled"),  # the library panics
     ],
     ids=ascii,
 )

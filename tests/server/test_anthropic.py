@@ -87,12 +87,20 @@ def test_a_whole_message_has_the_blocks_of_its_stream(client, scripted):
     ]
 
 
-@pytest.mark.parametrize(("stops", "reported"), [(["rain"], "rain"), (["rain", "snow"], None)])
-def test_stop_sequence(client, scripted, stops, reported):
+@pytest.mark.parametrize("stops", [["rain"], ["snow", "rain", "."]])
+def test_stop_sequence(client, scripted, stops):
     scripted.says("There will be rain.<turn|>")
     message = client.messages.create(model="any", max_tokens=100, messages=ASKED, stop_sequences=stops)
     assert message.content[0].text == "There will be"
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", reported)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "rain")
+
+
+def test_a_reply_that_ends_with_its_form_did_not_end_at_a_stop_sequence(served):
+    asked = {"max_tokens": 100, "messages": ASKED, "stop_sequences": ["snow"]}
+    form = {"type": "json_schema", "schema": {"enum": ["yes", "no"]}}
+    body = served.post("/v1/messages", **asked, output_config={"format": form}).body
+    assert body["content"][0]["text"] in ('"yes"', '"no"')
+    assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
 
 
 def test_max_tokens(client, scripted):
@@ -107,6 +115,7 @@ def test_max_tokens(client, scripted):
         ({"messages": []}, "the prompt is empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source.type is missing"),
         ({"tools": [{"description": "nameless"}]}, "tools[0].name is missing"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type must be one of custom"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
     ],

@@ -319,6 +319,27 @@ def test_logprobs_of_a_completion(served):
         assert [value for chunk in chunks if chunk for value in chunk[name]] == values
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": "def f(", "stop": ["return value of", "\n\n\n"], "max_tokens": 24},
+        {"prompt": "# caf\u00e9 \U0001f600\n", "temperature": 1.5, "seed": 4, "max_tokens": 40},
+        {"prompt": "def f(", "logit_bias": {"2": 100}, "max_tokens": 3},
+    ],
+    ids=["held back", "bytes", "control tokens"],
+)
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_of_tokens_are_those_in_the_text_also_where_it_is_held_back(served, options, echo):
+    given = {"temperature": 0, **options, "logprobs": 1, "echo": echo}
+    [choice] = served.post(TEXT, **given).body["choices"]
+    text, logprobs = choice["text"], choice["logprobs"]
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        is_control, is_part = token.startswith("<"), "\ufffd" in token or token.startswith("bytes:")
+        assert text.startswith(token, offset) or is_control or is_part
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in served.messages(TEXT, **given)]
+    assert [each for chunk in chunks if chunk for each in chunk["text_offset"]] == logprobs["text_offset"]
+
+
 def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_model):
     """With no new token: exactly the numbers that the tokens had when they were generated."""
     reply = served_model.generate("def f(", max_new_tokens=30, temperature=0.8, seed=3, top_logprobs=2)
@@ -342,6 +363,22 @@ def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_
     ]
     for token, offset in zip(scores["tokens"][1:], scores["text_offset"][1:], strict=True):
         assert choice["text"].startswith(token, offset)
+
+
+@pytest.mark.parametrize("stop", [None, "fter"])
+def test_offsets_leave_out_control_tokens_and_count_characters(served, served_model, stop):
+    """Of a character that is spread over several tokens, all begin where it does; a stream has the same offsets."""
+    said = [served_model.manifest.bos_token_id, *served_model.tokenizer.encode("é \U0001f600 after it")[1:]]
+    options = {"prompt": "x", "max_tokens": len(said), "temperature": 0, "logprobs": 0, "stop": stop}
+    form = {"type": "lark", "lark": "start: <[" + "]> <[".join(map(str, said)) + "]>"}
+    [choice] = served.post(TEXT, **options, response_format=form).body["choices"]
+    scores = choice["logprobs"]
+    assert choice["text"] == ("é \U0001f600 a" if stop else "é \U0001f600 after it")
+    before = [served_model.tokenizer.decode(said[:count]) for count in range(len(scores["tokens"]))]
+    assert scores["text_offset"] == [len(text.rstrip("\N{REPLACEMENT CHARACTER}")) for text in before]
+    chunks = served.messages(TEXT, **options, response_format=form)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [offset for each in streamed if each for offset in each["text_offset"]] == scores["text_offset"]
 
 
 @pytest.mark.parametrize("prompt", ["def f(x):", "caf\u00e9 \U0001f600 <eos> x"])
@@ -409,6 +446,7 @@ def test_no_token_and_no_echo_is_an_empty_text(served):
         (CHAT, {"messages": MESSAGES, "drafter": "/etc/passwd"}, "drafter"),
         (CHAT, {"messages": MESSAGES, "logit_bias": {"a": 1}}, "logit_bias"),
         (CHAT, {"messages": MESSAGES, "logit_bias": [1]}, "logit_bias"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": [[float("inf"), 1]]}, "logit_bias"),
         (CHAT, {"messages": MESSAGES, "presence_penalty": "much"}, "presence_penalty"),
         (CHAT, {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
         (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),

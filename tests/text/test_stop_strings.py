@@ -44,7 +44,7 @@ def test_tokens_are_final_one_after_the_other_and_never_given_back():
         for piece in pieces:
             given += stream.push(piece)
             seen.append(stream.final_tokens)
-            assert len("".join(pieces[: stream.final_tokens])) <= len(given) or stream.matched
+            assert len("".join(pieces[: stream.final_tokens])) <= len(given) or stream.found is not None
         given += stream.finish()
         seen.append(stream.final_tokens)
         assert seen == sorted(seen)
@@ -53,7 +53,7 @@ def test_tokens_are_final_one_after_the_other_and_never_given_back():
 def test_text_that_cannot_become_a_stop_string_is_given_at_once():
     stream = StopStrings("\n\n")
     assert [stream.push(piece) for piece in ["a", "b\n", "c", "\n", "\n", "d"]] == ["a", "b", "\nc", "", "", ""]
-    assert stream.matched
+    assert stream.found is not None
     assert stream.final_tokens == 3
 
 
@@ -68,7 +68,7 @@ def test_the_end_gives_up_what_was_held():
     stream = StopStrings("stop")
     assert stream.push("a st") == "a "
     assert stream.finish("op") == ""
-    assert stream.matched
+    assert stream.found is not None
     stream = StopStrings("stop")
     assert stream.push("a st") == "a "
     assert stream.finish() == "st"

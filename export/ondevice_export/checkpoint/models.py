@@ -13,7 +13,7 @@ from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, drafter_shapes, target_shapes
 from ondevice.bundle_format.vision import VisionEntry
-from ondevice.errors import CheckpointError
+from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint import vision as vision_towers
 from ondevice_export.checkpoint.config import read_drafter, read_target
@@ -96,7 +96,10 @@ def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[Draft
         PairMismatchError: the drafter was made for another target.
         CheckpointError: the checkpoint is no assistant, or a tensor is missing or has a wrong shape.
     """
-    config = read_drafter(checkout.directory, target.config)
+    try:
+        config = read_drafter(checkout.directory, target.config)
+    except PairMismatchError as error:
+        raise PairMismatchError(f"{checkout.directory}: {error}: name another drafter, or --drafter none") from error
     if read_quantization(checkout.directory) is not None:
         raise CheckpointError(f"{checkout.directory}: a drafter that was trained quantised is not supported")
     with Checkpoint(checkout.directory) as checkpoint:

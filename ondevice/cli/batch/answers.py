@@ -204,6 +204,8 @@ class AnswerFile:
         known = len(self)
         try:
             fields: Any = json.loads(content)
+            if not isinstance(fields["line"], int) or not isinstance(fields["asked"], str):
+                raise self._foreign_line(number)
             self._count(fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise self._foreign_line(number) from problem

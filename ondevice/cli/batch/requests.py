@@ -240,7 +240,7 @@ def _parse_token_biases(value: object) -> dict[int, Any]:
     """`logit_bias` with token ids as numbers, which are strings in JSON."""
     try:
         return {int(token): bias for token, bias in dict(value).items()}  # type: ignore[call-overload]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"logit_bias must map token ids to numbers, not {value!r:.99}") from error
 
 

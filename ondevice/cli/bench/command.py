@@ -120,11 +120,12 @@ def _is_length(word: str) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_mode(args)
     check_counts(args)
     if args.plot is not None:
         tables.check_plot(args.plot)
-    _check_mode(args)
-    repeats = (args.repeat or (QUICK_REPEATS if args.quick else REPEATS)) if args.scenarios else 1
+    usual = (QUICK_REPEATS if args.quick else REPEATS) if args.scenarios else 1
+    repeats = usual if args.repeat is None else args.repeat
     with ExitStack() as stack:
         models = _load_models(args, stack)
         model = models[0]
@@ -166,7 +167,8 @@ def _check_mode(args: argparse.Namespace) -> None:
     """Refuse the options of the other mode."""
     if args.scenarios and args.prompts is not None:
         raise UsageError("--scenarios has prompts of its own: leave --prompts out")
-    given = {name: getattr(args, name) for name in ("repeat", "quick", "engines", "csv")}
+    given = {name: bool(getattr(args, name)) for name in ("quick", "engines", "csv")}
+    given["repeat"] = args.repeat is not None
     given["threads with several numbers"] = bool(args.threads and len(args.threads) > 1)
     for name, value in given.items():
         if value and not args.scenarios:

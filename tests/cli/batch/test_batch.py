@@ -137,10 +137,12 @@ def test_openai_form(ask, bundle):
         {"custom_id": "z", "method": "POST", "url": "/v1/embeddings", "body": {"input": "abc"}},
         {"custom_id": "v", "body": {**chat, "n": 2}},
         {"custom_id": "w", "body": None},
+        {"custom_id": "u", "body": {**chat, "logit_bias": [[float("inf"), 1]]}},
     ]
     code, found, _ = ask(lines)
     assert code == 1
-    assert [found[line]["custom_id"] for line in range(1, 6)] == ["x", "y", "z", "v", "w"]
+    assert [found[line]["custom_id"] for line in range(1, 7)] == ["x", "y", "z", "v", "w", "u"]
+    assert "logit_bias must map token ids" in found[6]["error"]["message"]
     with load_toy(bundle) as model:
         reply = model.generate(chat["messages"], max_new_tokens=4, seed=1)
         [choice] = found[1]["response"]["body"]["choices"]
@@ -206,7 +208,18 @@ def test_a_deleted_error_is_answered_again(ask, tmp_path):
     assert found[2]["text"]
 
 
-@pytest.mark.parametrize("content", ["what\n", "precious", '{"line": 1}\n', '{"a": 1}\n', "[]\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "what\n",
+        "precious",
+        '{"line": 1}\n',
+        '{"a": 1}\n',
+        "[]\n",
+        '{"line": [1], "asked": "a"}\n',
+        '{"line": 1, "asked": null}\n',
+    ],
+)
 def test_a_file_of_another_program_is_not_changed(run, bundle, tmp_path, content):
     path, prompts = tmp_path / "answers.jsonl", tmp_path / "prompts.jsonl"
     path.write_text(content)

@@ -150,6 +150,8 @@ def test_auto_is_compared_with_the_best_single_setting():
     [
         (["--scenarios", "--prompts", "x.txt"], "leave --prompts out"),
         (["--scenarios", "--repeat", "-1"], "--repeat must be"),
+        (["--scenarios", "--repeat", "0"], "--repeat must be"),
+        (["--repeat", "0"], "--repeat needs --scenarios"),
         (["--quick"], "--quick needs --scenarios"),
         (["--threads", "1,2"], "needs --scenarios"),
         (["--scenarios", "--engines", "gpu"], "'gpu' is none of simd, ort"),
