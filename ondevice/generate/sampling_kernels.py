@@ -39,6 +39,8 @@ rounding."""
 
 MAGNITUDE = np.int32(2**31 - 1)
 """All bits of an int32 except the sign."""
+INFINITY = np.int32(0x7F800000)
+"""The bits of a float32 infinity; those of NaN, without its sign, are larger."""
 
 
 def key_of(seed: int | None) -> Key:
@@ -124,15 +126,28 @@ def gumbel_argmax(  # noqa: PLR0917
 
 
 @kernel
+def ordered(score: float) -> Any:
+    """An int32 that is ordered as the float32 `score` is. Maxima of floats are not vectorised, because of NaN."""
+    bits = np.float32(score).view(np.int32)
+    return bits ^ ((bits >> np.int32(31)) & MAGNITUDE)
+
+
+@kernel
 def largest(block: Float32Array) -> float:
-    """The largest of some float32, as a float64, in which differences to it are then taken. They are compared by their
-    bits: because of NaN, a maximum of floats is not vectorised.
-    """
+    """The largest of some float32, none of which is NaN, as a float64."""
     most = -1 - MAGNITUDE
     for at in range(len(block)):
-        bits = np.float32(block[at]).view(np.int32)
-        most = max(most, bits ^ ((bits >> np.int32(31)) & MAGNITUDE))  # ordered as the floats are
+        most = max(most, ordered(block[at]))
     return np.float64(np.int32(most ^ ((most >> np.int32(31)) & MAGNITUDE)).view(np.float32))
+
+
+@kernel
+def peak_of(scores: Float32Array) -> float:
+    """The largest score as a float64, in which differences to it are taken; NaN where a score is NaN."""
+    widest = np.int32(0)
+    for at in range(len(scores)):
+        widest = max(widest, np.float32(scores[at]).view(np.int32) & MAGNITUDE)
+    return np.nan if widest > INFINITY else largest(scores)
 
 
 @kernel
@@ -477,66 +492,42 @@ class RowDraw:
         return scratch
 
 
-IN_ORDER = np.empty(0, np.int64)
-"""Token ids of a row of the whole vocabulary, in order: kernels take the index for the id."""
-
-
-@kernel
-def has_nan_or_inf(scores: Float32Array) -> bool:
-    """Whether any score is NaN or +inf."""
-    wrong = 0
-    for at in range(len(scores)):  # without an early exit, so that it is vectorised
-        wrong += not scores[at] < np.inf
-    return wrong > 0
+IN_ORDER = np.full(1, -1)
+"""Token ids of a row of the whole vocabulary, in order: kernels take the index for the id. Not empty, because the
+address of an empty array takes an exception."""
 
 
 @kernel
 def id_at(token_ids: IndexArray, at: int) -> int:
     """The token id of a score; see IN_ORDER."""
-    return token_ids[at] if len(token_ids) else at
+    return token_ids[at] if token_ids[0] >= 0 else at
 
 
 @kernel
-def preselect(  # noqa: PLR0917
-    scores: Float32Array, temperature: float, k: int, min_p: float, largest_k: Float32Array, kept: IndexArray
-) -> tuple[int, float]:
-    """Fill `kept` with the top-k or, for k = 0, with all that can reach min-p; return their number and the peak."""
-    if k == 0:
-        peak = largest(scores)
-        below = temperature * -logarithm(min_p)
-        return select_reaching(scores, peak - below - MARGIN * (abs(peak) + below), kept), peak
-    count = select_top_k(scores, largest_k[: min(k, len(scores))], kept)
-    peak = -np.inf
-    for at in range(count):
-        peak = max(peak, scores[kept[at]])
-    return count, peak
-
-
-@entry("tokens", "f32[] f64 i64 f64 f64 f32[] f64[] f64[] i64[,]")
-def filter_row(  # noqa: PLR0917
-    scores: Float32Array, temperature: float, k: int, top_p: float, min_p: float, largest_k: Float32Array,
+def filtered(  # noqa: PLR0917
+    scores: Float32Array, peak: float, temperature: float, k: int, top_p: float, min_p: float, largest_k: Float32Array,
     weights: Float64Array, mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
     """Fill `indices[0]` with the indices that the filters keep, ascending, and `weights` with their weights,
-    exp((score - peak) / temperature). Return their number, 0 where a score is NaN or +inf, or all are -inf.
+    exp((score - peak) / temperature); return their number.
 
-    scores : float32[m]
+    scores : float32[m], none of which is NaN or +inf
+    peak : the largest of them, not -inf
     k, top_p, min_p : the filters; k = 0, top_p = 1.0 and min_p = 0.0 keep every token
     largest_k, weights, mass, indices : the fields of `RowScratch` for m scores or more
     """
-    if has_nan_or_inf(scores):
-        return 0
-    kept, inside = indices[0], indices[1]
+    kept, inside, count = indices[0], indices[1], len(scores)
     few = k > 0 or (top_p == 1.0 and min_p > 0.0)  # exponentials are taken of few scores only
+    if k > 0:
+        count = select_top_k(scores, largest_k[: min(k, len(scores))], kept)
+    elif few:
+        below = temperature * -logarithm(min_p)
+        count = select_reaching(scores, peak - below - MARGIN * (abs(peak) + below), kept)
     if few:
-        count, peak = preselect(scores, temperature, k, min_p, largest_k, kept)
         for at in range(count):
             weights[at] = exponential((scores[kept[at]] - peak) / temperature)
     else:
-        count, peak = len(scores), largest(scores)
         weigh(scores, peak, temperature, weights)
-    if peak == -np.inf:
-        return 0
     if top_p < 1.0:
         count = select_nucleus(weights[:count], top_p, mass, inside, indices[2])
         for at in range(count):  # `inside` is ascending, so no entry is overwritten before it is read
@@ -554,28 +545,40 @@ def filter_row(  # noqa: PLR0917
     return left
 
 
+@entry("tokens", "f32[] f64 i64 f64 f64 f32[] f64[] f64[] i64[,]")
+def filter_row(  # noqa: PLR0917
+    scores: Float32Array, temperature: float, k: int, top_p: float, min_p: float, largest_k: Float32Array,
+    weights: Float64Array, mass: Float64Array, indices: IndexArray,
+) -> int:  # fmt: skip
+    """`filtered` for any row; 0 where a score is NaN or +inf, or all are -inf."""
+    peak = peak_of(scores)
+    if not abs(peak) < np.inf:
+        return 0
+    return filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
+
+
 @entry("tokens", "f32[] i64[] f64 i64 f64 f64 u64[] i64 i64[] f64[] f32[] f64[] f64[] i64[,]")
 def draw_row(  # noqa: PLR0917
     scores: Float32Array, token_ids: IndexArray, temperature: float, k: int, top_p: float, min_p: float, key: Key,
     position: int, tokens: IndexArray, values: Float64Array, largest_k: Float32Array, weights: Float64Array,
     mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
-    """`filter_row` and the Gumbel argmax of what it keeps: fill `tokens` and `values`, and return the number of
+    """The filters and the Gumbel argmax of what they keep: fill `tokens` and `values`, and return the number of
     winners, 0 where a score is NaN or +inf, or all are -inf.
 
+    scores, k, top_p, min_p and what follows `values` : as for `filtered`
     token_ids : intp[m], the tokens of the scores, or IN_ORDER
     tokens, values : intp[b] and float64[b], out: token ids and their log weight + noise, largest first
     """
-    if k == 0 and top_p == 1.0 and min_p == 0.0 and len(token_ids) == 0:
-        if has_nan_or_inf(scores):
-            return 0
-        return gumbel_argmax_all(scores, largest(scores), temperature, key, position, tokens, values)
-    left = filter_row(scores, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
+    peak = peak_of(scores)
+    if not abs(peak) < np.inf:
+        return 0
+    if k == 0 and top_p == 1.0 and min_p == 0.0 and token_ids[0] < 0:
+        return gumbel_argmax_all(scores, peak, temperature, key, position, tokens, values)
+    left = filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
     kept, ids = indices[0], indices[1]
-    peak = -np.inf
     for at in range(left):
         ids[at] = id_at(token_ids, kept[at])
-        peak = max(peak, scores[kept[at]])
     found = gumbel_argmax(
         scores, kept[:left], weights[:left], ids[:left], peak, temperature, key, position, tokens, values
     )
@@ -587,7 +590,7 @@ def draw_row(  # noqa: PLR0917
 @entry("tokens", "f32[] i64[] i64[] f64[]")
 def argmax_row(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, values: Float64Array) -> int:
     """`draw_row` at temperature 0: the tokens with the largest scores, the first in a tie."""
-    if has_nan_or_inf(scores):
+    if not abs(peak_of(scores)) < np.inf:
         return 0
     count = 0
     for start in range(0, len(scores), TOP_K_BLOCK):
