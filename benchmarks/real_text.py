@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -34,8 +34,17 @@ from tqdm import tqdm
 from benchmarks.llama_server import Completion, LlamaServer, add_llama_server, speculative, version
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE
-from ondevice.cli.bench.measure import PLAIN, Configuration, Run, acceptance_by_position
-from ondevice.cli.bench.scenarios import FILES, Backend, Case, Scenario, Variant, load_scenarios, measure_case
+from ondevice.cli.bench.measure import (
+    PLAIN,
+    SCENARIOS,
+    Configuration,
+    Run,
+    Scenario,
+    Variant,
+    acceptance_by_position,
+    load_scenarios,
+    run_in_turns,
+)
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.errors import OndeviceError
 from ondevice.generate.drafters import registry
@@ -163,34 +172,42 @@ def measure(
     Raises:
         SystemExit: a reply differs from that of plain decoding.
     """
-    backend = Backend(model.engine.name, model.threads)
-    variants = [Variant(backend, each) for each in configurations(model)]
+    variants = [Variant(model, each) for each in configurations(model)]
     for kind in kinds:
         for number, prompt in enumerate(kind.prompts, skip):
             start = number % len(variants)
             rotated = [*variants[start:], *variants[:start]]
             repeated = 0.0
             for temperature in TEMPERATURES:
-                case = _case(Scenario(kind.name, (prompt,)), number, temperature, tokens)
-                found = measure_case({backend: model}, rotated, case, turns, progress)
-                runs = {setting_name(each.configuration): [run for [run] in found[each]] for each in variants}
+                case = _case(kind.name, number, temperature, tokens)
+                found = list(run_in_turns(rotated, [prompt], case.options, turns, progress))
+                runs = {setting_name(each.configuration): [turn[each] for turn in found] for each in variants}
                 check_equal(f"{kind.name}, prompt {number}", runs)
                 if temperature == 0:
                     repeated = repeated_share(runs[PLAIN_NAME][0].token_ids)
                 for setting, replies in runs.items():
-                    yield _record(case, number, setting, replies, repeated)
+                    yield _record(case, setting, replies, repeated)
                 if servers:
                     ids = model.encode(prompt)
-                    yield from _of_servers(servers, case, number, ids, turns=turns, repeated=repeated)
+                    yield from _of_servers(servers, case, ids, turns=turns, repeated=repeated)
 
 
-def _case(scenario: Scenario, prompt: int, temperature: float, tokens: int) -> Case:
+class Case(NamedTuple):
+    """A prompt, by its number among those of its kind, at a temperature; `options` are keywords of `Model.stream`."""
+
+    kind: str
+    prompt: int
+    temperature: float
+    options: GenerationKeywords
+
+
+def _case(kind: str, prompt: int, temperature: float, tokens: int) -> Case:
     """A prompt at a temperature. Each prompt has a seed of its own: with a common one, their draws would be alike."""
-    seed = 1000 * [*FILES, HUMAN_EVAL].index(scenario.name) + prompt
+    seed = 1000 * [*SCENARIOS, HUMAN_EVAL].index(kind) + prompt
     options: GenerationKeywords = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed}
     if temperature:
         options |= {"top_k": TOP_K, "top_p": TOP_P}
-    return Case(scenario, temperature, options)
+    return Case(kind, prompt, temperature, options)
 
 
 def check_equal(prompt: str, runs: Mapping[str, Sequence[Run]]) -> None:
@@ -214,13 +231,13 @@ def check_equal(prompt: str, runs: Mapping[str, Sequence[Run]]) -> None:
                 )
 
 
-def _record(case: Case, prompt: int, setting: str, runs: Sequence[Run], repeated: float) -> Record:
+def _record(case: Case, setting: str, runs: Sequence[Run], repeated: float) -> Record:
     stats = [run.stats for run in runs]
     drafts = sum(one.num_drafts for one in stats)
     first = acceptance_by_position(runs)[:1]
     return Record(
-        kind=case.scenario.name,
-        prompt=prompt,
+        kind=case.kind,
+        prompt=case.prompt,
         temperature=case.temperature,
         setting=setting,
         tokens=stats[0].new_tokens - 1,
@@ -232,9 +249,7 @@ def _record(case: Case, prompt: int, setting: str, runs: Sequence[Run], repeated
     )
 
 
-def _of_servers(
-    servers: Servers, case: Case, prompt: int, ids: Sequence[int], *, turns: int, repeated: float
-) -> Iterator[Record]:
+def _of_servers(servers: Servers, case: Case, ids: Sequence[int], *, turns: int, repeated: float) -> Iterator[Record]:
     """The same prompt on llama.cpp, in turns as well; its replies are its own, as its arithmetic is."""
     options: dict[str, Any] = {"n_predict": case.options["max_new_tokens"], "temperature": case.temperature}
     options |= {"seed": case.options["seed"]}
@@ -246,8 +261,8 @@ def _of_servers(
             found[setting].append(servers[setting].complete(ids, options))
     for setting, replies in found.items():
         yield Record(
-            kind=case.scenario.name,
-            prompt=prompt,
+            kind=case.kind,
+            prompt=case.prompt,
             temperature=case.temperature,
             setting=f"llama.cpp {setting}",
             tokens=len(replies[0].token_ids) - 1,
@@ -460,7 +475,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, nargs="?", help="a bundle")
     parser.add_argument("--human-eval", type=Path, metavar="FILE", help="HumanEval's tasks, JSON lines")
-    parser.add_argument("--kinds", nargs="+", choices=(*FILES, HUMAN_EVAL), metavar="KIND", help="(default: all)")
+    parser.add_argument("--kinds", nargs="+", choices=(*SCENARIOS, HUMAN_EVAL), metavar="KIND", help="(default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts of each kind (default: all)")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="first prompts of each kind to leave out")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of a reply (default: 96)")

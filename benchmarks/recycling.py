@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ondevice import Model, load
-from ondevice.cli.bench.scenarios import Scenario, load_scenarios
+from ondevice.cli.bench.measure import Scenario, load_scenarios
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.generate.drafters.acceptance import Tally

@@ -57,7 +57,7 @@ from ondevice.bundle_format.tensor_table import (
     Shapes,
     drafter_shapes,
 )
-from ondevice.cli.bench.scenarios import load_scenarios
+from ondevice.cli.bench.measure import load_scenarios
 from ondevice.cli.bench.tables import table
 from ondevice.errors import CheckpointError
 from ondevice_export.bundle_writer import BundleWriter

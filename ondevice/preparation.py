@@ -13,9 +13,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from ondevice.native import library
+from ondevice.native import functions, library
 from ondevice.native.building import Build, functions_of
-from ondevice.native.functions import Part
+from ondevice.native.sets import Part
 from ondevice.progress import OnPrepare
 
 COMPILING, PACKING, CHECKING = "compiling kernels", "packing weights", "checking weights"
@@ -115,7 +115,7 @@ class Preparation:
     def _wait(self, build: Build) -> None:
         while not build.wait(POLL_S):
             self._report(COMPILING)
-        library.adopt(build.part, build.file)
+        functions.adopt(build.part, build.file)
 
     def _report(self, stage: str) -> None:
         if self.on_prepare is None:

@@ -22,7 +22,7 @@ import pytest
 
 import ondevice
 from ondevice import Model
-from ondevice.native.functions import PARTS as PARTS_OF_KERNELS
+from ondevice.native.sets import PARTS as PARTS_OF_KERNELS
 from ondevice.preparation import Preparation
 from ondevice_export import export
 from tests.tiny_models import save_pair

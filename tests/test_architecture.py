@@ -117,6 +117,17 @@ def picture(request) -> Picture:
     return read_picture(request.param)
 
 
+def test_no_files_import_each_other_in_a_circle():
+    """Not inside functions either: a reader can follow imports downwards."""
+    imports: dict[str, set[str]] = {}
+    for each in all_imports():
+        if PUBLIC not in (each.importer, each.imported.rpartition("/")[2]) and each.imported.endswith(".py"):
+            imports.setdefault(each.importer, set()).add(each.imported)
+    while grounds := {path for path in imports if not imports[path] & imports.keys()}:
+        imports = {path: found for path, found in imports.items() if path not in grounds}
+    assert not imports
+
+
 def test_every_box_is_there(picture):
     for place in (place for places in picture.boxes.values() for place in places):
         path = ROOT / place if place.startswith("export/") else ROOT / "ondevice" / place

@@ -31,7 +31,7 @@ sys.frozen, sys.executable = True, __file__
 import ondevice
 {support}
 from ondevice.generate.drafters.ngram import SuffixAutomaton
-from ondevice.native.functions import parts_of
+from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
 shares = []
 with Preparation(lambda stage, share: shares.append(share)) as preparing:

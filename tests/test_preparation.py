@@ -16,7 +16,7 @@ import ondevice
 from ondevice import Model, model
 from ondevice.generate.sampling import Sampler
 from ondevice.native import building, library
-from ondevice.native.functions import PARTS
+from ondevice.native.sets import PARTS
 from ondevice.preparation import Preparation
 
 SECOND = """

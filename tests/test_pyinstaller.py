@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ondevice.native import shipping
-from ondevice.native.functions import Part
-from ondevice.native.sets import PLATFORMS, best_set, native_platform
+from ondevice.native.sets import PLATFORMS, Part, best_set, native_platform
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
 from ondevice.cli.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
-from ondevice.native.functions import PARTS, parts_of
+from ondevice.native.sets import PARTS, parts_of
 from ondevice.preparation import Preparation
 
 

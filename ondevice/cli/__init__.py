@@ -5,7 +5,7 @@ which one line on stderr explains; 130 Ctrl-C; 141 broken pipe. Modules with `ad
 `generate.py`, `chat.py`, `serve.py`, `check.py`, `tune.py`, `info.py`, `completion.py`; `bundles.py` has pull, list,
 remove and prepare; `batch/` answers a file of prompts, `bench/` measures; export is `ondevice_export.command`.
 
-Shared: `options.py` (model, sampling and drafting options), `prompts.py` (prompts from arguments, stdin and files),
-`reply_view.py` (a reply as text or JSON, its summary line), `markdown_view.py` (a reply formatted on a terminal),
-`style.py` (colours, width, aligned text), `progress.py` (bars, Ctrl-C and other signals).
+Shared: `options.py` (model, sampling and drafting options), `prompts.py` (prompts from arguments, stdin and files;
+pictures and sounds), `reply_view.py` (a reply while it is generated, its summary line), `style.py` (colours, width,
+aligned text), `progress.py` (bars, Ctrl-C and other signals).
 """

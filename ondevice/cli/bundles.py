@@ -14,13 +14,13 @@ from typing import Any
 
 from ondevice.bundle import MANIFEST, model_home
 from ondevice.cli.main import FAILED
-from ondevice.cli.options import preparing
+from ondevice.cli.options import add_bundle_argument, add_count, preparing
 from ondevice.cli.progress import byte_bar, ending_by_exception
 from ondevice.cli.style import age, columns, size
 from ondevice.errors import BundleNotFoundError, UsageError, one_line
 
 
-def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments_pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repository", metavar="OWNER/NAME", help="repository of a bundle on the Hugging Face hub")
     parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     parser.add_argument("--name", help="name of the bundle under $ONDEVICE_HOME (default: NAME)")
@@ -44,7 +44,7 @@ def run_pull(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")
 
 
@@ -86,9 +86,8 @@ def _table(rows: list[dict[str, Any]], width: int) -> list[str]:
             continue
         used = "never" if row["used_at"] is None else age(time() - row["used_at"])
         table.append((*begin, row["quantization"], used, "mtp" if row["drafter"] else "none", row["family"]))
-    widths = [max(len(line[column]) for line in table if len(line) == len(TITLES)) for column in range(len(TITLES))]
-    widths[:2] = [max(len(line[column]) for line in table) for column in range(2)]
     count = len(TITLES)
+    widths = [max(len(line[each]) for line in table if each < 2 or len(line) == count) for each in range(count)]
     while count > 2 and sum(widths[:count]) + 2 * (count - 1) > width:
         count -= 1
     return [
@@ -97,7 +96,7 @@ def _table(rows: list[dict[str, Any]], width: int) -> list[str]:
     ]
 
 
-def add_remove_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments_remove(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", metavar="NAME", nargs="+", help="name under $ONDEVICE_HOME, as `ondevice list` shows it"
     )
@@ -142,14 +141,12 @@ def _confirmed(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
+def add_arguments_prepare(parser: argparse.ArgumentParser) -> None:
+    add_bundle_argument(parser)
     parser.add_argument(
         "--engine", choices=["auto", "simd", "ort"], default="auto", help="engine to prepare for (default: auto)"
     )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="number of threads to use (default: the physical cores)"
-    )
+    add_count(parser, "--threads", text="number of threads to use (default: the physical cores)")
 
 
 def run_prepare(args: argparse.Namespace) -> int:

@@ -9,14 +9,13 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ondevice.bundle import model_home
-from ondevice.cli.attachments import KINDS, Attachment, content_part, dropped_files, named_files
 from ondevice.cli.main import Parser
-from ondevice.cli.markdown_view import MarkdownView, can_format
 from ondevice.cli.options import (
     add_chat_arguments,
     add_generation_arguments,
@@ -26,9 +25,9 @@ from ondevice.cli.options import (
     load_model,
 )
 from ondevice.cli.progress import unseen_keys
-from ondevice.cli.prompts import read_json, standard_input
-from ondevice.cli.reply_view import TextView, View, stream_reply, summary
-from ondevice.cli.style import Style, aligned, columns, styled, wrapped
+from ondevice.cli.prompts import KINDS, content_part, dropped_files, named_files, read_list, standard_input
+from ondevice.cli.reply_view import MarkdownView, TextView, can_format, stream_reply, summary
+from ondevice.cli.style import Style, aligned, columns, note, styled
 from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
 from ondevice.files import replacing
 from ondevice.machine import expanded
@@ -54,18 +53,12 @@ NOTICES = {
 
 NO_THINKING = ", but this bundle's template does not support it"
 
-DOT = {"type": "text", "text": "."}
-"""A text to try pictures and sounds with."""
-
 HELLO = {"role": "user", "content": "Hello"}
 """A message to try the template with."""
 
 SYSTEM_ROLES = ("system", "developer")
 
 EXIT_WORDS = ("/exit", "/quit", "/bye")
-
-DEFAULT = "default"
-"""The value of `/set NAME default`, which unsets the option."""
 
 QUOTES = '"""'
 """Begins and ends a message of several lines."""
@@ -94,10 +87,11 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(model, generation_options(args), args.system, make_view)
         if args.thinking and not conversation.can_think:
             print(f"ondevice: --thinking is on{NO_THINKING}", file=sys.stderr)
-        if sys.stdin.isatty():
-            print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
         typed = sys.stdin.isatty()
-        for text, is_quoted in messages(typed_lines() if typed else piped_lines()):
+        if typed:
+            print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
+        piped = (decode(line, "standard input") for line in read_lines(standard_input(), "standard input"))
+        for text, is_quoted in messages(typed_lines() if typed else piped):
             if is_quoted and text:
                 conversation.say(text)
                 continue
@@ -107,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
             if dropped or text.startswith("/"):
                 try:
                     if dropped:
-                        attach_dropped(dropped, conversation)
+                        _attach(conversation, [(KINDS[path.suffix.lower()], path) for path in dropped])
                     else:
                         run_command(text, conversation)
                 except (OndeviceError, OSError) as error:  # ends the command, not the conversation
-                    _print_words(f"ondevice: {error}")
+                    note(f"ondevice: {error}")
             elif text:
                 conversation.say(text)
     return 0
@@ -125,13 +119,9 @@ class Conversation:
         model: Model,
         options: GenerationKeywords,
         system: str | None = None,
-        make_view: Callable[[], View] = TextView,
+        make_view: Callable[[], TextView] = TextView,
     ) -> None:
-        """
-        Args:
-            options: keywords of `Model.stream`.
-            system: the system message.
-            make_view: makes the view of each reply.
+        """`options` are keywords of `Model.stream`; `make_view` makes the view of each reply.
 
         Raises:
             PromptError: the bundle has no chat template, or one that refuses a system message.
@@ -140,11 +130,12 @@ class Conversation:
         self.options = options
         self._make_view = make_view
         self.messages: list[dict[str, Any]] = []
-        self.attached: list[Attachment] = []
-        """What goes with the next message."""
+        self.attached: list[tuple[str, dict[str, Any]]] = []
+        """What goes with the next message: names with their number of tokens, and content parts in OpenAI's form."""
         self.thoughts = ""
         """The thoughts of the last reply."""
-        self._stats: Stats | None = None
+        self.stats: Stats | None = None
+        """Of the last reply."""
         self.instruct(system)
         model.encode([*self.messages, HELLO])  # a bundle that cannot chat fails now, not after the first message
 
@@ -168,35 +159,28 @@ class Conversation:
         self.messages = [*([{"role": "system", "content": system}] if system else []), *turns]
 
     def use(self, options: GenerationKeywords) -> None:
-        """Generate with other options from now on.
-
-        Raises:
-            OndeviceError: an option that is invalid, or not supported by this bundle.
-        """
+        """Generate with other options from now on; OndeviceError for one that is invalid or not supported here."""
         self._model.stream([*self._system_messages, HELLO], **options).close()  # validates, computes nothing
         self.options = options
 
     def attach(self, kind: str, path: Path) -> None:
-        """Let a file go with the next message. It is read now: what becomes of it later does not matter.
-
-        Args:
-            kind: `image` or `audio`.
-            path: the file.
+        """Let an `image` or `audio` file go with the next message. It is read now: later it may change.
 
         Raises:
             PromptError: a file that is not one of this kind, or more than the bundle and its context can read.
         """
         part = content_part(kind, path)
-        parts, tokens = [attachment.part for attachment in self.attached], self.options.get("image_tokens")
+        parts, tokens = [each for _, each in self.attached], self.options.get("image_tokens")
+        dot = {"type": "text", "text": "."}
         lengths = [
-            len(self._model.encode([{"role": "user", "content": [*content, dict(DOT)]}], image_tokens=tokens))
+            len(self._model.encode([{"role": "user", "content": [*content, dot]}], image_tokens=tokens))
             for content in (parts, [*parts, part])
         ]
-        self.attached.append(Attachment(path.name, part, lengths[1] - lengths[0]))
+        self.attached.append((f"{path.name} ({lengths[1] - lengths[0]} tokens)", part))
 
     def say(self, text: str) -> None:
         """Send a message, with what is attached, and show the reply."""
-        parts = [attachment.part for attachment in self.attached]
+        parts = [part for _, part in self.attached]
         if self._ask([*parts, {"type": "text", "text": text}] if parts else text):
             self.attached = []
 
@@ -210,21 +194,17 @@ class Conversation:
                 reply = stream_reply(self._model, asked, self.options, self._make_view())
         except PromptError as error:
             hint = f" ({CONTEXT_FULL})" if isinstance(error, ContextOverflowError) else ""
-            _print_words(f"ondevice: {error}{hint}")
+            note(f"ondevice: {error}{hint}")
             return False
         self.messages = [*asked, self._as_message(reply)]
         self.thoughts = reply.reasoning
-        self._stats = reply.stats
+        self.stats = reply.stats
         if reply.finish_reason in NOTICES:
-            _print_words(NOTICES[reply.finish_reason])
+            note(NOTICES[reply.finish_reason])
         return True
 
     def regenerate(self) -> None:
-        """Answer the last message again, replacing its reply.
-
-        Raises:
-            UsageError: there is no message.
-        """
+        """Answer the last message again, replacing its reply; UsageError without one."""
         before = self.messages
         if len(before) < 2 or (before[-2]["role"], before[-1]["role"]) != ("user", "assistant"):
             raise UsageError("there is no message to answer again")
@@ -237,11 +217,7 @@ class Conversation:
                 self.messages = before
 
     def drop(self) -> None:
-        """Forget the oldest question and its reply.
-
-        Raises:
-            UsageError: there is no message.
-        """
+        """Forget the oldest question and its reply; UsageError without one."""
         system = self._system_messages
         turns = self.messages[len(system) :]
         if not turns:
@@ -265,72 +241,49 @@ class Conversation:
         """
         if path.exists():
             try:
-                _read_messages(path)
+                read_list(path, "list of messages", dict)
             except PromptError as error:
                 raise UsageError(f"{path} is not a conversation and is not overwritten") from error
         with replacing(path) as file:
             file.write(f"{json.dumps(self.messages, indent=1, ensure_ascii=False)}\n".encode())
 
     def load(self, path: Path) -> None:
-        """Continue with the messages of a file.
-
-        Raises:
-            PromptError: it has no messages that this bundle's template accepts.
-        """
-        messages = _read_messages(path)
+        """Continue with the messages of a file; PromptError if this bundle's template does not accept them."""
+        messages = read_list(path, "list of messages", dict)
         self._model.encode([*messages, HELLO])
         self.messages, self.thoughts = messages, ""
-
-    def stats(self) -> str:
-        """The summary line of the last reply."""
-        return summary(self._stats) if self._stats else "no reply yet"
 
     def _as_message(self, reply: Reply) -> dict[str, Any]:
         """The reply as a message for the template.
 
         Where the bundle does not say how to separate thoughts, its text keeps the control tokens, because the template
-        can remove thoughts from earlier turns only by these.
+        can remove thoughts from earlier turns only by these, except those at its end, which the template writes itself.
         """
         if reply.reasoning or reply.tool_calls:
             return reply.message
-        return {"role": "assistant", "content": self._text_with_control_tokens(reply)}
-
-    def _text_with_control_tokens(self, reply: Reply) -> str:
-        """The reply's text with its control tokens, except those at its end, which the template writes itself."""
-        tokenizer = self._model.tokenizer
-        inner = list(reply.token_ids)
-        while tokenizer and inner and inner[-1] in tokenizer.special_ids:
-            inner.pop()
-        if tokenizer is None or tokenizer.special_ids.isdisjoint(inner):
-            return reply.text
-        return tokenizer.decode(inner, keep_special=True)
-
-
-def _read_messages(path: Path) -> list[dict[str, Any]]:
-    messages = read_json(path)
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise PromptError(f"{path} is not a list of messages")
-    return messages
+        text, tokenizer, inner = reply.text, self._model.tokenizer, list(reply.token_ids)
+        if tokenizer is not None:
+            while inner and inner[-1] in tokenizer.special_ids:
+                inner.pop()
+            if not tokenizer.special_ids.isdisjoint(inner):
+                text = tokenizer.decode(inner, keep_special=True)
+        return {"role": "assistant", "content": text}
 
 
 class ChatCommand(NamedTuple):
     """A line that begins with a slash.
 
-    run : called with the conversation and the text after the command's word
-    argument : how `/help` shows that text; empty for a command that takes none
+    run : called with the conversation and, if the command takes one, its argument: the text after its word
+    argument : how `/help` shows the argument; empty for a command that takes none
     """
 
-    run: Callable[[Conversation, str], None]
+    run: Callable[..., None]
     summary: str
     argument: str = ""
 
 
 def run_command(line: str, conversation: Conversation) -> None:
-    """Run a line that begins with a slash.
-
-    Raises:
-        UsageError: an unknown command, or a wrong argument.
-    """
+    """Run a line that begins with a slash; UsageError where no command or argument is like that."""
     word, _, rest = line.partition(" ")
     command = CHAT_COMMANDS.get(word)
     if command is None:
@@ -338,7 +291,7 @@ def run_command(line: str, conversation: Conversation) -> None:
     rest = rest.strip()
     if rest and not command.argument:
         raise UsageError(f"{word} takes no argument")
-    command.run(conversation, rest)
+    command.run(conversation, *([rest] if command.argument else []))
 
 
 def _system(conversation: Conversation, rest: str) -> None:
@@ -348,14 +301,18 @@ def _system(conversation: Conversation, rest: str) -> None:
         _print(conversation.system or "no system message: /system TEXT sets one")
 
 
-def _think(conversation: Conversation, rest: str) -> None:
+def _think(conversation: Conversation) -> None:
     thinks = not conversation.options.get("thinking")
     conversation.options["thinking"] = thinks
-    _print_words(f"(thinking is {'on' if thinks else 'off'}{'' if conversation.can_think else NO_THINKING})")
+    note(f"(thinking is {'on' if thinks else 'off'}{'' if conversation.can_think else NO_THINKING})")
 
 
-def _thoughts(conversation: Conversation, rest: str) -> None:
+def _thoughts(conversation: Conversation) -> None:
     _print(styled(conversation.thoughts, Style.DIM, sys.stderr) or "no thoughts in the last reply")
+
+
+def _stats(conversation: Conversation) -> None:
+    note(summary(conversation.stats) if conversation.stats else "no reply yet")
 
 
 def _set(conversation: Conversation, rest: str) -> None:
@@ -367,7 +324,7 @@ def _set(conversation: Conversation, rest: str) -> None:
     name = name.removeprefix("--").replace("-", "_")
     changed = cast("dict[str, Any]", dict(conversation.options))
     changed.pop(name, None)
-    if value.strip() != DEFAULT:
+    if value.strip() != "default":
         changed |= _parse_setting(name, value.strip())
     conversation.use(cast("GenerationKeywords", changed))
 
@@ -387,40 +344,26 @@ def _parse_setting(name: str, value: str) -> dict[str, Any]:
     return {key: given for key, given in generation_options(arguments).items() if key == name}
 
 
-def _attach(kind: str) -> Callable[[Conversation, str], None]:
+def _attach_named(kind: str, conversation: Conversation, rest: str) -> None:
     """`/image` or `/audio`."""
-
-    def run(conversation: Conversation, rest: str) -> None:
-        if rest == "none":
-            conversation.attached = []
-        elif rest:
-            for path in named_files(rest) or [_path(rest)]:
-                conversation.attach(kind, path)
-        _show_attached(conversation)
-
-    return run
+    if rest == "none":
+        conversation.attached = []
+        rest = ""
+    _attach(conversation, [(kind, path) for path in (named_files(rest) or [_path(rest)] if rest else [])])
 
 
-def attach_dropped(paths: Sequence[Path], conversation: Conversation) -> None:
-    """Attach files that were dropped into the terminal.
-
-    Raises:
-        PromptError: one of them cannot be read, or not by this bundle.
-    """
-    for path in paths:
-        conversation.attach(KINDS[path.suffix.lower()], path)
-    _show_attached(conversation)
-
-
-def _show_attached(conversation: Conversation) -> None:
-    found = [f"{attachment.name} ({attachment.tokens} tokens)" for attachment in conversation.attached]
-    _print_words(f"(with the next message: {', '.join(found)})" if found else "(nothing goes with the next message)")
+def _attach(conversation: Conversation, files: Iterable[tuple[str, Path]]) -> None:
+    """Attach files, each with its kind, and show what goes with the next message."""
+    for kind, path in files:
+        conversation.attach(kind, path)
+    names = ", ".join(name for name, _ in conversation.attached)
+    note(f"(with the next message: {names})" if names else "(nothing goes with the next message)")
 
 
 def _save(conversation: Conversation, rest: str) -> None:
     path = _path(rest)
     conversation.save(path)
-    _print_words(f"(saved: {path})")
+    note(f"(saved: {path})")
 
 
 def _load(conversation: Conversation, rest: str) -> None:
@@ -434,7 +377,7 @@ def _path(rest: str) -> Path:
     return expanded(rest)
 
 
-def _help(conversation: Conversation, rest: str) -> None:
+def _help(_: Conversation) -> None:
     lines = {f"{word} {command.argument}".rstrip(): [command.summary] for word, command in CHAT_COMMANDS.items()}
     lines |= {
         "/exit": ["end the chat, as /quit, /bye and Ctrl-D do"],
@@ -451,20 +394,13 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _print_words(text: str) -> None:
-    """Print a sentence, broken between words where the terminal is narrower."""
-    _print(wrapped(text, columns()))
-
-
 CHAT_COMMANDS = {
-    "/clear": ChatCommand(lambda conversation, rest: conversation.clear(), "forget the conversation"),
+    "/clear": ChatCommand(Conversation.clear, "forget the conversation"),
     "/drop": ChatCommand(
-        lambda conversation, rest: conversation.drop(),
-        "forget the oldest question and its reply, for example when the context is full",
+        Conversation.drop, "forget the oldest question and its reply, for example when the context is full"
     ),
     "/regenerate": ChatCommand(
-        lambda conversation, rest: conversation.regenerate(),
-        "answer the last message again (the reply is the same with a seed or temperature 0)",
+        Conversation.regenerate, "answer the last message again (the reply is the same with a seed or temperature 0)"
     ),
     "/system": ChatCommand(_system, "show or replace the system message; none removes it", "[TEXT]"),
     "/think": ChatCommand(_think, "switch thinking before the answer on or off"),
@@ -472,14 +408,13 @@ CHAT_COMMANDS = {
     "/set": ChatCommand(
         _set, "set an option of the command line, as temperature 0.5; without arguments, show them", "[NAME VALUE]"
     ),
-    "/image": ChatCommand(_attach("image"), "let a picture go with the next message; none takes all back", "FILE"),
-    "/audio": ChatCommand(_attach("audio"), "let a sound go with the next message", "FILE"),
+    "/image": ChatCommand(
+        partial(_attach_named, "image"), "let a picture go with the next message; none takes all back", "FILE"
+    ),
+    "/audio": ChatCommand(partial(_attach_named, "audio"), "let a sound go with the next message", "FILE"),
     "/save": ChatCommand(_save, "write the conversation to a file, as JSON", "FILE"),
     "/load": ChatCommand(_load, "continue a conversation from a file", "FILE"),
-    "/stats": ChatCommand(
-        lambda conversation, rest: _print_words(conversation.stats()),
-        "show speed and drafts of the last reply",
-    ),
+    "/stats": ChatCommand(_stats, "show speed and drafts of the last reply"),
     "/help": ChatCommand(_help, "show this list"),
 }
 
@@ -522,12 +457,6 @@ def typed_lines() -> Iterator[str]:
                 return
             except UnicodeDecodeError as error:
                 raise UsageError("this terminal does not send UTF-8: set its encoding to UTF-8") from error
-
-
-def piped_lines() -> Iterator[str]:
-    """Lines of standard input that is not a terminal."""
-    for line in read_lines(standard_input(), "standard input"):
-        yield decode(line, "standard input")
 
 
 def completions(line: str) -> list[str]:

@@ -1,6 +1,6 @@
 """`ondevice check`: generate prompts with and without every drafter, greedily and with a seed, and compare all tokens.
 
-In order: the command and its table, the summary of one drafter, the comparison of one prompt.
+In order: the command and its table, the findings, the first difference of two replies.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ondevice.cli.bench.measure import PLAIN, Configuration, run_prompt
 from ondevice.cli.bench.tables import table
 from ondevice.cli.main import FAILED
-from ondevice.cli.options import add_drafter_argument, add_model_arguments, load_model
+from ondevice.cli.options import add_count, add_drafter_argument, add_model_arguments, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.cli.reply_view import first_difference
 from ondevice.errors import UsageError
@@ -26,18 +27,16 @@ if TYPE_CHECKING:
     from ondevice.options import GenerationKeywords
     from ondevice.text.codec import Prompt
 
-DRAFT_TOKENS = 4
+DRAFT_TOKENS = "4"
 """Tokens per draft: a fixed number, because a schedule might never draft where it does not pay, which tests nothing."""
-
-GREEDY, SEEDED = "greedy", "seeded"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     group = parser.add_argument_group("prompts")
     add_prompt_set_arguments(group)
-    group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default: 64)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampled replies (default: 0)")
+    add_count(group, "--max-new-tokens", text="per prompt", default=64)
+    add_count(group, "--seed", text="seed of the sampled replies", default=0)
     group = parser.add_argument_group("drafting")
     add_drafter_argument(group, "compare only this drafter (default: each that the bundle offers)")
     group = parser.add_argument_group("output")
@@ -61,23 +60,34 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare_all(model: Model, args: argparse.Namespace) -> list[Finding]:
+    """Generate every prompt without drafts, then with each drafter, and compare the tokens."""
     from tqdm import tqdm
 
-    prompts, _ = fitting_prompts(model, args)
+    prompts = fitting_prompts(model, args)
     drafters = [args.drafter] if args.drafter else registry.offered(model.engine)
     samplings: dict[str, GenerationKeywords] = {
-        GREEDY: {"max_new_tokens": args.max_new_tokens, "temperature": 0.0},
-        SEEDED: {"max_new_tokens": args.max_new_tokens, "temperature": 1.0, "seed": args.seed},
+        "greedy": {"max_new_tokens": args.max_new_tokens, "temperature": 0.0},
+        "seeded": {"max_new_tokens": args.max_new_tokens, "temperature": 1.0, "seed": args.seed},
     }
     findings = []
     with tqdm(total=2 * len(prompts) * len(drafters), unit="reply", leave=False, disable=None) as bar:
         for sampling, options in samplings.items():
-            replays = []
+            own = [Finding(drafter, sampling) for drafter in drafters]
+            findings += own
             for number, prompt in enumerate(prompts):
-                for each in replay(model, number, prompt, drafters, options):
-                    replays.append(each)
+                plain = run_prompt(model, prompt, PLAIN, options).token_ids
+                for finding in own:
+                    run = run_prompt(model, prompt, Configuration(finding.drafter, DRAFT_TOKENS), options)
+                    finding.prompts += 1
+                    finding.tokens += len(plain)
+                    finding.num_draft_tokens += run.stats.num_draft_tokens
+                    finding.num_accepted_tokens += run.stats.num_accepted_tokens
+                    if run.token_ids == plain:
+                        finding.equal += 1
+                    else:
+                        place = _place(model, prompt, plain, run.token_ids)
+                        finding.differences.append(Difference(number, finding.drafter, *place))
                     bar.update()
-            findings += [Finding.of(drafter, sampling, replays) for drafter in drafters]
     return findings
 
 
@@ -88,9 +98,7 @@ def report(findings: Sequence[Finding]) -> str:
         [
             finding.drafter,
             finding.sampling,
-            str(finding.tokens),
-            str(finding.num_draft_tokens),
-            str(finding.num_accepted_tokens),
+            *map(str, (finding.tokens, finding.num_draft_tokens, finding.num_accepted_tokens)),
             f"{finding.equal}/{finding.prompts}",
         ]
         for finding in findings
@@ -113,49 +121,22 @@ def _line(difference: Difference) -> str:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
     """All prompts with one drafter and one way of sampling.
 
-    tokens : number of tokens of the plain replies, all compared
     equal : number of prompts, of `prompts`, whose tokens are equal
+    tokens : number of tokens of the plain replies, all compared
     """
 
     drafter: str
     sampling: str
-    prompts: int
-    equal: int
-    tokens: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    differences: tuple[Difference, ...]
-
-    @classmethod
-    def of(cls, drafter: str, sampling: str, replays: Iterable[Replay]) -> Finding:
-        """Sum up those of `replays` that have this drafter."""
-        own = [each for each in replays if each.drafter == drafter]
-        differences = tuple(each.difference for each in own if each.difference is not None)
-        return cls(
-            drafter=drafter,
-            sampling=sampling,
-            prompts=len(own),
-            equal=len(own) - len(differences),
-            tokens=sum(each.tokens for each in own),
-            num_draft_tokens=sum(each.num_draft_tokens for each in own),
-            num_accepted_tokens=sum(each.num_accepted_tokens for each in own),
-            differences=differences,
-        )
-
-
-@dataclass(frozen=True)
-class Replay:
-    """One prompt with one drafter; `tokens` is the number of tokens of the plain reply."""
-
-    drafter: str
-    tokens: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    difference: Difference | None
+    prompts: int = 0
+    equal: int = 0
+    tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    differences: list[Difference] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -177,41 +158,15 @@ class Difference:
     logit_gap: float | None
 
 
-def replay(
-    model: Model, number: int, prompt: Prompt, drafters: Sequence[str], options: GenerationKeywords
-) -> Iterator[Replay]:
-    """Generate a prompt once without drafts, then with each drafter, and compare the tokens.
-
-    Args:
-        number: index of the prompt.
-        options: keywords of `Model.stream` except drafting; greedy, or with a seed.
-    """
-    model.forget()
-    without_drafts: GenerationKeywords = {**options, "drafter": registry.NONE}
-    plain = model.generate(prompt, **without_drafts).token_ids
-    for drafter in drafters:
-        model.forget()
-        with_drafts: GenerationKeywords = {
-            **options,
-            "drafter": drafter,
-            "num_assistant_tokens": DRAFT_TOKENS,
-            "num_assistant_tokens_schedule": "constant",
-        }
-        reply = model.generate(prompt, **with_drafts)
-        stats, drafted = reply.stats, reply.token_ids
-        difference = None
-        if drafted != plain:
-            position = first_difference(plain, drafted)
-            one, other = _at(plain, position), _at(drafted, position)
-            gap = None
-            if one is not None and other is not None:
-                gap = _logit_gap(model, [*model.encode(prompt), *plain[:position]], one, other)
-            difference = Difference(number, drafter, position, one, other, gap)
-        yield Replay(drafter, len(plain), stats.num_draft_tokens, stats.num_accepted_tokens, difference)
-
-
-def _at(tokens: Sequence[int], position: int) -> int | None:
-    return tokens[position] if position < len(tokens) else None
+def _place(
+    model: Model, prompt: Prompt, plain: Sequence[int], drafted: Sequence[int]
+) -> tuple[int, int | None, int | None, float | None]:
+    """`position`, `plain`, `drafted` and `logit_gap` of the `Difference` of two unequal replies."""
+    position = first_difference(plain, drafted)
+    one, other = (tokens[position] if position < len(tokens) else None for tokens in (plain, drafted))
+    if one is None or other is None:
+        return position, one, other, None
+    return position, one, other, _logit_gap(model, [*model.encode(prompt), *plain[:position]], one, other)
 
 
 def _logit_gap(model: Model, context: list[int], one: int, other: int) -> float:

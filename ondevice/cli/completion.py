@@ -42,11 +42,9 @@ def typed_command() -> str:
 
 
 def complete(parser: argparse.ArgumentParser, **io: Any) -> None:
-    """Write the candidates for the last word of the line, and end the process.
+    """Write the candidates for the last word of a line that `parser` reads, and end the process.
 
-    Args:
-        parser: that of the typed command, or of `ondevice` itself.
-        io: `output_stream` and `exit_method` of argcomplete.
+    `io` are `output_stream` and `exit_method` of argcomplete.
     """
     from argcomplete import autocomplete
 

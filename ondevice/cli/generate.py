@@ -7,38 +7,63 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from ondevice.cli.bench.measure import WARM_UP_TOKENS
 from ondevice.cli.main import FAILED, INTERRUPTED
-from ondevice.cli.options import add_generation_arguments, add_model_arguments, generation_options, load_model
-from ondevice.cli.prompts import add_prompt_arguments, read_json, read_prompt, read_tools
+from ondevice.cli.options import (
+    add_count,
+    add_generation_arguments,
+    add_model_arguments,
+    generation_options,
+    load_model,
+)
+from ondevice.cli.prompts import add_prompt_arguments, read_json, read_list, read_prompt
 from ondevice.cli.reply_view import (
-    Comparison,
     DraftsView,
     JsonLinesView,
     TextView,
-    View,
-    as_json,
-    plain_options,
+    content,
+    first_difference,
     stream_reply,
     summary,
 )
-from ondevice.cli.style import columns, wrapped
+from ondevice.cli.style import note
 from ondevice.errors import UsageError
+from ondevice.generate.drafters import registry
 from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
+    from ondevice.generation import Reply
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
     from ondevice.text.codec import Prompt
 
-WARM_UP_TOKENS = 8
+STATS_KEYS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "new_tokens",
+    "prefill_s",
+    "decode_s",
+    "load_s",
+    "target_forwards",
+    "drafted",
+    "accepted",
+    "drafter",
+    "engine",
+    "peak_rss_bytes",
+    "threads",
+    "threads_ran",
+    "experts_per_round",
+    "rounds_without_draft",
+    "fallbacks",
+    "costs_age_s",
+)
+"""Fields of `Stats` that `--json` prints under the same name."""
 
-TOOL_CHOICES = ("auto", "required", "none")
-"""Values of `--tool-choice` that are not the name of a function."""
+DRAFTING_OPTIONS = ("drafter", "draft_sampling", "num_assistant_tokens", "num_assistant_tokens_schedule")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json-lines", action="store_true", help="print one JSON object per step as it comes, then that of --json"
     )
-    group.add_argument(
-        "--top-logprobs", type=int, metavar="N", help="log-probabilities of each token and of the N most likely ones"
-    )
+    add_count(group, "--top-logprobs", text="log-probabilities of each token and of the N most likely ones")
     group.add_argument(
         "--compare", action="store_true", help="generate again without drafts: print the speed-up, compare the tokens"
     )
@@ -69,9 +92,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args)
     options = generation_options(args)
     if args.tools is not None:
-        options["tools"] = read_tools(args.tools)
+        options["tools"] = read_list(args.tools, "JSON list of functions")
     options["response_format"] = _response_format(args)
-    options["tool_choice"] = _tool_choice(args)
     as_objects = args.json or args.json_lines
     if args.compare and args.draft_sampling == "ratio":
         raise UsageError("--compare needs equal tokens, and --draft-sampling ratio changes them: leave one of them out")
@@ -79,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--watch-drafts shows text: leave it out, or leave out --json and --json-lines")
     if args.compare:
         options.setdefault("seed", 0)  # two sampled runs can only be compared with the same seed
-    comparison = None
+    extra: dict[str, Any] = {}
     with load_model(args) as model:
         if args.compare:
             _warm_up(model, prompt, options)
@@ -87,34 +109,29 @@ def run(args: argparse.Namespace) -> int:
         reply = stream_reply(model, prompt, options, view)
         interrupted = reply.finish_reason == "cancelled"
         if isinstance(view, DraftsView):
-            _note(view.legend(reply.stats))
+            note(view.legend(reply.stats))
         if not as_objects:
-            _note(summary(reply.stats))
+            note(summary(reply.stats))
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))
             interrupted = plain.finish_reason == "cancelled"
-            comparison = None if interrupted else Comparison(reply, plain)
+            if not interrupted:
+                extra = {"comparison": compare(reply, plain)}
+                if not as_objects:
+                    note(_comparison_line(extra["comparison"], reply, plain))
     if as_objects:
-        extra = {"comparison": comparison.as_json()} if comparison else {}
         print(json.dumps({**as_json(reply), **extra}))
-    elif comparison:
-        _note(comparison.line())
     if interrupted:
         return INTERRUPTED
-    return FAILED if comparison and not comparison.equal else 0
+    return FAILED if extra and not extra["comparison"]["equal"] else 0
 
 
-def _view(args: argparse.Namespace, *, as_ids: bool) -> View | None:
+def _view(args: argparse.Namespace, *, as_ids: bool) -> TextView | JsonLinesView | None:
     if args.json_lines:
         return JsonLinesView()
     if args.json:
         return None
     return DraftsView(as_ids=as_ids) if args.watch_drafts else TextView(as_ids=as_ids)
-
-
-def _note(line: str) -> None:
-    """Print a line on stderr, wrapped to the terminal."""
-    print(wrapped(line, columns()), file=sys.stderr)
 
 
 def _warm_up(model: Model, prompt: Prompt, options: GenerationKeywords) -> None:
@@ -139,6 +156,7 @@ def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--lark", type=Path, metavar="FILE", help="a grammar in Lark's syntax, as llguidance reads it")
     group.add_argument(
         "--tool-choice",
+        type=_tool_choice,
         metavar="MODE",
         help="with --tools: auto allows calls and keeps them to their declarations, required forces a call, none "
         "forbids calls, a function's name forces a call of that function",
@@ -155,16 +173,53 @@ def _response_format(args: argparse.Namespace) -> dict[str, Any] | None:
         return {"type": "json_schema", "json_schema": {"schema": read_json(args.json_schema)}}
     if args.json_object:
         return {"type": "json_object"}
-    if args.lark is not None:
-        return {"type": "lark", "lark": read_text(args.lark)}
-    if args.regex is not None:
-        return {"type": "regex", "regex": args.regex}
-    return None if args.choice is None else {"type": "choice", "choice": args.choice}
+    texts = {"lark": args.lark and read_text(args.lark), "regex": args.regex, "choice": args.choice}
+    return next(({"type": kind, kind: text} for kind, text in texts.items() if text is not None), None)
 
 
-def _tool_choice(args: argparse.Namespace) -> str | Mapping[str, Any] | None:
-    """The keyword `tool_choice` of `Model.stream`."""
-    chosen: str | None = args.tool_choice
-    if chosen is None or chosen in TOOL_CHOICES:
-        return chosen
-    return {"type": "function", "function": {"name": chosen}}
+def _tool_choice(word: str) -> str | Mapping[str, Any]:
+    """Parse `--tool-choice`: a mode, or the name of a function."""
+    return word if word in ("auto", "required", "none") else {"type": "function", "function": {"name": word}}
+
+
+def as_json(reply: Reply) -> dict[str, Any]:
+    """The object that `generate --json` prints: `stats` has vLLM's names for drafts, `timings` llama.cpp's."""
+    stats = reply.stats
+    return {
+        **content(reply),
+        "stats": {
+            **{key: getattr(stats, key) for key in STATS_KEYS},
+            **stats.draft_figures(),
+            "by_source": {source: counts.draft_figures() for source, counts in stats.by_source.items()},
+        },
+        "timings": stats.timings(),
+    }
+
+
+def plain_options(options: GenerationKeywords) -> GenerationKeywords:
+    """The options of the same generation without drafts."""
+    rest = {name: value for name, value in options.items() if name not in DRAFTING_OPTIONS}
+    return cast("GenerationKeywords", {**rest, "drafter": registry.NONE})
+
+
+def compare(drafted: Reply, plain: Reply) -> dict[str, Any]:
+    """What `--compare --json` prints. The tokens of both replies must be equal."""
+    speed, plain_speed = (reply.stats.decode_tokens_per_s for reply in (drafted, plain))
+    return {
+        "equal": drafted.token_ids == plain.token_ids,
+        "speed_up": speed / plain_speed if plain_speed else 0.0,
+        "plain_tokens_per_s": plain_speed,
+        "drafted_tokens_per_s": speed,
+    }
+
+
+def _comparison_line(comparison: Mapping[str, Any], drafted: Reply, plain: Reply) -> str:
+    if comparison["equal"]:
+        verdict = f"all {len(plain.token_ids)} tokens equal"
+    else:
+        at = first_difference(drafted.token_ids, plain.token_ids)
+        verdict = f"THE TOKENS DIFFER from number {at + 1} on"
+    if not comparison["speed_up"]:
+        return f"plain decoding: nothing to compare the speed of behind the first token; {verdict}"
+    speed = f"plain decoding: {comparison['plain_tokens_per_s']:.1f} tokens/s"
+    return f"{speed}, with drafts {comparison['speed_up']:.2f}x as fast; {verdict}"

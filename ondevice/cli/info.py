@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ondevice import __version__, machine
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.audio import AudioEntry
-from ondevice.bundle_format.vision import VisionEntry
+from ondevice.cli.options import add_bundle_argument
 from ondevice.cli.progress import byte_bar
 from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
 
 if TYPE_CHECKING:
-    from ondevice.native.functions import Part
+    from ondevice.native.sets import Part
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
@@ -37,9 +36,7 @@ MEASURED = ("instruction_set", "memory_bytes_per_s", "dot_product_ops_per_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "bundle", metavar="BUNDLE", nargs="?", help="a bundle's directory, or its name under $ONDEVICE_HOME"
-    )
+    add_bundle_argument(parser, nargs="?")
     parser.add_argument("--verify-hashes", action="store_true", help="compare the sha256 of every file")
     parser.add_argument("--json", action="store_true", help="print one JSON object, sizes in bytes")
 
@@ -72,13 +69,15 @@ def machine_facts() -> dict[str, Any]:
 
     kernels = library.choice()
     threads = machine.default_threads()
-    obstacles = {name: reason for name in ENGINES if (reason := _obstacle(name))}
+    obstacles: dict[str, str] = {}
     measured: dict[str, Any] = dict.fromkeys(MEASURED)
-    if "simd" not in obstacles:
+    for name in ENGINES:
         try:
-            measured = _measured(threads)
-        except Exception as error:  # any failure of compiler or CPU: the other facts are still printed
-            obstacles["simd"] = _failure(error)
+            _check_engine(name)
+            if name == "simd":
+                measured = _measured(threads)
+        except Exception as error:  # of package, cache, compiler or CPU: the other facts are still printed
+            obstacles[name] = _failure(error)
     sizes = pack_sizes()
     return {
         "ondevice": __version__,
@@ -116,37 +115,35 @@ def _measured(threads: int) -> dict[str, Any]:
 
 
 def _failure(error: Exception) -> str:
-    """One line about an exception of another library."""
+    """One line about an exception, also one of another library."""
+    if isinstance(error, OndeviceError):
+        return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error.name} is missing: pip install {error.name}"
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _obstacle(engine: str) -> str | None:
-    """Why an engine cannot run: its module cannot be imported, or there are no kernels; None where it can."""
-    try:
-        for each in ("ondevice.model", ENGINES[engine]):
-            import_module(each)
-        from ondevice.native.functions import parts_of
+def _check_engine(name: str) -> None:
+    """Import an engine's module and check its kernels; any exception says why this machine cannot run the engine."""
+    for each in ("ondevice.model", ENGINES[name]):
+        import_module(each)
+    from ondevice.native.sets import parts_of
 
-        return _kernels_obstacle(parts_of(engine, kinds=frozenset()))
-    except Exception as error:  # a package built for another processor, an unwritable cache, ...
-        return _failure(error)
+    _check_kernels(parts_of(name, kinds=frozenset()))
 
 
-def _kernels_obstacle(parts: Iterable[Part]) -> str | None:
-    """Why this machine can have no kernels of some parts; None where it has them, or can build them."""
+def _check_kernels(parts: Iterable[Part]) -> None:
+    """Check that this machine has the kernels of some parts or can build them; else OndeviceError."""
     from ondevice.native import library
 
     if library.missing(parts) and find_spec("numba") is None:
-        return "no kernels for this CPU, and numba, which builds them, is missing: pip install numba"
-    return None
+        raise OndeviceError("no kernels for this CPU, and numba, which builds them, is missing: pip install numba")
 
 
 def bundle_facts(bundle: Bundle) -> dict[str, Any]:
     """The manifest's facts, and how this machine would run the bundle, in the order in which they are printed."""
     manifest = bundle.manifest
-    target, drafter, quantization = manifest.target, manifest.drafter, manifest.quantization
+    target, drafter = manifest.target, manifest.drafter
     kinds = [layer.kind for layer in target.layers]
     return {
         "name": manifest.name,
@@ -160,15 +157,11 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
         },
         "sliding_window": target.sliding_window,
         "vocabulary": target.vocab_size,
-        "quantization": {
-            "weights": quantization.weights,
-            "block_size": quantization.block_size,
-            "head_bits": quantization.head_bits,
-        },
+        "quantization": dataclasses.asdict(manifest.quantization),
         "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},
         "heads": [dataclasses.asdict(heads) for heads in manifest.heads] or None,
-        "vision": None if manifest.vision is None else _vision_facts(manifest.vision),
-        "audio": None if manifest.audio is None else _audio_facts(manifest.audio),
+        "vision": manifest.vision and _fields(manifest.vision, "layers", "hidden_size", "tokens"),
+        "audio": manifest.audio and _fields(manifest.audio, "layers", "hidden_size"),
         "drafts_without": _tuned_blocks(bundle),
         **_engine_facts(bundle),
         "sources": {
@@ -181,12 +174,8 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _vision_facts(vision: VisionEntry) -> dict[str, Any]:
-    return {"layers": vision.layers, "hidden_size": vision.hidden_size, "tokens": vision.tokens}
-
-
-def _audio_facts(audio: AudioEntry) -> dict[str, Any]:
-    return {"layers": audio.layers, "hidden_size": audio.hidden_size}
+def _fields(entry: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in names}
 
 
 def _tuned_blocks(bundle: Bundle) -> dict[str, Any]:
@@ -210,22 +199,15 @@ def _engine_facts(bundle: Bundle) -> dict[str, Any]:
         from ondevice.native import library
 
         found = preview(bundle)
-        if obstacle := _kernels_obstacle(found.parts):
-            raise OndeviceError(obstacle)
+        _check_kernels(found.parts)
     except Exception as error:  # also of a package that is broken
-        reason = str(error) if isinstance(error, OndeviceError) else _failure(error)
-        return {"weights": None, "engine": {"name": None, "reason": reason}, "pack": None, "prepared": False}
+        return {"weights": None, "engine": {"name": None, "reason": _failure(error)}, "pack": None, "prepared": False}
     pack = found.pack
-    pack_facts = pack and {
-        "status": pack.status,
-        "bytes": pack.size,
-        "path": None if pack.path is None else str(pack.path),
-        "obstacle": pack.obstacle,
-    }
+    path = pack and pack.path and str(pack.path)
     return {
         "weights": found.weights,
         "engine": {"name": found.engine, "reason": found.reason},
-        "pack": pack_facts,
+        "pack": pack and {"status": pack.status, "bytes": pack.size, "path": path, "obstacle": pack.obstacle},
         "prepared": not library.missing(found.parts) and (pack is None or pack.status in ("packed", "small")),
     }
 
@@ -235,17 +217,22 @@ def lines(facts: Mapping[str, Any], width: int) -> list[str]:
 
     A fact of `LISTS` has a line per entry, so an empty one, such as `unavailable`, has none.
     """
-    return aligned({_label(name): _paragraphs(name, value) for name, value in facts.items()}, width)
+    return aligned(
+        {LABELS.get(name, _words(name)): _paragraphs(name, value) for name, value in facts.items()},
+        width,
+    )
 
 
-def _label(name: str) -> str:
-    return LABELS.get(name, name.replace("_", " "))
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _paragraphs(name: str, value: Any) -> list[str]:
-    if name in LISTS and value is not None:
-        return [f"{_label(key) if name == 'weights' else key} {LISTS[name](item)}" for key, item in value.items()]
-    return ["none" if value is None else TEXTS[name](value) if name in TEXTS else _text(value)]
+    if value is None:
+        return ["none"]
+    if name in LISTS:
+        return [f"{_words(key) if name == 'weights' else key} {LISTS[name](item)}" for key, item in value.items()]
+    return [TEXTS.get(name, _text)(value)]
 
 
 def _path(path: object) -> str:
@@ -257,7 +244,7 @@ def _path(path: object) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        value = [f"{key.replace('_', ' ')} {item}" for key, item in value.items()]
+        value = [f"{_words(key)} {item}" for key, item in value.items()]
     if isinstance(value, list):
         return ", ".join(kept(str(item)) for item in value) or "none"
     return str(value)
@@ -267,16 +254,6 @@ def _cache(cache: Mapping[str, Any]) -> str:
     count = cache["packs"]
     packs = "no packs" if not count else f"{count} pack{'s' if count > 1 else ''}, {size(cache['bytes'])}"
     return f"{packs} in {_path(cache['directory'])}"
-
-
-def _engine(engine: Mapping[str, Any]) -> str:
-    name, reason = engine["name"] or "none", engine["reason"]
-    return name if reason is None else f"{name}: {reason}"
-
-
-def _formats(counts: Mapping[str, int]) -> str:
-    """Millions of weights of each format."""
-    return ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items())
 
 
 def _pack(pack: Mapping[str, Any]) -> str:
@@ -298,31 +275,32 @@ def _blocks_text(found: Mapping[str, Any]) -> str:
     return f"{', '.join(map(kept, found['blocks']))}: predicted {found['predicted_speed_up']:.2f} times plain decoding"
 
 
-def _heads(heads: list[Mapping[str, Any]]) -> str:
-    kinds = []
-    for each in heads:
-        where = f"behind layer {each['layer']}" if each["layer"] is not None else f"for {each['offsets']} tokens"
-        kinds.append(kept(f"{each['kind']} {where}"))
-    return ", ".join(kinds)
+def _head(head: Mapping[str, Any]) -> str:
+    where = f"for {head['offsets']} tokens" if head["layer"] is None else f"behind layer {head['layer']}"
+    return f"{head['kind']} {where}"
 
 
 LABELS = {"memory_bytes_per_s": "memory bandwidth", "dot_product_ops_per_s": "dot products"}
 
-LISTS: dict[str, Callable[[Any], str]] = {"files": size, "unavailable": str, "weights": _formats}
+LISTS: dict[str, Callable[[Any], str]] = {
+    "files": size,
+    "unavailable": str,
+    "weights": lambda counts: ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items()),
+}
 """Facts with a line for each entry, and how an entry's value is shown."""
 
 TEXTS: dict[str, Callable[[Any], str]] = {
     "memory_bytes_per_s": lambda rate: f"{rate / 1e9:.1f} GB/s",
     "dot_product_ops_per_s": lambda rate: f"{rate / 1e9:.0f} GOPS",
-    "audio": lambda tower: "{layers} layers of {hidden_size}".format(**tower),
+    "audio": "{layers} layers of {hidden_size}".format_map,
     "bytes": size,
     "cache": _cache,
     "drafts_without": _blocks_text,
-    "engine": _engine,
-    "heads": _heads,
+    "engine": lambda engine: (engine["name"] or "none") + (f": {engine['reason']}" if engine["reason"] else ""),
+    "heads": lambda heads: _text([*map(_head, heads)]),
     "pack": _pack,
     "threads": "at most {}".format,
-    "vision": lambda tower: "{layers} layers of {hidden_size}, {tokens} tokens for a picture".format(**tower),
+    "vision": "{layers} layers of {hidden_size}, {tokens} tokens for a picture".format_map,
     "prepared": lambda done: "yes" if done else "no: `ondevice prepare` compiles kernels and packs weights",
 }
 """How the value of a fact is shown; the others as `_text` does."""

@@ -36,34 +36,30 @@ BROKEN_PIPE = 141
 class Command:
     """An entry of `COMMANDS`.
 
-    module : imported when the command is used
     summary : for the overview of `ondevice --help`
     examples : shown first by `ondevice COMMAND --help`
-    add_arguments, run : names of functions of the module: `add_arguments(parser)` declares the options, and
-        `run(args)` returns the exit code
+    module : imported when the command is used; by default the one of its name here. `add_arguments(parser)` declares
+        options, `run(args)` returns the exit code; in a module of several commands these names end with the command's
     extra : the extra of ondevice-runtime that installs the module, None where it is part of this package
     """
 
-    module: str
     summary: str
     examples: str
-    add_arguments: str = "add_arguments"
-    run: str = "run"
+    module: str = ""
     extra: str | None = None
 
 
 COMMANDS = {
     "export": Command(
-        "ondevice_export.command",
         "convert a checkpoint to a bundle",
         """
   ondevice export google/gemma-4-E2B-it --out gemma-4-E2B-it
   ondevice export ./checkpoint --drafter ./drafter --quantize int8 --out ./bundle
 """,
+        module="ondevice_export.command",
         extra="export",
     ),
     "generate": Command(
-        "ondevice.cli.generate",
         "continue a prompt",
         """
   ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
@@ -74,7 +70,6 @@ COMMANDS = {
 """,
     ),
     "chat": Command(
-        "ondevice.cli.chat",
         "chat with a model in the terminal",
         """
   ondevice chat gemma-4-E2B-it
@@ -82,7 +77,6 @@ COMMANDS = {
 """,
     ),
     "serve": Command(
-        "ondevice.cli.serve",
         "serve OpenAI's and Anthropic's HTTP APIs",
         """
   ondevice serve gemma-4-E2B-it
@@ -91,53 +85,38 @@ COMMANDS = {
 """,
     ),
     "batch": Command(
-        "ondevice.cli.batch.command",
         "answer a file of prompts, several at once",
         """
   ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl
   ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl --chat --temperature 0 --max-sequences 16
   ondevice batch gemma-4-E2B-it prompts.jsonl --out answers.jsonl --ray auto
 """,
+        module="ondevice.cli.batch.command",
     ),
     "prepare": Command(
-        "ondevice.cli.bundles",
         "compile kernels and pack weights for this machine, once",
-        """
-  ondevice prepare gemma-4-E2B-it
-""",
-        add_arguments="add_prepare_arguments",
-        run="run_prepare",
+        "  ondevice prepare gemma-4-E2B-it",
+        module="ondevice.cli.bundles",
     ),
     "pull": Command(
-        "ondevice.cli.bundles",
         "download a bundle from the Hugging Face hub",
         """
   ondevice pull someone/gemma-4-E2B-it-ondevice
   ondevice pull someone/gemma-4-E2B-it-ondevice --revision v2 --name e2b
 """,
-        add_arguments="add_pull_arguments",
-        run="run_pull",
+        module="ondevice.cli.bundles",
     ),
     "list": Command(
-        "ondevice.cli.bundles",
         "list the bundles in the model home",
-        """
-  ondevice list
-""",
-        add_arguments="add_list_arguments",
-        run="run_list",
+        "  ondevice list",
+        module="ondevice.cli.bundles",
     ),
     "remove": Command(
-        "ondevice.cli.bundles",
         "delete bundles from the model home",
-        """
-  ondevice remove gemma-4-E2B-it
-""",
-        add_arguments="add_remove_arguments",
-        run="run_remove",
+        "  ondevice remove gemma-4-E2B-it",
+        module="ondevice.cli.bundles",
     ),
     "bench": Command(
-        "ondevice.cli.bench.command",
         "measure every drafter and draft length",
         """
   ondevice bench gemma-4-E2B-it
@@ -145,9 +124,9 @@ COMMANDS = {
   ondevice bench gemma-4-E2B-it --scenarios --quick
   ondevice bench gemma-4-E2B-it --scenarios --engines simd,ort --threads 1,2,4 --csv
 """,
+        module="ondevice.cli.bench.command",
     ),
     "check": Command(
-        "ondevice.cli.check",
         "check that drafts change no token of a bundle's replies",
         """
   ondevice check gemma-4-E2B-it
@@ -155,7 +134,6 @@ COMMANDS = {
 """,
     ),
     "tune": Command(
-        "ondevice.cli.tune",
         "find the layers that self-speculative drafts can skip",
         """
   ondevice tune gemma-4-E2B-it
@@ -163,7 +141,6 @@ COMMANDS = {
 """,
     ),
     "info": Command(
-        "ondevice.cli.info",
         "describe this machine or a bundle",
         """
   ondevice info
@@ -171,7 +148,6 @@ COMMANDS = {
 """,
     ),
     "completion": Command(
-        "ondevice.cli.completion",
         "let the shell complete words",
         """
   ondevice completion bash >> ~/.bash_completion
@@ -181,18 +157,9 @@ COMMANDS = {
     ),
 }
 
-EXAMPLES = """
-  ondevice export google/gemma-4-E2B-it --out gemma-4-E2B-it
-  ondevice generate gemma-4-E2B-it "Why is the sky blue?" --chat
-  ondevice chat gemma-4-E2B-it
-"""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line.
-
-    Args:
-        argv: the words after `ondevice`; default: those of the process.
+    """Run one command line: the words after `ondevice`, by default those of the process.
 
     Returns:
         The exit code: 0, `FAILED`, `MISTAKE`, `INTERRUPTED` or `BROKEN_PIPE`.
@@ -238,23 +205,23 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def command_parser(name: str) -> Parser:
-    """The argument parser of a command of `COMMANDS`; imports the command's module.
-
-    Raises:
-        MissingDependencyError: the command belongs to an extra that is not installed.
-    """
+    """The argument parser of a command of `COMMANDS`; imports the command's module, and raises as `parse_args`."""
     command = COMMANDS[name]
+    path = command.module or f"ondevice.cli.{name}"
     try:
-        module = import_module(command.module)
+        module = import_module(path)
     except ModuleNotFoundError as error:
         if command.extra is None:
             raise
-        raise MissingDependencyError(error.name or command.module, command.extra) from error
+        raise MissingDependencyError(error.name or path, command.extra) from error
     description = f"{command.summary[0].upper()}{command.summary[1:]}."
     parser = Parser(prog=f"ondevice {name}", examples=command.examples, description=description)
-    getattr(module, command.add_arguments)(parser)
+    add_arguments, run = (
+        getattr(module, f"{each}_{name}", None) or getattr(module, each) for each in ("add_arguments", "run")
+    )
+    add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show a traceback where an error occurs")
-    parser.set_defaults(run=getattr(module, command.run))
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -276,7 +243,7 @@ def _overview() -> Parser:
     """The parser of `ondevice --help`, `ondevice --version` and unknown commands."""
     parser = Parser(
         prog="ondevice",
-        examples=EXAMPLES,
+        examples="\n".join(COMMANDS[name].examples.split("\n")[1] for name in ("export", "generate", "chat")),
         description="Runs Gemma 4 on CPUs, offline, with speculative decoding that does not change the output.",
     )
     parser.add_argument("--version", action="version", version=f"ondevice {__version__}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.bundle import is_bundle
 from ondevice.bundle_format.vision import BUDGETS
-from ondevice.cli.progress import PreparationBar, ending_by_exception
+from ondevice.cli.progress import PERCENTAGE, ProgressBar, ending_by_exception
 from ondevice.generate.drafters import registry
 from ondevice.progress import OnPrepare
 
@@ -31,36 +31,42 @@ MODEL_OPTIONS = (
 )
 """Options that are keywords of `ondevice.load`, where a command has them."""
 
-GENERATION_OPTIONS = (
-    "max_new_tokens",
-    "image_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_logprobs",
-    "thinking",
-    "seed",
-    "drafter",
-    "draft_sampling",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
+SAMPLING = (
+    ("--temperature --temp", float, "T", "0 always takes the most likely token"),
+    ("--top-k", int, "K", "sample from the K most likely tokens"),
+    ("--top-p", float, "P", "sample from the most likely tokens with a total probability of P"),
+    ("--min-p", float, "P", "drop tokens with less than P times the probability of the likeliest"),
+    ("--repetition-penalty", float, "F", "over 1: tokens that occurred become less likely"),
+    ("--presence-penalty", float, "P", "subtracted from the logits of generated tokens"),
+    ("--frequency-penalty", float, "P", "the same, times the occurrences of the token"),
+    ("--seed", int, "N", "the same seed gives the same text"),
 )
-"""Options that are keywords of `Model.stream`, where a command has them."""
+"""Options of sampling: names, type, metavar, help."""
 
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str], object] = int) -> None:
-    """Declare the bundle, and the options of loading it.
+def add_bundle_argument(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Declare the bundle, with further options of `add_argument`."""
+    help_text = "a bundle's directory, or its name under $ONDEVICE_HOME"
+    parser.add_argument("bundle", metavar="BUNDLE", help=help_text, **options)
 
-    Args:
-        threads: parses the value of `--threads`.
-    """
-    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's directory, or its name under $ONDEVICE_HOME")
+
+def add_count(group: argparse._ActionsContainer, *names: str, text: str, default: int | None = None) -> None:
+    """Declare an option that is a whole number. Its help is `text`, and the default if it has one."""
+    shown = text if default is None else f"{text} (default: {default})"
+    group.add_argument(*names, type=int, metavar="N", default=default, help=shown)
+
+
+def add_sequences_argument(group: argparse._ActionsContainer, what: str, default: int) -> None:
+    """Declare `--max-sequences`, for `what` runs at the same time."""
+    text = f"{what} that run at the same time and share forwards, 1 to 16"
+    add_count(group, "--max-sequences", text=text, default=default)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str], object] = int) -> None:
+    """Declare the bundle, and the options of loading it; `threads` parses the value of `--threads`."""
+    add_bundle_argument(parser)
     group = parser.add_argument_group("model")
     group.add_argument(
         "--engine",
@@ -75,13 +81,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str]
         metavar="N",
         help="maximum number of compute threads; fewer run where that is faster (default: the physical cores)",
     )
-    group.add_argument(
-        "-c",
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="maximum number of tokens of prompt and reply together (default: the model's limit)",
-    )
+    text = "maximum number of tokens of prompt and reply together (default: the model's limit)"
+    add_count(group, "-c", "--context-length", text=text)
     group.add_argument(
         "--kv-cache", choices=["fp16", "int8"], default="fp16", help="data type of the KV cache (default: fp16)"
     )
@@ -114,39 +115,13 @@ def attention_keys(word: str) -> int | None:
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int = 256) -> None:
-    """Declare the options of sampling, of the reply's end, and of drafting.
-
-    Args:
-        max_new_tokens: default of that option.
-    """
+    """Declare the options of sampling, of the reply's end, with this default of its length, and of drafting."""
     group = parser.add_argument_group("sampling", "Defaults come from the bundle's generation_config.json.")
-    group.add_argument("--temperature", "--temp", type=float, metavar="T", help="0 always takes the most likely token")
-    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
-    group.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the most likely tokens with a total probability of P"
-    )
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="drop tokens with less than P times the probability of the likeliest"
-    )
-    group.add_argument(
-        "--repetition-penalty", type=float, metavar="F", help="over 1: tokens that occurred become less likely"
-    )
-    group.add_argument(
-        "--presence-penalty", type=float, metavar="P", help="subtracted from the logits of generated tokens"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=float, metavar="P", help="the same, times the occurrences of the token"
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    for names, parse, metavar, text in SAMPLING:
+        group.add_argument(*names.split(), type=parse, metavar=metavar, help=text)
     group = parser.add_argument_group("end of the reply")
-    group.add_argument(
-        "-n",
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        default=max_new_tokens,
-        help=f"maximum number of tokens to generate (default: {max_new_tokens})",
-    )
+    text = "maximum number of tokens to generate"
+    add_count(group, "-n", "--max-new-tokens", text=text, default=max_new_tokens)
     group.add_argument(
         "--stop",
         type=unescape,
@@ -164,7 +139,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
         help="how a draft bundle samples: coupled, with the target's noise (default), or ratio, from its own "
         "distribution, verified by rejection sampling: the text of a seed then depends on drafter and draft lengths",
     )
-    group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="number of tokens per draft")
+    add_count(group, "--num-assistant-tokens", text="number of tokens per draft")
     group.add_argument(
         "--num-assistant-tokens-schedule",
         choices=["auto", "heuristic", "constant"],
@@ -175,11 +150,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
 def add_drafter_argument(
     group: argparse._ArgumentGroup, text: str = "drafter (default: auto, all that the bundle offers)"
 ) -> None:
-    """Declare `--drafter`.
-
-    Args:
-        text: the beginning of its help.
-    """
+    """Declare `--drafter`, whose help begins with `text`."""
     group.add_argument(
         "--drafter",
         type=drafter,
@@ -227,39 +198,43 @@ def unescape(text: str) -> str:
 
 def generation_options(args: argparse.Namespace) -> GenerationKeywords:
     """Keywords of `Model.stream`: the options that were given, and no others."""
-    given: dict[str, Any] = {
-        name: value for name in GENERATION_OPTIONS if (value := getattr(args, name, None)) is not None
-    }
-    if getattr(args, "stop", None):
-        given["stop"] = tuple(args.stop)
+    from ondevice.options import GenerationKeywords
+
+    names = GenerationKeywords.__annotations__
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"])
     return cast("GenerationKeywords", given)
 
 
-def load_model(args: argparse.Namespace, on_prepare: OnPrepare | None = None) -> Model:
-    """Call `ondevice.load` with the options that the command has, showing a bar while the bundle is prepared.
-
-    Args:
-        on_prepare: also called with the progress of the preparation.
-    """
+def load_model(args: argparse.Namespace, *listeners: OnPrepare) -> Model:
+    """Call `ondevice.load` with the options that the command has, within `preparing`."""
     import ondevice
 
     options = {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
-    with preparing() as show:
-
-        def report(stage: str, share: float) -> None:
-            if on_prepare is not None:
-                on_prepare(stage, share)
-            show(stage, share)
-
+    with preparing(*listeners) as report:
         return ondevice.load(args.bundle, on_prepare=report, **options)
 
 
 @contextmanager
-def preparing() -> Iterator[OnPrepare]:
-    """Show a bar while a bundle is prepared, and a line if Ctrl-C interrupts that; yields the bar's callback."""
-    with ending_by_exception(), PreparationBar() as bar:
+def preparing(*listeners: OnPrepare) -> Iterator[OnPrepare]:
+    """Show a bar while a bundle is prepared, and a line if Ctrl-C interrupts that.
+
+    Args:
+        listeners: also called with the progress.
+
+    Yields:
+        The callback for the progress.
+    """
+    with ending_by_exception(), ProgressBar("preparing", bar_format=PERCENTAGE, delay=0.5) as bar:
+
+        def report(stage: str, share: float) -> None:
+            for listener in listeners:
+                listener(stage, share)
+            bar.show(round(1000 * share), 1000, stage)
+
         try:
-            yield bar.prepare
+            yield report
         except KeyboardInterrupt:
             bar.say("ondevice: interrupted while preparing the bundle: kernels compiled so far are kept")
             raise

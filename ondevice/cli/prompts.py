@@ -1,20 +1,29 @@
-"""Prompts from the command line: one (an argument, standard input, a file, token ids), or a file of many."""
+"""Prompts from the command line: one (an argument, standard input, a file, token ids), or a file of many.
+
+At the end: pictures and sounds that go with a prompt, and lines that name nothing else.
+"""
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import select
+import shlex
 import stat
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import unquote, urlsplit
 
 from ondevice.bundle import CHAT_TEMPLATE
-from ondevice.cli.options import add_chat_arguments, add_image_tokens_argument
+from ondevice.cli.options import add_chat_arguments, add_count, add_image_tokens_argument
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
+from ondevice.machine import expanded
+from ondevice.text.media_parts import MOST_BYTES
 from ondevice.text.prompt_file import load_prompts, read_stream, read_text
 
 if TYPE_CHECKING:
@@ -23,6 +32,12 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 """Seconds without data on a pipe after which a line explains what the command waits for."""
+
+KINDS = {
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif"), "image"),
+    **dict.fromkeys((".wav", ".mp3", ".flac", ".ogg"), "audio"),
+}
+"""The kind of a dropped file, by its suffix."""
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,16 +100,12 @@ def _part(kind: str, path: str) -> dict[str, str]:
     return {"type": kind, kind: path}
 
 
-def read_tools(path: Path) -> list[Any]:
-    """Read the function declarations of `--tools`.
-
-    Raises:
-        PromptError: unreadable, or not a JSON list.
-    """
-    tools = read_json(path)
-    if not isinstance(tools, list):
-        raise PromptError(f"{path} is not a JSON list of functions")
-    return tools
+def read_list(path: Path, what: str, kind: type = object) -> list[Any]:
+    """Read a list of JSON values of a type; raises as `read_json`, and PromptError where it is not such a `what`."""
+    found = read_json(path)
+    if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
+        raise PromptError(f"{path} is not a {what}")
+    return found
 
 
 def read_json(path: Path) -> Any:
@@ -111,11 +122,7 @@ def read_json(path: Path) -> Any:
 
 
 def standard_input() -> BinaryIO:
-    """Standard input as bytes.
-
-    Raises:
-        PromptError: it is closed (`<&-`).
-    """
+    """Standard input as bytes; PromptError if it is closed (`<&-`)."""
     if sys.stdin is None:
         raise PromptError("standard input is closed: give the text another way")
     return sys.stdin.buffer
@@ -157,34 +164,28 @@ def add_prompt_set_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="HumanEval or Spec-Bench JSON lines, or one prompt per line (default: some built-in prompts)",
     )
-    group.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
+    add_count(group, "--limit", text="use only the first N prompts")
 
 
 def check_counts(args: argparse.Namespace) -> None:
-    """Check `--limit` and `--max-new-tokens` before a model is loaded.
-
-    Raises:
-        UsageError: one of them leaves nothing to do.
-    """
-    for name in ("limit", "max_new_tokens"):
+    """Check that no count leaves nothing to do, before a model is loaded; else UsageError."""
+    for name in ("limit", "max_new_tokens", "repeat"):
         count = getattr(args, name, None)
         if count is not None and count < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be a whole number from 1 on, not {count}")
 
 
-def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt], list[int]]:
-    """The prompts that leave room for a reply in the context, and their lengths in tokens.
-
-    How many do not fit is printed on stderr.
+def fitting_prompts(model: Model, args: argparse.Namespace) -> list[Prompt]:
+    """The prompts that leave room for a reply in the context. How many do not fit is printed on stderr.
 
     Raises:
         PromptError: none fits, or the file cannot be read.
     """
-    prompts, lengths = [], []
+    prompts = []
     wanted = load_prompts(args.prompts, args.limit, as_chat=CHAT_TEMPLATE in model.manifest.files)
     for prompt in wanted:
         try:
-            lengths.append(len(model.encode(prompt)))
+            model.encode(prompt)
         except ContextOverflowError:
             continue
         prompts.append(prompt)
@@ -192,4 +193,72 @@ def fitting_prompts(model: Model, args: argparse.Namespace) -> tuple[list[Prompt
         raise PromptError(f"no prompt fits into the context of {model.context_length} tokens")
     if len(prompts) < len(wanted):
         print(f"skipped {len(wanted) - len(prompts)} of {len(wanted)} prompts: too long", file=sys.stderr)
-    return prompts, lengths
+    return prompts
+
+
+def content_part(kind: str, path: Path) -> dict[str, Any]:
+    """The content part of an `image` or `audio` file, in OpenAI's form; raises as `read_file`."""
+    data, suffix = base64.b64encode(read_file(path)).decode(), path.suffix.lower().removeprefix(".")
+    if kind == "audio":
+        return {"type": "input_audio", "input_audio": {"data": data, "format": suffix or "wav"}}
+    media_type = "jpeg" if suffix == "jpg" else suffix or "png"
+    return {"type": "image_url", "image_url": {"url": f"data:image/{media_type};base64,{data}"}}
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a picture or a sound.
+
+    Raises:
+        PromptError: the file cannot be read, or is too large; a device or a pipe, which may never end.
+    """
+    try:
+        kind, content = path.stat().st_mode, b""
+        ends = stat.S_ISREG(kind) or stat.S_ISDIR(kind)  # opening a directory fails
+        if ends:
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the path
+        raise PromptError(f"cannot read {str(path)!r}: {error}") from error
+    if not ends:
+        raise PromptError(f"cannot read {path}: it is a device or a pipe, not a file")
+    if len(content) > MOST_BYTES:
+        raise PromptError(f"{path} has more than {MOST_BYTES >> 20} MB")
+    return content
+
+
+def dropped_files(line: str) -> list[Path]:
+    """The pictures and sounds that a line names, and nothing else: as terminals type files that are dropped on them."""
+    found = named_files(line)
+    return found if all(path.suffix.lower() in KINDS for path in found) else []
+
+
+def named_files(text: str) -> list[Path]:
+    """Existing files that a text consists of; none if it has other words.
+
+    Terminals quote spaces, escape them, leave them as they are, or write `file:` URIs.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an apostrophe
+        words = []
+    for candidates in ([text], [text.strip("\"'")], words):
+        if found := _existing(candidates):
+            return found
+    return []
+
+
+def _existing(names: Sequence[str]) -> list[Path]:
+    """The files of these names; none if one of them does not exist."""
+    found = []
+    for name in names:
+        try:
+            address = urlsplit(name)
+            path = Path(unquote(address.path)) if address.scheme == "file" else expanded(name)
+            if not path.is_file():
+                return []
+        except (OSError, ValueError, UsageError):  # too long for a name, a NUL, brackets, no such user
+            return []
+        found.append(path)
+    return found

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 
 from ondevice.bundle import Bundle
 from ondevice.cli.main import INTERRUPTED
-from ondevice.cli.options import add_drafter_argument, add_model_arguments, load_model
+from ondevice.cli.options import (
+    add_count,
+    add_drafter_argument,
+    add_model_arguments,
+    add_sequences_argument,
+    load_model,
+)
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
     from ondevice.server.running import Server, Setup
-
-PORT = 8642
-SEQUENCES = 4
-WAITING = 32
-"""Defaults of `--port`, `--max-sequences` and `--max-waiting`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,20 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
     add_drafter_argument(group)
     group = parser.add_argument_group("requests")
-    group.add_argument(
-        "--max-sequences",
-        type=int,
-        metavar="N",
-        default=SEQUENCES,
-        help=f"requests that run at the same time and share forwards, 1 to 16 (default: {SEQUENCES})",
-    )
-    group.add_argument(
-        "--max-waiting",
-        type=int,
-        metavar="N",
-        default=WAITING,
-        help=f"maximum length of the queue; requests beyond it get status 503 (default: {WAITING})",
-    )
+    add_sequences_argument(group, "requests", 4)
+    text = "maximum length of the queue; requests beyond it get status 503"
+    add_count(group, "--max-waiting", text=text, default=32)
     group.add_argument(
         "--idle-unload",
         type=float,
@@ -59,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port",
         type=int,
-        default=PORT,
-        help=f"port to listen on (default: {PORT}); 0 takes a free one and prints it as JSON on standard output",
+        default=8642,
+        help="port to listen on (default: %(default)s); 0 takes a free one and prints it as JSON on standard output",
     )
     group.add_argument("--api-key", metavar="KEY", help="key that clients must send; visible in lists of processes")
     group.add_argument("--api-key-file", metavar="FILE", help="file whose first line is the key")
@@ -109,11 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _setup(args: argparse.Namespace) -> Setup:
-    """The server's setup from the options.
-
-    Raises:
-        UsageError: a value out of range, two API keys, or an empty one.
-    """
+    """The server's setup from the options; UsageError for a value out of range, two API keys, or an empty one."""
     from ondevice.server.guard import Rules
     from ondevice.server.running import Setup
 

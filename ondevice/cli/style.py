@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import textwrap
+import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TextIO
@@ -50,9 +50,9 @@ def has_colours(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
-def styled(text: str, style: Style, stream: TextIO) -> str:
-    """The text in a style, or unchanged where the stream has no colours."""
-    return f"{style}{text}{RESET}" if text and has_colours(stream) else text
+def styled(text: str, style: Style | None, stream: TextIO) -> str:
+    """The text in a style, or unchanged without one and where the stream has no colours."""
+    return f"{style}{text}{RESET}" if text and style and has_colours(stream) else text
 
 
 def aligned(rows: Mapping[str, Sequence[str]], width: int) -> list[str]:
@@ -64,11 +64,10 @@ def aligned(rows: Mapping[str, Sequence[str]], width: int) -> list[str]:
     """
     indent = max(map(len, rows), default=0) + 2
     right = max(width - indent, LEAST_COLUMNS)
-    wrap = textwrap.TextWrapper(right, break_long_words=False, break_on_hyphens=False).wrap
     return [
         f"{'' if index else label:{indent}}{line}".replace(KEPT_SPACE, " ")
         for label, paragraphs in rows.items()
-        for index, line in enumerate(line for paragraph in paragraphs for line in wrap(paragraph))
+        for index, line in enumerate(line for each in paragraphs for line in wrapped(each, right).split("\n"))
     ]
 
 
@@ -84,6 +83,11 @@ def wrapped(text: str, width: int) -> str:
             lines[-1] += f" {word}" if used else word
             used += length + bool(used)
     return "\n".join(lines)
+
+
+def note(text: str) -> None:
+    """Print a sentence on stderr, broken between words where the terminal is narrower."""
+    print(wrapped(text, columns()), file=sys.stderr)
 
 
 def kept(text: str) -> str:

@@ -9,18 +9,16 @@ from typing import Any
 
 from ondevice.cli.main import INTERRUPTED
 from ondevice.cli.options import add_model_arguments, load_model
-from ondevice.cli.progress import ProgressBar
+from ondevice.cli.progress import PERCENTAGE, ProgressBar
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import UsageError
-
-SECONDS = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     group = parser.add_argument_group("search")
     group.add_argument(
-        "--seconds", type=float, default=SECONDS, metavar="N", help=f"duration of the search (default: {SECONDS:.0f})"
+        "--seconds", type=float, default=300.0, metavar="N", help="duration of the search (default: %(default).0f)"
     )
     add_prompt_set_arguments(group)
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
@@ -35,34 +33,29 @@ def run(args: argparse.Namespace) -> int:
     interrupted = False
     with load_model(args) as model:
         tuning = Tuning(model)
-        latest: list[dict[str, Any]] = []
-        prompts, _ = fitting_prompts(model, args)
-        with ProgressBar("tuning", unit=" s", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
+        facts: dict[str, Any] = {}
+        prompts = fitting_prompts(model, args)
+        with ProgressBar("tuning", unit=" s", bar_format=PERCENTAGE) as bar:
 
-            def show(facts: dict[str, Any], spent: float) -> None:
-                latest[:] = [facts]
-                bar.title(f"tuning, {facts['tried']} tried, best {facts['predicted_speed_up']:.2f}x")
-                bar.show(min(round(10 * spent), round(10 * args.seconds) - 1), round(10 * args.seconds))
+            def show(found: dict[str, Any], spent: float) -> None:
+                facts.update(found)
+                title = f"tuning, {facts['tried']} tried, best {facts['predicted_speed_up']:.2f}x"
+                bar.show(min(round(10 * spent), round(10 * args.seconds) - 1), round(10 * args.seconds), title)
 
             try:
-                latest[:] = [tuning.run(prompts, args.seconds, show)]
+                facts.update(tuning.run(prompts, args.seconds, show))
             except KeyboardInterrupt:
                 interrupted = True
         where = tuning.where()
-    if not latest:
+    if not facts:
         return INTERRUPTED
-    facts = latest[0]
     print(json.dumps({**facts, "file": where}) if args.json else report(facts))
     print(f"saved in {where}" + ("" if facts["finished"] else ": run it again to continue"), file=sys.stderr)
     return INTERRUPTED if interrupted else 0
 
 
 def report(facts: dict[str, Any]) -> str:
-    """The result of a search as text.
-
-    Args:
-        facts: of `ondevice.tuning.facts_of`.
-    """
+    """The result of a search, of `ondevice.tuning.facts_of`, as text."""
     blocks = " and ".join(f"{name} of layers {_numbers(facts[f'without_{name}'])}" for name in ("attention", "mlp"))
     survival = ", ".join(f"{chance:.2f}" for chance in facts["survival"])
     return "\n".join(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import AttentionOptions, Engine, KVCacheType
 from ondevice.errors import MissingDependencyError, UsageError
-from ondevice.native.functions import Part, parts_of
+from ondevice.native.sets import Part, parts_of
 from ondevice.preparation import Preparation
 
 if TYPE_CHECKING:

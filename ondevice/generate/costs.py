@@ -57,9 +57,6 @@ LIMIT = 2.0
 """Factor by which a measurement may exceed the expected cost at most: the rest is taken for a disturbance, such as a
 first draft's allocations."""
 
-CHANGE = 1.2
-"""Factor from which a cost differs enough to be saved again."""
-
 
 class KnownCosts(NamedTuple):
     """Measured costs, as they are exchanged with a `CostsFile`.
@@ -94,7 +91,6 @@ class Costs:
         self._lock = threading.RLock()  # reentrant: garbage collected under it may end a generation
         self._round = 0
         self._measured_at: float | None = None
-        self._saved: KnownCosts | None = None
         self._forwards = Curve(1.0, PRIOR_ROW, weight=1.0)
         self._drafts: dict[str, Curve] = {}
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
@@ -147,22 +143,16 @@ class Costs:
             for source, drafts in known.drafts.items():
                 limited = {count: min(cost, float(count)) for count, cost in drafts.items()}
                 self._curve_of(source).recall(limited, self._round)
-            self._measured_at, self._saved = known.measured_at, known
+            self._measured_at = known.measured_at
 
-    def unsaved(self) -> KnownCosts | None:
-        """The costs that another process should start from; None while they are about those recalled or saved."""
+    def known(self) -> KnownCosts | None:
+        """The costs that another process should start from; None before any were measured several times."""
         with self._lock:
             forwards = self._forwards.measured()
             if self._measured_at is None or not forwards:
                 return None
-            drafts = {source: curve.measured() for source, curve in self._drafts.items()}
-            drafts = {source: each for source, each in drafts.items() if each}
-            known = KnownCosts(self._measured_at, self._row_s, forwards, drafts)
-        return known if self._saved is None or _changed(known, self._saved) else None
-
-    def mark_saved(self, known: KnownCosts) -> None:
-        """Note that these costs were written to disk."""
-        self._saved = known
+            drafts = {source: each for source, curve in self._drafts.items() if (each := curve.measured())}
+            return KnownCosts(self._measured_at, self._row_s, forwards, drafts)
 
     @property
     def age_s(self) -> float | None:
@@ -206,20 +196,6 @@ class Costs:
         most = max(rows for rows, _ in forwards)
         costs = self._forwards.costs(most)
         return median_low([seconds / costs[rows - 1] for rows, seconds in forwards])
-
-
-def _changed(now: KnownCosts, before: KnownCosts) -> bool:
-    """Whether there is a count that was not measured before, or one whose cost is far from before."""
-    if now.drafts.keys() != before.drafts.keys():
-        return True
-    pairs = [(now.forwards, before.forwards), *((now.drafts[name], before.drafts[name]) for name in now.drafts)]
-    return any(_differs(one, other) for one, other in pairs)
-
-
-def _differs(now: Mapping[int, float], before: Mapping[int, float]) -> bool:
-    return now.keys() != before.keys() or any(
-        not 1.0 / CHANGE <= (cost + 0.01) / (before[count] + 0.01) <= CHANGE for count, cost in now.items()
-    )
 
 
 class Point(NamedTuple):

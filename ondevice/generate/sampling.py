@@ -2,7 +2,7 @@
 
 `Sampler` chooses the target's tokens (`choose`), predicts its choices for drafters (`guess`), and gives the
 distribution that it draws from (`distribution`). In this order it applies `Adjustments` (bias and penalties), logits
-processors, the constraint, and `Warp` (temperature and filters). `Logprobs` reports the probabilities of emitted
+processors, the constraint, and `RowDraw` (temperature, filters, noise). `Logprobs` reports the probabilities of emitted
 tokens. The kernels are in `sampling_kernels`.
 """
 
@@ -14,20 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ondevice.arrays import Float32Array, Float64Array, IndexArray, Int64Array
+from ondevice.arrays import Float32Array, Float64Array, Int64Array
 from ondevice.errors import UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
-from ondevice.generate.sampling_kernels import (
-    ConstraintMasks,
-    Key,
-    Nucleus,
-    TopK,
-    TopKDraw,
-    gumbel_argmax,
-    gumbel_argmax_all,
-    key_of,
-    weigh,
-)
+from ondevice.generate.sampling_kernels import ConstraintMasks, Key, RowDraw, key_of
 from ondevice.generate.stats import TokenLogprob
 
 RIVALS = 4
@@ -76,14 +66,9 @@ class Sampler:
         self._suppressed, self._begins = tuple(suppressed), begins
         self._adjustments = Adjustments(options, suppressed, begins)
         self._masks = None if constraint is None else ConstraintMasks(constraint)
-        self._made_top_k_draw: TopKDraw | None = None
         self._made_rng: np.random.Generator | None = None
-        self._key: Key = np.zeros(1, np.uint64)
-        if self.greedy:
-            return
-        self._key = key_of(options.seed)
-        self._best = np.empty(1, np.intp), np.empty(1)
-        self._warp = Warp(options)
+        key: Key = np.zeros(1, np.uint64) if self.greedy else key_of(options.seed)
+        self._row_draw = RowDraw(options, key)
 
     def without_processors(self) -> Sampler:
         """A sampler that draws alike, for drafters: processors may have a state, and are not called for guesses."""
@@ -106,12 +91,6 @@ class Sampler:
             self._made_rng = np.random.default_rng(self.options.seed)
         return self._made_rng
 
-    @property
-    def _top_k_draw(self) -> TopKDraw:
-        if self._made_top_k_draw is None:
-            self._made_top_k_draw = TopKDraw(self.options, self._key)
-        return self._made_top_k_draw
-
     def choose(self, logits: Float32Array, context: Sequence[int], path: Sequence[int] = ()) -> int:
         """The token that follows `context` and then `path`.
 
@@ -130,12 +109,10 @@ class Sampler:
         scores = self._scores(logits, context, path)
         if self.greedy:
             return _argmax(scores)
-        if self.options.top_k:
-            tokens, _ = self._top_k_draw.best(scores, None, len(context) + len(path), 1)
-            return int(tokens[0]) if len(tokens) else int(_checked(math.nan))
-        best, values = self._best
-        self._draw(scores, None, len(context) + len(path), best, values)
-        return int(best[0])
+        tokens, _ = self._row_draw.best(scores, None, len(context) + len(path), 1)
+        if not len(tokens):
+            raise UsageError(NOTHING_TO_CHOOSE)
+        return int(tokens[0])
 
     def guess(
         self,
@@ -172,16 +149,7 @@ class Sampler:
             if (forced := self._masks.forced(context, path)) is not None:
                 return [Guess(forced, 1.0)]
             scores = self._masks.some(scores, candidates, context, path)
-        position, rivals = len(context) + len(path), max(most, RIVALS)
-        if self.greedy or self.options.top_k:
-            tokens, values = self._top_k_draw.best(scores, candidates, position, rivals)
-        elif math.isfinite(scores.max(initial=-np.inf)):
-            best, values = np.empty(rivals, np.intp), np.empty(rivals)
-            count = self._draw(scores, candidates, position, best, values)
-            best, values = best[:count], values[:count]
-            tokens = best if candidates is None else candidates[best]
-        else:
-            return []
+        tokens, values = self._row_draw.best(scores, candidates, len(context) + len(path), max(most, RIVALS))
         if not len(tokens):
             return []
         odds = [math.exp(value - values[0]) for value in values.tolist()]
@@ -195,11 +163,10 @@ class Sampler:
         if self.greedy:
             probs[_argmax(scores)] = 1.0
             return probs
-        peak = _peak(scores)
-        ids, weights = self._warp.kept(scores, peak)
-        if ids is None or weights is None:
-            weights = self._warp.weights(scores, peak)
-        probs[slice(None) if ids is None else ids] = weights / weights.sum()
+        ids, weights = self._row_draw.kept(scores)
+        if not len(ids):
+            raise UsageError(NOTHING_TO_CHOOSE)
+        probs[ids] = weights / weights.sum()
         return probs
 
     def allowed_share(self, probs: Float64Array, context: Sequence[int], path: Sequence[int]) -> Float64Array:
@@ -207,24 +174,6 @@ class Sampler:
         renormalised.
         """
         return probs if self._masks is None else self._masks.share(probs, context, path)
-
-    def _draw(
-        self, scores: Float32Array, token_ids: Int64Array | None, position: int, best: IndexArray, values: Float64Array
-    ) -> int:
-        """Fill `best` with the indices of the winners in `scores`, and `values` with their log weight + noise, for rows
-        without top-k.
-
-        token_ids : int64[C], the token of each score; None where it is the index
-        """
-        peak = _peak(scores)
-        ids, weights = self._warp.kept(scores, peak)
-        temperature = self.options.temperature
-        if ids is None and token_ids is None:
-            return gumbel_argmax_all(scores, peak, temperature, self._key, position, best, values)
-        if ids is None or weights is None:
-            ids, weights = np.arange(len(scores)), self._warp.weights(scores, peak)
-        kept_ids = ids if token_ids is None else token_ids[ids]
-        return gumbel_argmax(scores, ids, weights, kept_ids, peak, temperature, self._key, position, best, values)
 
     def _scores(self, logits: Float32Array, context: Sequence[int], path: Sequence[int]) -> Float32Array:
         """The logits after adjustments, processors and constraint."""
@@ -240,21 +189,14 @@ class Sampler:
         return scores
 
 
+NOTHING_TO_CHOOSE = "no token can be chosen: the logits hold NaN or infinity, or every token is forbidden"
+
+
 def _argmax(scores: Float32Array) -> int:
     best = int(scores.argmax())
-    _checked(scores[best])
+    if not math.isfinite(scores[best]):  # NaN where any logit is
+        raise UsageError(NOTHING_TO_CHOOSE)
     return best
-
-
-def _peak(scores: Float32Array) -> float:
-    return _checked(scores.max(initial=-np.inf))
-
-
-def _checked(peak: float) -> float:
-    """The largest logit, unchanged. It is NaN where any logit is. Raises UsageError unless it is finite."""
-    if not math.isfinite(peak):
-        raise UsageError("no token can be chosen: the logits hold NaN or infinity, or every token is forbidden")
-    return float(peak)
 
 
 def _checked_row(processor: LogitsProcessor, scores: object, vocab_size: int) -> Float32Array:
@@ -340,78 +282,6 @@ def _values_of(tokens: Int64Array, known: Int64Array, values: Float32Array) -> F
         return np.zeros(len(tokens), np.float32)
     at = np.minimum(np.searchsorted(known, tokens), len(known) - 1)
     return np.where(known[at] == tokens, values[at], np.float32(0))
-
-
-# Temperature and filters.
-
-
-MARGIN = 1e-5
-"""Relative margin on logits that is larger than the rounding of float32."""
-
-LOWEST = float(np.finfo(np.float32).min)
-
-
-class Kept(NamedTuple):
-    """The tokens that the filters keep.
-
-    ids : intp[n], ascending; None for all tokens
-    weights : float64[n], about exp((score - peak) / temperature): 1 for the likeliest; None where `ids` is
-    """
-
-    ids: IndexArray | None
-    weights: Float64Array | None
-
-
-class Warp:
-    """Temperature, top-k, top-p and min-p, in this order, for one generation that samples."""
-
-    def __init__(self, options: SamplingOptions) -> None:
-        self._options = options
-        self._top_k: TopK | None = None
-        self._nucleus: Nucleus | None = None
-        self._scratch: Float64Array = np.empty(0)
-        if options.top_k:
-            self._top_k = TopK(options.top_k)
-        if options.top_p is not None and options.top_p < 1.0:
-            self._nucleus = Nucleus(options.top_p)
-
-    def kept(self, scores: Float32Array, peak: float) -> Kept:
-        """Apply temperature and filters to a row, float32[V], whose largest score is `peak`. Valid until the next
-        call.
-        """
-        ids = None
-        if self._top_k is not None:
-            ids = self._top_k.select(scores)
-            scores = scores[ids]
-        elif self._nucleus is None and self._options.min_p is None:
-            return Kept(None, None)
-        if ids is None and self._nucleus is None and self._options.min_p:
-            ids = self._above(scores, peak, self._options.min_p)
-            scores = scores[ids]
-        weights = self.weights(scores, peak)
-        if self._nucleus is not None:
-            ids, weights = _narrowed(ids, weights, self._nucleus.select(weights))
-        if self._options.min_p is not None:
-            ids, weights = _narrowed(ids, weights, np.flatnonzero(weights >= self._options.min_p))
-        return Kept(ids, weights)
-
-    def weights(self, scores: Float32Array, peak: float) -> Float64Array:
-        """float64[n]: exp((score - peak) / temperature)."""
-        if len(self._scratch) < len(scores):
-            self._scratch = np.empty(len(scores))
-        weights = self._scratch[: len(scores)]
-        weigh(scores, peak, self._options.temperature, weights)
-        return weights
-
-    def _above(self, scores: Float32Array, peak: float, min_p: float) -> IndexArray:
-        """The tokens whose weight can be `min_p` or more, and a few others, without taking exponentials."""
-        below = self._options.temperature * math.log(min_p)
-        threshold = peak + below - MARGIN * (abs(peak) + abs(below))
-        return np.flatnonzero(scores >= np.float32(max(threshold, LOWEST)))
-
-
-def _narrowed(ids: IndexArray | None, weights: Float64Array, kept: IndexArray) -> tuple[IndexArray, Float64Array]:
-    return kept if ids is None else ids[kept], weights[kept]
 
 
 # Log probabilities of emitted tokens.

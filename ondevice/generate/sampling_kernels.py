@@ -39,6 +39,8 @@ rounding."""
 
 MAGNITUDE = np.int32(2**31 - 1)
 """All bits of an int32 except the sign."""
+INFINITY = np.int32(0x7F800000)
+"""The bits of a float32 infinity; those of NaN, without its sign, are larger."""
 
 
 def key_of(seed: int | None) -> Key:
@@ -75,7 +77,7 @@ def gumbel_at(key: Key, position: int, token: int) -> float:
 # Weights.
 
 
-@entry("tokens", "f32[] f64 f64 f64[]")
+@kernel
 def weigh(scores: Float32Array, peak: float, temperature: float, weights: Float64Array) -> None:
     """weights[i] = exp((scores[i] - peak) / temperature); scores are float32[n], weights float64[n], out."""
     for at in range(len(scores)):
@@ -91,7 +93,7 @@ SLACK = 1.0 + 1e-9
 """Factor on bounds, which are computed less exactly than the values that they bound."""
 
 
-@entry("tokens", "f32[] i64[] f64[] i64[] f64 f64 u64[] i64 i64[] f64[]")
+@kernel
 def gumbel_argmax(  # noqa: PLR0917
     scores: Float32Array, indices: IndexArray, weights: Float64Array, token_ids: IndexArray, peak: float,
     temperature: float, key: Key, position: int, best: IndexArray, values: Float64Array,
@@ -124,16 +126,31 @@ def gumbel_argmax(  # noqa: PLR0917
 
 
 @kernel
+def ordered(score: float) -> Any:
+    """An int32 that is ordered as the float32 `score` is. Maxima of floats are not vectorised, because of NaN."""
+    bits = np.float32(score).view(np.int32)
+    return bits ^ ((bits >> np.int32(31)) & MAGNITUDE)
+
+
+@kernel
 def largest(block: Float32Array) -> float:
-    """The largest of some float32, compared by their bits: because of NaN, a maximum of floats is not vectorised."""
+    """The largest of some float32, none of which is NaN, as a float64."""
     most = -1 - MAGNITUDE
     for at in range(len(block)):
-        bits = np.float32(block[at]).view(np.int32)
-        most = max(most, bits ^ ((bits >> np.int32(31)) & MAGNITUDE))  # ordered as the floats are
-    return float(np.int32(most ^ ((most >> np.int32(31)) & MAGNITUDE)).view(np.float32))
+        most = max(most, ordered(block[at]))
+    return np.float64(np.int32(most ^ ((most >> np.int32(31)) & MAGNITUDE)).view(np.float32))
 
 
-@entry("tokens", "f32[] f64 f64 u64[] i64 i64[] f64[]")
+@kernel
+def peak_of(scores: Float32Array) -> float:
+    """The largest score as a float64, in which differences to it are taken; NaN where a score is NaN."""
+    widest = np.int32(0)
+    for at in range(len(scores)):
+        widest = max(widest, np.float32(scores[at]).view(np.int32) & MAGNITUDE)
+    return np.nan if widest > INFINITY else largest(scores)
+
+
+@kernel
 def gumbel_argmax_all(  # noqa: PLR0917
     scores: Float32Array,
     peak: float,
@@ -202,29 +219,13 @@ TOP_K_BLOCK = 64
 """Logits compared at a time: few blocks hold one that is among the k largest so far."""
 
 
-class TopK:
-    """Selects the k largest scores, and all that equal the k-th, as transformers' `TopKLogitsWarper` does.
-
-    -inf is never selected, because it cannot be drawn. NaN always is, so that the caller finds it.
-    """
-
-    def __init__(self, top_k: int) -> None:
-        self._top_k = top_k
-        self._largest = np.empty(0, np.float32)
-        self._kept = np.empty(0, np.intp)
-
-    def select(self, scores: Float32Array) -> IndexArray:
-        """The selected indices of `scores`, float32[V], ascending; valid until the next call."""
-        if len(self._kept) != len(scores):
-            self._largest = np.empty(min(self._top_k, len(scores)), np.float32)
-            self._kept = np.empty(len(scores), np.intp)
-        return self._kept[: select_top_k(scores, self._largest, self._kept)]
-
-
-@entry("tokens", "f32[] f32[] i64[]")
+@kernel
 def select_top_k(scores: Float32Array, largest: Float32Array, kept: IndexArray) -> int:
-    """Fill `kept` with the selected indices, and return their number. `largest`, float32[k], is scratch: a heap of the
-    k largest scores so far, smallest first, whose first entry is the score to reach.
+    """Fill `kept` with the indices of the k largest scores, and of all that equal the k-th, as transformers'
+    `TopKLogitsWarper` does, ascending; return their number. -inf is never selected, because it cannot be drawn.
+
+    `largest`, float32[k], is scratch: a heap of the k largest scores so far, smallest first, whose first entry is the
+    score to reach.
     """
     largest[:] = LOWEST
     count = 0
@@ -247,6 +248,24 @@ def select_top_k(scores: Float32Array, largest: Float32Array, kept: IndexArray) 
         kept[size] = kept[at]
         size += not scores[kept[at]] < largest[0]
     return size
+
+
+@kernel
+def select_reaching(scores: Float32Array, least: float, kept: IndexArray) -> int:
+    """Fill `kept` with the indices of the scores of at least `least`, ascending; return their number."""
+    reach = np.float32(least if least > LOWEST else LOWEST)
+    count = 0
+    for start in range(0, len(scores), TOP_K_BLOCK):
+        block = scores[start : start + TOP_K_BLOCK]
+        found = 0
+        for at in range(len(block)):  # a loop of its own, so that it is vectorised
+            found += block[at] >= reach
+        if not found:
+            continue
+        for at in range(len(block)):
+            kept[count] = start + at
+            count += block[at] >= reach
+    return count
 
 
 @kernel
@@ -274,29 +293,6 @@ FEW = 128
 FIRST_SHIFT: Any = np.int64(4 * DIGIT_BITS)  # not an int, for which `digit` would be compiled a second time
 ONE = 0x3FF << 52
 """The bits of 1.0. The bits of positive floats are ordered as their values, so ONE - bits is a sort key."""
-
-
-class Nucleus:
-    """Selects the smallest set of tokens that holds `top_p` of the mass, likeliest first, lowest id first in a tie.
-
-    Holtzman et al. (arXiv 1904.09751). Except for ties it is the set of transformers' `TopPLogitsWarper`.
-
-    top_p : over 0 and under 1
-    """
-
-    def __init__(self, top_p: float) -> None:
-        self._top_p = top_p
-        self._mass = np.empty(DIGITS)
-        self._kept, self._edge = np.empty(0, np.intp), np.empty(0, np.intp)
-
-    def select(self, weights: Float64Array) -> IndexArray:
-        """The selected indices of `weights`, ascending; valid until the next call.
-
-        weights : float64[n], contiguous, at most 1 and one of them 1
-        """
-        if len(self._kept) < len(weights):
-            self._kept, self._edge = np.empty(len(weights), np.intp), np.empty(len(weights), np.intp)
-        return self._kept[: select_nucleus(weights, self._top_p, self._mass, self._kept, self._edge)]
 
 
 @kernel
@@ -351,10 +347,15 @@ def select_few_nucleus(weights: Float64Array, top_p: float, kept: IndexArray, or
     return size
 
 
-@entry("tokens", "f64[] f64 f64[] i64[] i64[]")
+@kernel
 def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept: IndexArray, edge: IndexArray) -> int:
-    """Fill `kept` with the selected indices, and return their number. `mass` float64[DIGITS] and `edge` intp[n] are
-    scratch.
+    """Fill `kept` with the indices of the smallest set of weights that holds `top_p` of the mass, heaviest first,
+    lowest index first in a tie; ascending. Return their number. Holtzman et al. (arXiv 1904.09751); except for ties it
+    is the set of transformers' `TopPLogitsWarper`.
+
+    weights : float64[n], at most 1 and one of them 1
+    top_p : over 0 and under 1
+    mass, edge : float64[DIGITS] and intp[n], scratch
 
     A radix selection. The mass of each leading digit shows at which digit the set ends. The weights with that digit,
     the edge, are separated by the next digit, and so on, until those left are equal.
@@ -402,18 +403,21 @@ def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept
     return size
 
 
-# A whole draw of one row in a single call: filters and Gumbel argmax.
+# A row: filters and draw in a single call.
 #
-# The filters are those of `Sampler.distribution`, step by step. Called one after the other they took half as long
-# again, mostly for numpy's overheads, and a drafter that is asked for four tokens pays that four times.
+# One kernel after the other, called from Python, took half as long again, mostly for numpy's overheads, and a drafter
+# that is asked for four tokens pays that four times.
 
 
 MAX_TOP_K = 2**31
 """Larger values of top-k are cut to this: no vocabulary is larger."""
 
+MARGIN = 1e-5
+"""Relative margin on logits that is larger than the rounding of float32."""
 
-class DrawScratch(NamedTuple):
-    """Scratch of `draw_few` for rows of up to m scores.
+
+class RowScratch(NamedTuple):
+    """Scratch of `filter_row` and `draw_row` for rows of up to m scores.
 
     largest : float32[m]
     weights : float64[m]
@@ -427,28 +431,34 @@ class DrawScratch(NamedTuple):
     indices: IndexArray
 
 
-def draw_scratch(m: int) -> DrawScratch:
-    """Scratch for rows of up to m scores. The operating system provides only those pages that a draw writes."""
-    return DrawScratch(np.empty(m, np.float32), np.empty(m), np.empty(DIGITS), np.empty((3, m), np.intp))
+class RowDraw:
+    """Temperature, top-k, top-p and min-p, in this order, and a draw with Gumbel noise; at temperature 0, the likeliest
+    tokens.
 
-
-class TopKDraw:
-    """Draws from a row with top-k; at temperature 0, the likeliest tokens.
-
-    options : temperature and filters are used; `top_k` is set unless the temperature is 0. Penalties are not applied
+    options : temperature and filters are used. Penalties are not applied
     key : the key of the noise; not used at temperature 0
     """
 
     def __init__(self, options: SamplingOptions, key: Key) -> None:
-        self._greedy = options.temperature == 0
-        self._temperature, self._key = options.temperature, key
-        self._filters = (
-            min(options.top_k or 1, MAX_TOP_K),
+        self._greedy, self._key = options.temperature == 0, key
+        self._options = (
+            options.temperature,
+            min(options.top_k or 0, MAX_TOP_K),
             1.0 if options.top_p is None else options.top_p,
             options.min_p or 0.0,
         )
-        self._vocabulary, self._scratch = np.empty(0, np.intp), draw_scratch(0)
+        self._made_scratch: RowScratch | None = None
         self._results: dict[int, tuple[IndexArray, Float64Array]] = {}
+
+    def kept(self, scores: Float32Array) -> tuple[IndexArray, Float64Array]:
+        """The tokens that the filters keep, ascending, and their weights, exp((score - peak) / temperature); valid
+        until the next call. Both are empty where a score is NaN or infinity, or all are -inf.
+
+        scores : float32[V]
+        """
+        scratch = self._scratch(len(scores))
+        count = filter_row(scores, *self._options, *scratch)
+        return scratch.indices[0, :count], scratch.weights[:count]
 
     def best(
         self, scores: Float32Array, token_ids: IndexArray | None, position: int, most: int
@@ -462,83 +472,125 @@ class TopKDraw:
             position: position in the sequence, which selects the noise.
             most: number of tokens.
         """
-        if token_ids is None:
-            if len(self._vocabulary) != len(scores):
-                self._vocabulary = np.arange(len(scores))
-            token_ids = self._vocabulary
         if most not in self._results:
             self._results[most] = np.empty(most, np.intp), np.empty(most)
         tokens, values = self._results[most]
+        ids = IN_ORDER if token_ids is None else token_ids
         if self._greedy:
-            count = argmax_few(scores, token_ids, tokens, values)
-            return tokens[:count], values[:count]
-        if len(self._scratch.weights) < len(scores):
-            self._scratch = draw_scratch(len(scores))
-        largest, weights, mass, indices = self._scratch
-        count = draw_few(
-            scores, token_ids, self._temperature, *self._filters, self._key, position, tokens, values,
-            largest, weights, mass, indices,
-        )  # fmt: skip
+            count = argmax_row(scores, ids, tokens, values)
+        else:
+            scratch = self._scratch(len(scores))
+            count = draw_row(scores, ids, *self._options, self._key, position, tokens, values, *scratch)
         return tokens[:count], values[:count]
+
+    def _scratch(self, m: int) -> RowScratch:
+        """Scratch for rows of m scores. The operating system provides only those pages that a draw writes."""
+        scratch = self._made_scratch
+        if scratch is None or len(scratch.weights) < m:
+            scratch = RowScratch(np.empty(m, np.float32), np.empty(m), np.empty(DIGITS), np.empty((3, m), np.intp))
+            self._made_scratch = scratch
+        return scratch
+
+
+IN_ORDER = np.full(1, -1)
+"""Token ids of a row of the whole vocabulary, in order: kernels take the index for the id. Not empty, because the
+address of an empty array takes an exception."""
 
 
 @kernel
-def has_nan_or_inf(scores: Float32Array) -> bool:
-    """Whether any score is NaN or +inf."""
-    wrong = 0
-    for at in range(len(scores)):  # without an early exit, so that it is vectorised
-        wrong += not scores[at] < np.inf
-    return wrong > 0
+def id_at(token_ids: IndexArray, at: int) -> int:
+    """The token id of a score; see IN_ORDER."""
+    return token_ids[at] if token_ids[0] >= 0 else at
 
 
-@entry("tokens", "f32[] i64[] f64 i64 f64 f64 u64[] i64 i64[] f64[] f32[] f64[] f64[] i64[,]")
-def draw_few(  # noqa: PLR0917
-    scores: Float32Array, token_ids: IndexArray, temperature: float, k: int, top_p: float, min_p: float, key: Key,
-    position: int, tokens: IndexArray, values: Float64Array, largest: Float32Array, weights: Float64Array,
-    mass: Float64Array, indices: IndexArray,
+@kernel
+def filtered(  # noqa: PLR0917
+    scores: Float32Array, peak: float, temperature: float, k: int, top_p: float, min_p: float, largest_k: Float32Array,
+    weights: Float64Array, mass: Float64Array, indices: IndexArray,
 ) -> int:  # fmt: skip
-    """Temperature, top-k, top-p, min-p and Gumbel argmax: fill `tokens` and `values`, and return the number of winners,
-    0 where a score is NaN or +inf, or all are -inf.
+    """Fill `indices[0]` with the indices that the filters keep, ascending, and `weights` with their weights,
+    exp((score - peak) / temperature); return their number.
 
-    scores : float32[m]
-    token_ids : intp[m], their tokens
-    k, top_p, min_p : the filters; top_p = 1.0 and min_p = 0.0 keep every token
-    tokens, values : intp[b] and float64[b], out: token ids and their log weight + noise, largest first
-    largest, weights, mass, indices : the fields of `DrawScratch` for m scores or more
+    scores : float32[m], none of which is NaN or +inf
+    peak : the largest of them, not -inf
+    k, top_p, min_p : the filters; k = 0, top_p = 1.0 and min_p = 0.0 keep every token
+    largest_k, weights, mass, indices : the fields of `RowScratch` for m scores or more
     """
-    if has_nan_or_inf(scores):
-        return 0
-    kept, inside = indices[0], indices[1]
-    count = select_top_k(scores, largest[: min(k, len(scores))], kept)
-    peak = -np.inf
-    for at in range(count):
-        peak = max(peak, scores[kept[at]])
-    for at in range(count):
-        weights[at] = exponential((scores[kept[at]] - peak) / temperature)
+    kept, inside, count = indices[0], indices[1], len(scores)
+    few = k > 0 or (top_p == 1.0 and min_p > 0.0)  # exponentials are taken of few scores only
+    if k > 0:
+        count = select_top_k(scores, largest_k[: min(k, len(scores))], kept)
+    elif few:
+        below = temperature * -logarithm(min_p)
+        count = select_reaching(scores, peak - below - MARGIN * (abs(peak) + below), kept)
+    if few:
+        for at in range(count):
+            weights[at] = exponential((scores[kept[at]] - peak) / temperature)
+    else:
+        weigh(scores, peak, temperature, weights)
     if top_p < 1.0:
         count = select_nucleus(weights[:count], top_p, mass, inside, indices[2])
         for at in range(count):  # `inside` is ascending, so no entry is overwritten before it is read
-            kept[at] = kept[inside[at]]
+            kept[at] = kept[inside[at]] if few else inside[at]
             weights[at] = weights[inside[at]]
+    elif not few:
+        for at in range(count):
+            kept[at] = at
     left = 0
     for at in range(count):
         if weights[at] >= min_p:
             kept[left] = kept[at]
             weights[left] = weights[at]
             left += 1
-    ids = inside[:left]
+    return left
+
+
+@entry("tokens", "f32[] f64 i64 f64 f64 f32[] f64[] f64[] i64[,]")
+def filter_row(  # noqa: PLR0917
+    scores: Float32Array, temperature: float, k: int, top_p: float, min_p: float, largest_k: Float32Array,
+    weights: Float64Array, mass: Float64Array, indices: IndexArray,
+) -> int:  # fmt: skip
+    """`filtered` for any row; 0 where a score is NaN or +inf, or all are -inf."""
+    peak = peak_of(scores)
+    if not abs(peak) < np.inf:
+        return 0
+    return filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
+
+
+@entry("tokens", "f32[] i64[] f64 i64 f64 f64 u64[] i64 i64[] f64[] f32[] f64[] f64[] i64[,]")
+def draw_row(  # noqa: PLR0917
+    scores: Float32Array, token_ids: IndexArray, temperature: float, k: int, top_p: float, min_p: float, key: Key,
+    position: int, tokens: IndexArray, values: Float64Array, largest_k: Float32Array, weights: Float64Array,
+    mass: Float64Array, indices: IndexArray,
+) -> int:  # fmt: skip
+    """The filters and the Gumbel argmax of what they keep: fill `tokens` and `values`, and return the number of
+    winners, 0 where a score is NaN or +inf, or all are -inf.
+
+    scores, k, top_p, min_p and what follows `values` : as for `filtered`
+    token_ids : intp[m], the tokens of the scores, or IN_ORDER
+    tokens, values : intp[b] and float64[b], out: token ids and their log weight + noise, largest first
+    """
+    peak = peak_of(scores)
+    if not abs(peak) < np.inf:
+        return 0
+    if k == 0 and top_p == 1.0 and min_p == 0.0 and token_ids[0] < 0:
+        return gumbel_argmax_all(scores, peak, temperature, key, position, tokens, values)
+    left = filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
+    kept, ids = indices[0], indices[1]
     for at in range(left):
-        ids[at] = token_ids[kept[at]]
-    found = gumbel_argmax(scores, kept[:left], weights[:left], ids, peak, temperature, key, position, tokens, values)
+        ids[at] = id_at(token_ids, kept[at])
+    found = gumbel_argmax(
+        scores, kept[:left], weights[:left], ids[:left], peak, temperature, key, position, tokens, values
+    )
     for at in range(found):
-        tokens[at] = token_ids[tokens[at]]
+        tokens[at] = id_at(token_ids, tokens[at])
     return found
 
 
 @entry("tokens", "f32[] i64[] i64[] f64[]")
-def argmax_few(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, values: Float64Array) -> int:
-    """`draw_few` at temperature 0: the tokens with the largest scores, the first in a tie."""
-    if has_nan_or_inf(scores):
+def argmax_row(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, values: Float64Array) -> int:
+    """`draw_row` at temperature 0: the tokens with the largest scores, the first in a tie."""
+    if not abs(peak_of(scores)) < np.inf:
         return 0
     count = 0
     for start in range(0, len(scores), TOP_K_BLOCK):
@@ -553,7 +605,7 @@ def argmax_few(scores: Float32Array, token_ids: IndexArray, tokens: IndexArray, 
             if block[at] > -np.inf:
                 count = insert(float(block[at]), start + at, tokens, values, count)
     for at in range(count):
-        tokens[at] = token_ids[tokens[at]]
+        tokens[at] = id_at(token_ids, tokens[at])
     return count
 
 

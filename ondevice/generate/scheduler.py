@@ -193,7 +193,6 @@ class Scheduler:
             yield slot
         finally:
             request.stats.peak_rss_bytes = machine.peak_rss_bytes()
-            self._save_costs()
             if slot is not None:
                 slot.leave()
             if self.closed:
@@ -248,6 +247,8 @@ class Scheduler:
                         reader.rest()
         finally:
             self._controllers.give_back(key, controller)
+            if self._costs_file is not None and (known := self._costs.known()) is not None:
+                self._costs_file.write(known)
 
     @contextmanager
     def _lent(self, chosen: DrafterEntry | Drafter, greedy: bool) -> Iterator[Sequence[Drafter]]:
@@ -279,13 +280,6 @@ class Scheduler:
         finally:
             with self._lock:
                 self._in_use = [each for each in self._in_use if each is not use]
-
-    def _save_costs(self) -> None:
-        """Write costs that have changed to the file, for the next process."""
-        if self._costs_file is None or (known := self._costs.unsaved()) is None:
-            return
-        if self._costs_file.write(known):
-            self._costs.mark_saved(known)
 
 
 Item = TypeVar("Item")

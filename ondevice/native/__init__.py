@@ -4,10 +4,10 @@ In: functions that are marked as kernels and entries, here and in other packages
 platform or built once on this machine. numba is the compiler; where a library is shipped, nothing imports it. Read
 `functions` first.
 
+    features    the features of this CPU; `sets` the instruction sets, platforms and parts that libraries are built for
+    library     the files of libraries: finds the one for this machine, checks it, and loads it
+    building    builds parts on this machine, in processes that run `builder`; frozen applications
     functions   `kernel` and `entry`, the decorators; an entry calls its C function
-    library     finds the library for this machine, checks it, and loads its functions
-    features    the features of this CPU; `sets` the instruction sets and platforms that libraries are built for
     builder     compiles the library for a set
-    building    runs the builder on this machine, in processes; frozen applications
     shipping    builds the shared libraries of a platform for its wheel
 """

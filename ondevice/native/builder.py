@@ -34,8 +34,8 @@ from numba.core import cgutils, codegen, cpu
 from numba.core.registry import cpu_target
 
 from ondevice.native import library
-from ondevice.native.functions import ENTRIES, FAILED, KINDS, PARTS, Entry, Kernel, Parameter, Part
-from ondevice.native.sets import PLATFORMS, SETS, TargetSet, native_platform
+from ondevice.native.functions import ENTRIES, FAILED, Entry, Kernel, Parameter
+from ondevice.native.sets import KINDS, PARTS, PLATFORMS, SETS, Part, TargetSet, native_platform
 
 MODULES = (
     "ondevice.engines.simd.kernels.entries",
@@ -169,7 +169,7 @@ class CFunction:
     """The C function of an entry, in an LLVM module of its own."""
 
     def __init__(self, entry: Entry, generator: CollectingGenerator) -> None:
-        self.name = library.symbol(entry)
+        self.name = entry.symbol
         dispatcher = entry.kernel.dispatcher
         signature = tuple(map(_numba_type, entry.parameters))
         dispatcher.compile(signature)

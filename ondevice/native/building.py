@@ -14,17 +14,21 @@ import subprocess
 import sys
 import tempfile
 import threading
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ondevice.errors import OndeviceError
 from ondevice.native import library
-from ondevice.native.functions import KINDS, Part
+from ondevice.native.sets import KINDS, Part
 
 FUNCTIONS = {"packing": 10, "tokens": 52, "forward": 100, "export": 12, "roofline": 4, "lookup": 30, "experts": 5}
 """About the number of functions of each part and kind of work (it changes with the instruction set), for the reported
 share. Kinds that are missing here have one or two."""
+
+BUILDER = "ondevice.native.builder"
+"""The module that a process runs to build a part."""
 
 FROZEN_COMPILE = "--ondevice-build-kernels"
 """First argument of a frozen application's executable when it is started to build kernels."""
@@ -153,9 +157,7 @@ def freeze_support() -> None:
     if not is_frozen():
         return
     if sys.argv[1:2] == [FROZEN_COMPILE]:
-        from ondevice.native import builder
-
-        builder.main(sys.argv[2:])
+        import_module(BUILDER).main(sys.argv[2:])
         sys.exit()
     _freeze_support_called = True
 
@@ -183,4 +185,4 @@ def _command() -> list[str]:
             "there are no kernels for this CPU, and no Python interpreter to build them with: "
             "install a wheel of ondevice-runtime for this platform"
         )
-    return [sys.executable, "-m", "ondevice.native.builder"]
+    return [sys.executable, "-m", BUILDER]

@@ -8,67 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 from collections.abc import Callable
-from functools import cached_property
+from contextlib import suppress
+from functools import cache, cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.machine import ForkedLock
+from ondevice.native import library
+from ondevice.native.sets import PARTS, SETS, Part
+
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-
-KINDS = frozenset(
-    ("groups4", "groups8", "steps2", "steps4", "steps8", "floats", "int8", "lookup", "experts", "shortlists", "heads")
-)
-"""Kinds of work of a forward that not every bundle needs: products of matrices, int8 caches, lookup attention, experts,
-heads over candidates, heads that predict several tokens. See `engines.simd.kernels.kinds`."""
-
-
-class Part(NamedTuple):
-    """A part of the kernel library, built as one object on a machine for which none is shipped.
-
-    name : one of PARTS
-    kinds : the kinds of work that the part "forward" contains, of KINDS
-    """
-
-    name: str
-    kinds: frozenset[str] = frozenset()
-
-    @property
-    def stem(self) -> str:
-        """Name of the file of its object, without the suffix."""
-        return "+".join((self.name, *sorted(self.kinds)))
-
-    @classmethod
-    def of_stem(cls, stem: str) -> Part:
-        """The part with a file name."""
-        name, *kinds = stem.split("+")
-        return cls(name, frozenset(kinds))
-
-    def has(self, other: Part) -> bool:
-        """Whether it contains all of another part."""
-        return self.name == other.name and other.kinds <= self.kinds
-
-
-PARTS = {
-    "packing": Part("packing"),
-    "tokens": Part("tokens"),
-    "forward": Part("forward", KINDS),
-    "export": Part("export"),
-    "roofline": Part("roofline"),
-}
-"""All parts of the kernel library, by name: packing of weights; sampling and drafting, for every engine; forwards of
-the simd engine; the exporter; measurements of the machine."""
-
-
-def parts_of(engine: str, kinds: frozenset[str] = KINDS) -> tuple[Part, ...]:
-    """The parts that generations on an engine need, for bundles and options with some kinds of work."""
-    if engine == "simd":
-        return PARTS["packing"], PARTS["tokens"], Part("forward", kinds)
-    return (PARTS["tokens"],)
-
 
 FAILED = -(1 << 63)
 """Result of a C function whose kernel raised an exception."""
@@ -107,9 +63,7 @@ class Kernel:
         """numba's dispatcher of the function."""
         import numba
 
-        from ondevice.native import library, sets
-
-        target = sets.SETS[library.choice().set]  # as in the library
+        target = SETS[library.choice().set]  # as in the library
         numba.config.CPU_NAME, numba.config.CPU_FEATURES = target.cpu, target.features  # type: ignore[attr-defined]
         return numba.njit(**self.options)(_fail if self.kind in self.left_out else self.py_func)
 
@@ -167,6 +121,11 @@ class Entry:
         ENTRIES[name] = self
 
     @property
+    def symbol(self) -> str:
+        """The name of the C function."""
+        return f"ondevice_{self.name}"
+
+    @property
     def kernel(self) -> Kernel:
         """The function as numba compiles it. For an entry that is declared by its module's name, this imports numba."""
         if self._kernel is None:
@@ -186,10 +145,13 @@ class Entry:
         return self._function
 
     def function_for(self, kinds: frozenset[str]) -> Callable[..., int]:
-        """The C function in a library that contains some kinds of work, which is built first if it is missing."""
-        from ondevice.native.library import function_of
-
-        return function_of(self, kinds)
+        """The C function in a library that contains some kinds of work, which is built first if it is missing: that
+        takes seconds.
+        """
+        c_types = [_C_TYPES[name] for parameter in self.parameters for name in parameter.c_types()]
+        with _LOADING.lock:
+            address = _loaded(Part(self.part.name, kinds))(self.symbol)
+        return ctypes.CFUNCTYPE(ctypes.c_int64, *c_types)(address)
 
     def __call__(self, *args: Any) -> int:
         """Call the C function.
@@ -249,3 +211,36 @@ def _parameter(text: str) -> Parameter:
     assert match is not None, text
     dtype = np.dtype(f"{match['kind']}{int(match['bits']) // 8}")
     return Parameter(dtype, match["dims"].count(",") + 1 if match["dims"] else 0)
+
+
+# Loading.
+
+_C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double}
+
+_LOADING = ForkedLock()
+"""Held while a part is built or loaded."""
+
+_files: dict[Part, Path] = {}
+"""Objects that this process has built, for the case that the cache directory cannot be written."""
+
+
+def adopt(part: Part, file: Path) -> None:
+    """Use an object that was just built for a part."""
+    _files[part] = file
+
+
+@cache
+def _loaded(part: Part) -> Callable[[str], int]:
+    """Load the file that holds a part, or build it; returns a function from symbols to addresses."""
+    file = library.choice().file
+    if file is not None:
+        return library.load_library(file)
+    path = next((path for built, path in _files.items() if built.has(part)), None) or library.kept(part)
+    if path is None:
+        from ondevice.native.building import build_now
+
+        path = build_now(part)
+        adopt(part, path)
+    with suppress(OSError):
+        os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
+    return library.load_object(path)

@@ -1,4 +1,4 @@
-"""Finds the kernel library for this machine and loads the functions of its entries.
+"""The files of kernel libraries: finds and checks the one for this machine, and loads it.
 
 A library is a file of machine code with a description beside it, a JSON file of the same name. In this order:
 
@@ -31,10 +31,9 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import ondevice
-from ondevice.machine import ForkedLock, cache_directory
+from ondevice.machine import cache_directory
 from ondevice.native.features import native_features
-from ondevice.native.functions import PARTS, Entry, Part
-from ondevice.native.sets import PLATFORMS, SETS, best_set, native_platform
+from ondevice.native.sets import PARTS, PLATFORMS, SETS, Part, best_set, native_platform
 
 CHOICE = "ONDEVICE_KERNELS"
 """Environment variable: path of a library, or name of an instruction set."""
@@ -55,9 +54,6 @@ SOURCES = (
 """Modules that a library is built from, besides all below the package KERNELS."""
 
 _log = logging.getLogger("ondevice")
-_LOADING = ForkedLock()
-"""Held while a part is built or loaded."""
-
 _building: list[str] = []
 """The set that this process compiles for, if it is one of `builder`."""
 
@@ -90,7 +86,7 @@ def choice() -> Choice:
     for file in places:
         try:
             about = _check(file)
-            _load_library(file)
+            load_library(file)
             return Choice(about["set"], file)
         except (OSError, ValueError) as error:
             _log.warning("not using the kernels in %s: %s", file, error)
@@ -103,59 +99,16 @@ def compile_for(name: str) -> None:
     choice.cache_clear()
 
 
-def symbol(entry: Entry) -> str:
-    """The name of an entry's C function."""
-    return f"ondevice_{entry.name}"
-
-
-_C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double}
-
-
-def function_of(entry: Entry, kinds: frozenset[str]) -> Callable[..., int]:
-    """The C function of an entry in a library with some kinds of work; what is missing is built first, which takes
-    seconds.
-    """
-    c_types = [_C_TYPES[name] for parameter in entry.parameters for name in parameter.c_types()]
-    with _LOADING.lock:
-        address = _loaded(Part(entry.part.name, kinds))(symbol(entry))
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *c_types)(address)
-
-
-_files: dict[Part, Path] = {}
-"""Objects that this process has built, for the case that the cache directory cannot be written."""
-
-
-def adopt(part: Part, file: Path) -> None:
-    """Use an object that was just built for a part."""
-    _files[part] = file
-
-
 @cache
-def _loaded(part: Part) -> Callable[[str], int]:
-    """Load the file that holds a part; returns a function from symbols to addresses."""
-    file = choice().file
-    if file is not None:
-        return _load_library(file)
-    path = next((path for built, path in _files.items() if built.has(part)), None) or kept(part)
-    if path is None:
-        from ondevice.native.building import build_now
-
-        path = build_now(part)
-        adopt(part, path)
-    with suppress(OSError):
-        os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
-    return _load_object(path)
-
-
-@cache
-def _load_library(file: Path) -> Callable[[str], int]:
+def load_library(file: Path) -> Callable[[str], int]:
+    """Load a shared library; returns a function from symbols to addresses."""
     library = ctypes.CDLL(str(file))
     return lambda name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
 @cache
-def _load_object(file: Path) -> Callable[[str], int]:
-    """Load an object with LLVM's run-time linker, which llvmlite contains; numba is not imported."""
+def load_object(file: Path) -> Callable[[str], int]:
+    """`load_library` for an object, with LLVM's run-time linker, which llvmlite contains; numba is not imported."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

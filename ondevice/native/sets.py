@@ -1,10 +1,11 @@
-"""The instruction sets and platforms for which a kernel library can be built, and those of this machine."""
+"""The instruction sets and platforms for which a kernel library can be built, those of this machine, and its parts."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from ondevice.native.features import architecture, native_features
 
@@ -97,3 +98,56 @@ def fastest(architecture: str, features: frozenset[str]) -> str:
     arm = architecture == "aarch64"
     usable = [each.name for each in SETS.values() if each.needed <= features and ("neon" in each.needed) == arm]
     return usable[-1] if usable else "generic"
+
+
+# Parts of a library.
+
+KINDS = frozenset(
+    ("groups4", "groups8", "steps2", "steps4", "steps8", "floats", "int8", "lookup", "experts", "shortlists", "heads")
+)
+"""Kinds of work of a forward that not every bundle needs: products of matrices, int8 caches, lookup attention, experts,
+heads over candidates, heads that predict several tokens. See `engines.simd.kernels.kinds`."""
+
+
+class Part(NamedTuple):
+    """A part of the kernel library, built as one object on a machine for which none is shipped.
+
+    name : one of PARTS
+    kinds : the kinds of work that the part "forward" contains, of KINDS
+    """
+
+    name: str
+    kinds: frozenset[str] = frozenset()
+
+    @property
+    def stem(self) -> str:
+        """Name of the file of its object, without the suffix."""
+        return "+".join((self.name, *sorted(self.kinds)))
+
+    @classmethod
+    def of_stem(cls, stem: str) -> Part:
+        """The part with a file name."""
+        name, *kinds = stem.split("+")
+        return cls(name, frozenset(kinds))
+
+    def has(self, other: Part) -> bool:
+        """Whether it contains all of another part."""
+        return self.name == other.name and other.kinds <= self.kinds
+
+
+PARTS = {
+    "packing": Part("packing"),
+    "tokens": Part("tokens"),
+    "forward": Part("forward", KINDS),
+    "export": Part("export"),
+    "roofline": Part("roofline"),
+}
+"""All parts of the kernel library, by name: packing of weights; sampling and drafting, for every engine; forwards of
+the simd engine; the exporter; measurements of the machine."""
+
+
+def parts_of(engine: str, kinds: frozenset[str] = KINDS) -> tuple[Part, ...]:
+    """The parts that generations on an engine need, for bundles and options with some kinds of work."""
+    if engine == "simd":
+        return PARTS["packing"], PARTS["tokens"], Part("forward", kinds)
+    return (PARTS["tokens"],)

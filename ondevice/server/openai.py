@@ -251,41 +251,27 @@ class CompletionWriter(OpenAIWriter):
         self._scores_prompts = scores_prompts
         self._echoes: dict[int, dict[str, Any]] = {}
         """The echoed prompts as they were written, by index of the choice."""
-        self._lengths = [0 if choice.echo is None else len(choice.echo.text) for choice in choices]
-        """Characters written of each reply, with its prompt if that is echoed."""
-        self._offsets: list[list[int]] = [[] for _ in choices]
-        """Where each token of each reply begins in these."""
-        self._places: list[TokenOffsets] = []
-        if model.tokenizer is not None:
-            self._places = [TokenOffsets(model.tokenizer, length) for length in self._lengths]
+        self._offsets = [self._first_offset(choice) for choice in choices]
+        """Where the tokens of a streamed reply begin."""
 
     def prefill(self, progress: PrefillProgress) -> Iterator[ServerSentEvent]:
-        yield self._chunk([self._text(progress.choice, "", (), ())], prompt_progress=_prompt_progress(progress))
+        yield self._chunk([self._text(progress.choice, "")], prompt_progress=_prompt_progress(progress))
 
     def step(self, choice: Choice, step: Step) -> Iterator[ServerSentEvent]:
         if len(choice.steps) == 1 and choice.echo is not None:
             yield self._chunk([self._echoed(choice, choice.echo)])
         timings = {"timings": choice.stats.timings()} if step.finish_reason else {}
         if step.text or step.logprobs or timings:
-            offsets = self._begun(choice.index, step)
+            offsets = self._offsets[choice.index]
             yield self._chunk([self._text(choice, step.text, step.logprobs, offsets)], **timings)
-
-    def _begun(self, index: int, step: Step) -> Sequence[int]:
-        """Where the tokens of the newest step of a reply begin in its text."""
-        self._lengths[index] += len(step.text)
-        if not self._places:
-            return ()
-        begun = [min(self._places[index].feed(each.token_id), self._lengths[index]) for each in step.logprobs]
-        self._offsets[index] += begun
-        return begun
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         reply, echo = choice.reply, choice.echo
-        after = self._text(choice, reply.text, reply.logprobs, self._offsets[choice.index])
+        whole = self._text(choice, reply.text, reply.logprobs, self._first_offset(choice))
         if echo is None:
-            return after
-        before = self._echoed(choice, echo)
-        return {**after, "text": echo.text + reply.text, "logprobs": _joined(before["logprobs"], after["logprobs"])}
+            return whole
+        scores = _joined(self._echoed(choice, echo)["logprobs"], whole["logprobs"])
+        return {**whole, "text": echo.text + reply.text, "logprobs": scores}
 
     def _echoed(self, choice: Choice, echo: Echo) -> dict[str, Any]:
         """The prompt as the beginning of the text."""
@@ -294,19 +280,30 @@ class CompletionWriter(OpenAIWriter):
         scores = None
         if self._scores_prompts and self.model.tokenizer is not None:
             scores = prompt_logprobs(echo, (choice.first or choice).reply.prompt_logprobs, self.model.tokenizer)
-        written = {**self._text(choice, echo.text, (), ()), "logprobs": scores, "finish_reason": None}
+        written = {**self._text(choice, echo.text), "logprobs": scores, "finish_reason": None}
         self._echoes[choice.index] = written
         return written
 
     def _text(
-        self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]
+        self,
+        choice: Choice,
+        text: str,
+        logprobs: Sequence[TokenLogprob] = (),
+        offsets: TokenOffsets | None = None,
     ) -> dict[str, Any]:
-        return {
-            "index": choice.index,
-            "text": text,
-            "logprobs": text_logprobs(logprobs, self.model.tokenizer, offsets),
-            "finish_reason": _finish_name(choice.finish_reason),
-        }
+        """A piece of the text, or all of it, with its tokens if log probabilities were asked for."""
+        scores = None
+        if logprobs and offsets is not None and self.model.tokenizer is not None:
+            begins = offsets.add(each.token_id for each in logprobs)
+            scores = {**text_logprobs(logprobs, self.model.tokenizer), "text_offset": begins}
+        finish = _finish_name(choice.finish_reason)
+        return {"index": choice.index, "text": text, "logprobs": scores, "finish_reason": finish}
+
+    def _first_offset(self, choice: Choice) -> TokenOffsets | None:
+        """For the offsets of a reply's tokens, which count from the beginning of an echoed prompt."""
+        if self.model.tokenizer is None:
+            return None
+        return TokenOffsets(self.model.tokenizer, len(choice.echo.text) if choice.echo else 0)
 
 
 def _finish_name(reason: FinishReason | None) -> str | None:
@@ -345,23 +342,12 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None)
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(
-    logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | None, offsets: Sequence[int]
-) -> dict[str, Any] | None:
-    """The `logprobs` of a completion's choice; None if none were asked for.
-
-    Args:
-        logprobs: of consecutive tokens.
-        tokenizer: None if the bundle has none.
-        offsets: where they begin in the text, in characters.
-    """
-    if not logprobs or tokenizer is None:
-        return None
+def text_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, list[Any]]:
+    """The `logprobs` of consecutive tokens of a completion, but for their offsets."""
     return {
         "tokens": [_token_text(tokenizer, each.token_id) for each in logprobs],
         "token_logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [{_token_text(tokenizer, token): logprob for token, logprob in each.top} for each in logprobs],
-        "text_offset": list(offsets),
     }
 
 
@@ -371,7 +357,7 @@ def prompt_logprobs(echo: Echo, logprobs: Sequence[TokenLogprob], tokenizer: Tok
     Args:
         logprobs: of the other tokens.
     """
-    rest = text_logprobs(logprobs, tokenizer, ()) or {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    rest = text_logprobs(logprobs, tokenizer)
     return {
         "tokens": [_token_text(tokenizer, echo.token_ids[0]), *rest["tokens"]],
         "token_logprobs": [None, *rest["token_logprobs"]],

@@ -105,8 +105,8 @@ class Echo:
         if model.tokenizer is None:
             return cls("", token_ids, [0] * len(token_ids))
         text = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
-        offsets = TokenOffsets(model.tokenizer)
-        return cls(text, token_ids, [min(offsets.feed(token, text), len(text)) for token in token_ids])
+        offsets = TokenOffsets(model.tokenizer, spelling=text).add(token_ids)
+        return cls(text, token_ids, [min(at, len(text)) for at in offsets])
 
 
 class Choice:

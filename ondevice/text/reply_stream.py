@@ -160,35 +160,36 @@ class StopStrings:
 
 
 class TokenOffsets:
-    """Where tokens begin in their text, in characters, as they come in.
+    """Where the tokens of a text begin in it, in characters, as they come in.
 
     A token within a character begins where the character does. A control token that the text does not spell out, such
     as the one that begins every prompt, takes no room.
     """
 
-    def __init__(self, tokenizer: Tokenizer, at: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, begin: int = 0, spelling: str = "") -> None:
         """
         Args:
-            at: where the first token begins.
+            begin: where the first token begins.
+            spelling: the text, if it may spell control tokens out, as a prompt may.
         """
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
-        self._at = at
+        self._at = begin
+        self._spelling = spelling
 
-    def feed(self, token_id: int, text: str = "") -> int:
-        """Where the next token begins. It may be behind the end of a text that was cut.
-
-        Args:
-            text: the whole text, if it may spell out control tokens.
-        """
-        if token_id not in self._tokenizer.special_ids:
-            begun = self._at
-            self._at += len(self._detokenizer.feed(token_id))
-            return begun
-        self._at = begun = self._at + len(self._detokenizer.interrupt())
-        spelt = self._tokenizer.decode([token_id], keep_special=True)
-        self._at += len(spelt) if text.startswith(spelt, begun) else 0
-        return begun
+    def add(self, token_ids: Iterable[int]) -> list[int]:
+        """Where the next tokens begin."""
+        found = []
+        for token_id in token_ids:
+            if token_id in self._tokenizer.special_ids:
+                self._at += len(self._detokenizer.interrupt())
+                found.append(self._at)
+                spelt = self._tokenizer.decode([token_id], keep_special=True)
+                self._at += len(spelt) if self._spelling.startswith(spelt, self._at) else 0
+            else:
+                found.append(self._at)
+                self._at += len(self._detokenizer.feed(token_id))
+        return found
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

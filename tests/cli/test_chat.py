@@ -12,7 +12,7 @@ import pytest
 import ondevice
 from ondevice.cli import chat
 from ondevice.cli.chat import Conversation, completions, run_command
-from ondevice.cli.markdown_view import MarkdownView
+from ondevice.cli.reply_view import MarkdownView
 from ondevice.generate.stats import Stats
 from ondevice.generation import Reply
 from tests.chat_bundle import Script, write_chat_bundle
@@ -63,8 +63,8 @@ def test_control_tokens_inside_a_reply_stay_in_the_history(bundle):
     with load_toy(bundle) as model:
         conversation = Conversation(model, {})
         reply = Reply("thoughtanswer", (2, 4, 5, 2, 6, 3), "stop", Stats())
-        assert conversation._text_with_control_tokens(reply) == "<|turn>ab<|turn>c"
-        assert conversation._text_with_control_tokens(Reply("abc", (4, 5, 6, 3), "stop", Stats())) == "abc"
+        assert conversation._as_message(reply)["content"] == "<|turn>ab<|turn>c"
+        assert conversation._as_message(Reply("abc", (4, 5, 6, 3), "stop", Stats()))["content"] == "abc"
 
 
 def test_stats_clear_help_and_exit(run, bundle, prompts, toy):
@@ -203,11 +203,11 @@ def test_a_bundle_that_cannot_chat_fails_at_once(run, tmp_path, tokenizer, compl
 
 
 def test_ctrl_c_between_piped_lines_ends_the_chat(run, bundle, monkeypatch):
-    def lines():
+    def lines(file, name):
         os.kill(os.getpid(), signal.SIGINT)
-        yield "never"
+        yield b"never"
 
-    monkeypatch.setattr(chat, "piped_lines", lines)
+    monkeypatch.setattr(chat, "read_lines", lines)
     assert run("chat", bundle, stdin="")[0] == 130
 
 

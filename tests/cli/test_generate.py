@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
+from ondevice.cli.generate import STATS_KEYS
 from ondevice.cli.main import main
 from ondevice.cli.options import unescape
-from ondevice.cli.reply_view import STATS_KEYS
 from tests.conftest import ROOT
 from tests.model_made import load_toy, write_bundle
 

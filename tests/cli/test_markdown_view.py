@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from ondevice.cli import markdown_view
-from ondevice.cli.markdown_view import MarkdownView, can_format, change, complete_blocks, formatted, tail
-from ondevice.generate.stats import Stats
-from ondevice.generation import Reply, Step
+from ondevice.cli import reply_view
+from ondevice.cli.reply_view import MarkdownView, can_format, change, complete_blocks, formatted, tail
+from ondevice.generation import Step
 from ondevice.text.messages import ToolCall
 
 REPLY = """# Title
@@ -109,7 +108,7 @@ def at_a_terminal(monkeypatch):
         for each in steps:
             view.step(each)
             written.append(capsys.readouterr().out)
-        view.end(Reply.of(steps, Stats()))
+        view.end()
         written.append(capsys.readouterr().out)
         screen = Screen(30, lines)
         for each in written:
@@ -231,5 +230,5 @@ def test_only_a_terminal_gets_formatted_replies(monkeypatch, terminal, term, ric
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("WT_SESSION", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr(markdown_view, "find_spec", lambda name: os if rich else None)
+    monkeypatch.setattr(reply_view, "find_spec", lambda name: os if rich else None)
     assert can_format() == formats

@@ -8,7 +8,7 @@ import pytest
 from ondevice.cli.reply_view import DraftsView, JsonLinesView, TextView
 from ondevice.cli.style import Style, columns, styled, wrapped
 from ondevice.generate.stats import Stats
-from ondevice.generation import Piece, Reply, Step
+from ondevice.generation import Piece, Step
 from ondevice.text.messages import ToolCall
 
 CALL = ToolCall("f", {"a": "ü"})
@@ -21,7 +21,7 @@ def step(text="", **fields):
 def show(view, *steps):
     for each in steps:
         view.step(each)
-    view.end(Reply.of(steps, Stats()))
+    view.end()
 
 
 @pytest.mark.parametrize(

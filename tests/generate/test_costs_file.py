@@ -129,7 +129,7 @@ def test_several_processes_may_write_it(tmp_path):
 def test_a_second_process_drafts_the_right_length_from_its_first_rounds(file):
     costs = Costs()
     simulate(Controller(costs), DiceDrafter(), CHEAP_ROWS, 200)
-    known = costs.unsaved()
+    known = costs.known()
     assert known is not None
     file.write(known)
     again = file.read()
@@ -161,22 +161,17 @@ def test_a_forged_file_does_little_harm(forwards, row_s, chance):
     assert sum(speeds) > 0.7 * sum(cold)
 
 
-def test_only_news_are_written_down():
+def test_costs_recalled_are_passed_on_with_what_was_measured_since():
     costs = recalled(KNOWN)
-    assert costs.unsaved() is None
-    for _ in range(20):
-        costs.observe(decoded(1, 1.0))
-        costs.observe(decoded(3, 1.08, draft_seconds=0.04))
-    assert costs.unsaved() is None
+    assert costs.known() == KNOWN
     for _ in range(20):
         costs.observe(decoded(1, 1.0))
         costs.observe(decoded(4, 1.16, draft_seconds=0.06))
-    known = costs.unsaved()
+    known = costs.known()
     assert known is not None
     assert known.forwards[4] == pytest.approx(1.1, rel=0.02)
     assert known.forwards[9] == pytest.approx(KNOWN.forwards[9], rel=0.02)
-    costs.mark_saved(known)
-    assert costs.unsaved() is None
+    assert Costs().known() is None
 
 
 def test_a_model_starts_from_the_costs_of_another(file, tmp_path):

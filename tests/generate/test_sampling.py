@@ -9,6 +9,7 @@ from ondevice.errors import UsageError
 from ondevice.generate import sampling_kernels
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling_kernels import RowDraw
 from tests.pairwise import pairwise
 
 VOCAB = 300
@@ -24,6 +25,7 @@ WARPERS: list[dict[str, Any]] = [
     {"top_p": 1.0},
     {"min_p": 0.1},
     {"min_p": 1.0},
+    {"temperature": 1.5, "top_p": 0.7, "min_p": 0.02},
     {"repetition_penalty": 1.4},
     {"temperature": 1.3, "top_k": 50, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 0.7},
     {"temperature": 0.6, "top_k": 64, "top_p": 0.95},
@@ -213,20 +215,25 @@ def test_shares_are_those_of_the_tokens_that_the_filters_keep(kept: int, filters
         assert sum(guess.share for guess in guesses) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("chosen", [each for each in WARPERS if each.get("top_k")], ids=str)
+@pytest.mark.parametrize("chosen", [*WARPERS, {}], ids=str)
 @pytest.mark.parametrize("spread", [0.3, 3.0, 30.0])
-def test_one_kernel_draws_what_the_filters_and_gumbel_argmax_do_one_after_the_other(
+def test_the_best_of_some_candidates_are_those_with_the_largest_log_weight_and_noise(
     chosen: dict[str, Any], spread: float
 ) -> None:
     random = np.random.default_rng(4)
-    sampler = Sampler(SamplingOptions(**{**chosen, "repetition_penalty": 1.0}, seed=5))
-    for position, logits in enumerate((spread * random.standard_normal((40, 512))).astype(np.float32)):
-        names = random.permutation(4096)[:512]
-        places, values = np.empty(4, np.intp), np.empty(4)
-        count = sampler._draw(logits, names, position, places, values)
-        tokens, own = sampler._top_k_draw.best(logits, names, position, 4)
-        assert tokens.tolist() == names[places[:count]].tolist()
-        np.testing.assert_allclose(own, values[:count], rtol=1e-12)
+    draw = RowDraw(SamplingOptions(**chosen), sampling_kernels.key_of(5))
+    for position, count in enumerate([512, 3, 900, 512] * 5):  # its scratch is reused for rows of any length
+        scores = (spread * random.standard_normal(count)).astype(np.float32)
+        names = random.permutation(4096)[:count]
+        kept, weights = (each.copy() for each in draw.kept(scores))
+        log_weights = (scores[kept].astype(np.float64) - scores.max()) / chosen.get("temperature", 1.0)
+        np.testing.assert_allclose(weights, np.exp(log_weights), rtol=1e-12)
+        noise = [sampling_kernels.gumbel_at(sampling_kernels.key_of(5), position, name) for name in names[kept]]
+        order = np.argsort(-(log_weights + noise))[:4]
+        tokens, values = draw.best(scores, names, position, 4)
+        assert tokens.tolist() == names[kept][order][: len(tokens)].tolist()
+        np.testing.assert_allclose(values, (log_weights + noise)[order][: len(tokens)], rtol=1e-12)
+        assert len(tokens) == min(4, np.count_nonzero(weights))
 
 
 def test_a_min_p_alone_keeps_what_it_keeps_behind_a_top_k_of_all() -> None:
@@ -254,9 +261,32 @@ def test_guesses_of_similar_logits_mostly_agree() -> None:
 
 
 @pytest.mark.parametrize("row", [[np.nan] * 4, [9, 8, np.nan, 7], [1, np.inf, 2, 3], [-np.inf] * 4], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_there_is_no_guess_where_the_logits_make_no_sense(temperature: float, row: list[float]) -> None:
-    assert Sampler(SamplingOptions(temperature)).guess(np.array(row, np.float32), None, [], []) == []
+@pytest.mark.parametrize(
+    "chosen",
+    [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_p": 0.9, "min_p": 0.1}],
+    ids=str,
+)
+@pytest.mark.parametrize("count", [4, 1000])
+def test_there_is_no_guess_where_the_logits_make_no_sense(
+    chosen: dict[str, float], row: list[float], count: int
+) -> None:
+    logits = np.full(count, min(row), np.float32)
+    logits[:4] = row
+    sampler = Sampler(SamplingOptions(**chosen))  # type: ignore[arg-type]
+    assert sampler.guess(logits, None, [], []) == []
+    with pytest.raises(UsageError, match="no token can be chosen"):
+        sampler.choose(logits, [])
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.0])
+def test_a_token_with_exactly_the_share_of_min_p_is_kept(temperature: float) -> None:
+    """Whatever the rounding of the logit below which no exponential is taken."""
+    scores = -np.abs(np.random.default_rng(7).standard_normal(300)).astype(np.float32)
+    scores[0] = 0
+    _, weights = RowDraw(SamplingOptions(temperature), sampling_kernels.key_of(0)).kept(scores)
+    for token, weight in enumerate(weights.tolist()):
+        kept, _ = RowDraw(SamplingOptions(temperature, min_p=weight), sampling_kernels.key_of(0)).kept(scores)
+        assert token in kept.tolist()
 
 
 def test_a_row_alone_decides() -> None:

@@ -15,9 +15,9 @@ import pytest
 
 import ondevice
 from ondevice import Image, Model, Video
-from ondevice.cli.attachments import dropped_files
 from ondevice.cli.chat import Conversation, completions, run_command
 from ondevice.cli.main import main
+from ondevice.cli.prompts import dropped_files
 from tests.chat_bundle import write_chat_bundle
 from tests.media.pictures_made import png
 from tests.media.sounds_made import tone, wav
@@ -143,7 +143,7 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_a_file_that_is_too_large_is_not_read(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch, files: Path
 ) -> None:
-    monkeypatch.setattr("ondevice.cli.attachments.MOST_BYTES", len(PICTURE) - 1)
+    monkeypatch.setattr("ondevice.cli.prompts.MOST_BYTES", len(PICTURE) - 1)
     with pytest.raises(ondevice.PromptError, match="has more than"):
         run_command("/image photo.png", conversation)
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import ondevice
-from ondevice.generate.sampling_kernels import select_top_k
-from ondevice.native import library
-from ondevice.native.functions import ENTRIES, PARTS, Entry, Part
-from ondevice.native.sets import best_set, native_platform
+from ondevice.generate.sampling_kernels import IN_ORDER, argmax_row
+from ondevice.native import functions, library
+from ondevice.native.functions import ENTRIES, Entry
+from ondevice.native.sets import PARTS, Part, best_set, native_platform
 
 REPLY = """
 import sys
@@ -150,21 +150,23 @@ def test_a_library_may_have_more_than_is_installed_here(made: Callable[..., Path
 
 
 def test_arrays_of_another_kind_are_refused(kernels: None) -> None:
-    scores, kept = np.zeros(8, np.float32), np.zeros(8, np.intp)
-    assert select_top_k(scores, np.zeros(2, np.float32), kept) == 8
+    scores, tokens, values = np.zeros(8, np.float32), np.zeros(2, np.intp), np.zeros(2)
+    assert argmax_row(scores, IN_ORDER, tokens, values) == 2
     wrongs: list[Any] = [scores.astype(np.float64), scores.reshape(2, 4), np.zeros(16, np.float32)[::2]]
     for wrong in wrongs:
         with pytest.raises(TypeError):
-            select_top_k(wrong, np.zeros(2, np.float32), kept)
+            argmax_row(wrong, IN_ORDER, tokens, values)
     with pytest.raises(ValueError, match="argument"):
-        select_top_k(scores)  # type: ignore[call-arg]
+        argmax_row(scores)  # type: ignore[call-arg]
 
 
 def test_empty_and_read_only_arrays_have_addresses(kernels: None) -> None:
     scores = np.arange(4, dtype=np.float32)
     scores.setflags(write=False)
-    assert select_top_k(scores, np.zeros(4, np.float32), np.zeros(4, np.intp)) == 4
-    assert select_top_k(scores[:0], np.zeros(1, np.float32), np.zeros(0, np.intp)) == 0
+    tokens, values = np.zeros(4, np.intp), np.zeros(4)
+    assert argmax_row(scores, IN_ORDER, tokens, values) == 4
+    assert tokens.tolist() == [3, 2, 1, 0]
+    assert argmax_row(scores[:0], IN_ORDER, tokens[:0], values[:0]) == 0
 
 
 def test_every_entry_has_its_function() -> None:
@@ -181,5 +183,5 @@ def test_loading_dates_the_directory(kernels: None) -> None:
     if library.choice().file is not None:
         pytest.skip("a shared library is used")
     os.utime(library.code_directory(), (0, 0))
-    library._loaded.__wrapped__(PARTS["tokens"])
+    functions._loaded.__wrapped__(PARTS["tokens"])
     assert library.code_directory().stat().st_mtime > 0

@@ -319,6 +319,27 @@ def test_logprobs_of_a_completion(served):
         assert [value for chunk in chunks if chunk for value in chunk[name]] == values
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": "def f(", "stop": ["return value of", "\n\n\n"], "max_tokens": 24},
+        {"prompt": "# caf\u00e9 \U0001f600\n", "temperature": 1.5, "seed": 4, "max_tokens": 40},
+        {"prompt": "def f(", "logit_bias": {"2": 100}, "max_tokens": 3},
+    ],
+    ids=["held back", "bytes", "control tokens"],
+)
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_of_tokens_are_those_in_the_text_also_where_it_is_held_back(served, options, echo):
+    given = {"temperature": 0, **options, "logprobs": 1, "echo": echo}
+    [choice] = served.post(TEXT, **given).body["choices"]
+    text, logprobs = choice["text"], choice["logprobs"]
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        is_control, is_part = token.startswith("<"), "\ufffd" in token or token.startswith("bytes:")
+        assert text.startswith(token, offset) or is_control or is_part
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in served.messages(TEXT, **given)]
+    assert [each for chunk in chunks if chunk for each in chunk["text_offset"]] == logprobs["text_offset"]
+
+
 def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_model):
     """With no new token: exactly the numbers that the tokens had when they were generated."""
     reply = served_model.generate("def f(", max_new_tokens=30, temperature=0.8, seed=3, top_logprobs=2)

@@ -18,7 +18,7 @@ from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.native import library
-from ondevice.native.functions import parts_of
+from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
 
 LOOKUPS = (

@@ -16,7 +16,8 @@ from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS, OF_STEPS, kinds_of
 from ondevice.engines.simd.program import Models, Program
 from ondevice.native import library
-from ondevice.native.functions import ENTRIES, KINDS, Part
+from ondevice.native.functions import ENTRIES
+from ondevice.native.sets import KINDS, Part
 from tests.simd.outputs import digest
 
 ROOT = Path(__file__).parents[2]

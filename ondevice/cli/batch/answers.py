@@ -9,10 +9,9 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ondevice.cli.batch.requests import Request
 from ondevice.cli.reply_view import content
@@ -46,7 +45,7 @@ def answer(
         The answer, which may be an error; None if the generation was cancelled.
     """
     if request.fault is not None:
-        return Answer.refusing(request, request.fault)
+        return refusal(request, request.fault)
     steps: list[Step] = []
     try:
         with model.stream(request.prompt, **request.options) as generation:
@@ -56,12 +55,11 @@ def answer(
                 steps.append(step)
         reply = Reply.of(steps, generation.stats)
     except OndeviceError as error:
-        return Answer.refusing(request, str(error))
-    return None if reply.finish_reason == "cancelled" else Answer.of(request, reply)
+        return refusal(request, str(error))
+    return None if reply.finish_reason == "cancelled" else _with_reply(request, reply)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A line of the answers file.
 
     fields : its JSON object; `line` and `asked` identify the request, the rest is in the request's form
@@ -71,32 +69,24 @@ class Answer:
     fields: dict[str, Any]
     new_tokens: int = 0
 
-    @property
-    def is_error(self) -> bool:
-        return self.fields.get("error") is not None
 
-    @classmethod
-    def of(cls, request: Request, reply: Reply) -> Answer:
-        """The answer with a reply. Ids of tool calls, which are random elsewhere, are numbered: two runs are equal."""
-        calls = tuple(
-            replace(call, id=f"call_{request.line}_{number}") for number, call in enumerate(reply.tool_calls, 1)
-        )
-        reply = replace(reply, tool_calls=calls)
-        if request.is_openai:
-            rest = _openai_response(request, reply)
-        else:
-            rest = {"id": request.id, **content(reply), "usage": _usage(reply)}
-        return cls(_identity(request) | rest, reply.stats.new_tokens)
+def refusal(request: Request, message: str) -> Answer:
+    """The answer to a request that cannot be answered."""
+    if request.is_openai:
+        error = {"code": "invalid_request", "message": message}
+        return Answer({**_identity(request), "custom_id": request.id, "response": None, "error": error})
+    return Answer({**_identity(request), "id": request.id, "error": message})
 
-    @classmethod
-    def refusing(cls, request: Request, message: str) -> Answer:
-        """The answer to a request that cannot be answered."""
-        if request.is_openai:
-            error = {"code": "invalid_request", "message": message}
-            rest: dict[str, Any] = {"custom_id": request.id, "response": None, "error": error}
-        else:
-            rest = {"id": request.id, "error": message}
-        return cls(_identity(request) | rest)
+
+def _with_reply(request: Request, reply: Reply) -> Answer:
+    """The answer with a reply. Ids of tool calls, which are random elsewhere, are numbered: two runs are equal."""
+    calls = tuple(replace(call, id=f"call_{request.line}_{number}") for number, call in enumerate(reply.tool_calls, 1))
+    reply = replace(reply, tool_calls=calls)
+    if request.is_openai:
+        rest = _openai_response(request, reply)
+    else:
+        rest = {"id": request.id, **content(reply), "usage": _usage(reply)}
+    return Answer({**_identity(request), **rest}, reply.stats.new_tokens)
 
 
 def _identity(request: Request) -> dict[str, Any]:
@@ -133,35 +123,28 @@ class AnswerFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.errors = 0
-        """Number of answers that are errors."""
-        self._fingerprints: dict[int, str] = {}
-        """By line: the fingerprint of the request that was answered."""
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> Self:
         """Open the file and read the answers that it has.
 
         Raises:
             OSError: it cannot be written.
             UsageError: another process writes to it, or it was not written by this command.
         """
-        keeps = self.path.is_file() or not self.path.exists()
-        self._file = self.path.open("a+b" if keeps else "ab", buffering=0)
+        self.path = path
+        self.errors = 0
+        """Number of answers that are errors."""
+        self._fingerprints: dict[int, str] = {}
+        """By line: the fingerprint of the request that was answered."""
+        keeps = path.is_file() or not path.exists()
+        self._file: BinaryIO = path.open("a+b" if keeps else "ab", buffering=0)
         try:
             if keeps:
                 self._lock()
                 self._read_answers()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._file is not None
+    def close(self) -> None:
         self._file.close()
 
     def __len__(self) -> int:
@@ -184,16 +167,17 @@ class AnswerFile:
 
     def write(self, answer: Answer) -> None:
         """Append an answer."""
-        assert self._file is not None
         line = json.dumps(answer.fields, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         while line:  # one system call, unless the disk is full
             line = line[self._file.write(line) :]
-        self._fingerprints[answer.fields["line"]] = answer.fields["asked"]
-        self.errors += answer.is_error
+        self._count(answer.fields)
+
+    def _count(self, fields: dict[str, Any]) -> None:
+        self._fingerprints[fields["line"]] = fields["asked"]
+        self.errors += fields.get("error") is not None
 
     def _lock(self) -> None:
         """Keep other processes from appending while this one lives. Windows has no such lock."""
-        assert self._file is not None
         if sys.platform != "win32":
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +188,6 @@ class AnswerFile:
 
     def _read_answers(self) -> None:
         """Read the complete lines, and remove an incomplete one, or zero bytes after a power cut, at the end."""
-        assert self._file is not None
         self._file.seek(0)
         complete = 0
         with os.fdopen(os.dup(self._file.fileno()), "rb") as lines:
@@ -218,17 +201,16 @@ class AnswerFile:
         self._file.truncate(complete)
 
     def _read_answer(self, number: int, content: bytes) -> None:
+        known = len(self)
         try:
             fields: Any = json.loads(content)
-            line, fingerprint, error = fields["line"], fields["asked"], fields.get("error")
+            if not isinstance(fields["line"], int) or not isinstance(fields["asked"], str):
+                raise self._foreign_line(number)
+            self._count(fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise self._foreign_line(number) from problem
-        if not isinstance(line, int) or not isinstance(fingerprint, str):
-            raise self._foreign_line(number)
-        if line in self._fingerprints:
-            raise UsageError(f"{self.path} line {number} answers line {line} again: remove one of the two")
-        self._fingerprints[line] = fingerprint
-        self.errors += error is not None
+        if len(self) == known:
+            raise UsageError(f"{self.path} line {number} answers line {fields['line']} again: remove one of the two")
 
     def _foreign_line(self, number: int) -> UsageError:
         return UsageError(

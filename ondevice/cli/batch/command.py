@@ -16,6 +16,7 @@ from ondevice.cli.options import (
     add_generation_arguments,
     add_image_tokens_argument,
     add_model_arguments,
+    add_sequences_argument,
     generation_options,
     load_model,
 )
@@ -25,7 +26,7 @@ from ondevice.errors import UsageError
 if TYPE_CHECKING:
     from ondevice.cli.batch.answers import AnswerFile
     from ondevice.cli.batch.requests import RequestFile
-    from ondevice.cli.batch.workers import Workers
+    from ondevice.cli.batch.workers import Cluster, ModelThreads
 
 SEQUENCES = 8
 """Default of `--max-sequences`. For Gemma 4 E2B's shape, eight sequences at once give 5.5 times the tokens of one
@@ -50,13 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--chat", action="store_true", help="treat a prompt that is a text as a user's message")
     add_image_tokens_argument(group)
-    group.add_argument(
-        "--max-sequences",
-        type=int,
-        metavar="N",
-        default=SEQUENCES,
-        help=f"prompts that run at the same time and share forwards, 1 to 16 (default: {SEQUENCES})",
-    )
+    add_sequences_argument(group, "prompts", SEQUENCES)
     group.add_argument(
         "--ray",
         metavar="ADDRESS",
@@ -76,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     requests = RequestFile(args.prompts, options, model_identity, chat=args.chat)
     if args.out.exists() and args.out.samefile(args.prompts):
         raise UsageError("--out is the file of prompts: name another one")
-    with AnswerFile(args.out) as answers:
+    with closing(AnswerFile(args.out)) as answers:
         if known := len(answers):
             print(f"{known} of {requests.count} are answered already", file=sys.stderr)
         if any(not answers.has(request) for request in requests):
@@ -92,22 +87,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: AnswerFile) -> bool:
     """Answer the requests that have no answer yet; True if Ctrl-C ended it."""
+    from ondevice.cli.batch.workers import Cluster, ModelThreads
+
     if args.ray is not None:
-        from ondevice.cli.batch.cluster import Cluster
-
-        with Cluster(args.ray, args) as cluster:
+        with closing(Cluster(args.ray, args)) as cluster:
             return _write_answers(cluster, requests, answers)
-
-    from ondevice.cli.batch.workers import ModelThreads
-
     with load_model(args) as model:
         return _write_answers(ModelThreads(model, args.max_sequences), requests, answers)
 
 
-def _write_answers(workers: Workers, requests: RequestFile, answers: AnswerFile) -> bool:
+def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answers: AnswerFile) -> bool:
     unanswered = (request for request in requests if not answers.has(request))
     with (
-        cancel_on_interrupt(workers) as interrupt,
+        cancel_on_interrupt(workers.cancel) as interrupted,
         BatchBar(requests.count - len(answers)) as bar,
         closing(workers.answers(unanswered)) as events,
     ):
@@ -117,24 +109,19 @@ def _write_answers(workers: Workers, requests: RequestFile, answers: AnswerFile)
             else:
                 answers.write(event)
                 bar.count(1, 0)
-    print(
-        f"{bar.answers} answers, {bar.tokens} tokens in {bar.seconds:.1f} s, {bar.tokens_per_s:.1f} tokens/s",
-        file=sys.stderr,
-    )
-    return interrupt.happened
+    seconds, pace = bar.pace()
+    print(f"{bar.answers} answers, {bar.tokens} tokens in {seconds:.1f} s, {pace:.1f} tokens/s", file=sys.stderr)
+    return interrupted.is_set()
 
 
 class BatchBar(ProgressBar):
     """A bar of answered prompts, with tokens per second and the time left at this pace."""
 
     def __init__(self, total: int) -> None:
-        """
-        Args:
-            total: number of prompts to answer.
-        """
+        """`total` is the number of prompts to answer."""
         super().__init__(
-            "batch",
-            bar_format="{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}, {remaining} left{postfix}",
+            "",
+            bar_format="batch: {n_fmt}/{total_fmt} |{bar}| {elapsed}, {remaining} left, {desc}",
             smoothing=0.0,  # long answers are rare events: the mean pace predicts better than the latest
             miniters=0,  # redraw for new tokens too, without a new answer
             mininterval=0.25,
@@ -144,18 +131,13 @@ class BatchBar(ProgressBar):
         self.answers = 0
         self.tokens = 0
 
-    @property
-    def seconds(self) -> float:
-        return perf_counter() - self._started
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+    def pace(self) -> tuple[float, float]:
+        """Seconds since the beginning, and tokens per second."""
+        seconds = perf_counter() - self._started
+        return seconds, self.tokens / seconds
 
     def count(self, answers: int, tokens: int) -> None:
         """Add new answers and new tokens."""
         self.answers += answers
         self.tokens += tokens
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self.tokens_per_s:.1f} tokens/s", refresh=False)
-        self.show(self.answers, self._total)
+        self.show(self.answers, self._total, f"{self.pace()[1]:.1f} tokens/s")

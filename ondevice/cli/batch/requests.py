@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ondevice.cli.attachments import read_file
+from ondevice.cli.prompts import read_file
 from ondevice.errors import OndeviceError, PromptError, UsageError, reason
 from ondevice.machine import expanded
 from ondevice.options import GenerationOptions

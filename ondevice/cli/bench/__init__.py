@@ -1,6 +1,6 @@
 """`ondevice bench`: decoding speed of every drafter and draft length, compared with plain decoding.
 
-Read `command.py` first: the options and two modes. By default `measure.py` runs each prompt in each configuration and
-sums up `Row`s, which `tables.py` prints or draws. With `--scenarios`, `scenarios.py` runs the texts of `prompts/`
-several times on one or more backends into `ScenarioRow`s, which `scenario_report.py` prints or draws.
+Read `command.py` first: the options and two modes, one set of prompts, or `--scenarios` with the texts of `prompts/`.
+`measure.py` runs them in every variant into one `Row` each, which `tables.py` prints and draws, or `scenario_report.py`
+for scenarios.
 """

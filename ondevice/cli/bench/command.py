@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.cli.bench import scenario_report, tables
 from ondevice.cli.bench.measure import (
     PLAIN,
+    SCHEDULES,
     Configuration,
+    Row,
     Run,
-    combine,
-    measure,
-    parse_drafters,
-    parse_engines,
-    parse_lengths,
-    parse_threads,
-    rows_of,
-)
-from ondevice.cli.bench.scenarios import (
-    Backend,
-    Case,
     Scenario,
-    ScenarioRow,
     Variant,
     load_scenarios,
-    measure_case,
-    scenario_rows,
+    rows_of,
+    run_in_turns,
 )
 from ondevice.cli.main import FAILED, INTERRUPTED
-from ondevice.cli.options import add_model_arguments, load_model
+from ondevice.cli.options import add_count, add_model_arguments, drafter, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.generate.drafters import registry
@@ -44,7 +34,9 @@ if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
 
-Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+ENGINES = ("simd", "ort")
 
 TOKENS = 128
 SCENARIO_TOKENS, QUICK_TOKENS = 96, 48
@@ -55,15 +47,10 @@ REPEATS, QUICK_REPEATS = 5, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, parse_threads)
+    add_model_arguments(parser, _listed(int, _is_count, "not a number from 1 on"))
     group = parser.add_argument_group("prompts")
     add_prompt_set_arguments(group)
-    group.add_argument(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help=f"per prompt (default: {TOKENS}; with --scenarios {SCENARIO_TOKENS})",
-    )
+    add_count(group, "--max-new-tokens", text=f"per prompt (default: {TOKENS}; with --scenarios {SCENARIO_TOKENS})")
     group.add_argument(
         "--temperature",
         type=float,
@@ -74,13 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("configurations")
     group.add_argument(
         "--drafters",
-        type=parse_drafters,
+        type=_listed(drafter),
         metavar="LIST",
         help=f"of {','.join(registry.REGISTRY)}, a draft bundle's PATH, auto+PATH (default: all of the bundle)",
     )
     group.add_argument(
         "--lengths",
-        type=parse_lengths,
+        type=_listed(str, _is_length, f"neither a number from 1 on nor one of {', '.join(SCHEDULES)}"),
         default=["1", "2", "4", "6", "auto"],
         metavar="LIST",
         help="draft lengths: numbers, heuristic, auto (default: 1,2,4,6,auto)",
@@ -89,111 +76,114 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scenarios", "Several kinds of text, at temperature 0 and at the model's default."
     )
     group.add_argument("--scenarios", action="store_true", help="find the fastest drafter for each kind of text")
-    group.add_argument("--repeat", type=int, metavar="N", help=f"measure everything N times (default: {REPEATS})")
+    add_count(group, "--repeat", text=f"measure everything N times (default: {REPEATS})")
     group.add_argument(
         "--quick",
         action="store_true",
         help=f"one prompt per scenario, {QUICK_TOKENS} tokens, {QUICK_REPEATS} repeats",
     )
-    group.add_argument("--engines", type=parse_engines, metavar="LIST", help="compare the latency of engines: simd,ort")
+    group.add_argument(
+        "--engines",
+        type=_listed(str, ENGINES.__contains__, f"none of {', '.join(ENGINES)}"),
+        metavar="LIST",
+        help="compare the latency of engines: simd,ort",
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     group.add_argument("--csv", action="store_true", help="with --scenarios: print comma-separated values")
     group.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart of the speeds (needs matplotlib)")
 
 
+def _listed(
+    parse: Callable[[str], Item], is_valid: Callable[[str], bool] = bool, complaint: str = ""
+) -> Callable[[str], list[Item]]:
+    """A parser of words between commas, each of which `parse` reads; `complaint` follows one that is not valid."""
+
+    def parse_all(words: str) -> list[Item]:
+        chosen = dict.fromkeys(word.strip() for word in words.split(",") if word.strip())
+        if not chosen:
+            raise argparse.ArgumentTypeError("the list is empty")
+        for word in chosen:
+            if not is_valid(word):
+                raise argparse.ArgumentTypeError(f"{word!r} is {complaint}")
+        return [parse(word) for word in chosen]
+
+    return parse_all
+
+
+def _is_count(word: str) -> bool:
+    return word.isdecimal() and int(word) > 0
+
+
+def _is_length(word: str) -> bool:
+    return word in SCHEDULES or _is_count(word)
+
+
 def run(args: argparse.Namespace) -> int:
+    _check_mode(args)
     check_counts(args)
     if args.plot is not None:
         tables.check_plot(args.plot)
-    return _run_scenarios(args) if args.scenarios else _run_prompts(args)
-
-
-def _run_prompts(args: argparse.Namespace) -> int:
-    """Measure one set of prompts in every configuration."""
-    _reject_scenario_options(args)
-    args.threads = args.threads and args.threads[0]
-    with load_model(args) as model:
-        prompts, prompt_tokens = fitting_prompts(model, args)
-        options: GenerationKeywords = {
-            "max_new_tokens": TOKENS if args.max_new_tokens is None else args.max_new_tokens,
-            "temperature": args.temperature or 0.0,
-            "seed": args.seed,
-        }
-        drafters = registry.offered(model.engine) if args.drafters is None else args.drafters
-        configurations = combine(drafters, args.lengths)
-        results: list[dict[Configuration, Run]] = []
-        with _run_bar(len(prompts) * len(configurations)) as bar:
-            interrupted = _collect(measure(model, prompts, configurations, options, bar.update), results)
-        if not results:
-            return INTERRUPTED
-        rows = rows_of(results)
-        facts = tables.conditions(model, rows[0], sum(prompt_tokens[: len(results)]), options)
-    if args.json:
-        print(json.dumps({**facts, "rows": [dataclasses.asdict(row) for row in rows]}))
-    else:
-        print(f"{tables.markdown(rows)}\n\n{tables.footer(facts)}")
-    if args.plot is not None:
-        tables.draw(rows, _plot_title(facts), args.plot)
-    return _exit_code(interrupted, rows)
-
-
-def _reject_scenario_options(args: argparse.Namespace) -> None:
-    given = {name: bool(getattr(args, name)) for name in ("quick", "engines", "csv")}
-    given["repeat"] = args.repeat is not None
-    given["threads with several numbers"] = args.threads is not None and len(args.threads) > 1
-    for name, value in given.items():
-        if value:
-            raise UsageError(f"--{name} needs --scenarios")
-
-
-def _run_scenarios(args: argparse.Namespace) -> int:
-    """Measure every scenario in every variant, several times."""
-    if args.prompts is not None:
-        raise UsageError("--scenarios has prompts of its own: leave --prompts out")
-    usual = QUICK_REPEATS if args.quick else REPEATS
+    usual = (QUICK_REPEATS if args.quick else REPEATS) if args.scenarios else 1
     repeats = usual if args.repeat is None else args.repeat
-    if repeats < 1:
-        raise UsageError(f"--repeat must be a whole number from 1 on, not {repeats}")
     with ExitStack() as stack:
-        models = {backend: stack.enter_context(model) for backend, model in _load_models(args).items()}
-        model = next(iter(models.values()))
-        cases = _cases(model, _fitting_scenarios(model, args), args)
-        variants = _variants(models, args)
-        results: list[list[ScenarioRow]] = []
-        with _run_bar(len(variants) * repeats * sum(len(case.scenario.prompts) for case in cases)) as bar:
-            measured = (
-                scenario_rows(case, measure_case(models, variants, case, repeats, bar.update)) for case in cases
-            )
-            interrupted = _collect(measured, results)
-        facts = {
-            **tables.setup(model.manifest, model.engine.name, model.threads),
-            "kv_cache": model.engine.kv_cache,
-            "repeats": repeats,
-            "seed": args.seed,
-        }
-    if not results:
-        return INTERRUPTED
-    rows = [row for case_rows in results for row in case_rows]
+        models = _load_models(args, stack)
+        model = models[0]
+        if args.scenarios:
+            scenarios = _fitting_scenarios(model, args)
+        else:
+            scenarios = [Scenario("", tuple(fitting_prompts(model, args)))]
+        rows, interrupted = _measure(models, scenarios, repeats, args)
+        if not rows:
+            return INTERRUPTED
+        plain = rows[0]
+        facts = {**tables.setup(model.manifest, plain.engine, plain.threads), "kv_cache": model.engine.kv_cache}
+        if args.scenarios:
+            facts |= {"repeats": repeats, "seed": args.seed}
+        else:
+            facts |= {
+                "prompts": plain.prompts,
+                "prompt_tokens": sum(len(model.encode(each)) for each in scenarios[0].prompts[: plain.prompts]),
+                "new_tokens": plain.new_tokens,
+                "temperature": plain.temperature,
+                "seed": args.seed,
+                "load_s": model.load_s,
+            }
+    report = scenario_report if args.scenarios else tables
     if args.json:
-        print(json.dumps({**facts, "rows": [scenario_report.as_dict(row) for row in rows]}))
+        print(json.dumps({**facts, "rows": [{name: getattr(row, name) for name in report.FIELDS} for row in rows]}))
     elif args.csv:
         print(scenario_report.as_csv(rows), end="")
     else:
-        print(scenario_report.report(rows, _foot(facts, rows)))
+        print(report.report(rows, tables.footer(facts, report.conditions(rows, facts))))
     if args.plot is not None:
-        scenario_report.draw(rows, _plot_title(facts), args.plot)
-    return _exit_code(interrupted, rows)
+        report.draw(rows, f"{facts['bundle']}, {facts['threads']} threads, {facts['processor']}", args.plot)
+    if interrupted:
+        return INTERRUPTED
+    return FAILED if any(row.equal < row.prompts for row in rows) else 0
 
 
-def _load_models(args: argparse.Namespace) -> dict[Backend, Model]:
-    """A model for each engine and number of threads."""
-    models: dict[Backend, Model] = {}
+def _check_mode(args: argparse.Namespace) -> None:
+    """Refuse the options of the other mode."""
+    if args.scenarios and args.prompts is not None:
+        raise UsageError("--scenarios has prompts of its own: leave --prompts out")
+    given = {name: bool(getattr(args, name)) for name in ("quick", "engines", "csv")}
+    given["repeat"] = args.repeat is not None
+    given["threads with several numbers"] = bool(args.threads and len(args.threads) > 1)
+    for name, value in given.items():
+        if value and not args.scenarios:
+            raise UsageError(f"--{name} needs --scenarios")
+
+
+def _load_models(args: argparse.Namespace, stack: ExitStack) -> list[Model]:
+    """A model for each engine and number of threads, which `stack` closes."""
+    models: dict[tuple[str, int], Model] = {}
     for engine in args.engines or [args.engine]:
         for threads in args.threads or [None]:
-            model = load_model(argparse.Namespace(**{**vars(args), "engine": engine, "threads": threads}))
-            models[Backend(model.engine.name, model.threads)] = model
-    return models
+            chosen = argparse.Namespace(**{**vars(args), "engine": engine, "threads": threads})
+            model = stack.enter_context(load_model(chosen))
+            models[model.engine.name, model.threads] = model
+    return list(models.values())
 
 
 def _fitting_scenarios(model: Model, args: argparse.Namespace) -> list[Scenario]:
@@ -208,62 +198,43 @@ def _fitting_scenarios(model: Model, args: argparse.Namespace) -> list[Scenario]
     return scenarios
 
 
-def _cases(model: Model, scenarios: Sequence[Scenario], args: argparse.Namespace) -> list[Case]:
-    """Every scenario at temperature 0 and at the model's default, or only at `--temperature`."""
-    default = model.defaults.temperature
-    temperatures = list(dict.fromkeys([0.0, default])) if args.temperature is None else [args.temperature]
-    tokens = args.max_new_tokens or (QUICK_TOKENS if args.quick else SCENARIO_TOKENS)
-    return [
-        Case(scenario, each, {"max_new_tokens": tokens, "temperature": each, "seed": args.seed})
-        for scenario in scenarios
-        for each in temperatures
-    ]
+def _measure(
+    models: Sequence[Model], scenarios: Sequence[Scenario], repeats: int, args: argparse.Namespace
+) -> tuple[list[Row], bool]:
+    """Run every scenario at every temperature in every variant.
 
-
-def _variants(models: Mapping[Backend, Model], args: argparse.Namespace) -> list[Variant]:
-    """Plain decoding and every drafter on the first backend; plain decoding and the last drafter on the others."""
-    variants = []
-    for number, (backend, model) in enumerate(models.items()):
-        names = registry.offered(model.engine) if args.drafters is None else args.drafters
-        names = names if number == 0 else names[-1:]
-        variants += [Variant(backend, PLAIN), *(Variant(backend, Configuration(name, "auto")) for name in names)]
-    return variants
-
-
-def _foot(facts: dict[str, Any], rows: Sequence[ScenarioRow]) -> list[str]:
-    """Lines about the conditions of the measurement."""
-    plain = [row for row in rows if row.drafter == registry.NONE and row.backend == rows[0].backend]
-    tokens, replies = sum(row.new_tokens for row in plain), sum(row.prompts for row in plain)
-    return [
-        tables.setup_line(facts),
-        f"{replies} replies of {tokens / replies:.0f} tokens on average, {facts['repeats']} repeats; seed "
-        f"{facts['seed']}; {facts['kv_cache']} KV cache",
-        tables.versions_line(facts),
-    ]
-
-
-def _run_bar(total: int) -> Any:
-    """A bar of runs on stderr, only on a terminal."""
+    Returns:
+        The rows, of the complete scenarios or of the complete prompts where Ctrl-C ended it; whether it did.
+    """
     from tqdm import tqdm
 
-    return tqdm(total=total, unit="run", leave=False, disable=None)
+    variants = _variants(models, args)
+    temperatures = [0.0, models[0].defaults.temperature] if args.scenarios else [0.0]
+    temperatures = list(dict.fromkeys(temperatures)) if args.temperature is None else [args.temperature]
+    tokens = args.max_new_tokens or ((QUICK_TOKENS if args.quick else SCENARIO_TOKENS) if args.scenarios else TOKENS)
+    total = len(variants) * repeats * len(temperatures) * sum(len(scenario.prompts) for scenario in scenarios)
+    rows: list[Row] = []
+    results: list[dict[Variant, Run]] = []
+    with tqdm(total=total, unit="run", leave=False, disable=None) as bar:
+        try:
+            for scenario, temperature in product(scenarios, temperatures):
+                options: GenerationKeywords = {"max_new_tokens": tokens, "temperature": temperature, "seed": args.seed}
+                results.clear()
+                for runs in run_in_turns(variants, scenario.prompts, options, repeats, bar.update):
+                    results.append(runs)  # one by one, so that the list keeps those before an interruption
+                rows += rows_of(results, repeats=repeats, scenario=scenario.name, temperature=temperature)
+        except KeyboardInterrupt:
+            return rows if args.scenarios else rows_of(results, temperature=temperatures[0]), True
+    return rows, False
 
 
-def _collect(results: Iterable[Result], collected: list[Result]) -> bool:
-    """Append results to a list as they are measured; True if Ctrl-C ended it."""
-    try:
-        for result in results:  # one by one, so that the list keeps those before an interruption
-            collected.append(result)
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def _plot_title(facts: Mapping[str, Any]) -> str:
-    return f"{facts['bundle']}, {facts['threads']} threads, {facts['processor']}"
-
-
-def _exit_code(interrupted: bool, rows: Iterable[Any]) -> int:
-    if interrupted:
-        return INTERRUPTED
-    return FAILED if any(row.equal < row.prompts for row in rows) else 0
+def _variants(models: Sequence[Model], args: argparse.Namespace) -> list[Variant]:
+    """Plain decoding and every drafter on the first model; plain decoding and the last drafter on the others."""
+    variants = []
+    for number, model in enumerate(models):
+        names = registry.offered(model.engine) if args.drafters is None else args.drafters
+        names = [name for name in names if name != registry.NONE][-1 if number else 0 :]
+        lengths = ["auto"] if args.scenarios else args.lengths
+        configurations = [PLAIN, *(Configuration(name, length) for name in names for length in lengths)]
+        variants += [Variant(model, each) for each in configurations]
+    return variants

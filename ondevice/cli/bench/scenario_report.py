@@ -1,16 +1,16 @@
-"""Results of `ondevice bench --scenarios` as tables, a legend, a verdict per scenario, CSV, JSON and a chart."""
+"""Results of `ondevice bench --scenarios` as tables, a legend, a verdict per scenario, CSV and a chart."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ondevice.cli.bench.scenarios import ScenarioRow
+from ondevice.cli.bench.measure import Row
 from ondevice.cli.bench.tables import acceptance_text, table
 from ondevice.generate.drafters import registry
 
@@ -26,19 +26,37 @@ WIDTH = 100
 STYLES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dash-dotted"}
 """Line styles of matplotlib, by drafter."""
 
+FIELDS = (
+    "scenario",
+    "temperature",
+    "engine",
+    "threads",
+    "drafter",
+    "prompts",
+    "new_tokens",
+    "first_token_ms",
+    "ms_per_token",
+    "tokens_per_round",
+    "acceptance",
+    "idle_rounds",
+    "speed_ups",
+    "equal",
+    "speed_up",
+    "spread",
+)
+"""Figures of a `Row` that `--json` and `--csv` print."""
 
-def report(rows: Sequence[ScenarioRow], foot: Sequence[str]) -> str:
-    """The tables, the legend and the verdicts.
 
-    Args:
-        rows: by scenario and temperature, plain decoding first.
-        foot: lines about the conditions of the measurement.
+def report(rows: Sequence[Row], foot: str) -> str:
+    """The tables, the legend, the lines of `foot` and the verdicts.
+
+    `rows` are ordered by scenario and temperature, plain decoding first.
     """
     first = [row for row in rows if row.backend == rows[0].backend]
-    names = list(dict.fromkeys(row.drafter for row in first if row.drafter != registry.NONE))
+    names = list(dict.fromkeys(row.drafter for row in first if not row.is_plain))
     parts = [
         "Decoding speed over plain decoding:",
-        _speed_table(first, names),
+        _table(first, names, lambda plain, drafted: [f"{drafted[name].speed_up:.2f}" for name in names]),
         "Share of the drafted tokens accepted, by position in the draft (1, 2, ...):",
         _acceptance_table(first, names),
         "Conditions:",
@@ -47,17 +65,27 @@ def report(rows: Sequence[ScenarioRow], foot: Sequence[str]) -> str:
     ]
     if len({row.backend for row in rows}) > 1:
         parts.insert(-1, _latency_table(rows))
-    return "\n\n".join([*parts, "\n".join(foot), *_totals(first), "\n".join(verdicts(first))])
+    return "\n\n".join([*parts, foot, *_totals(first), "\n".join(verdicts(first))])
 
 
-def cases(rows: Sequence[ScenarioRow]) -> Iterator[tuple[ScenarioRow, dict[str, ScenarioRow]]]:
+def conditions(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    """How `rows` were measured, in one line."""
+    plain = [row for row in rows if row.is_plain and row.backend == rows[0].backend]
+    tokens, replies = sum(row.new_tokens for row in plain), sum(row.prompts for row in plain)
+    return (
+        f"{replies} replies of {tokens / replies:.0f} tokens on average, {facts['repeats']} repeats; seed "
+        f"{facts['seed']}; {facts['kv_cache']} KV cache"
+    )
+
+
+def cases(rows: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Row]]]:
     """For each scenario and temperature: the row of plain decoding, and the other rows by drafter."""
     for _, group in groupby(rows, lambda row: (row.scenario, row.temperature)):
         by_name = {row.drafter: row for row in group}
         yield by_name.pop(registry.NONE), by_name
 
 
-def verdicts(rows: Sequence[ScenarioRow]) -> list[str]:
+def verdicts(rows: Sequence[Row]) -> list[str]:
     """A line per scenario: the fastest drafter at each temperature, or `none` where drafting does not pay."""
     lines = []
     for scenario, group in groupby(cases(rows), lambda case: case[0].scenario):
@@ -71,82 +99,77 @@ def verdicts(rows: Sequence[ScenarioRow]) -> list[str]:
     return lines
 
 
-def as_csv(rows: Sequence[ScenarioRow]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
     """The rows as CSV with a header line; the numbers of a list are separated by spaces."""
     out = io.StringIO()
-    lines = [as_dict(row) for row in rows]
-    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    for line in lines:
-        words = {
-            name: " ".join(f"{each:.4g}" for each in value) if isinstance(value, tuple) else value
-            for name, value in line.items()
-        }
-        writer.writerow(words)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(FIELDS)
+    for row in rows:
+        values = (getattr(row, name) for name in FIELDS)
+        writer.writerow(
+            " ".join(f"{each:.4g}" for each in value) if isinstance(value, tuple) else value for value in values
+        )
     return out.getvalue()
 
 
-def as_dict(row: ScenarioRow) -> dict[str, Any]:
-    """The fields of a row, its speed-up and its spread."""
-    return {**vars(row), "speed_up": row.speed_up, "spread": row.spread}
+def _table(
+    rows: Sequence[Row],
+    titles: Sequence[str],
+    cells: Callable[[Row, dict[str, Row]], Sequence[str]],
+    left: Collection[str] = (),
+) -> str:
+    """A table with a line for each of `cases`, whose cells `cells` makes of it, behind scenario and temperature."""
+    lines = [[plain.scenario, f"{plain.temperature:g}", *cells(plain, drafted)] for plain, drafted in cases(rows)]
+    return table(["scenario", "T", *titles], lines, left={"scenario", *left})
 
 
-def _speed_table(rows: Sequence[ScenarioRow], names: Sequence[str]) -> str:
-    cells = [
-        [plain.scenario, f"{plain.temperature:g}", *(f"{drafted[name].speed_up:.2f}" for name in names)]
-        for plain, drafted in cases(rows)
-    ]
-    return table(["scenario", "T", *names], cells, left={"scenario"})
-
-
-def _conditions_table(rows: Sequence[ScenarioRow], last: str) -> str:
+def _conditions_table(rows: Sequence[Row], last: str) -> str:
     """Times of plain decoding, the spread of the speed-ups, and figures of the drafter `last`."""
-    cells = [
-        [
-            plain.scenario,
-            f"{plain.temperature:g}",
+    return _table(
+        rows,
+        ["first ms", "plain ms", "spread", "tokens/round", "k=0", "equal"],
+        lambda plain, drafted: [
             f"{plain.first_token_ms:.0f}",
             f"{plain.ms_per_token:.2f}",
             f"{max(row.spread for row in drafted.values()):.2f}",
             f"{drafted[last].tokens_per_round:.2f}",
             f"{drafted[last].idle_rounds:.0%}",
             f"{min(row.equal for row in drafted.values())}/{plain.prompts}",
-        ]
-        for plain, drafted in cases(rows)
-    ]
-    titles = ["scenario", "T", "first ms", "plain ms", "spread", "tokens/round", "k=0", "equal"]
-    return table(titles, cells, left={"scenario"})
+        ],
+    )
 
 
-def _acceptance_table(rows: Sequence[ScenarioRow], names: Sequence[str]) -> str:
+def _acceptance_table(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Acceptance by position, of as many positions as fit into `WIDTH`."""
-    methods = [name for name in names if name != registry.AUTO] or names
-    for shown in range(POSITIONS, 0, -1):
-        cells = [
-            [
-                plain.scenario,
-                f"{plain.temperature:g}",
-                *(acceptance_text(drafted[name].acceptance[:shown]) for name in methods),
-            ]
-            for plain, drafted in cases(rows)
-        ]
-        text = table(["scenario", "T", *methods], cells, left={"scenario", *methods})
-        if max(map(len, text.splitlines())) <= WIDTH:
-            break
-    return text
+    methods = _methods(names)
+
+    def first(shown: int) -> str:
+        return _table(
+            rows,
+            methods,
+            lambda plain, drafted: [acceptance_text(drafted[name].acceptance[:shown]) for name in methods],
+            left=methods,
+        )
+
+    tables = map(first, range(POSITIONS, 1, -1))
+    return next((text for text in tables if max(map(len, text.splitlines())) <= WIDTH), None) or first(1)
 
 
-def _latency_table(rows: Sequence[ScenarioRow]) -> str:
+def _methods(names: Sequence[str]) -> Sequence[str]:
+    """The drafters without `auto`, the combination of all others, unless it is the only one."""
+    return [name for name in names if name != registry.AUTO] or names
+
+
+def _latency_table(rows: Sequence[Row]) -> str:
     """Medians over all scenarios for each backend."""
     cells = []
     for backend in dict.fromkeys(row.backend for row in rows):
         own = [row for row in rows if row.backend == backend]
-        plain = [row for row in own if row.drafter == registry.NONE]
-        drafted = [row for row in own if row.drafter == _last(own)]
+        plain = [row for row in own if row.is_plain]
+        drafted = [row for row in own if row.drafter == own[-1].drafter]
         cells.append(
             [
-                backend.engine,
-                str(backend.threads),
+                *map(str, backend),
                 f"{median(row.first_token_ms for row in plain):.1f}",
                 f"{median(row.ms_per_token for row in plain):.2f}",
                 f"{median(row.ms_per_token for row in drafted):.2f}",
@@ -157,27 +180,24 @@ def _latency_table(rows: Sequence[ScenarioRow]) -> str:
     return table(titles, cells, left={"engine"})
 
 
-def _last(rows: Sequence[ScenarioRow]) -> str:
-    """The last drafter, which is `auto`, the combination of all others, where there are several."""
-    return rows[-1].drafter
-
-
-def _legend(rows: Sequence[ScenarioRow]) -> str:
-    repeats = len(rows[0].speed_ups)
+def _legend(rows: Sequence[Row]) -> str:
+    """What the columns mean. The last drafter is `auto`, where there are several."""
     several = len({row.backend for row in rows}) > 1
+    last = rows[-1].drafter
     return "\n".join(
         [
             "T: temperature; 0 always takes the most likely token, the other value is the model's default.",
             "first ms: time to the first token. plain ms: time per further token without drafts.",
-            f"Speeds are medians of {repeats} repeats; spread: largest half range of a drafter's speed-ups.",
+            f"Speeds are medians of {len(rows[0].speed_ups)} repeats; spread: largest half range of a drafter's "
+            "speed-ups.",
             "equal: prompts with the tokens of plain decoding, with every drafter.",
-            f"tokens/round, k=0 ({_last(rows)}): tokens per forward; share of rounds without a draft.",
-            *(["engine table: medians over all scenarios; drafts: " + _last(rows)] if several else []),
+            f"tokens/round, k=0 ({last}): tokens per forward; share of rounds without a draft.",
+            *([f"engine table: medians over all scenarios; drafts: {last}"] if several else []),
         ]
     )
 
 
-def _totals(rows: Sequence[ScenarioRow]) -> list[str]:
+def _totals(rows: Sequence[Row]) -> list[str]:
     """The smallest speed-up of `auto` over plain decoding and over the best single drafter, if it was measured."""
     found = [
         (drafted[registry.AUTO], max(row.speed_up for name, row in drafted.items() if name != registry.AUTO), plain)
@@ -195,7 +215,7 @@ def _totals(rows: Sequence[ScenarioRow]) -> list[str]:
     ]
 
 
-def draw(rows: Sequence[ScenarioRow], title: str, path: Path) -> None:
+def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     """Write a chart: speed-ups with their spread by scenario and temperature on the left; on the right, acceptance by
     position, a line per scenario and temperature for each drafter except `auto`.
     """
@@ -217,7 +237,7 @@ def draw(rows: Sequence[ScenarioRow], title: str, path: Path) -> None:
     bars.invert_yaxis()
     bars.set_xlabel("decoding speed over plain decoding")
     bars.legend(fontsize="small")
-    methods = [name for name in names if name != registry.AUTO] or names
+    methods = _methods(names)
     for style, name in zip(STYLES, methods, strict=False):
         for number, (plain, drafted) in enumerate(found):
             shares = drafted[name].acceptance

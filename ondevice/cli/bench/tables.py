@@ -14,14 +14,30 @@ from ondevice.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
     from ondevice.bundle_format.manifest import Manifest
-    from ondevice.model import Model
-    from ondevice.options import GenerationKeywords
 
 PACKAGES = ("onnxruntime", "numba", "numpy")
 """Packages whose versions are printed under a table."""
 
 POSITIONS = 6
 """Number of draft positions whose acceptance is shown; few drafts are longer."""
+
+FIELDS = (
+    "drafter",
+    "length",
+    "name",
+    "prompts",
+    "new_tokens",
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
+    "first_token_ms",
+    "tokens_per_round",
+    "acceptance",
+    "idle_rounds",
+    "peak_rss_bytes",
+    "speed_up",
+    "equal",
+)
+"""Figures of a `Row` that `--json` prints."""
 
 COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("drafter", lambda row: "plain" if row.is_plain else row.name),
@@ -36,13 +52,14 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("speed-up", lambda row: f"{row.speed_up:.2f}x"),
     ("equal", lambda row: f"{row.equal}/{row.prompts}"),
 )
-"""Titles and cells of the table of `markdown`."""
+"""Titles and cells of the table of `report`."""
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The table that `ondevice bench` prints."""
+def report(rows: Sequence[Row], foot: str) -> str:
+    """The table that `ondevice bench` prints, and lines about the conditions of the measurement."""
     cells = [[show(row) for _, show in COLUMNS] for row in rows]
-    return table([title for title, _ in COLUMNS], cells, left={"drafter", "draft", "acceptance by position"})
+    left = {"drafter", "draft", "acceptance by position"}
+    return f"{table([title for title, _ in COLUMNS], cells, left)}\n\n{foot}"
 
 
 def table(titles: Sequence[str], cells: Sequence[Sequence[str]], left: Collection[str]) -> str:
@@ -91,39 +108,19 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return {**own, **{package: version_of(package) for package in packages}}
 
 
-def conditions(model: Model, plain: Row, prompt_tokens: int, options: GenerationKeywords) -> dict[str, Any]:
-    """Everything that is needed to repeat the measurement.
-
-    Args:
-        plain: the row of plain decoding.
-        prompt_tokens: number of tokens of all prompts.
-        options: keywords of `Model.stream` that all configurations share.
-    """
-    return {
-        **setup(model.manifest, model.engine.name, model.threads),
-        "kv_cache": model.engine.kv_cache,
-        "prompts": plain.prompts,
-        "prompt_tokens": prompt_tokens,
-        "new_tokens": plain.new_tokens,
-        "temperature": options["temperature"],
-        "seed": options["seed"],
-        "load_s": model.load_s,
-    }
-
-
-def footer(facts: dict[str, Any]) -> str:
-    """`conditions` in three lines of text."""
-    mean_prompt = facts["prompt_tokens"] / facts["prompts"]
-    mean_reply = facts["new_tokens"] / facts["prompts"]
-    return "\n".join(
-        [
-            setup_line(facts),
-            f"{facts['prompts']} prompts of {mean_prompt:.0f} tokens, {mean_reply:.0f} new tokens each on average; "
-            f"temperature {facts['temperature']:g}, seed {facts['seed']}; {facts['kv_cache']} KV cache; "
-            f"loaded in {facts['load_s']:.1f} s",
-            versions_line(facts),
-        ]
+def conditions(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    """How `rows` were measured, in one line."""
+    count = rows[0].prompts
+    return (
+        f"{count} prompts of {facts['prompt_tokens'] / count:.0f} tokens, {rows[0].new_tokens / count:.0f} new tokens "
+        f"each on average; temperature {rows[0].temperature:g}, seed {facts['seed']}; {facts['kv_cache']} KV cache; "
+        f"loaded in {facts['load_s']:.1f} s"
     )
+
+
+def footer(facts: dict[str, Any], line: str) -> str:
+    """Three lines about a measurement: `setup_line`, the line with its conditions, `versions_line`."""
+    return "\n".join([setup_line(facts), line, versions_line(facts)])
 
 
 def setup_line(facts: dict[str, Any]) -> str:
@@ -164,7 +161,8 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     figure = Figure(figsize=(7, 1 + 0.35 * len(rows)), layout="constrained")
     axes = figure.subplots()
     speeds = [row.decode_tokens_per_s for row in rows]
-    bars = axes.barh([row.label for row in rows], speeds, color=["0.6", *["C0"] * (len(rows) - 1)])
+    labels = ["plain" if row.is_plain else f"{row.name} {row.length}" for row in rows]
+    bars = axes.barh(labels, speeds, color=["0.6", *["C0"] * (len(rows) - 1)])
     axes.bar_label(bars, [f"{row.decode_tokens_per_s:.1f} ({row.speed_up:.2f}x)" for row in rows], padding=3)
     axes.axvline(speeds[0], color="0.6", linestyle=":")
     axes.set_xlim(0, 1.3 * max(speeds))

@@ -30,7 +30,7 @@ from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.engines.simd.threads import ThreadPool
 from ondevice.errors import BundleCorruptError
-from ondevice.native.functions import parts_of
+from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
 
 MOST_PLANS = 64
@@ -53,7 +53,7 @@ class Program:
         expert_layers: number of target layers that have experts.
         scratch: working memory of attention, for all threads.
         pool: the threads that run the plans.
-        kinds: the kinds of work of all plans, of `native.functions.KINDS`.
+        kinds: the kinds of work of all plans, of `native.sets.KINDS`.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Models:
             pack_heads(self.layout, heads)
 
     def kinds(self) -> frozenset[str]:
-        """The kinds of work that the bundle needs whatever the options are, of `native.functions.KINDS`."""
+        """The kinds of work that the bundle needs whatever the options are, of `native.sets.KINDS`."""
         found = {OF_PRODUCTS[product_kind(matrix)] for matrix in self.layout.places}
         if any(each is not None and each.shortlist is not None for each in (self.drafter, *self.heads.values())):
             found.add("shortlists")

@@ -25,7 +25,8 @@ from ondevice.engines.simd.kernels.attention.sizes import LINE
 from ondevice.engines.simd.kernels.entries import ARRIVALS, TICKS, run, spin_for_next
 from ondevice.engines.simd.kernels.steps.layouts import WIDTH
 from ondevice.machine import ForkedLock
-from ondevice.native.functions import KINDS, address_of
+from ondevice.native.functions import address_of
+from ondevice.native.sets import KINDS
 
 NEIGHBOURS = 64
 """Kinds of work have numbers. Within a range of this many, from one multiple of it to the next, near numbers stand for

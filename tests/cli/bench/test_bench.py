@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ondevice.cli.bench import command, measure, tables
-from ondevice.cli.bench.measure import PLAIN, Configuration, Row, Run, combine, rows_of
+from ondevice.cli.bench.measure import PLAIN, Configuration, Row, Run, Variant, rows_of
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.generate.stats import Round, Stats
 from ondevice.options import GenerationKeywords
@@ -16,7 +18,16 @@ from tests.model_made import write_bundle
 
 SMALL = ["--limit", "3", "--max-new-tokens", "12", "--lengths", "2,auto"]
 
-MTP = Configuration("mtp", "4")
+
+class ToyModel:
+    """The fields of a model that a row has."""
+
+    engine = SimpleNamespace(name="toy")
+    threads = 1
+
+
+MODEL: Any = ToyModel()
+TOY_PLAIN, TOY_MTP = Variant(MODEL, PLAIN), Variant(MODEL, Configuration("mtp", "4"))
 
 TABLE = """\
 | drafter | draft | prefill tok/s | decode tok/s | first ms | tokens/round | acceptance by position | k=0 | RSS MB | speed-up | equal |
@@ -100,7 +111,7 @@ def test_ctrl_c_reports_the_complete_prompts(run, bundle, prompts_file, monkeypa
 
 
 def test_ctrl_c_before_anything_is_done(run, bundle, monkeypatch):
-    monkeypatch.setattr(command, "measure", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(command, "run_in_turns", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
     assert run("bench", bundle)[:2] == (130, "")
 
 
@@ -162,37 +173,37 @@ def other_run():
 
 
 def test_the_whole_table():
-    results = [{MTP: mtp_run(), PLAIN: plain_run()}, {PLAIN: plain_run(), MTP: other_run()}]
-    assert tables.markdown(rows_of(results)) == TABLE
+    results = [{TOY_PLAIN: plain_run(), TOY_MTP: mtp_run()}, {TOY_MTP: other_run(), TOY_PLAIN: plain_run()}]
+    assert tables.report(rows_of(results), "foot") == f"{TABLE}\n\nfoot"
 
 
 def test_long_replies_weigh_more():
     long, short = run_of([Round((1,), seconds=0.1)] * 9), run_of([Round((1,), seconds=1.0)])
-    assert Row.of(PLAIN, [long, short], [long, short]).decode_tokens_per_s == 10 / 1.9
+    assert Row.of(TOY_PLAIN, [long, short], [long, short]).decode_tokens_per_s == 10 / 1.9
 
 
 def test_the_first_token_is_a_median():
     runs = [mtp_run(first_token_s=seconds) for seconds in (0.1, 0.2, 9.0)]
-    assert Row.of(MTP, runs, runs).first_token_ms == 200
+    assert Row.of(TOY_MTP, runs, runs).first_token_ms == 200
 
 
 def test_a_reply_of_one_token_has_no_decoding_speed():
     runs = [run_of([])]
-    row = Row.of(PLAIN, runs, runs)
+    row = Row.of(TOY_PLAIN, runs, runs)
     assert (row.decode_tokens_per_s, row.tokens_per_round, row.speed_up) == (0, 0, 0)
 
 
 def test_acceptance_of_long_drafts_is_cut():
     run = run_of([Round(tuple(range(9)), drafted=8, accepted=8, depth=8, seconds=0.1)])
-    [line] = tables.markdown([Row.of(MTP, [run], [run])]).splitlines()[2:]
+    [line] = tables.report([Row.of(TOY_MTP, [run], [run])], "").splitlines()[2:3]
     assert "1.00 1.00 1.00 1.00 1.00 1.00 ... |" in line
 
 
-def test_combinations_of_drafters_and_lengths():
-    chosen = combine(["mtp", "ngram"], ["2", "auto"])
-    assert chosen[0] == PLAIN
-    pairs = [(configuration.drafter, configuration.length) for configuration in chosen[1:]]
-    assert pairs == [("mtp", "2"), ("mtp", "auto"), ("ngram", "2"), ("ngram", "auto")]
+def test_combinations_of_drafters_and_lengths(run, bundle, prompts_file):
+    words = ["--drafters", "none,ngram,auto", "--lengths", "2,auto", "--max-new-tokens", 4, "--json"]
+    _, out, _ = run("bench", bundle, "--prompts", prompts_file, *words)
+    pairs = [(row["drafter"], row["length"]) for row in json.loads(out)["rows"]]
+    assert pairs == [("none", "0"), ("ngram", "2"), ("ngram", "auto"), ("auto", "2"), ("auto", "auto")]
     assert Configuration("mtp", "heuristic").options() == {
         "drafter": "mtp",
         "num_assistant_tokens_schedule": "heuristic",
@@ -208,7 +219,7 @@ def test_matplotlib_is_optional(tmp_path, monkeypatch):
 def test_the_chart_of_the_rows(tmp_path):
     path = tmp_path / "speed.png"
     tables.check_plot(path)
-    tables.draw(rows_of([{PLAIN: plain_run(), MTP: mtp_run()}]), "toy", path)
+    tables.draw(rows_of([{TOY_PLAIN: plain_run(), TOY_MTP: mtp_run()}]), "toy", path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from ondevice.cli.bench import measure, scenarios
+from ondevice.cli.bench import measure
+from ondevice.cli.bench.measure import RAW, SCENARIOS, Row, load_scenarios
 from ondevice.cli.bench.scenario_report import WORTH, report, verdicts
-from ondevice.cli.bench.scenarios import FILES, RAW, ScenarioRow, load_scenarios
 
 NAMES = ["code completion", "code editing", "summary", "question", "chat", "translation", "extraction"]
 
@@ -18,11 +18,30 @@ NAMES = ["code completion", "code editing", "summary", "question", "chat", "tran
 @pytest.fixture
 def short(monkeypatch):
     """Prompts that fit into the toy's context."""
-    monkeypatch.setattr("ondevice.cli.bench.scenarios._prompts", lambda name, as_chat: ("abab", "cdcdcd"))
+    monkeypatch.setattr("ondevice.cli.bench.measure._prompts", lambda name, as_chat: ("abab", "cdcdcd"))
 
 
 def row(scenario, temperature, drafter, *speed_ups):
-    return ScenarioRow(scenario, temperature, "simd", 2, drafter, 2, 96, 50.0, 0.3, 2.5, (0.75, 0.5), 0.1, speed_ups, 2)
+    return Row(
+        scenario=scenario,
+        temperature=temperature,
+        engine="simd",
+        threads=2,
+        drafter=drafter,
+        length="auto",
+        name=drafter,
+        prompts=2,
+        new_tokens=96,
+        prefill_tokens_per_s=500.0,
+        decode_tokens_per_s=3333.0,
+        first_token_ms=50.0,
+        tokens_per_round=2.5,
+        acceptance=(0.75, 0.5),
+        idle_rounds=0.1,
+        peak_rss_bytes=5_000_000,
+        speed_ups=speed_ups,
+        equal=2,
+    )
 
 
 def rows(*speed_ups):
@@ -36,7 +55,7 @@ def rows(*speed_ups):
 
 def test_every_scenario_ships_prompts_of_a_few_hundred_words_at_most():
     found = load_scenarios(None, as_chat=True)
-    assert [scenario.name for scenario in found] == NAMES == list(FILES)
+    assert [scenario.name for scenario in found] == NAMES == list(SCENARIOS)
     for scenario in found:
         assert len(scenario.prompts) >= 2
         for prompt in scenario.prompts:
@@ -87,7 +106,7 @@ def test_several_thread_counts_take_turns(run, bundle, short, monkeypatch):
         used.append((model.threads, configuration.drafter, options["max_new_tokens"]))
         return real(model, prompt, configuration, options)
 
-    monkeypatch.setattr(scenarios, "run_prompt", recorded)
+    monkeypatch.setattr(measure, "run_prompt", recorded)
     load = sys.modules["ondevice.model"].load
 
     def with_threads(location, **options):
@@ -114,16 +133,16 @@ def test_verdicts_name_the_fastest_drafter_or_none():
 def test_tables_of_many_drafters_are_not_wider():
     drafters = ["mtp", "ngram", "self", "swift", "medusa", "blockwise", "early-exit", "auto"]
     [plain] = [each for each in rows(1.0, 1.0, 1.0) if each.drafter == "none"][:1]
-    text = report([plain, *(replace(plain, drafter=name, acceptance=(0.5,) * 6) for name in drafters)], [])
+    text = report([plain, *(replace(plain, drafter=name, acceptance=(0.5,) * 6) for name in drafters)], "")
     assert all(f" {name} |" in text for name in drafters)
     assert " .50 .50 " in text
     assert max(map(len, text.split("\n\n")[3].splitlines())) <= 100
 
 
 def test_auto_is_compared_with_the_best_single_setting():
-    text = report(rows(1.9, 1.2, 1.8), ["foot"])
+    text = report(rows(1.9, 1.2, 1.8), "foot")
     assert "auto at its worst: 1.90 of plain decoding (code completion, T=0), 0.95 of" in text
-    assert "1.90 of plain decoding" in report(rows(0.5, 0.6, 1.8), [])
+    assert "1.90 of plain decoding" in report(rows(0.5, 0.6, 1.8), "")
 
 
 @pytest.mark.parametrize(

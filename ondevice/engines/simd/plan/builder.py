@@ -36,7 +36,7 @@ from ondevice.engines.simd.kernels.steps.layouts import (
 )
 from ondevice.engines.simd.pack_layout import Packed
 from ondevice.engines.simd.tensor_files import Matrix
-from ondevice.native.functions import KINDS
+from ondevice.native.sets import KINDS
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def optional(kind: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator of a `kernel` without result that is for one kind of work, of `native.functions.KINDS`."""
+    """Decorator of a `kernel` without result that is for one kind of work, of `native.sets.KINDS`."""
     return lambda function: functions.Kernel(function, kind)
 
 
