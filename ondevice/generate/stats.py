@@ -161,6 +161,8 @@ class Stats(DraftCounts):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV was cached."""
+    prompt_read: bool = False
+    """Whether the whole prompt was read, which a cancellation may prevent."""
     new_tokens: int = 0
     """Tokens of the reply, and of a stop string that ended it."""
     prefill_s: float = 0.0
@@ -189,6 +191,7 @@ class Stats(DraftCounts):
         """Count the next round. The first is the prefill; one without rows ends a cancelled generation."""
         if not self.new_tokens:
             self.prefill_s, self.new_tokens = this.seconds, len(this.token_ids)
+            self.prompt_read = this.rows > 0
         elif this.rows:
             self.add(this)
 

@@ -20,11 +20,11 @@ class Counter(NamedTuple):
 
 def _computed(stats: Stats) -> int:
     """Prompt tokens without cached ones; 0 if the reply ended before its prompt was read."""
-    return stats.prompt_tokens - stats.cached_tokens if stats.new_tokens else 0
+    return stats.prompt_tokens - stats.cached_tokens if stats.prompt_read else 0
 
 
 def _cached(stats: Stats) -> int:
-    return stats.cached_tokens if stats.new_tokens else 0
+    return stats.cached_tokens if stats.prompt_read else 0
 
 
 COUNTERS = (

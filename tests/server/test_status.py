@@ -94,9 +94,15 @@ def test_metrics(served):
     assert served.gauge("spec_decode_num_accepted_tokens_total") > 0
 
 
+def test_a_prompt_that_is_only_read_counts(served):
+    before = served.gauge("prompt_tokens_total")
+    body = served.post("/v1/completions", prompt="import math\nimport re\n", max_tokens=0, echo=True, logprobs=0).body
+    assert served.gauge("prompt_tokens_total") == before + body["usage"]["prompt_tokens"]
+
+
 def test_metrics_format():
     metrics = Metrics()
-    metrics.count(ondevice.Stats(new_tokens=1, prompt_tokens=5, cached_tokens=2, fallbacks={"no_room": 2}))
+    metrics.count(ondevice.Stats(prompt_read=True, prompt_tokens=5, cached_tokens=2, fallbacks={"no_room": 2}))
     text = metrics.text(0, 0)
     assert 'ondevice:fallback_total{reason="no_room"} 2\n' in text
     assert "ondevice:prompt_tokens_total 3\n" in text
