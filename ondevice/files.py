@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import secrets
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,24 +20,27 @@ def replacing(path: Path, prefix: str | None = None) -> Iterator[BinaryIO]:
     """Open a new file for writing, which gets the name `path` when the block ends, and is removed if that raises.
 
     So an interrupt leaves the old file, or none. A process that is killed leaves one whose name begins with `prefix`
-    and ends with `.part` in the directory of `path`.
+    and ends with `.part` in the directory of `path`. The file has the permissions of the one that it replaces, else
+    those of any new file.
 
     Raises:
         OSError: the file cannot be written; the old one stays.
     """
-    prefix = f".{path.name}." if prefix is None else prefix
+    new = path.with_name(f"{f'.{path.name}.' if prefix is None else prefix}{secrets.token_hex(8)}.part")
     try:
-        handle, name = tempfile.mkstemp(prefix=prefix, suffix=".part", dir=path.parent)
+        file = new.open("x+b")
     except OSError as error:
         error.filename = str(path)  # the name that the caller knows
         raise
     try:
-        with os.fdopen(handle, "r+b") as file:
+        with file:
             yield file
-        Path(name).replace(path)
+        with suppress(OSError):
+            shutil.copymode(path, new)
+        new.replace(path)
     except BaseException:
         with suppress(OSError):
-            Path(name).unlink()
+            new.unlink()
         raise
 
 

@@ -21,6 +21,18 @@ def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_it_has_the_permissions_of_the_old_file_or_of_any_new_one(tmp_path: Path) -> None:
+    """Other users can read what was tuned for a bundle that they share."""
+    path, usual = tmp_path / "file", tmp_path / "usual"
+    usual.touch()
+    replace_json(path, {})
+    assert path.stat().st_mode == usual.stat().st_mode
+    path.chmod(0o640)
+    replace_json(path, {})
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_after_an_interrupt_the_old_file_is_there_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
