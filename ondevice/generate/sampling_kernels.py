@@ -492,7 +492,8 @@ class RowDraw:
         return scratch
 
 
-IN_ORDER = np.full(1, -1)
+EVERY: Any = np.int64(-(1 << 63))
+IN_ORDER = np.full(1, EVERY)
 """Token ids of a row of the whole vocabulary, in order: kernels take the index for the id. Not empty, because the
 address of an empty array takes an exception."""
 
@@ -500,7 +501,7 @@ address of an empty array takes an exception."""
 @kernel
 def id_at(token_ids: IndexArray, at: int) -> int:
     """The token id of a score; see IN_ORDER."""
-    return token_ids[at] if token_ids[0] >= 0 else at
+    return at if token_ids[0] == EVERY else token_ids[at]
 
 
 @kernel
@@ -573,7 +574,7 @@ def draw_row(  # noqa: PLR0917
     peak = peak_of(scores)
     if not abs(peak) < np.inf:
         return 0
-    if k == 0 and top_p == 1.0 and min_p == 0.0 and token_ids[0] < 0:
+    if k == 0 and top_p == 1.0 and min_p == 0.0 and token_ids[0] == EVERY:
         return gumbel_argmax_all(scores, peak, temperature, key, position, tokens, values)
     left = filtered(scores, peak, temperature, k, top_p, min_p, largest_k, weights, mass, indices)
     kept, ids = indices[0], indices[1]
