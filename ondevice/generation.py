@@ -300,7 +300,7 @@ def _read(
 def steps(
     rounds: Generator[Round, None, None], stream: ReplyStream | None, stats: Stats, check: Callable[[], None]
 ) -> Generator[Step, None, None]:
-    """Turn rounds into steps: decode the tokens, separate thoughts and calls, end at a stop string.
+    """Turn rounds into steps: decode the tokens, separate thoughts and calls, end where the stream ends the reply.
 
     A token whose text may begin a stop string is held back together with its text. So the token ids of a reply do not
     depend on how drafts divide it into rounds.
@@ -308,7 +308,7 @@ def steps(
     Args:
         rounds: token ids by round; closed at the end.
         stream: decodes the reply; None leaves the text empty.
-        stats: has counted the rounds. Tokens behind a stop string, which only drafts bring, are taken out of it.
+        stats: has counted the rounds. Tokens behind the end of the reply, which only drafts bring, are taken out of it.
         check: called before each further round; an exception from it ends the generation.
     """
     held_ids: list[int] = []
@@ -336,7 +336,7 @@ def steps(
                     pieces.append(Piece(rest.text, last, None))
                 calls += len(parsed.tool_calls)
                 if stream.stopped:
-                    reason = "stop"
+                    reason = "tool_calls" if stream.stop_string is None else "stop"
                 elif reason == "stop" and calls:
                     reason = "tool_calls"
                 if stream.stopped or not reason:

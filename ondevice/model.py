@@ -343,7 +343,7 @@ class Model:
             begins=len(prompt_ids),
             constraint=constraint,
         )
-        reply_stream = self._codec.reply_stream(prompt_ids, chosen.stop)
+        reply_stream = self._codec.reply_stream(prompt_ids, chosen.stop, single_call=not chosen.parallel_tool_calls)
         drafting = self._drafting(chosen, constrained=constraint is not None)
 
         def cancelled() -> bool:

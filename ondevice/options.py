@@ -111,6 +111,7 @@ class GenerationOptions:
     tool_choice : `auto` allows calls and makes them follow the tools' declarations; `required` demands at least one
         call, `{"type": "function", "function": {"name": ...}}` a call of that function, `none` forbids calls. None does
         not restrict the model
+    parallel_tool_calls : whether a reply may have several calls; False ends it behind the first one
     image_tokens : the most tokens that each picture of the prompt may take: 70, 140, 280, 560 or 1120. More show more
         detail and take longer. None takes the model's own number, mostly 280
     on_prefill : called after every chunk of the prompt with the number of tokens done and in total; called again later
@@ -143,6 +144,7 @@ class GenerationOptions:
     template_options: Mapping[str, Any] | None = None
     response_format: Mapping[str, Any] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
     image_tokens: int | None = None
     on_prefill: Progress | None = silent
     copies: int = 0
@@ -169,7 +171,7 @@ class GenerationOptions:
             )
         if self.num_assistant_tokens is not None:
             check_whole("num_assistant_tokens", self.num_assistant_tokens)
-        for name in ("logprobs", "prompt_logprobs"):
+        for name in ("logprobs", "prompt_logprobs", "parallel_tool_calls"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r:.99}")
         top = self.top_logprobs
@@ -263,6 +265,7 @@ class GenerationKeywords(TypedDict, total=False):
     template_options: Mapping[str, Any] | None
     response_format: Mapping[str, Any] | None
     tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool
     image_tokens: int | None
     on_prefill: Progress | None
     copies: int

@@ -84,6 +84,24 @@ def test_a_stop_string_leaves_calls_alone(model: Model) -> None:
     assert (reply.text, reply.finish_reason) == ("one", "stop")
 
 
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_a_reply_may_end_behind_its_first_call(model: Model, drafter: str) -> None:
+    """Whatever is drafted behind it, which neither the reply nor its statistics contain."""
+    said = f"{THOUGHT}One moment.{CALL}"
+    script = Script(f"{said}{CALL}<turn|>", len(model.encode(ASKED)))
+    options: dict[str, Any] = {"drafter": drafter, "parallel_tool_calls": False, "stop": "moment.More"}
+    if drafter != "none":  # the same text once before, so that drafts go on behind the call
+        model.generate(ASKED, logits_processors=[script])
+        options |= {"num_assistant_tokens": 16, "num_assistant_tokens_schedule": "constant"}
+    reply = model.generate(ASKED, logits_processors=[script], **options)
+    assert reply.tool_calls == (ToolCall("get_weather", {"city": "Bern", "days": 2}),)
+    assert (reply.text, reply.finish_reason, reply.stop_string) == ("One moment.", "tool_calls", None)
+    expected = Script(said, 0).token_ids
+    assert reply.token_ids == tuple(script.token_ids[: len(expected)])
+    assert reply.stats.new_tokens == len(reply.token_ids)
+    assert (reply.stats.num_draft_tokens > 0) == (drafter != "none")
+
+
 def test_text_that_begins_no_reply_is_not_parsed(model: Model) -> None:
     script = Script(" a <|channel>thought\nb <turn|>", len(model.encode("def f")))
     reply = model.generate("def f", logits_processors=[script])

@@ -127,6 +127,8 @@ def _assistant_messages(blocks: Sequence[Fields]) -> list[dict[str, Any]]:
 def _options(fields: Fields) -> GenerationKeywords:
     """Tools, thinking and response format."""
     options = tool_options(_tools(fields), _tool_choice(fields.inner("tool_choice")))
+    if fields.inner("tool_choice").flag("disable_parallel_tool_use"):
+        options["parallel_tool_calls"] = False
     thinking = fields.inner("thinking").choice("type", ("enabled", "adaptive", "disabled"))
     if thinking is not None:
         options["thinking"] = thinking != "disabled"

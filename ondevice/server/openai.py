@@ -24,6 +24,7 @@ from ondevice.server.requests import (
     Fields,
     RequestError,
     effort_option,
+    parallel_option,
     read_request,
     tool_options,
 )
@@ -86,6 +87,7 @@ def _include_usage(fields: Fields) -> bool:
 def _chat_options(fields: Fields) -> GenerationKeywords:
     """Tools, thinking and template variables."""
     options = tool_options([dict(tool) for tool in fields.objects("tools")], fields.get("tool_choice"))
+    options |= parallel_option(fields)
     template = fields.inner("chat_template_kwargs")
     if effort := effort_option(fields, "reasoning_effort"):
         options |= effort

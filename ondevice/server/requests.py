@@ -141,6 +141,11 @@ def tool_options(tools: list[dict[str, Any]], choice: Any) -> GenerationKeywords
     return {"tools": tools, "tool_choice": choice}
 
 
+def parallel_option(fields: Fields) -> GenerationKeywords:
+    """OpenAI's `parallel_tool_calls`; nothing if the request does not have it."""
+    return {"parallel_tool_calls": fields.flag("parallel_tool_calls")} if "parallel_tool_calls" in fields else {}
+
+
 def effort_option(fields: Fields, name: str) -> GenerationKeywords:
     """The option `thinking` from a field with OpenAI's reasoning effort; empty if the request has no such field."""
     effort = fields.choice(name, EFFORTS)

@@ -30,6 +30,7 @@ from ondevice.server.requests import (
     Fields,
     RequestError,
     effort_option,
+    parallel_option,
     read_request,
     tool_options,
 )
@@ -67,7 +68,9 @@ def read_response(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
                 name, "this server stores no conversations: send the whole conversation as `input`"
             )
     request = read_request(fields, NAMES, [read_input(fields)], _options(fields))
-    return request, partial(OpenAIResponseWriter, echoed={name: fields.get(name) for name in ECHOED})
+    echoed = {name: fields.get(name) for name in ECHOED}
+    echoed["parallel_tool_calls"] = request.options.get("parallel_tool_calls", True)
+    return request, partial(OpenAIResponseWriter, echoed=echoed)
 
 
 def read_input(fields: Fields) -> list[dict[str, Any]]:
@@ -113,6 +116,7 @@ def _options(fields: Fields) -> GenerationKeywords:
     if isinstance(choice, dict) and "name" in choice:
         choice = {"type": choice.get("type"), "function": {"name": choice["name"]}}
     options = tool_options(_tools(fields), choice) | effort_option(fields.inner("reasoning"), "effort")
+    options |= parallel_option(fields)
     text_format = dict(fields.inner("text").inner("format"))
     if text_format.get("type") == "json_schema":
         options["response_format"] = {"type": text_format.pop("type"), "json_schema": text_format}
@@ -201,7 +205,6 @@ class OpenAIResponseWriter(BlockWriter):
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [_item(block) for block in self.blocks],
-            "parallel_tool_calls": True,
             "tool_choice": "auto",
             "tools": [],
             "store": False,

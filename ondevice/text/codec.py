@@ -63,7 +63,9 @@ class TextCodec:
             raise ContextOverflowError(len(token_ids), context_length)
         return token_ids
 
-    def reply_stream(self, prompt_ids: Sequence[int], stop: str | Sequence[str] | None) -> ReplyStream | None:
+    def reply_stream(
+        self, prompt_ids: Sequence[int], stop: str | Sequence[str] | None, *, single_call: bool = False
+    ) -> ReplyStream | None:
         """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
 
         Raises:
@@ -74,7 +76,7 @@ class TextCodec:
                 raise UsageError("stop strings need a tokenizer, and this bundle has none")
             return None
         text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
-        return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, text_ids))
+        return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, text_ids), single_call=single_call)
 
     def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> ReplyParser | None:
         """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""

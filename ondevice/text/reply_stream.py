@@ -11,7 +11,7 @@ from ondevice.text.tokenizer import Tokenizer
 
 
 class ReplyStream:
-    """Detokenises, parses and cuts a reply at a stop string.
+    """Detokenises, parses and cuts a reply at a stop string or behind a call.
 
     Call `feed` with the token ids of each round, and `finish` at the end; the sum of the results is the reply. Without
     a parser all of it is text. Stop strings are searched for in the answer, not in thoughts and calls: a line break
@@ -19,18 +19,30 @@ class ReplyStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: str | Iterable[str] | None = (), parser: ReplyParser | None = None
+        self,
+        tokenizer: Tokenizer,
+        stops: str | Iterable[str] | None = (),
+        parser: ReplyParser | None = None,
+        *,
+        single_call: bool = False,
     ) -> None:
+        """
+        Args:
+            single_call: whether the reply ends behind its first tool call.
+        """
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
         self._parser = parser
         self._answer = _Trimmed(at_start=parser is not None and parser.strips_text)
         self._thoughts = _Trimmed(at_start=parser is not None and parser.strips_reasoning)
+        self._single_call = single_call
+        self._called = False
+        self._fed = 0
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found: the text is complete, and generation can end."""
-        return self._stops.found is not None
+        """Whether a stop string was found, or the only call: the reply is complete, and generation can end."""
+        return self._stops.found is not None or (self._single_call and self._called)
 
     @property
     def stop_string(self) -> str | None:
@@ -42,16 +54,21 @@ class ReplyStream:
         """Number of tokens that belong to the reply for certain: fewer than were fed while a stop string may begin in
         them, and after one was found.
         """
-        return self._stops.final_tokens
+        return self._fed if self._single_call and self._called else self._stops.final_tokens
 
     def feed(self, token_ids: Iterable[int]) -> Parsed:
-        """The text, thoughts and calls that these tokens make final. Tokens after a stop string are ignored."""
+        """The text, thoughts and calls that these tokens make final. Tokens behind the end of the reply are ignored."""
         given = Parsed()
         for token_id in token_ids:
             if self.stopped:
                 break
+            self._fed += 1
             parsed = self._parsed(token_id)
-            given = given.then(self._trimmed(parsed, self._stops.push(parsed.text)))
+            text = self._stops.push(parsed.text)
+            self._called = self._called or bool(parsed.tool_calls)
+            if self._single_call and self._called:
+                text += self._stops.finish()
+            given = given.then(self._trimmed(parsed, text))
         return given
 
     def finish(self) -> Parsed:
@@ -70,7 +87,8 @@ class ReplyStream:
         return self._parser.feed(self._detokenizer.feed(token_id))
 
     def _trimmed(self, parsed: Parsed, text: str) -> Parsed:
-        return Parsed(self._answer.feed(text), self._thoughts.feed(parsed.reasoning), parsed.tool_calls)
+        calls = parsed.tool_calls[:1] if self._single_call else parsed.tool_calls
+        return Parsed(self._answer.feed(text), self._thoughts.feed(parsed.reasoning), calls)
 
 
 class _Trimmed:

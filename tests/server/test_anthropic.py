@@ -58,6 +58,14 @@ def test_tool_call_thinking_and_tool_result(client, scripted):
     assert answer.content[-1].text == "Yes."
 
 
+def test_one_call_where_parallel_ones_are_disabled(client, scripted):
+    scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    message = client.messages.create(model="any", max_tokens=200, messages=ASKED, tools=[WEATHER], tool_choice=choice)
+    assert [block.type for block in message.content] == ["text", "tool_use"]
+    assert message.stop_reason == "tool_use"
+
+
 def test_streamed_message(client, scripted):
     scripted.says(f"{THOUGHT}One moment. {CALL}{CALL}<|tool_response>")
     with client.messages.stream(model="any", max_tokens=200, messages=ASKED, tools=[WEATHER]) as stream:

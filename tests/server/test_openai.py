@@ -227,6 +227,22 @@ def test_a_tool_call_with_reasoning(scripted):
     assert choice["finish_reason"] == "stop"
 
 
+def test_without_parallel_calls_a_reply_ends_behind_its_first_call(scripted):
+    scripted.says(f"{THOUGHT}One moment.{CALL}{CALL}More.<turn|>")
+    options = {"messages": ASKED, "tools": [WEATHER], "stop": ["moment. More"]}
+    [both] = scripted.served.post(CHAT, **options, parallel_tool_calls=True).body["choices"]
+    assert len(both["message"]["tool_calls"]) == 2
+    response = scripted.served.post(CHAT, **options, parallel_tool_calls=False).body
+    [choice] = response["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (len(choice["message"]["tool_calls"]), choice["message"]["content"]) == (1, "One moment.")
+    chunks = scripted.served.messages(CHAT, **options, parallel_tool_calls=False)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [call["index"] for delta in deltas for call in delta.get("tool_calls", [])] == [0]
+    assert text_of(chunks) == "One moment."
+    assert scripted.served.post(CHAT, **options, parallel_tool_calls="no").status == 400
+
+
 def test_streamed_tool_calls_have_their_index(scripted):
     scripted.says(f"{THOUGHT}One moment.{CALL}{CALL}<|tool_response>")
     chunks = scripted.served.messages(CHAT, messages=ASKED, tools=[WEATHER])

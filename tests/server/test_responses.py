@@ -53,6 +53,15 @@ def test_a_conversation_with_a_tool(client, scripted):
     assert again.status == "completed"
 
 
+def test_one_call_where_parallel_ones_are_not_allowed(client, scripted):
+    scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
+    options = {"model": "any", "input": "Will it rain?", "tools": [WEATHER]}
+    response = client.responses.create(**options, parallel_tool_calls=False)
+    assert [item.type for item in response.output] == ["message", "function_call"]
+    assert response.parallel_tool_calls is False
+    assert client.responses.create(**options).parallel_tool_calls is True
+
+
 def test_streamed_response(client, scripted):
     scripted.says(f"{THOUGHT}One moment.{CALL}{CALL}<|tool_response>")
     with client.responses.stream(model="any", input="Will it rain?", tools=[WEATHER]) as stream:

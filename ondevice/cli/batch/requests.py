@@ -47,6 +47,7 @@ SAME_OPTIONS = (
     "presence_penalty",
     "frequency_penalty",
     "tools",
+    "parallel_tool_calls",
     "response_format",
 )
 """Fields of a body that are options of the same name."""
@@ -64,7 +65,7 @@ WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
 }
 """Fields of a body that are accepted only with the values that this command has anyway."""
 
-IGNORED = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls")
+IGNORED = ("model", "user", "metadata", "store", "service_tier", "safety_identifier")
 """Fields of a body that are accepted with any value and have no effect."""
 
 
