@@ -381,6 +381,7 @@ def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_
         assert choice["text"].startswith(token, offset)
 
 
+@pytest.mark.needs("llguidance")
 @pytest.mark.parametrize("stop", [None, "fter"])
 def test_offsets_leave_out_control_tokens_and_count_characters(served, served_model, stop):
     """Of a character that is spread over several tokens, all begin where it does; a stream has the same offsets."""
