@@ -74,6 +74,7 @@ def write(
         OSError: it cannot be written, or is something other than a file, such as a device, which must not be replaced.
     """
     path = Path(path)
+    # Not in `replacing`: a pack is written in the place of whatever lies there in the cache, a pipe too.
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "there is something that is not a file", str(path))
     bases = {kind: rows.base for kind, rows in held.items()}

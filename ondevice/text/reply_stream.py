@@ -37,12 +37,13 @@ class ReplyStream:
         self._thoughts = _Trimmed(at_start=parser is not None and parser.strips_reasoning)
         self._single_call = single_call
         self._called = False
+        """Whether the only call has ended the reply."""
         self._fed = 0
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found, or the only call: the reply is complete, and generation can end."""
-        return self._stops.found is not None or (self._single_call and self._called)
+        return self._stops.found is not None or self._called
 
     @property
     def stop_string(self) -> str | None:
@@ -54,7 +55,7 @@ class ReplyStream:
         """Number of tokens that belong to the reply for certain: fewer than were fed while a stop string may begin in
         them, and after one was found.
         """
-        return self._fed if self._single_call and self._called else self._stops.final_tokens
+        return self._fed if self._called else self._stops.final_tokens
 
     def feed(self, token_ids: Iterable[int]) -> Parsed:
         """The text, thoughts and calls that these tokens make final. Tokens behind the end of the reply are ignored."""
@@ -65,8 +66,8 @@ class ReplyStream:
             self._fed += 1
             parsed = self._parsed(token_id)
             text = self._stops.push(parsed.text)
-            self._called = self._called or bool(parsed.tool_calls)
-            if self._single_call and self._called:
+            if self._single_call and parsed.tool_calls:
+                self._called = True
                 text += self._stops.finish()
             given = given.then(self._trimmed(parsed, text))
         return given
