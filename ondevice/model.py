@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
 from ondevice.engines.choice import EngineName, open_engine
-from ondevice.engines.protocol import AttentionOptions, AttentionType, Engine, KVCacheType
+from ondevice.engines.protocol import MOST_SESSIONS, AttentionOptions, AttentionType, Engine, KVCacheType
 from ondevice.errors import BundleNotFoundError, PromptError, UsageError
 from ondevice.generate.costs import CostsFile
 from ondevice.generate.drafters import registry
@@ -120,7 +120,7 @@ def load(
         check_whole("threads", threads, 1, max(MAX_THREADS, machine.processors()))
     if context_length is not None:
         check_whole("context_length", context_length, 2)
-    check_whole("max_sequences", max_sequences, 1)
+    check_whole("max_sequences", max_sequences, 1, MOST_SESSIONS)
     check_whole("cache_bytes", cache_bytes, 0)
     check_whole("media_cache_bytes", media_cache_bytes, 0)
     if on_prepare is not None and not callable(on_prepare):

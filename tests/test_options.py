@@ -139,6 +139,7 @@ def test_a_processor_in_transformers_order_is_an_error_and_not_another_text(tmp_
         ({"context_length": True}, "context_length must be a whole number"),
         ({"context_length": 9.0}, "context_length must be a whole number"),
         ({"max_sequences": 0}, "max_sequences must be a whole number"),
+        ({"max_sequences": 17}, "max_sequences must be a whole number from 1 to 16, not 17"),
         ({"cache_bytes": -1}, "cache_bytes must be a whole number"),
         ({"on_prepare": 5}, "on_prepare must be a function, not 5"),
         ({"engine": ["simd"]}, "engine must be one of"),

@@ -21,6 +21,7 @@ from ondevice.cli.options import (
     add_sequences_argument,
     load_model,
 )
+from ondevice.engines.protocol import MOST_SESSIONS
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.text.prompt_file import read_text
 
@@ -103,10 +104,12 @@ def _setup(args: argparse.Namespace) -> Setup:
     from ondevice.server.guard import Rules
     from ondevice.server.running import Setup
 
-    for name, least in (("max_sequences", 1), ("max_waiting", 0), ("idle_unload", 0)):
+    if not 1 <= args.max_sequences <= MOST_SESSIONS:
+        raise UsageError(f"--max-sequences must be from 1 to {MOST_SESSIONS}, not {args.max_sequences}")
+    for name in ("max_waiting", "idle_unload"):
         value = getattr(args, name)
-        if value is not None and not value >= least:
-            raise UsageError(f"--{name.replace('_', '-')} must be {least} or more, not {value}")
+        if value is not None and not value >= 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be 0 or more, not {value}")
     rules = Rules(hosts=tuple(args.allow_host), origins=tuple(args.allow_origin), api_key=_api_key(args))
     return Setup(
         host=args.host,

@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     GenerationOptions.of(options).sampling(GenerationDefaults())  # options that no line could be answered with
     model_identity = json.dumps([Bundle.open(args.bundle).content, *(getattr(args, name) for name in APPROXIMATIONS)])
     requests = RequestFile(args.prompts, options, model_identity, chat=args.chat)
+    if str(args.out) == "-":
+        raise UsageError("--out - is not a file from which an interrupted batch can go on: name one, or /dev/stdout")
     if args.out.exists() and args.out.samefile(args.prompts):
         raise UsageError("--out is the file of prompts: name another one")
     with closing(AnswerFile(args.out)) as answers:

@@ -263,6 +263,16 @@ def test_the_prompts_are_never_written_to(run, bundle, tmp_path):
     assert prompts.read_bytes() == to_line({"prompt": "abc"})
 
 
+def test_standard_output_is_no_file_named_minus(run, bundle, tmp_path, monkeypatch):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_bytes(to_line({"prompt": "abc"}))
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("batch", bundle, prompts, "--out", "-")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--out - is not a file" in err
+    assert not (tmp_path / "-").exists()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such lock")
 def test_one_process_writes_at_a_time(ask, tmp_path):
     import fcntl
