@@ -28,8 +28,11 @@ def bundle(tmp_path):
 
 
 @pytest.fixture
-def toy(monkeypatch):
-    """Let every command load the toy engine; a list of the models that were loaded."""
+def toy(monkeypatch, kernels):
+    """Let every command load the toy engine; a list of the models that were loaded.
+
+    The kernels exist before: a command that compiles them says so on the standard error that the tests compare.
+    """
     loaded = []
 
     def load(location, **options):
