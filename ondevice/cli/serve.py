@@ -21,7 +21,6 @@ from ondevice.cli.options import (
     add_sequences_argument,
     load_model,
 )
-from ondevice.engines.protocol import MOST_SESSIONS
 from ondevice.errors import MissingDependencyError, UsageError
 from ondevice.text.prompt_file import read_text
 
@@ -104,8 +103,6 @@ def _setup(args: argparse.Namespace) -> Setup:
     from ondevice.server.guard import Rules
     from ondevice.server.running import Setup
 
-    if not 1 <= args.max_sequences <= MOST_SESSIONS:
-        raise UsageError(f"--max-sequences must be from 1 to {MOST_SESSIONS}, not {args.max_sequences}")
     for name in ("max_waiting", "idle_unload"):
         value = getattr(args, name)
         if value is not None and not value >= 0:

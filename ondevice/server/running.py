@@ -14,8 +14,10 @@ from types import FrameType
 import uvicorn
 
 from ondevice.bundle import Bundle
+from ondevice.engines.protocol import MOST_SESSIONS
 from ondevice.errors import UsageError
 from ondevice.model import Model
+from ondevice.options import check_whole
 from ondevice.progress import OnPrepare
 from ondevice.server.app import make_app
 from ondevice.server.guard import Rules
@@ -56,8 +58,9 @@ class Server:
             setup: address and limits.
 
         Raises:
-            UsageError: the address cannot be listened at.
+            UsageError: the address cannot be listened at, or `max_sequences` is out of range.
         """
+        check_whole("max_sequences", setup.max_sequences, 1, MOST_SESSIONS)
         self._socket = _listen(setup.host, setup.port)
         self.host = setup.host
         self.port = int(self._socket.getsockname()[1])

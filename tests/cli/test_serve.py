@@ -26,8 +26,8 @@ sys.exit(main(["serve", {str(bundle)!r}]))
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--max-sequences", "0"], "--max-sequences must be from 1 to 16, not 0"),
-        (["--max-sequences", "17"], "--max-sequences must be from 1 to 16, not 17"),
+        (["--max-sequences", "0"], "max_sequences must be a whole number from 1 to 16, not 0"),
+        (["--max-sequences", "17"], "max_sequences must be a whole number from 1 to 16, not 17"),
         (["--max-waiting", "-1"], "--max-waiting must be 0 or more, not -1"),
         (["--idle-unload", "nan"], "--idle-unload must be 0 or more, not nan"),
         (["--api-key", "a", "--api-key-file", "b"], "--api-key and --api-key-file cannot be combined"),
