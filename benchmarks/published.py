@@ -1,8 +1,10 @@
-"""Publish a measurement of real text: `python -m benchmarks.published FILE...`, JSON files of `benchmarks.real_text`.
+"""Publish a measurement of real text: JSON files of `benchmarks.real_text`.
 
-Its tables go into RESULTS.md. From these the figures that README.md and docs/drafting.md quote are written, and the
-README's picture is drawn; without a file, only this second step is done. In each page, the text between the lines
-`<!-- measured -->` and `<!-- /measured -->` is replaced.
+    python -m benchmarks.published FILE... [--other-cpu]
+
+Its tables go into RESULTS.md, with `--other-cpu` below the heading of a second machine. From these the figures that
+README.md and docs/drafting.md quote are written, and the README's picture is drawn; without a file, only this second
+step is done. In each page, the text between the lines `<!-- measured -->` and `<!-- /measured -->` is replaced.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.picture import PICTURE, REAL_TEXT, RESULTS, draw, read_interval, read_tables
-from benchmarks.real_text import TEMPERATURES, merge, report
+from benchmarks.real_text import DRAFT_MODEL, TEMPERATURES, merge, report
 
 ROOT = RESULTS.parent.parent
 README, DRAFTING = ROOT / "README.md", ROOT / "docs" / "drafting.md"
+
+OTHER_CPU = "## Real text on a CPU with less arithmetic"
+"""Heading of RESULTS.md below which a second machine's tables are."""
 
 WIDTH = 124
 """Of a line in the pages."""
@@ -45,9 +50,9 @@ Found = Mapping[float, Mapping[str, Setting]]
 """Settings by temperature and name."""
 
 
-def read_settings(results: str) -> Found:
-    """The settings in the tables of real text of a RESULTS.md."""
-    tables = read_tables(results, REAL_TEXT)
+def read_settings(results: str, heading: str = REAL_TEXT) -> Found:
+    """The settings in the tables of real text below a heading of a RESULTS.md."""
+    tables = read_tables(results, heading)
     return {
         temperature: {
             row["setting"]: Setting(
@@ -67,12 +72,14 @@ def results_text(files: list[Path]) -> str:
     records, facts = merge(files)
     most = max(record.prompt for record in records) + 1
     [drafts] = {record.setting.rpartition(" ")[2] for record in records if record.setting.startswith("llama.cpp mtp")}
+    has_draft_model = any(record.setting == DRAFT_MODEL for record in records)
+    draft_model = "--draft-model DRAFT " if has_draft_model else ""
     commands = [
-        "python -m benchmarks.widened DIR --head-bits 4",
+        f"python -m benchmarks.widened DIR --head-bits 4 {draft_model}".rstrip(),
         "python -m benchmarks.widened_gguf target.gguf --drafter drafter.gguf --head-bits 4",
         f"python -m benchmarks.real_text DIR --human-eval humaneval.jsonl --limit {most} --turns {facts['turns']} "
         f"--tokens {facts['tokens']} \\",
-        "    --llama-server llama-server --gguf target.gguf --mtp-gguf drafter.gguf "
+        f"    {draft_model}--llama-server llama-server --gguf target.gguf --mtp-gguf drafter.gguf "
         f"--mtp-drafts {drafts} --json found.json",
         "python -m benchmarks.published found.json",
     ]
@@ -80,60 +87,81 @@ def results_text(files: list[Path]) -> str:
     return f"{block}\n\n{report(records, facts)}\n"
 
 
-def readme_text(found: Found) -> str:
+def readme_text(found: Found, other_cpu: Found) -> str:
     """What the README says below its picture."""
-    greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
-    auto, other = greedy["auto"], sampled["auto"]
-    lead, other_lead = auto.speed_up / llama_best(greedy), other.speed_up / llama_best(sampled)
+    greedy, sampled = (found[temperature]["auto"] for temperature in TEMPERATURES)
+    lead, sampled_lead = (over_llama(found[temperature]) for temperature in TEMPERATURES)
+    slower, slower_sampled = (other_cpu[temperature]["auto"] for temperature in TEMPERATURES)
+    slower_lead, slower_sampled_lead = (over_llama(other_cpu[temperature]) for temperature in TEMPERATURES)
     text = (
-        f"Over {auto.prompts} prompts, `ondevice` with drafts decodes {auto.speed_up:.1f} times as fast as without "
-        f"them at temperature 0 ({auto.varied:.1f} times where the text does not repeat itself) and "
-        f"{other.speed_up:.1f} times at temperature 1. That is {lead:.1f} and {other_lead:.1f} times the fastest "
-        "setting of llama.cpp, on the same weights and cores. The weights are not Gemma's, whose own MTP drafter may "
-        "be accepted more or less often."
+        f"Over {greedy.prompts} prompts, `ondevice` with drafts decodes {greedy.speed_up:.1f} times as fast as without "
+        f"them at temperature 0 ({greedy.varied:.1f} times where the text does not repeat itself) and "
+        f"{sampled.speed_up:.1f} times at temperature 1. That is {lead:.1f} and {sampled_lead:.1f} times the fastest "
+        "setting of llama.cpp, on the same weights and cores. On a CPU with less arithmetic per byte of memory, drafts "
+        f"give {slower.speed_up:.1f} and {slower_sampled.speed_up:.1f} times, which is {slower_lead:.1f} and "
+        f"{slower_sampled_lead:.1f} times llama.cpp's best. The weights are not Gemma's, whose own MTP drafter may be "
+        "accepted more or less often."
     )
     return textwrap.fill(text, WIDTH) + "\n"
 
 
-def llama_best(settings: Mapping[str, Setting]) -> float:
-    """Speed-up of llama.cpp's fastest setting over plain decoding of ondevice."""
-    return max(setting.speed_up for name, setting in settings.items() if name.startswith("llama.cpp"))
+def over_llama(settings: Mapping[str, Setting]) -> float:
+    """Speed of `auto` over that of llama.cpp's fastest setting."""
+    return settings["auto"].speed_up / max(
+        setting.speed_up for name, setting in settings.items() if name.startswith("llama.cpp")
+    )
 
 
 def drafting_text(found: Found) -> str:
-    """What docs/drafting.md says about lengths, draft models and heads."""
+    """What docs/drafting.md says about trees, draft models and heads."""
     greedy, sampled = (found[temperature] for temperature in TEMPERATURES)
-    lengths = [name for name in sampled if re.fullmatch(r"mtp \d+", name)]
-    listed = " / ".join(f"{sampled[name].speed_up:.2f}" for name in lengths)
-    names = " / ".join(name.removeprefix("mtp ") for name in lengths)
+    lengths = [name.removeprefix("mtp ") for name in sampled if re.fullmatch(r"mtp \d+", name)]
+    trees, chains = (_listed(sampled[f"{way} {length}"] for length in lengths) for way in ("mtp", "mtp chain"))
+
+    def both(setting: str) -> tuple[str, str]:
+        return f"{greedy[setting].speed_up:.2f}", f"{sampled[setting].speed_up:.2f}"
+
+    (mtp, mtp_1), (model, model_1), (heads, heads_1) = both("mtp"), both(DRAFT_MODEL), both("medusa")
+    (auto, auto_1), (more, more_1) = both("auto"), both(f"auto+ {DRAFT_MODEL}")
     sentences = [
-        f"At temperature 1, MTP drafts of constantly {names} tokens give {listed} times plain decoding; with lengths "
-        f"and trees that the drafter chooses by itself it gives {sampled['mtp'].speed_up:.2f}, and `auto` "
-        f"{sampled['auto'].speed_up:.2f}.",
-        "A draft model was not measured there: only the reference pair and its heads have a copy of E2B's cost.",
-        f"Medusa's heads give {greedy['medusa'].speed_up:.2f} at temperature 0 and {sampled['medusa'].speed_up:.2f} "
-        f"at 1, where MTP gives {greedy['mtp'].speed_up:.2f} and {sampled['mtp'].speed_up:.2f}.",
+        f"At temperature 1, MTP drafts of constantly {' / '.join(lengths)} tokens give {trees} times plain decoding as "
+        f"trees, and {chains} as chains; with lengths that the drafter chooses by itself it gives {mtp_1}, and `auto` "
+        f"{auto_1}.",
+        f"The reference pair's draft model, with E2B's vocabulary, gives {model} at temperature 0 and {model_1} at 1, "
+        f"where MTP gives {mtp} and {mtp_1}; `auto` gives {more} and {more_1} with it, and {auto} and {auto_1} "
+        "without.",
+        f"Medusa's heads give {heads} at temperature 0 and {heads_1} at 1.",
     ]
     return "".join(textwrap.fill(each, WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n" for each in sentences)
 
 
-def filled(page: str, text: str) -> str:
+def _listed(settings: Iterable[Setting]) -> str:
+    return " / ".join(f"{setting.speed_up:.2f}" for setting in settings)
+
+
+def filled(page: str, text: str, heading: str = "") -> str:
     """A page with another text in its measured block.
 
+    Args:
+        heading: a line of the page; the block is between it and the next heading of the second level. The whole page
+            by default.
+
     Raises:
-        SystemExit: it has no such block, or several.
+        SystemExit: there is no such block, or several.
     """
-    found, count = BLOCK.subn(lambda _: text, page)
+    before, line, below = page.partition(f"{heading}\n") if heading else ("", "", page)
+    part, rest, after = below.partition("\n## ") if heading else (below, "", "")
+    found, count = BLOCK.subn(lambda _: text, part)
     if count != 1:
         raise SystemExit(f"expected one block <!-- measured -->, found {count}")
-    return found
+    return before + line + found + rest + after
 
 
 def publish() -> None:
     """Write what README.md and docs/drafting.md quote from RESULTS.md, and draw the picture."""
     results = RESULTS.read_text("utf-8")
-    found = read_settings(results)
-    for path, text in ((README, readme_text(found)), (DRAFTING, drafting_text(found))):
+    found, other_cpu = read_settings(results), read_settings(results, OTHER_CPU)
+    for path, text in ((README, readme_text(found, other_cpu)), (DRAFTING, drafting_text(other_cpu))):
         path.write_text(filled(path.read_text("utf-8"), text), "utf-8")
     PICTURE.write_text(draw(results), "utf-8")
 
@@ -141,9 +169,11 @@ def publish() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="written by benchmarks.real_text --json")
-    files = parser.parse_args().files
-    if files:
-        RESULTS.write_text(filled(RESULTS.read_text("utf-8"), results_text(files)), "utf-8")
+    parser.add_argument("--other-cpu", action="store_true", help="they were measured on the second machine")
+    arguments = parser.parse_args()
+    if files := arguments.files:
+        heading = OTHER_CPU if arguments.other_cpu else REAL_TEXT
+        RESULTS.write_text(filled(RESULTS.read_text("utf-8"), results_text(files), heading), "utf-8")
     publish()
 
 

@@ -1,8 +1,8 @@
 """Speed of every drafter on real text: prompts of seven kinds, and HumanEval's, greedy and sampled.
 
-    python -m benchmarks.widened DIRECTORY --head-bits 4
+    python -m benchmarks.widened DIRECTORY --head-bits 4 --draft-model DRAFT
     python -m benchmarks.real_text DIRECTORY [--human-eval FILE.jsonl] [--turns 3] [--kinds chat summary] [--json FILE]
-    python -m benchmarks.real_text DIRECTORY --llama-server PROGRAM --gguf FILE [--mtp-gguf FILE]
+    python -m benchmarks.real_text DIRECTORY --draft-model DRAFT --llama-server PROGRAM --gguf FILE [--mtp-gguf FILE]
     python -m benchmarks.real_text --merge FILE FILE     # the tables of several runs, as of one
 
 Bundles of `benchmarks.widened` have the reference pair's text and acceptance, and the cost of E2B's shape. Drafters
@@ -23,7 +23,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +48,8 @@ from ondevice.cli.bench.measure import (
 from ondevice.cli.bench.tables import setup, setup_line, table, versions_line
 from ondevice.errors import OndeviceError
 from ondevice.generate.drafters import registry
+from ondevice.generate.drafters.mtp import MtpDrafter
+from ondevice.generate.drafters.protocol import Drafter
 from ondevice.text.prompt_file import load_prompts
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ TOP_K, TOP_P = 64, 0.95
 LEFT_OUT = ("self", "swift", "early-exit")
 """Drafters that run a part of the layers."""
 LENGTHS = ("2", "4", "6", "8")
-"""Constant lengths of MTP drafts."""
+"""Constant numbers of tokens in MTP drafts, as trees and as chains."""
 
 GRAM, REPETITIVE = 8, 0.25
 SHORTEST = 16
@@ -71,7 +73,9 @@ STALL = 3
 """A turn that takes more than this many times the fastest one of the same reply is named below the tables."""
 
 RESAMPLES = 2000
-PLAIN_NAME = "plain"
+PLAIN_NAME, DRAFT_MODEL = "plain", "draft model"
+PROFILED = (PLAIN_NAME, "mtp", DRAFT_MODEL, registry.AUTO)
+"""Settings whose time is shown by its parts."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Record:
     rounds, drafts, taken : sums over the turns: forwards of the target; drafts, and those whose first token was
         accepted. Without figures by position (llama.cpp), `drafts` and `taken` are zero
     repeated : share of the prompt's greedy reply that repeats itself, of `repeated_share`
+    target_s, draft_s, control_s : sums over the turns of the times of `Stats`; zero for llama.cpp
     """
 
     kind: str
@@ -96,6 +101,9 @@ class Record:
     drafts: int
     taken: int
     repeated: float
+    target_s: float = 0.0
+    draft_s: float = 0.0
+    control_s: float = 0.0
 
     @property
     def case(self) -> tuple[str, int, float]:
@@ -119,25 +127,47 @@ def repeated_share(token_ids: Sequence[int], size: int = GRAM) -> float:
     return len(inside) / len(token_ids) if token_ids else 0.0
 
 
-def configurations(model: Model) -> list[Configuration]:
-    """Plain decoding, every measured drafter with lengths of its own choice, MTP with constant ones, and `auto`."""
+@dataclass(frozen=True)
+class Chains(Configuration):
+    """MTP drafts without siblings."""
+
+    own: Drafter = field(compare=False)
+
+    def options(self) -> GenerationKeywords:
+        return {**super().options(), "drafter": self.own}
+
+
+def configurations(model: Model, draft_model: Path | None = None) -> list[Configuration]:
+    """Plain decoding, every measured drafter with lengths of its own choice, MTP with constant ones, and `auto`.
+
+    Args:
+        draft_model: a bundle, measured alone and beside all of `auto`.
+    """
     found = [name for name in registry.methods(model.engine) if name not in LEFT_OUT]
     lengths = LENGTHS if "mtp" in found else ()
+    target = model.manifest.target
+    chains = [MtpDrafter(target.hidden_size, target.vocab_size, branches=1) for _ in lengths]
+    prefixes = ("", registry.AUTO_WITH) if draft_model is not None else ()
     return [
         PLAIN,
         *(Configuration(name, "auto") for name in found),
         *(Configuration("mtp", length) for length in lengths),
+        *(Chains("mtp", length, own) for length, own in zip(lengths, chains, strict=True)),
+        *(Configuration(f"{prefix}{draft_model}", "auto") for prefix in reversed(prefixes)),
         Configuration(registry.AUTO, "auto"),
     ]
 
 
 def setting_name(configuration: Configuration) -> str:
     """The setting's name in tables: the drafter, and the length of its drafts if that is constant."""
+    drafter = configuration.drafter
     if configuration == PLAIN:
         return PLAIN_NAME
-    return (
-        configuration.drafter if configuration.length == "auto" else f"{configuration.drafter} {configuration.length}"
-    )
+    if registry.draft_bundle(drafter) is not None:
+        return f"auto+ {DRAFT_MODEL}" if drafter.startswith(registry.AUTO_WITH) else DRAFT_MODEL
+    if isinstance(configuration, Chains):
+        drafter += " chain"
+    return drafter if configuration.length == "auto" else f"{drafter} {configuration.length}"
 
 
 def scenarios(model: Model, human_eval: Path | None) -> list[Scenario]:
@@ -158,6 +188,7 @@ def measure(
     tokens: int,
     turns: int,
     skip: int = 0,
+    draft_model: Path | None = None,
     servers: Servers | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Iterator[Record]:
@@ -166,13 +197,14 @@ def measure(
     Args:
         tokens: of a reply, at most.
         skip: number of each kind's prompts that come before the given ones, for the records.
+        draft_model: see `configurations`.
         servers: llama.cpp's, by setting.
         progress: called after every reply of ours.
 
     Raises:
         SystemExit: a reply differs from that of plain decoding.
     """
-    variants = [Variant(model, each) for each in configurations(model)]
+    variants = [Variant(model, each) for each in configurations(model, draft_model)]
     for kind in kinds:
         for number, prompt in enumerate(kind.prompts, skip):
             start = number % len(variants)
@@ -246,6 +278,9 @@ def _record(case: Case, setting: str, runs: Sequence[Run], repeated: float) -> R
         drafts=drafts,
         taken=round(drafts * first[0]) if first else 0,
         repeated=repeated,
+        target_s=sum(one.target_s for one in stats),
+        draft_s=sum(one.draft_s for one in stats),
+        control_s=sum(one.control_s for one in stats),
     )
 
 
@@ -347,8 +382,8 @@ def kinds_table(records: Sequence[Record]) -> str:
                 continue
             names = dict.fromkeys(record.setting for record in own)
             means = {name: geometric(list(speed_ups(own, name).values()))[0] for name in names}
-            auto = means.pop(registry.AUTO)
-            best = max(means, key=lambda name: means[name])
+            auto = means[registry.AUTO]
+            best = max((name for name in means if not name.startswith(registry.AUTO)), key=lambda name: means[name])
             plain = [record for record in own if record.setting == PLAIN_NAME]
             lines.append(
                 [
@@ -365,6 +400,26 @@ def kinds_table(records: Sequence[Record]) -> str:
             )
     titles = ["kind", "T", "prompts", "greedy repeats", "plain tok/s", "best setting", "its speed-up", "auto"]
     return table([*titles, "auto / best"], lines, left={"kind", "best setting"})
+
+
+def profile_table(records: Sequence[Record]) -> str:
+    """Markdown: milliseconds of a round by what they were spent on, over all prompts."""
+    lines = []
+    for temperature in TEMPERATURES:
+        own = [record for record in records if record.temperature == temperature]
+        one_row = 0.0
+        for setting in (name for name in PROFILED if any(record.setting == name for record in own)):
+            these = [record for record in own if record.setting == setting]
+            rounds = sum(each.rounds for each in these)
+            whole = sum(sum(each.seconds) for each in these)
+            parts = [sum(getattr(each, part) for each in these) for part in ("target_s", "draft_s", "control_s")]
+            target, drafting, control, total = (1e3 * part / rounds for part in (*parts, whole))
+            one_row = one_row or target
+            tokens = sum(len(each.seconds) * each.tokens for each in these) / rounds
+            spent = (one_row, target - one_row, total - target - drafting - control, drafting, control, total)
+            lines.append([f"{temperature:g}", setting, f"{tokens:.2f}", *(f"{each:.2f}" for each in spent)])
+    titles = ["T", "setting", "tokens/round", "one row", "further rows", "choosing tokens", "drafting", "deciding"]
+    return table([*titles, "a round, ms"], lines, left={"setting"})
 
 
 def spread_lines(records: Sequence[Record]) -> list[str]:
@@ -401,6 +456,9 @@ def report(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
     parts += ["`auto` and the best single drafter and length of each kind, plain decoding included. The best is chosen"]
     parts += ["afterwards, on the same replies, which favours it:", ""]
     parts += [kinds_table(records), ""]
+    parts += ["Where a round's time goes, in ms: a forward of one row, as in plain decoding; what further rows add;"]
+    parts += ["choosing the target's tokens; making drafts; deciding about them and learning from verdicts:", ""]
+    parts += [profile_table(records), ""]
     parts += [
         "Speed-ups are over plain decoding of ondevice: geometric means over prompts, 95 % intervals.",
         f"Left out, as added layers do nothing and drafts without them cost little: {', '.join(LEFT_OUT)}.",
@@ -454,7 +512,8 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
             for each in scenarios(model, arguments.human_eval)
             if each.prompts[chosen] and (arguments.kinds is None or each.name in arguments.kinds)
         ]
-        replies = sum(len(kind.prompts) for kind in kinds) * len(configurations(model))
+        settings = len(configurations(model, arguments.draft_model))
+        replies = sum(len(kind.prompts) for kind in kinds) * settings
         total = replies * len(TEMPERATURES) * arguments.turns
         bar = stack.enter_context(tqdm(total=total, unit="reply", leave=False, disable=None))
         records = list(
@@ -464,6 +523,7 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
                 tokens=arguments.tokens,
                 turns=arguments.turns,
                 skip=arguments.skip,
+                draft_model=arguments.draft_model,
                 servers=servers,
                 progress=bar.update,
             )
@@ -475,6 +535,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, nargs="?", help="a bundle")
     parser.add_argument("--human-eval", type=Path, metavar="FILE", help="HumanEval's tasks, JSON lines")
+    parser.add_argument("--draft-model", type=Path, metavar="BUNDLE", help="measure this draft model too")
     parser.add_argument("--kinds", nargs="+", choices=(*SCENARIOS, HUMAN_EVAL), metavar="KIND", help="(default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts of each kind (default: all)")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="first prompts of each kind to leave out")

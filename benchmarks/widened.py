@@ -1,6 +1,6 @@
 """A bundle of Gemma 4 E2B's exact shapes that computes the reference pair's function: real text at E2B's real cost.
 
-    python -m benchmarks.widened DIRECTORY [--head-bits 4] [--size E2B|small]
+    python -m benchmarks.widened DIRECTORY [--head-bits 4] [--size E2B|small] [--draft-model DIRECTORY]
     python -m benchmarks.widened DIRECTORY --beside bundles/reference    # compares the greedy texts of the two
 
 Every tensor of the pair lies in a larger one of zeros. Nothing is written but the bundle: rows are computed as the
@@ -18,6 +18,8 @@ exporter asks for them, so an export takes no more memory than any other.
 - Tokens that only the wide vocabulary has: the last number of the hidden state is positive, and their rows of the
   embedding are negative there, which takes their logits to minus the soft cap. Their clusters are never scored, but for
   as many as the wide model scores more than the pair does: the candidates are the pair's and tokens that lose.
+- The draft model keeps its layers, and gets the wide vocabulary and a block of 32 hidden numbers for the spare one: the
+  size of a draft model that is trained for E2B, most of whose weights are embeddings.
 
 Window, context and control tokens are the pair's. At E2B's shape, all matrices of the target but the gates of per-layer
 embeddings are scaled by powers of two: their int4 codes are the pair's own. A norm's epsilon counts for up to twice as
@@ -137,6 +139,9 @@ USED, UNUSED = 2.0**-14, -(2.0**14)
 
 Each is alone in its block of 32, so every format holds it exactly. The spare number is about `LEVEL` after a norm: the
 logits of the pair's tokens rise by 2e-6, the others' fall by 512."""
+
+BLOCK = 32
+"""Numbers that share a scale."""
 
 LEVEL = 2.0**-5
 RMS = 4.0
@@ -462,16 +467,13 @@ def widened(size: str, pair: Path = PAIR) -> Iterator[WidePair]:
         trained = stack.enter_context(open_heads(locate(str(pair / "heads")), source))
         own = read_json(pair / "target" / "config.json")
         kept = {name: own[name] for name in (*OF_THE_PAIR, *CONTROL) if name in own}
-        checkout = _checkout(directory / f"widened-{size}", {**fields, **kept}, pair / "target")
-        family, config = read_target(checkout.directory)
+        target = _wide_target(source, _checkout(directory / f"widened-{size}", {**fields, **kept}, pair / "target"))
+        config = target.config
         text = {name: own[name] for name in OF_THE_PAIR[:-1] if name in own}
         drafter_fields = {**drafter_fields, "text_config": {**drafter_fields["text_config"], **text}}
         drafter_checkout = _checkout(directory / f"widened-{size}-assistant", drafter_fields, pair / "drafter")
         entry = read_drafter(drafter_checkout.directory, config)
-        placed = {PREFIX + name: each for name, each in widen_target(source, config).items()}
-        target_shapes, shapes = checkpoint_shapes(config, PREFIX), drafter_shapes(entry, config)
-        checkpoint = cast(Checkpoint, WidenedCheckpoint(target_shapes, placed))
-        target = TargetCheckpoint(checkout, checkpoint, family, config, PREFIX, target_shapes)
+        shapes = drafter_shapes(entry, config)
         clusters, wide = _shortlists(assistant.config.shortlist, entry.shortlist)
         order = Vocabulary(source.config.vocab_size, config.vocab_size).order(
             assistant.checkpoint.integers(DRAFTER_ORDERING), clusters, wide
@@ -482,6 +484,33 @@ def widened(size: str, pair: Path = PAIR) -> Iterator[WidePair]:
             DrafterCheckpoint(drafter_checkout, cast(Checkpoint, drafter), entry, shapes),
             widen_heads(trained, source, config, wide),
         )
+
+
+@contextmanager
+def widened_draft_model(vocab_size: int, pair: Path = PAIR) -> Iterator[TargetCheckpoint]:
+    """Open a pair's draft model, with a vocabulary of this size.
+
+    Args:
+        pair: a directory with `draft-model`.
+    """
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        source = stack.enter_context(open_target(locate(str(pair / "draft-model")), lambda line: None))
+        fields = read_json(pair / "draft-model" / "config.json") | {
+            "hidden_size": source.config.hidden_size + BLOCK,
+            "vocab_size": vocab_size,
+            "vocab_size_per_layer_input": vocab_size,
+        }
+        yield _wide_target(source, _checkout(directory / "widened-draft-model", fields, pair / "draft-model"))
+
+
+def _wide_target(source: TargetCheckpoint, checkout: Checkout) -> TargetCheckpoint:
+    """The target of a wide configuration that computes what `source` does."""
+    family, config = read_target(checkout.directory)
+    placed = {PREFIX + name: each for name, each in widen_target(source, config).items()}
+    shapes = checkpoint_shapes(config, PREFIX)
+    checkpoint = cast(Checkpoint, WidenedCheckpoint(shapes, placed))
+    return TargetCheckpoint(checkout, checkpoint, family, config, PREFIX, shapes)
 
 
 def _checkout(directory: Path, fields: Mapping[str, Any], pair: Path) -> Checkout:
@@ -504,6 +533,18 @@ def write_bundle(out: Path, size: str = "E2B", head_bits: int = 8, quantize: str
         graphs.write_heads(wide.heads, wide.target.config, table)
         copy_text_files(wide.target.checkout.directory, bundle.directory, print)
         bundle.commit(make_manifest(wide.target, wide.drafter, options, wide.heads), graphs.tensors)
+
+
+def write_draft_model(
+    out: Path, size: str = "E2B", head_bits: int = 8, quantize: str = "int4", pair: Path = PAIR
+) -> None:
+    """Write the bundle of the pair's draft model for a target of `SIZES`; an older one there is replaced."""
+    options = ExportOptions(quantize=quantize, head_bits=head_bits)
+    with widened_draft_model(SIZES[size][0]["vocab_size"], pair) as wide, BundleWriter(out) as bundle:
+        graphs = GraphFiles(bundle.directory, options, lambda _weights: None)
+        graphs.write_target(wide)
+        copy_text_files(wide.checkout.directory, bundle.directory, print)
+        bundle.commit(make_manifest(wide, None, options), graphs.tensors)
 
 
 def compare(wide: Path, pair: Path) -> str:
@@ -530,12 +571,15 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--size", choices=SIZES, default="E2B")
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--draft-model", type=Path, metavar="DIRECTORY", help="write the draft model's bundle here")
     parser.add_argument("--beside", type=Path, metavar="BUNDLE", help="compare the bundle with this one of the pair")
     arguments = parser.parse_args()
     if arguments.beside is not None:
         print(compare(arguments.directory, arguments.beside))
     else:
         write_bundle(arguments.directory, arguments.size, arguments.head_bits)
+        if arguments.draft_model is not None:
+            write_draft_model(arguments.draft_model, arguments.size, arguments.head_bits)
 
 
 if __name__ == "__main__":

@@ -289,12 +289,18 @@ def _words(path: Path) -> list[str]:
 
 
 def _linux_processor_name(cpuinfo: Path, device_tree: Path) -> str:
-    """`model name` on x86; on ARM, where that is missing, the board's name says more than the core's part number."""
+    """`model name` on x86; on ARM, where that is missing, the board's name says more than the core's part number.
+
+    Virtual machines often have a name without a number, such as `AMD EPYC`, for CPUs of which one may have twice the
+    arithmetic of another: family and model tell these apart, also in the keys of saved costs.
+    """
     fields: dict[str, str] = {}
     for line in read_text(cpuinfo).splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
-    return fields.get("model name") or read_text(device_tree).rstrip("\0") or fields.get("Model", "")
+    if (name := fields.get("model name", "")) and not any(map(str.isdigit, name)) and "cpu family" in fields:
+        return f"{name} (family {fields['cpu family']}, model {fields.get('model', '?')})"
+    return name or read_text(device_tree).rstrip("\0") or fields.get("Model", "")
 
 
 def _one_processor_per_core(system: Path, allowed: set[int]) -> list[int]:

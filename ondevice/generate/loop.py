@@ -135,6 +135,7 @@ def generate(
             seconds=seconds,
             draft_seconds=speculation.draft_seconds - draft.reading_s,
             control_seconds=speculation.control_seconds,
+            target_seconds=outputs.seconds,
             idle=speculation.idle,
             forward=ForwardCost(outputs.rows, outputs.wanted, own, outputs.experts),
             threads=outputs.threads,

@@ -42,6 +42,7 @@ class Round:
     seconds : wall time of the round, drafting included
     draft_seconds : part of `seconds` spent on making the draft, without work done once for later drafts too
     control_seconds : part of `seconds` spent on deciding whether to draft, and on reporting to drafters and controller
+    target_seconds : part of `seconds` that the target's forward took, over all sequences of its batch
     idle : why nothing was drafted; None where something was, or where there is no drafter
     forward : cost of the round without its draft; None for a prefill
     threads : threads that computed its forward
@@ -61,6 +62,7 @@ class Round:
     seconds: float = 0.0
     draft_seconds: float = 0.0
     control_seconds: float = 0.0
+    target_seconds: float = 0.0
     idle: IdleReason | None = None
     forward: ForwardCost | None = None
     threads: int = 0
@@ -167,6 +169,13 @@ class Stats(DraftCounts):
     """Tokens of the reply, and of a stop string that ended it."""
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    target_s: float = 0.0
+    """Part of `decode_s` in which the target's forwards ran. The rest, without `draft_s` and `control_s`, went into
+    choosing tokens and waiting for other sequences."""
+    draft_s: float = 0.0
+    """Part of `decode_s` spent on making drafts."""
+    control_s: float = 0.0
+    """Part of `decode_s` spent on deciding what to draft, and on learning from the verdicts."""
     load_s: float = 0.0
     target_forwards: int = 0
     drafter: str = "none"
@@ -199,6 +208,9 @@ class Stats(DraftCounts):
         """Count one decoding round."""
         self.new_tokens += len(this.token_ids)
         self.decode_s += this.seconds
+        self.target_s += this.target_seconds
+        self.draft_s += this.draft_seconds
+        self.control_s += this.control_seconds
         self.target_forwards += 1
         self.threads_ran += [0] * (this.threads - len(self.threads_ran))
         if this.threads:

@@ -17,6 +17,7 @@ from benchmarks.real_text import (
     geometric,
     interval_text,
     merge,
+    profile_table,
     repeated_share,
     report,
     spread_lines,
@@ -61,6 +62,16 @@ def test_the_report() -> None:
     assert "self, swift, early-exit" in "\n".join(lines)
 
 
+def test_the_profile() -> None:
+    plain = replace(PLAIN, seconds=(9.5,), rounds=95, target_s=8.55)
+    mtp = replace(plain, setting="mtp", seconds=(5.0,), rounds=50, target_s=4.6, draft_s=0.2, control_s=0.01)
+    lines = [line.replace(" ", "") for line in profile_table([plain, mtp, replace(mtp, prompt=1)]).splitlines()]
+    assert lines[2:] == [
+        "|0|plain|1.00|90.00|0.00|10.00|0.00|0.00|100.00|",
+        "|0|mtp|1.90|90.00|2.00|3.80|4.00|0.20|100.00|",
+    ]
+
+
 def test_turns_that_differ_are_named() -> None:
     stalled = replace(PLAIN, setting="llama.cpp plain", seconds=(9.0, 31.0, 9.0))
     spread, named = spread_lines([PLAIN, AUTO, stalled])
@@ -100,10 +111,13 @@ def test_a_run_on_the_reference_pair(
     printed = capsys.readouterr().out
     records, facts = merge([stored])
     settings = {record.setting for record in records}
-    constant = {"mtp 2", "mtp 4", "mtp 6", "mtp 8"}
+    constant = {f"{way} {length}" for way in ("mtp", "mtp chain") for length in (2, 4, 6, 8)}
     assert settings == {"plain", "mtp", "ngram", "medusa", "blockwise", "auto"} | constant
+    assert all(0 < record.target_s < sum(record.seconds) for record in records)
     assert {record.kind for record in records} <= {"chat", "HumanEval"}
     assert facts["turns"] == 1
+    chains = {record.setting: record for record in records if "chain" in record.setting and record.temperature}
+    assert all(record.drafts > 0 for record in chains.values())
     monkeypatch.setattr("sys.argv", ["real_text", "--merge", str(stored)])
     real_text.main()
     assert capsys.readouterr().out == printed

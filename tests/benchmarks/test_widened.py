@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ondevice
-from benchmarks.widened import PAIR, compare, write_bundle
+from benchmarks.widened import PAIR, compare, write_bundle, write_draft_model
 from ondevice.cli.bench.measure import PLAIN, Configuration
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice_export import export
@@ -70,6 +70,23 @@ def test_other_prompts_and_sampled_text(models: tuple[Model, Model]) -> None:
     for prompt in ("class Stack:\n", "def is_prime(n):\n"):
         pair, wide = (model.generate(prompt, max_new_tokens=40, temperature=1.0, seed=3) for model in models)
         assert wide.text == pair.text
+
+
+def test_the_draft_models_logits_are_the_pairs(tmp_path: Path, kernels: None) -> None:
+    export(PAIR / "draft-model", tmp_path / "pair", drafter="none", heads="none", quantize="none")
+    write_draft_model(tmp_path / "wide", "small", quantize="none")
+    found = []
+    for name in ("pair", "wide"):
+        with ondevice.load(tmp_path / name, engine="ort", threads=1) as model:
+            session = model.engine.open_session()
+            prompt = TokenTree.chain(model.encode(PROMPT))
+            [outputs] = model.engine.forward([Rows(session, prompt, range(len(prompt)))])
+            found.append(np.array(outputs.logits))
+    logits, wide = found
+    used = logits.shape[1]
+    assert wide.shape[1] == 2 * used
+    assert np.abs(wide[:, :used] - logits).max() < 2e-3  # a norm's epsilon counts 1.5 times as much
+    assert wide[:, used:].max() < logits.max(axis=1).min() - 30
 
 
 def test_int4_codes_are_the_pairs(tmp_path: Path, kernels: None) -> None:

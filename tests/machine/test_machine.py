@@ -195,6 +195,7 @@ def test_the_peak_can_start_again():
     ("cpuinfo", "board", "name"),
     [
         ("processor\t: 0\nmodel name\t: Fast CPU @ 3GHz\nmodel name\t: other", None, "Fast CPU @ 3GHz"),
+        ("model name\t: Cloud CPU\ncpu family\t: 25\nmodel\t\t: 17", None, "Cloud CPU (family 25, model 17)"),
         ("processor\t: 0\nCPU part\t: 0xd0b", "Raspberry Pi 5 Model B\0", "Raspberry Pi 5 Model B"),
         ("CPU part\t: 0xd0b\nModel\t\t: Some board", None, "Some board"),
         (None, None, ""),
