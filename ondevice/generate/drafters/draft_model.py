@@ -43,6 +43,11 @@ of a forward share the reading of weights."""
 NO_TOKENS = np.zeros(0, np.float32)
 """Survival of a draft without tokens."""
 
+IDLE = 0.995
+"""Weight of the acceptance seen so far after a token that another drafter brought: half is forgotten after 140 tokens.
+With 0.98, as for drafters of the target's own bundle, the reference pair's draft model was tried three times as often
+beside MTP, at E2B's cost and temperature 1, and was wrong as often."""
+
 DRAFT_STREAM = 1
 """Added to the seed of the random numbers that drafts are drawn with for the ratio rule: they must be independent of
 the noise and of the random numbers of the rule itself."""
@@ -64,7 +69,7 @@ class DraftModelDrafter:
         self._costs = costs
         costs.assume(model.name, model.share)
         self._sampling = sampling
-        self._acceptance = PositionAcceptance()
+        self._acceptance = PositionAcceptance(idle=IDLE)
         self._calibration = Calibration()
         self._limits: Limits | None = None
         self._session: Session | None = None
