@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from ondevice import machine
 from ondevice.cli.bench import measure
 from ondevice.cli.bench.measure import RAW, SCENARIOS, Row, load_scenarios
 from ondevice.cli.bench.scenario_report import WORTH, report, verdicts
@@ -68,7 +69,8 @@ def test_every_scenario_ships_prompts_of_a_few_hundred_words_at_most():
 def test_the_tables_the_legend_and_the_verdicts(run, bundle, short):
     code, out, err = run("bench", bundle, "--scenarios", "--repeat", 2, "--max-new-tokens", 10)
     assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines()[:-1])) <= 100
+    name = machine.processor_name()  # as long as the machine has it
+    assert max(len(line) for line in out.splitlines()[:-1] if name not in line) <= 100
     _, speed, _, acceptance, _, conditions, legend, foot, *_ = out.split("\n\n")
     for each in (speed, acceptance, conditions):
         assert [
