@@ -3,6 +3,7 @@
     python -m benchmarks.widened DIRECTORY --head-bits 4 --draft-model DRAFT
     python -m benchmarks.real_text DIRECTORY [--human-eval FILE.jsonl] [--turns 3] [--kinds chat summary] [--json FILE]
     python -m benchmarks.real_text DIRECTORY --draft-model DRAFT --llama-server PROGRAM --gguf FILE [--mtp-gguf FILE]
+    python -m benchmarks.real_text DIRECTORY --settings mtp --before 27000 --busy 1    # a long context, a busy core
     python -m benchmarks.real_text --merge FILE FILE     # the tables of several runs, as of one
 
 Bundles of `benchmarks.widened` have the reference pair's text and acceptance, and the cost of E2B's shape. Drafters
@@ -19,6 +20,7 @@ whose greedy reply does not: less than a quarter of its tokens lie in an 8-gram 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.busy import busy_processes
 from benchmarks.llama_server import Completion, LlamaServer, add_llama_server, speculative, version
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE
@@ -55,6 +58,7 @@ from ondevice.text.prompt_file import load_prompts
 if TYPE_CHECKING:
     from ondevice.model import Model
     from ondevice.options import GenerationKeywords
+    from ondevice.text.codec import Prompt
 
 HUMAN_EVAL = "HumanEval"
 TEMPERATURES = (0.0, 1.0)
@@ -73,6 +77,8 @@ STALL = 3
 """A turn that takes more than this many times the fastest one of the same reply is named below the tables."""
 
 RESAMPLES = 2000
+BUSY_S = 7200
+"""Busy processes end after this time at the latest."""
 PLAIN_NAME, DRAFT_MODEL = "plain", "draft model"
 PROFILED = (PLAIN_NAME, "mtp", DRAFT_MODEL, registry.AUTO)
 """Settings whose time is shown by its parts."""
@@ -178,33 +184,42 @@ def scenarios(model: Model, human_eval: Path | None) -> list[Scenario]:
     return found
 
 
+def behind_source(model: Model, prompt: Prompt, characters: int) -> Prompt:
+    """The token ids of a prompt behind this many characters of Python source."""
+    if not characters:
+        return prompt
+    start, *ids = model.encode(prompt)
+    source = model.encode(inspect.getsource(argparse)[:characters])
+    return [start, *source[1:], *ids]
+
+
 Servers = Mapping[str, LlamaServer]
 
 
 def measure(
     model: Model,
+    chosen: Sequence[Configuration],
     kinds: Iterable[Scenario],
     *,
     tokens: int,
     turns: int,
     skip: int = 0,
-    draft_model: Path | None = None,
     servers: Servers | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Iterator[Record]:
     """Measure every prompt in every setting, greedy and sampled.
 
     Args:
+        chosen: the settings; plain decoding is one of them.
         tokens: of a reply, at most.
         skip: number of each kind's prompts that come before the given ones, for the records.
-        draft_model: see `configurations`.
         servers: llama.cpp's, by setting.
         progress: called after every reply of ours.
 
     Raises:
         SystemExit: a reply differs from that of plain decoding.
     """
-    variants = [Variant(model, each) for each in configurations(model, draft_model)]
+    variants = [Variant(model, each) for each in chosen]
     for kind in kinds:
         for number, prompt in enumerate(kind.prompts, skip):
             start = number % len(variants)
@@ -465,6 +480,8 @@ def report(records: Sequence[Record], facts: Mapping[str, Any]) -> str:
         f"Left out, with fewer than {SHORTEST} tokens: {len(everything) - len(records)} of {len(everything)} replies.",
         f"Replies of at most {facts['tokens']} tokens, {facts['turns']} turns; sampled with top-k {TOP_K}, top-p "
         f"{TOP_P:g} and a seed for each prompt. All replies of ondevice equal plain decoding's.",
+        *([f"Behind {facts['before']} characters of Python source."] if facts.get("before") else []),
+        *([f"Beside {facts['busy']} busy processes."] if facts.get("busy") else []),
         *spread_lines(records),
         setup_line(dict(facts)),
         versions_line(dict(facts)),
@@ -499,6 +516,8 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
             **setup(model.manifest, model.engine.name, model.threads),
             "tokens": arguments.tokens,
             "turns": arguments.turns,
+            "before": arguments.before,
+            "busy": arguments.busy,
         }
         servers = {}
         if arguments.llama_server is not None:
@@ -506,24 +525,29 @@ def run(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
             for name, options in speculative(arguments.mtp_gguf, arguments.mtp_drafts).items():
                 server = LlamaServer(arguments.llama_server, arguments.gguf, model.threads, options)
                 servers[name] = stack.enter_context(server)
-        chosen = slice(arguments.skip, None if arguments.limit is None else arguments.skip + arguments.limit)
+        part = slice(arguments.skip, None if arguments.limit is None else arguments.skip + arguments.limit)
         kinds = [
-            Scenario(each.name, each.prompts[chosen])
+            Scenario(each.name, tuple(behind_source(model, prompt, arguments.before) for prompt in each.prompts[part]))
             for each in scenarios(model, arguments.human_eval)
-            if each.prompts[chosen] and (arguments.kinds is None or each.name in arguments.kinds)
+            if each.prompts[part] and (arguments.kinds is None or each.name in arguments.kinds)
         ]
-        settings = len(configurations(model, arguments.draft_model))
-        replies = sum(len(kind.prompts) for kind in kinds) * settings
+        every = {setting_name(each): each for each in configurations(model, arguments.draft_model)}
+        names = every if arguments.settings is None else (PLAIN_NAME, *arguments.settings, registry.AUTO)
+        if unknown := [name for name in names if name not in every]:
+            raise SystemExit(f"no such setting: {', '.join(unknown)}; there are {', '.join(every)}")
+        chosen = [every[name] for name in dict.fromkeys(names)]
+        replies = sum(len(kind.prompts) for kind in kinds) * len(chosen)
         total = replies * len(TEMPERATURES) * arguments.turns
         bar = stack.enter_context(tqdm(total=total, unit="reply", leave=False, disable=None))
+        stack.enter_context(busy_processes(arguments.busy, BUSY_S))
         records = list(
             measure(
                 model,
+                chosen,
                 kinds,
                 tokens=arguments.tokens,
                 turns=arguments.turns,
                 skip=arguments.skip,
-                draft_model=arguments.draft_model,
                 servers=servers,
                 progress=bar.update,
             )
@@ -536,6 +560,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path, nargs="?", help="a bundle")
     parser.add_argument("--human-eval", type=Path, metavar="FILE", help="HumanEval's tasks, JSON lines")
     parser.add_argument("--draft-model", type=Path, metavar="BUNDLE", help="measure this draft model too")
+    parser.add_argument("--settings", nargs="*", metavar="NAME", help="besides plain and auto (default: all)")
+    parser.add_argument("--before", type=int, default=0, metavar="N", help="characters of source before each prompt")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside the measurement")
     parser.add_argument("--kinds", nargs="+", choices=(*SCENARIOS, HUMAN_EVAL), metavar="KIND", help="(default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts of each kind (default: all)")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="first prompts of each kind to leave out")

@@ -133,6 +133,21 @@ def test_a_run_on_the_reference_pair(
         merge([stored, shorter])
 
 
+def test_a_few_settings_behind_source_and_beside_a_busy_process(
+    reference_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["real_text", str(reference_bundle), "--kinds", "chat", "--limit", "1", "--tokens", "20", "--turns", "1"]
+    monkeypatch.setattr("sys.argv", [*command, "--settings", "mtp 2", "--before", "900", "--busy", "1"])
+    real_text.main()
+    printed = capsys.readouterr().out
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[4:7]] == ["plain", "mtp 2", "auto"]
+    assert "Behind 900 characters of Python source." in printed
+    assert "Beside 1 busy processes." in printed
+    monkeypatch.setattr("sys.argv", [*command, "--settings", "mtp 3"])
+    with pytest.raises(SystemExit, match=r"no such setting: mtp 3; there are plain, mtp, "):
+        real_text.main()
+
+
 @pytest.mark.parametrize("options", [["x", "--merge", "y"], ["x", "--llama-server", "y"], ["x", "--tokens", "8"], []])
 def test_options_that_do_not_fit(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["real_text", *options])
