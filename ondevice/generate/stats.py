@@ -171,7 +171,7 @@ class Stats(DraftCounts):
     decode_s: float = 0.0
     target_s: float = 0.0
     """Part of `decode_s` in which the target's forwards ran. The rest, without `draft_s` and `control_s`, went into
-    choosing tokens and waiting for other sequences."""
+    choosing tokens, waiting for other sequences, and what is done once for later drafts, as a draft model's reading."""
     draft_s: float = 0.0
     """Part of `decode_s` spent on making drafts."""
     control_s: float = 0.0

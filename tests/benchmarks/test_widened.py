@@ -38,14 +38,16 @@ def models(tmp_path_factory: pytest.TempPathFactory, kernels: None):
         yield pair, wide
 
 
+def logits_and_hidden_states(model: Model):
+    """Of every token of the prompt: float32[T, V], float32[T, H]."""
+    session = model.engine.open_session()
+    prompt = TokenTree.chain(model.encode(PROMPT))
+    [outputs] = model.engine.forward([Rows(session, prompt, range(len(prompt)))])
+    return np.array(outputs.logits), np.array(outputs.hidden)
+
+
 def test_logits_and_hidden_states_are_the_pairs(models: tuple[Model, Model]) -> None:
-    found = []
-    for model in models:
-        session = model.engine.open_session()
-        prompt = TokenTree.chain(model.encode(PROMPT))
-        [outputs] = model.engine.forward([Rows(session, prompt, range(len(prompt)))])
-        found.append((np.array(outputs.logits), np.array(outputs.hidden)))
-    (logits, hidden), (wide_logits, wide_hidden) = found
+    (logits, hidden), (wide_logits, wide_hidden) = map(logits_and_hidden_states, models)
     used = logits.shape[1]
     assert wide_logits.shape[1] == 2 * used
     assert np.abs(wide_logits[:, :used] - logits).max() < 1e-4
@@ -78,10 +80,7 @@ def test_the_draft_models_logits_are_the_pairs(tmp_path: Path, kernels: None) ->
     found = []
     for name in ("pair", "wide"):
         with ondevice.load(tmp_path / name, engine="ort", threads=1) as model:
-            session = model.engine.open_session()
-            prompt = TokenTree.chain(model.encode(PROMPT))
-            [outputs] = model.engine.forward([Rows(session, prompt, range(len(prompt)))])
-            found.append(np.array(outputs.logits))
+            found.append(logits_and_hidden_states(model)[0])
     logits, wide = found
     used = logits.shape[1]
     assert wide.shape[1] == 2 * used
