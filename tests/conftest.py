@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from ondevice.native.sets import PARTS as PARTS_OF_KERNELS
 from ondevice.preparation import Preparation
 from ondevice_export import export
 from tests.tiny_models import save_pair
+from tests.toy_engine import Clock
 from tests.trained_models import TRAINED, save_trained_pair
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ondevice")
     group.addoption("--without", action="append", default=[], choices=list(PARTS), help="leave out its tests")
     group.addoption("--tiny-models", metavar="DIR", help="made by `python -m tests.tiny_models DIR`, with the oracle")
+    group.addoption("--shuffle", metavar="SEED", help="run the files, and the tests of each, in a random order")
     group.addoption("--pictures", action="store_true", help="write the page's pictures to docs/images")
 
 
@@ -97,12 +100,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if any(collection_path == ROOT / "tests" / name for name in missing) else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out and shuffle tests, before pytest groups those that share a parameter of a module's fixture."""
     missing = set(config.getoption("--without"))
     left_out = [item for item in items if any(missing.intersection(mark.args) for mark in item.iter_markers("needs"))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if seed := config.getoption("--shuffle"):
+        chance = random.Random(seed)
+        places = {path: chance.random() for path in sorted({item.path for item in items})}
+        chance.shuffle(items)
+        items.sort(key=lambda item: places[item.path])
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -219,6 +229,12 @@ def kernels(once: Once) -> None:
 def reference_bundle(reference_export: Path, kernels: None) -> Path:
     """`reference_export`, with compiled kernels in the cache."""
     return reference_export
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of generations on the toy engine in this test."""
+    return Clock(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ from tests.model_made import SPECIALS, model_over, write_bundle
 from tests.toy_engine import VOCAB, ToyEngine
 
 PROMPT = "abcde abcde abcde "
+ENDLESS = 5000
+"""New tokens of a generation that is still running when it is cancelled, however late a busy machine does that."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,13 @@ def test_generations_at_once_say_what_each_says_alone(bundle: Path) -> None:
     options: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}] * 3
     expected = [plain(bundle, prompt, max_new_tokens=50, **each) for prompt, each in zip(prompts, options, strict=True)]
     found: dict[int, tuple[int, ...]] = {}
-    engine = ToyEngine(before=pausing(0.001))
+
+    def all_joined(rows: Sequence[Rows]) -> None:
+        time.sleep(0.001)
+        while len(model._scheduler.batch) < 3 and len(engine.batches) < 10:
+            time.sleep(0.001)
+
+    engine = ToyEngine(before=all_joined)
     with model_over(engine, bundle, max_sequences=3) as model:
 
         def work(number: int) -> None:
@@ -159,7 +167,10 @@ def test_each_generation_has_stats_of_its_own(slow: Model) -> None:
 
 def test_cancelling_one_leaves_the_others(slow: Model, bundle: Path) -> None:
     found: dict[str, list[Step]] = {}
-    streams = {name: slow.stream(ids(20, seed), max_new_tokens=60) for seed, name in enumerate(("kept", "dropped"))}
+    streams = {
+        "kept": slow.stream(ids(20, 0), max_new_tokens=60),
+        "dropped": slow.stream(ids(20, 1), max_new_tokens=ENDLESS),
+    }
 
     def read(name: str) -> None:
         found[name] = list(streams[name])
@@ -177,7 +188,7 @@ def test_cancelling_one_leaves_the_others(slow: Model, bundle: Path) -> None:
 
 def ended(model: Model, count: int, end: Callable[[], None]) -> list[str | None]:
     """Why each of `count` long generations ended, when `end` is called while two of them run and the others wait."""
-    streams = [model.stream(ids(20, seed), max_new_tokens=300) for seed in range(count)]
+    streams = [model.stream(ids(20, seed), max_new_tokens=ENDLESS) for seed in range(count)]
     reasons: list[str | None] = []
 
     def read(stream: Generation) -> None:
@@ -213,14 +224,14 @@ def test_a_generation_that_begins_after_a_cancellation_is_not_cancelled(model: M
 
 
 def test_closing_from_another_thread_while_a_step_is_computed(slow: Model) -> None:
-    stream = slow.stream(PROMPT, max_new_tokens=1000)
+    stream = slow.stream(PROMPT, max_new_tokens=ENDLESS)
     steps: list[Step] = []
     thread = in_thread(lambda: steps.extend(stream))
     while not steps:
         time.sleep(0.001)
     stream.close()
     join(thread)
-    assert len(steps) < 300
+    assert sum(len(step.token_ids) for step in steps) < ENDLESS
     assert list(stream) == []
     assert free(slow)
 

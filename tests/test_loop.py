@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from ondevice.generate.loop import _prefill, generate, run
 from ondevice.generate.request import Limits, SamplingOptions, SoftTokens
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.stats import Round
-from tests.toy_engine import VOCAB, ToyEngine, ToySession, logits_after
+from tests.toy_engine import VOCAB, Clock, ToyEngine, ToySession, logits_after
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingOptions(temperature=0.0)
@@ -331,28 +330,25 @@ def test_what_a_drafter_slept_through_is_told_when_it_is_asked_again_and_at_the_
 
 
 class Slow(Guesser):
-    """Takes twice as long to ask as a forward takes, and has nothing to say."""
+    """Takes 2 ms to ask, and has nothing to say."""
 
-    asked = 0
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(0.0)
+        self.asked, self._clock = 0, clock
 
     def forecast(self, nodes: int) -> Forecast:
         self.asked += 1
-        time.sleep(0.002)
+        self._clock.now += 0.002
         return Forecast(np.zeros(0, np.float32), self.name)
 
 
 @pytest.mark.parametrize(("forward_seconds", "least", "most"), [(0.001, 2, 40), (1.0, 190, 200)])
-def test_a_drafter_that_is_dear_to_ask_is_asked_seldom(forward_seconds: float, least: int, most: int) -> None:
-    """A forward that claims to have taken a second is not slowed down by questions."""
-    engine, drafter = ToyEngine(), Slow(0.0)
-    forward = alone(engine)
-
-    def claimed(rows: Rows) -> Outputs:
-        time.sleep(0.001)
-        return replace(forward(rows), seconds=forward_seconds)
-
+def test_a_drafter_that_is_dear_to_ask_is_asked_seldom(
+    clock: Clock, forward_seconds: float, least: int, most: int
+) -> None:
+    engine, drafter = ToyEngine(before=clock.taking(forward_seconds)), Slow(clock)
     loop = generate(
         engine.open_session(), PROMPT, Sampler(GREEDY), Limits(200), drafters=[drafter], controller=Controller(Costs())
     )  # fmt: skip
-    assert sum(1 for _ in run(loop, claimed)) == 200
+    assert sum(1 for _ in run(loop, alone(engine))) == 200
     assert least <= drafter.asked <= most

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.graph_io import AttentionKind
@@ -21,6 +22,33 @@ from ondevice.engines.session_file import Origin
 
 VOCAB = 11
 WINDOW = 16
+
+
+class Clock:
+    """The time that generations on the toy engine read: only what is said to take time does, on however busy a machine.
+
+    now : seconds
+    """
+
+    READERS = (
+        "ondevice.generate.loop",
+        "ondevice.generate.batch",
+        "ondevice.generate.drafters.draft_model",
+        "tests.toy_engine",
+    )
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for module in self.READERS:
+            monkeypatch.setattr(f"{module}.perf_counter", lambda: self.now)
+
+    def taking(self, seconds: float) -> Callable[[object], None]:
+        """A function that takes some seconds, such as the `before` of an engine."""
+
+        def take(_: object) -> None:
+            self.now += seconds
+
+        return take
 
 
 class ToySession(CachedSequence):

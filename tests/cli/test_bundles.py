@@ -15,8 +15,12 @@ from tests.model_made import write_bundle
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
+    """A model home with two bundles, and a directory of its own for the dates of loads: other tests, also in other
+    processes, load bundles of the same content.
+    """
     home = tmp_path / "home"
     monkeypatch.setenv("ONDEVICE_HOME", str(home))
+    monkeypatch.setattr("ondevice.bundle.cache_directory", lambda: tmp_path / "dates")
     for name in ("gemma", "other"):
         write_bundle(home / name)
     return home
@@ -47,8 +51,10 @@ def test_list_as_json(run, home):
 
 def test_list_says_when_a_bundle_was_last_loaded(run, home, reference_bundle, monkeypatch):
     (home / "reference").symlink_to(reference_bundle)
+    bundle = Bundle.open(reference_bundle)
+    assert bundle.used_at is None
     load(reference_bundle, threads=1).close()  # not the toy engine
-    loaded = Bundle.open(reference_bundle).used_at
+    loaded = bundle.used_at
     assert loaded is not None
     assert json.loads(run("list", "--json")[1].splitlines()[-1])["used_at"] == loaded
     used = [line.split()[4:7] for line in run("list")[1].splitlines()[1:]]

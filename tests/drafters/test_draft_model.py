@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from ondevice.generate.request import SamplingOptions
 from ondevice.generate.sampling import Sampler
 from tests.drafters.rounds import NO_SESSION, observe
 from tests.model_made import model_over, write_bundle
-from tests.toy_engine import VOCAB, ToyEngine, logits_after
+from tests.toy_engine import VOCAB, Clock, ToyEngine, logits_after
 
 PROMPT = [2, 5, 7, 4]
 LONG = [4 + number * number % 7 for number in range(300)]
@@ -178,9 +177,9 @@ def test_nothing_is_computed_for_a_drafter_that_never_drafts(bundle: Path, path:
         assert model.engine.forwards > 0  # type: ignore[attr-defined]
 
 
-def test_one_that_pays_is_used_although_it_was_thought_to_be_dear(bundle: Path, path: str) -> None:
+def test_one_that_pays_is_used_although_it_was_thought_to_be_dear(bundle: Path, path: str, clock: Clock) -> None:
     """The toys have no weights: a draft model is supposed to cost what the target does, until a probe has told."""
-    target, draft = ToyEngine(before=lambda batch: time.sleep(0.004)), murky(clear)
+    target, draft = (ToyEngine(before=clock.taking(seconds)) for seconds in (0.004, 0.0004))
     with model_over(target, bundle, open_draft=lambda bundle, on_prepare: draft) as model:
         stats = generate(model, PROMPT, drafter=path, max_new_tokens=120).stats
     assert stats.accepted == stats.drafted > 40

@@ -19,32 +19,10 @@ from ondevice.generate.loop import Loop, generate, run
 from ondevice.generate.request import Limits, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.stats import Round
-from tests import toy_engine
-from tests.toy_engine import VOCAB, ToyEngine
+from tests.toy_engine import VOCAB, Clock, ToyEngine
 
 FORWARD_S = 0.004
 """Seconds of a forward of one row per sequence."""
-
-
-class Clock:
-    """The time that the batch and the toy engine read: only forwards take any, on however busy a machine."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def forward(self, batch: Sequence[Rows]) -> None:
-        self.now += FORWARD_S
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for module in (batch_module, toy_engine):
-        monkeypatch.setattr(module, "perf_counter", made)
-    return made
 
 
 def prompt(seed: int, count: int = 20) -> list[int]:
@@ -76,7 +54,7 @@ def awaited(
     """An engine whose forwards end when the readers of its batch are back: all must have joined before one submits."""
 
     def forward(rows: Sequence[Rows]) -> None:
-        clock.forward(rows)
+        clock.now += FORWARD_S
         while len(batch) > 1 and any(slot._state != "submitted" for slot in batch._slots):
             time.sleep(0.0002)
         before(rows)
@@ -137,7 +115,7 @@ def test_a_reader_in_turn_with_others_is_not_waited_for(clock: Clock, monkeypatc
         clock.now += seconds
 
     monkeypatch.setattr(batch_module, "_sleep", wait)
-    engine = ToyEngine(before=clock.forward)
+    engine = ToyEngine(before=clock.taking(FORWARD_S))
     batch = Batch(engine, 2)
     loops = []
     for seed in (0, 1):

@@ -178,10 +178,13 @@ def test_every_entry_has_its_function() -> None:
         assert entry.kernel.py_func.__code__.co_argcount == len(entry.parameters), entry.name
 
 
-def test_loading_dates_the_directory(kernels: None) -> None:
-    """Directories that were not used for two weeks are removed."""
+def test_loading_dates_the_directory(kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories that were not used for two weeks are removed, so that of other tests must not get an old date."""
     if library.choice().file is not None:
         pytest.skip("a shared library is used")
+    shutil.copytree(library.code_directory(), tmp_path / library.code_directory().name)
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path))
+    monkeypatch.setattr(functions, "_files", {})
     os.utime(library.code_directory(), (0, 0))
     functions._loaded.__wrapped__(PARTS["tokens"])
     assert library.code_directory().stat().st_mtime > 0

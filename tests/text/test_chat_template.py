@@ -39,7 +39,9 @@ def test_what_is_not_given_is_none():
 
 
 def test_the_clock_is_there():
-    assert ChatTemplate("{{ strftime_now('%Y') }}").render(CHAT) == str(datetime.now().year)
+    before = datetime.now()
+    rendered = ChatTemplate("{{ strftime_now('%Y') }}").render(CHAT)
+    assert rendered in {str(time.year) for time in (before, datetime.now())}
 
 
 def test_a_template_may_refuse():
