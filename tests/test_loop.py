@@ -181,6 +181,14 @@ def test_cancelling_stops_within_one_forward(after: int) -> None:
     assert rounds[-1].token_ids == ()
 
 
+def test_a_cancellation_between_rounds_takes_no_time() -> None:
+    engine = ToyEngine()
+    limits = Limits(50, cancelled=lambda: engine.forwards >= 4)
+    rounds = list(run(generate(engine.open_session(), PROMPT, Sampler(GREEDY), limits), alone(engine)))
+    assert [this.finish_reason for this in rounds] == [None] * 4 + ["cancelled"]
+    assert rounds[-1].seconds == 0.0
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_driver_may_cut_a_prefill_short(cut: int) -> None:
     engine = ToyEngine()

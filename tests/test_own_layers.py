@@ -22,6 +22,7 @@ from ondevice_export import export
 from tests.conftest import MakePair
 from tests.tiny_models import CONTEXT, QUANTISED
 
+STACK = "import os\nimport sys\n\n\nclass Stack:\n"
 CONSTANT: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -332,7 +333,7 @@ def test_an_early_exit_that_knows_is_right(directory: Path) -> None:
 def test_the_trained_exit_says_what_plain_decoding_says(directories: dict[str, Path], way: dict[str, Any]) -> None:
     with ondevice.load(directories["reference"], engine="simd", threads=2, max_sequences=2) as model:
         options: dict[str, Any] = {"max_new_tokens": 80, **way}
-        prompts = ["def fibonacci(n):\n", "import os\nimport sys\n\n\nclass Stack:\n"]
+        prompts = ["def fibonacci(n):\n", STACK]
         plain = [model.generate(prompt, drafter="none", **options).token_ids for prompt in prompts]
         model.forget()
 
@@ -344,6 +345,20 @@ def test_the_trained_exit_says_what_plain_decoding_says(directories: dict[str, P
         assert sum(reply.stats.accepted for reply in replies) > 4
         with ThreadPoolExecutor(2) as pool:  # the second time behind a kept prefix
             assert [reply.token_ids for reply in pool.map(drafted, prompts)] == plain
+
+
+def test_the_trained_exit_leaves_after_the_layer_of_its_head(directories: dict[str, Path]) -> None:
+    """A layer earlier or later, its head is accepted less often."""
+    with ondevice.load(directories["reference"], engine="simd", threads=1) as model:
+        layer = model.engine.heads["exit"].layer
+        assert layer is not None
+
+        def rate(drafter: str | EarlyExitDrafter) -> float:
+            stats = model.generate(STACK, drafter=drafter, max_new_tokens=80, temperature=0.0, **CONSTANT).stats
+            return stats.draft_acceptance_rate
+
+        earlier, own, later = (rate(EarlyExitDrafter(model.engine, stop)) for stop in (layer, layer + 1, layer + 2))
+        assert rate("early-exit") == own > max(earlier, later)
 
 
 def test_damaged_heads_cost_no_reply(directories: dict[str, Path]) -> None:

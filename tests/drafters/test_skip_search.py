@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from ondevice.engines.layer_path import Skips, SubLayer, Survival
-from ondevice.generate.drafters.skip_search import SkipCosts, SkipSearch, costs_of, survival_of
+from ondevice.generate.drafters.skip_search import PREFIXES, SkipCosts, SkipSearch, costs_of, survival_of
 
 FREE: list[SubLayer] = [sub for layer in range(5) for sub in (("attention", layer), ("mlp", layer))]
 COSTS = SkipCosts([1.0 + 0.02 * extra for extra in range(9)], attention=0.05, mlp=0.13)
@@ -38,6 +38,21 @@ def test_it_finds_what_trying_everything_finds(seed: int) -> None:
     best = max(COSTS.speed_up(survival(chances, skips), search.token(skips)) for skips in everything)
     assert search.speed_up(search.best) == pytest.approx(best, rel=0.01)
     assert len(search.tried) < len(everything) / 2
+
+
+def test_after_each_alone_the_least_important_ones_together_are_tried() -> None:
+    """A sub-layer matters less that harms fewer tokens, and of two that harm as many, the one that takes longer."""
+    chances = {sub: (0.99 if sub[1] % 2 else 0.7) for sub in FREE}
+    search, proposed = SkipSearch(FREE, COSTS), []
+    for _ in range(len(FREE) + PREFIXES):
+        skips = search.propose()
+        assert skips is not None
+        proposed.append(skips)
+        search.learn(skips, survival(chances, skips))
+    assert proposed[: len(FREE)] == [frozenset({sub}) for sub in FREE]
+    ranked = sorted(FREE, key=lambda sub: (chances[sub] < 0.99, sub[0] == "attention"))
+    sizes = [10, 9, 8, 7, 5, 4, 3, 2]
+    assert proposed[len(FREE) :] == [frozenset(ranked[:size]) for size in sizes]
 
 
 def test_where_nothing_pays_the_best_set_still_leaves_something_out() -> None:

@@ -192,6 +192,12 @@ def test_a_block_is_never_cut() -> None:
     assert _first_rows(rows, 45).blocks == [(30, 40)]
 
 
+def test_a_prefill_that_just_fits_keeps_all_the_rows_that_it_wants() -> None:
+    rows = Rows(ToyEngine().open_session(), chain(20), range(20))
+    assert list(_first_rows(rows, 20).wanted) == list(range(20))
+    assert list(_first_rows(rows, 19).wanted) == [18]
+
+
 def test_a_block_that_comes_first_is_run_whole_whatever_it_takes() -> None:
     waiting = Waiting(ToyEngine(chunk=512))
     waiting.add(chain(300), blocks=[(0, 280)])
