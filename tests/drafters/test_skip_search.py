@@ -55,6 +55,21 @@ def test_after_each_alone_the_least_important_ones_together_are_tried() -> None:
     assert proposed[len(FREE) :] == [frozenset(ranked[:size]) for size in sizes]
 
 
+def test_behind_the_neighbours_of_the_best_set_it_starts_again_with_a_fifth_of_the_choices_inverted() -> None:
+    free: list[SubLayer] = [sub for layer in range(10) for sub in (("attention", layer), ("mlp", layer))]
+    search = SkipSearch(free, SkipCosts(COSTS.rows, attention=0.02, mlp=0.07))
+    for _ in range(len(free) + PREFIXES):
+        search.learn(search.propose() or frozenset(), (0.5,))
+    best = search.best
+    distances: list[int] = []
+    while not distances or distances[-1] == 1:
+        skips = search.propose()
+        assert skips is not None
+        distances.append(len(skips ^ best))
+        search.learn(skips, (0.0,))
+    assert distances == [1] * (len(distances) - 1) + [4]
+
+
 def test_where_nothing_pays_the_best_set_still_leaves_something_out() -> None:
     """So that it can be tried. A record of an earlier version may contain the empty set."""
     search = SkipSearch(FREE, SkipCosts([1.0, 1.1, 1.2], attention=0.0, mlp=0.0), {frozenset(): (1.0, 1.0)})
