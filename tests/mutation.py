@@ -47,7 +47,7 @@ DATA_BYTES = 4 << 30
 TESTS_S, STAGE_S = 120.0, 15.0
 """The tests of a mutant take at most TESTS_S seconds where nothing is mutated, and those of a process about STAGE_S."""
 
-PATIENCE_S, SLOWDOWN, BUILDING_S = 45.0, 4.0, 120.0
+PATIENCE_S, SLOWDOWN, BUILDING_S = 90.0, 8.0, 240.0
 """Tests that take t seconds where nothing is mutated hang after PATIENCE_S + SLOWDOWN t, and BUILDING_S more if they
 build kernels."""
 
