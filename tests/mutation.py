@@ -316,7 +316,12 @@ def distances(module: str) -> dict[str, int]:
         level = [each for name in level for each in importers[name] if each not in found]
         found |= dict.fromkeys(level, max(found.values()) + 1)
         level = list(dict.fromkeys(level))
-    return {f"{name.replace('.', '/')}.py": far for name, far in found.items() if ".test_" in name}
+    files = _test_files()
+    return {file: found[name] for file in files if (name := _module(Path(file))) in found}
+
+
+def _test_files() -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
 
 
 def _importers() -> dict[str, set[str]]:
@@ -372,21 +377,22 @@ class Tree:
 
         self._start(sys.executable, "-c", _PREPARE, cache=self._kernels).wait()
 
-    def times(self) -> dict[str, float]:
-        """Seconds that each test file takes as it is; files with a failing test are left out."""
+    def times(self, files: Sequence[str]) -> dict[str, float | None]:
+        """Seconds that each test file takes where nothing is mutated; None for those with a failing test."""
         report = self._room / "report.xml"
-        said = self.run(("-n", "2", "--dist", "loadfile", "--junit-xml", str(report), "-o", "junit_family=xunit1"))
+        workers = ("-n", "2", "--dist", "loadfile")
+        said = self.run((*workers, "--junit-xml", str(report), "-o", "junit_family=xunit1", *files))
         if not report.exists():
             raise SystemExit(f"the tests do not run unmutated:\n{said}")
-        times: dict[str, float] = defaultdict(float)
-        failed = set()
+        times: dict[str, float | None] = dict.fromkeys(files, 0.0)
         for case in ElementTree.parse(report).iter("testcase"):
-            times[file := case.get("file", "")] += float(case.get("time", 0))
-            if case.find("failure") is not None or case.find("error") is not None:
-                failed.add(file)
-        for file in failed:
-            print(f"{file} fails unmutated and is left out", flush=True)
-        return {file: spent for file, spent in times.items() if file not in failed}
+            file, spent = case.get("file", ""), times[case.get("file", "")]
+            fails = case.find("failure") is not None or case.find("error") is not None
+            times[file] = None if fails or spent is None else spent + float(case.get("time", 0))
+        for file in files:
+            if times[file] is None:
+                print(f"{file} fails where nothing is mutated, and is left out", flush=True)
+        return times
 
     def verdict(self, mutant: Mutant, times: dict[str, float]) -> str:
         """Run the tests of a mutant; returns the line that says which one noticed it, or "survived"."""
@@ -476,9 +482,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutation") as room:
         tree = Tree(Path(room))
         kept = args.out.with_suffix(".times.json")
-        if not kept.exists():
-            kept.write_text(json.dumps(tree.times()), "utf-8")
-        times = json.loads(kept.read_text("utf-8"))
+        measured = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+        if new := [file for file in _test_files() if file not in measured]:
+            measured |= tree.times(new)
+            kept.write_text(json.dumps(measured), "utf-8")
+        times = {file: spent for file, spent in measured.items() if spent is not None}
         for mutant in sample:
             if mutant.key in done:
                 continue
