@@ -166,7 +166,7 @@ class Layer:
 
     def _steps(self, kind: KVCacheType, width: int | None, *steps: tuple[Any, Step, bool]) -> Callable[[], object]:
         """Run steps over a cache of this kind: (kernel, fields, whether it takes the number of threads) of each."""
-        state, record = ForwardState(1, {}, BITS[kind]), SequenceRecord({0: 0})
+        state, record = ForwardState(1, [], BITS[kind]), SequenceRecord({0: 0})
         record.set_rows(TokenTree.chain([0]), self.count - 1)
         record.set_place(slots.ALL, 0, 1)
         record.most_keys = self.count

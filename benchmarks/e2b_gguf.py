@@ -23,7 +23,9 @@ import numpy.typing as npt
 from benchmarks.e2b_shape import noise
 from benchmarks.footprint import TARGETS
 from benchmarks.shape import target_model
-from ondevice.bundle_format.model_config import DrafterEntry, LayerConfig, Target
+from ondevice.bundle_format.decoder import Layer
+from ondevice.bundle_format.model_config import DrafterEntry, Target
+from ondevice_export.families.gemma4 import DEFAULTS
 
 try:
     import gguf
@@ -35,6 +37,8 @@ ARCHITECTURE = gguf.MODEL_ARCH.GEMMA4
 HEAD = "model.embed_tokens.weight"
 HEAD_KINDS = {4: Kind.Q4_0, 8: Kind.Q8_0}
 STILL = 1e30
+THETAS = DEFAULTS["rope_parameters"]
+"""The rotary embeddings of Gemma 4."""
 """Divisor of the frequencies without rotation (llama.cpp, `Gemma4Model.generate_extra_tensors`)."""
 
 
@@ -107,8 +111,9 @@ def noise_of(shape: tuple[int, ...], kind: Kind, blocks: Mapping[Kind, npt.NDArr
 
 def rope_divisors(config: Target | DrafterEntry) -> GgufTensor:
     """float32[head_dim / 2]: 1 for the full layers' frequencies that turn."""
-    half = _head_dim(config.layers, "full") // 2
-    turning = int(half * config.rope["full"].rotated)
+    own = next(layer.attention for layer in config.layers if layer.attention.kind == "full")
+    frequencies = config.frequencies()[own.rotary or 0]
+    half, turning = len(frequencies), int(np.count_nonzero(frequencies))
     divisors = np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
     return GgufTensor("rope_freqs.weight", divisors.shape, Kind.F32, lambda: [divisors])
 
@@ -131,8 +136,8 @@ def tensor_kind(name: str, shape: tuple[int, ...], layers: Kind, head: Kind) -> 
     return head if name == HEAD else layers
 
 
-def _head_dim(layers: Sequence[LayerConfig], kind: str) -> int:
-    return next(layer.head_dim for layer in layers if layer.kind == kind)
+def _head_dim(layers: Sequence[Layer], kind: str) -> int:
+    return next(layer.attention.head_dim for layer in layers if layer.attention.kind == kind)
 
 
 def describe(writer: Any, config: Target | DrafterEntry, target: Target) -> None:
@@ -144,12 +149,12 @@ def describe(writer: Any, config: Target | DrafterEntry, target: Target) -> None
     writer.add_context_length(target.context_length)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(len(config.layers))
-    writer.add_feed_forward_length([layer.intermediate_size for layer in config.layers])
-    writer.add_head_count(config.query_heads)
-    writer.add_head_count_kv([layer.kv_heads for layer in config.layers])
+    writer.add_feed_forward_length([layer.feed_forward.width for layer in config.layers])
+    writer.add_head_count(config.layers[0].attention.heads)
+    writer.add_head_count_kv([layer.attention.kv_heads for layer in config.layers])
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_sliding_window(target.sliding_window)
-    writer.add_sliding_window_pattern([layer.kind == "sliding" for layer in config.layers])
+    writer.add_sliding_window(target.window)
+    writer.add_sliding_window_pattern([layer.attention.kind == "sliding" for layer in config.layers])
     if isinstance(config, Target):
         _describe_target(writer, config)
     else:
@@ -158,20 +163,20 @@ def describe(writer: Any, config: Target | DrafterEntry, target: Target) -> None
     writer.add_key_length(full)
     writer.add_value_length(full)
     writer.add_rope_dimension_count(full)
-    writer.add_rope_freq_base(config.rope["full"].theta)
+    writer.add_rope_freq_base(THETAS["full_attention"]["rope_theta"])
     writer.add_key_length_swa(sliding)
     writer.add_value_length_swa(sliding)
     writer.add_rope_dimension_count_swa(sliding)
-    writer.add_rope_freq_base_swa(config.rope["sliding"].theta)
+    writer.add_rope_freq_base_swa(THETAS["sliding_attention"]["rope_theta"])
 
 
 def _describe_target(writer: Any, config: Target) -> None:
-    if (experts := config.layers[0].experts) is not None:
+    if (experts := config.layers[0].feed_forward.experts) is not None:
         writer.add_expert_count(experts.count)
         writer.add_expert_used_count(experts.top)
         writer.add_expert_feed_forward_length(experts.intermediate_size)
     writer.add_shared_kv_layers(len(config.layers) - config.first_shared_layer)
-    writer.add_embedding_length_per_layer_input(config.ple_size)
+    writer.add_embedding_length_per_layer_input(0 if config.per_layer is None else config.per_layer.width)
     if config.softcap is not None:
         writer.add_final_logit_softcapping(config.softcap)
 

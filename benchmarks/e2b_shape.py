@@ -15,7 +15,7 @@ import dataclasses
 import json
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,19 +25,21 @@ import numpy.typing as npt
 from benchmarks.mobile_checkpoint import QUANTIZATION, MobileCheckpoint
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
-from ondevice.bundle_format.tensor_table import drafter_shapes
+from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint import vision as vision_towers
-from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, all_shapes
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
+from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.checkpoint.source import Checkout
 from ondevice_export.export_options import ExportOptions
+from ondevice_export.families import read_target
+from ondevice_export.families.gemma4_assistant import read_drafter
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
 
@@ -176,7 +178,8 @@ def with_towers(
     shapes = vision_towers.checkpoint_shapes(vision, target.config, clipped=clipped)
     if audio is not None:
         shapes |= audio_towers.checkpoint_shapes(audio, target.config, clipped=clipped)
-    return dataclasses.replace(target, checkpoint=cast(Checkpoint, RandomTower(shapes)), vision=vision, audio=audio)
+    tensors = NamedTensors(cast(Checkpoint, RandomTower(shapes)))
+    return dataclasses.replace(target, tensors=tensors, vision=vision, audio=audio)
 
 
 SHORTLIST = Shortlist(DRAFTER["num_centroids"], DRAFTER["centroid_intermediate_top_k"])
@@ -222,25 +225,32 @@ def _config(directory: Path, fields: Mapping[str, Any]) -> Checkout:
 def target_model(directory: Path) -> TargetCheckpoint:
     """The target as the exporter sees it; its `config.json` goes below the directory."""
     checkout = _config(directory / "gemma-4-E2B-shape", TARGET)
-    family, config = read_target(checkout.directory)
-    shapes = checkpoint_shapes(config, "model.")
-    return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
+    return described_target(checkout, TARGET, lambda shapes: cast(Checkpoint, RandomCheckpoint(shapes)))
+
+
+def described_target(
+    checkout: Checkout, fields: Mapping[str, Any], make: Callable[[Shapes], Checkpoint]
+) -> TargetCheckpoint:
+    """A target as the exporter sees it, with the tensors that `make` makes of their shapes."""
+    family, config, target = read_target(fields, checkout.id)
+    names = TensorNames("model.")
+    shapes = checkpoint_shapes(target, names)
+    tensors = NamedTensors(make(shapes), names)
+    return TargetCheckpoint(checkout, tensors, family.name, target, shapes, config.token_ids)
 
 
 def mobile_model(directory: Path) -> TargetCheckpoint:
     """The same of a checkpoint that was trained quantised."""
     fields = {**TARGET, "tie_word_embeddings": False, "quantization_config": QUANTIZATION}
     checkout = _config(directory / "gemma-4-E2B-mobile-shape", fields)
-    family, config = read_target(checkout.directory)
-    shapes, quantization = checkpoint_shapes(config, "model."), read_quantization(checkout.directory)
+    layers, quantization = fields["num_hidden_layers"], read_quantization(fields, checkout.id)
     assert quantization is not None
-    checkpoint = cast(Checkpoint, MobileCheckpoint(shapes, len(config.layers)))
-    modules = QuantizedModules(checkpoint, quantization, shapes)
-    return TargetCheckpoint(checkout, checkpoint, family, config, "model.", shapes, modules)
+    target = described_target(checkout, fields, lambda shapes: cast(Checkpoint, MobileCheckpoint(shapes, layers)))
+    return dataclasses.replace(target, modules=QuantizedModules(target.checkpoint, quantization, target.shapes))
 
 
 def _drafter(checkout: Checkout, target: Target) -> DrafterCheckpoint:
-    config = read_drafter(checkout.directory, target)
+    config = read_drafter(DRAFTER, checkout.id, target)
     shapes = drafter_shapes(config, target)
     return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
 

@@ -29,8 +29,9 @@ from benchmarks.footprint import TARGETS, target_fields
 from ondevice import machine
 from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.cli.bench.tables import table
-from ondevice_export.checkpoint.config import read_target
 from ondevice_export.checkpoint.models import checkpoint_shapes
+from ondevice_export.checkpoint.named_tensors import TensorNames
+from ondevice_export.families import read_target
 
 BOUND_GB = 1.5
 PREFIX = "model."
@@ -52,7 +53,7 @@ def write_checkpoint(directory: Path, size: str, *, zeros: bool) -> int:
     """Write config.json and model.safetensors; returns the number of weights."""
     fields = target_fields(size)
     (directory / "config.json").write_text(json.dumps(fields))
-    shapes = checkpoint_shapes(read_target(directory)[1], PREFIX)
+    shapes = checkpoint_shapes(read_target(fields, size).target, TensorNames(PREFIX))
     header = json.dumps(_header(shapes)).encode()
     total = sum(map(math.prod, shapes.values()))
     with (directory / "model.safetensors").open("wb") as file:

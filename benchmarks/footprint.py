@@ -6,12 +6,9 @@ measured. `benchmarks.start` measures the memory that a process really uses, `be
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks import e2b_shape
@@ -20,9 +17,11 @@ from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes, drafter_shapes
 from ondevice.bundle_format.vision import VisionEntry, vision_shapes
 from ondevice.cli.bench.tables import table
-from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.models import checkpoint_shapes
+from ondevice_export.checkpoint.named_tensors import TensorNames
 from ondevice_export.export_options import ExportOptions, Formats
+from ondevice_export.families import read_target
+from ondevice_export.families.gemma4_assistant import read_drafter
 from ondevice_export.graph_files import estimate_bytes
 
 Fields = Mapping[str, Any]
@@ -147,16 +146,16 @@ def footprint(name: str) -> Footprint:
     weights = _count(target)
     exported = estimate_bytes(target, options.target_formats) + estimate_bytes(drafter, options.drafter_formats)
     per_token = {"full": 0, "sliding": 0}
-    for index, layer in enumerate(config.layers):
-        if layer.kv_source == index:
-            per_token[layer.kind] += 2 * CACHE_BYTES * layer.kv_heads * layer.head_dim
+    for index in config.kv_layers():
+        own = config.layers[index].attention
+        per_token[own.kind] += 2 * CACHE_BYTES * own.kv_width
     return Footprint(
         weights,
         CHECKPOINT_BYTES * (weights + _count(drafter)),
         exported,
         _packed(target, options.target_formats) + _packed(drafter, options.drafter_formats),
         per_token["full"],
-        per_token["sliding"] * config.sliding_window,
+        per_token["sliding"] * (config.window or 0),
     )
 
 
@@ -191,13 +190,9 @@ def drafter_fields(name: str) -> dict[str, Any]:
 
 def read_shapes(name: str) -> tuple[Target, Shapes, Shapes]:
     """The target's configuration, and the tensors of target and drafter."""
-    with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "config.json"
-        config.write_text(json.dumps(target_fields(name)), "utf-8")
-        _, read = read_target(config.parent)
-        config.write_text(json.dumps(drafter_fields(name)), "utf-8")
-        drafter = read_drafter(config.parent, read)
-        return read, checkpoint_shapes(read, "model."), drafter_shapes(drafter, read)
+    target = read_target(target_fields(name), name).target
+    drafter = read_drafter(drafter_fields(name), name, target)
+    return target, checkpoint_shapes(target, TensorNames("model.")), drafter_shapes(drafter, target)
 
 
 def _packed(shapes: Shapes, formats: Formats) -> int:

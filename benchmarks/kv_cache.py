@@ -36,8 +36,8 @@ def bytes_per_token(target: Target, kind: KVCacheType) -> tuple[int, int]:
     """Bytes of the layers that keep every token, and of those that keep a window."""
     sizes = {"full": 0, "sliding": 0}
     for index in target.kv_layers():
-        layer = target.layers[index]
-        sizes[layer.kind] += 2 * unit_type(kind, layer.kv_heads, layer.head_dim).itemsize // UNITS[kind].positions
+        own = target.layers[index].attention
+        sizes[own.kind] += 2 * unit_type(kind, own.kv_heads, own.head_dim).itemsize // UNITS[kind].positions
     return sizes["full"], sizes["sliding"]
 
 

@@ -66,7 +66,7 @@ class OpenVinoSession(CachedSequence):
 
     def __init__(self, target: Target, request: ov.InferRequest, origin: Origin) -> None:
         super().__init__(
-            make_caches(target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), MOST_ROWS, VIEWS),
+            make_caches(target, lambda own: np.dtype((np.float32, (own.kv_width,))), MOST_ROWS, VIEWS),
             origin,
         )
         self._target = target
@@ -92,7 +92,7 @@ class OpenVinoSession(CachedSequence):
         written = []
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(length, count)
-            window = self._target.sliding_window if kind == "sliding" else None
+            window = self._target.window if kind == "sliding" else None
             first = length - start
             inputs[graph_io.mask(kind)] = attention_mask(tree, length, (start, stop), window)
             inputs[graph_io.write_index(kind)] = np.array([first], np.int64)

@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.e2b_shape import RandomCheckpoint, with_towers
+from benchmarks.e2b_shape import RandomCheckpoint, described_target, with_towers
 from benchmarks.footprint import AUDIO, TARGETS, VISION, drafter_fields, target_fields
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import drafter_shapes
 from ondevice_export.bundle_writer import BundleWriter
-from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, checkpoint_shapes
+from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.checkpoint.source import Checkout
 from ondevice_export.export_options import ExportOptions
+from ondevice_export.families.gemma4_assistant import read_drafter
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
 
@@ -36,15 +36,14 @@ def target_model(size: str, directory: Path, layers: int | None = None) -> Targe
     if layers is not None:
         fields |= {"num_hidden_layers": layers, "layer_types": fields["layer_types"][-layers:]}
     checkout = _config(directory / f"gemma-4-{size}-shape", fields)
-    family, config = read_target(checkout.directory)
-    shapes = checkpoint_shapes(config, "model.")
-    return TargetCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), family, config, "model.", shapes)
+    return described_target(checkout, fields, lambda shapes: cast(Checkpoint, RandomCheckpoint(shapes)))
 
 
 def drafter_model(size: str, directory: Path, target: Target) -> DrafterCheckpoint:
     """The same of its assistant."""
-    checkout = _config(directory / f"gemma-4-{size}-shape-assistant", drafter_fields(size))
-    config = read_drafter(checkout.directory, target)
+    fields = drafter_fields(size)
+    checkout = _config(directory / f"gemma-4-{size}-shape-assistant", fields)
+    config = read_drafter(fields, checkout.id, target)
     shapes = drafter_shapes(config, target)
     return DrafterCheckpoint(checkout, cast(Checkpoint, RandomCheckpoint(shapes)), config, shapes)
 

@@ -44,10 +44,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import e2b_shape
-from benchmarks.e2b_shape import FloatArray, RandomCheckpoint
+from benchmarks.e2b_shape import FloatArray, RandomCheckpoint, described_target
 from ondevice import load
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
-from ondevice.bundle_format.model_config import Decoder, DrafterEntry, LayerConfig, Shortlist, Target
+from ondevice.bundle_format.decoder import Decoder, Layer
+from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import (
     CENTROIDS,
     DRAFTER_CENTROIDS,
@@ -58,24 +59,25 @@ from ondevice.bundle_format.tensor_table import (
     PLE_TABLE,
     Shapes,
     drafter_shapes,
+    target_shapes,
 )
 from ondevice.cli.bench.measure import load_scenarios
 from ondevice.cli.bench.tables import table
 from ondevice.errors import CheckpointError
 from ondevice_export.bundle_writer import BundleWriter
-from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint, all_shapes, open_heads
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import (
     DrafterCheckpoint,
     TargetCheckpoint,
-    checkpoint_shapes,
     open_drafter,
     open_target,
 )
 from ondevice_export.checkpoint.source import Checkout, locate
 from ondevice_export.export_options import ExportOptions
+from ondevice_export.families import read_target
+from ondevice_export.families.gemma4_assistant import read_drafter
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
 from ondevice_export.text_files import copy_text_files
@@ -245,16 +247,17 @@ class Widening:
         values = np.append(values, np.float32(LEVEL * RMS / spare))
         return Placed(values[None], np.zeros(1, np.int64), np.append(self.hidden, self._spare))
 
-    def layer(self, tensors: Mapping[str, FloatArray], pair: LayerConfig, wide: LayerConfig) -> dict[str, Placed]:
+    def layer(self, tensors: Mapping[str, FloatArray], own: Layer, wide_layer: Layer) -> dict[str, Placed]:
         """A layer's tensors, by their names without the layer's prefix; those of per-layer embeddings are left out."""
+        pair, wide = own.attention, wide_layer.attention
         step = wide.head_dim // pair.head_dim
         if pair.kind != wide.kind or step * pair.head_dim != wide.head_dim or pair.kv_heads != wide.kv_heads:
             raise CheckpointError("a layer of the pair does not fit the layer in its place")
         e, after = np.float32(math.sqrt(step)), np.float32(_power(self.c))
-        dims, inner = step * np.arange(pair.head_dim), np.arange(pair.intermediate_size)
-        queries, keys = (_blocks(count, wide.head_dim, dims) for count in (self._pair.query_heads, pair.kv_heads))
+        dims, inner = step * np.arange(pair.head_dim), np.arange(own.feed_forward.width)
+        queries, keys = (_blocks(count, wide.head_dim, dims) for count in (pair.heads, pair.kv_heads))
         unturned = np.arange(pair.head_dim)
-        values, mixed = (_blocks(count, wide.head_dim, unturned) for count in (pair.kv_heads, self._pair.query_heads))
+        values, mixed = (_blocks(count, wide.head_dim, unturned) for count in (pair.kv_heads, pair.heads))
         places = {
             "self_attn.q_proj.weight": (queries, self.hidden, e),
             "self_attn.k_proj.weight": (keys, self.hidden, e),
@@ -325,11 +328,14 @@ def centroids(values: FloatArray, hidden: IntArray, clusters: Shortlist, wide: S
 
 def widen_target(pair: TargetCheckpoint, wide: Target) -> dict[str, Placed]:
     """The pair's tensors in the wide target, by their names without a prefix."""
-    read = {name.removeprefix(pair.prefix): pair.checkpoint.read(name) for name in pair.shapes}
+    read = {name: pair.tensors.read(name) for name in target_shapes(pair.config)}
     config, way = pair.config, Widening(pair.config, wide)
-    d, c = math.sqrt(wide.ple_size / config.ple_size), way.c
-    places, slots = layer_places(config, wide), np.arange(config.ple_size)
-    slices = np.concatenate([wide.ple_size * place + slots for place in places])
+    if config.per_layer is None or wide.per_layer is None:
+        raise CheckpointError("only targets with per-layer embeddings can be widened")
+    narrow_slice, wide_slice = config.per_layer.width, wide.per_layer.width
+    d, c = math.sqrt(wide_slice / narrow_slice), way.c
+    places, slots = layer_places(config, wide), np.arange(narrow_slice)
+    slices = np.concatenate([wide_slice * place + slots for place in places])
     tokens = np.arange(config.vocab_size)
     marks = Vocabulary(config.vocab_size, wide.vocab_size).marks(USED)
     found = {
@@ -360,7 +366,7 @@ def widen_target(pair: TargetCheckpoint, wide: Target) -> dict[str, Placed]:
 
 def spare_after(pair: TargetCheckpoint, wide: Target, layers: int) -> float:
     """The spare number of the hidden state after the first `layers` of the pair's layers."""
-    scalars = (pair.checkpoint.read(f"{pair.prefix}layers.{index}.layer_scalar").item() for index in range(layers))
+    scalars = (pair.tensors.read(f"layers.{index}.layer_scalar").item() for index in range(layers))
     return USED * wide.embedding_factor * math.prod(scalars)
 
 
@@ -467,12 +473,13 @@ def widened(size: str, pair: Path = PAIR) -> Iterator[WidePair]:
         trained = stack.enter_context(open_heads(locate(str(pair / "heads")), source))
         own = read_json(pair / "target" / "config.json")
         kept = {name: own[name] for name in (*OF_THE_PAIR, *CONTROL) if name in own}
-        target = _wide_target(source, _checkout(directory / f"widened-{size}", {**fields, **kept}, pair / "target"))
+        fields = {**fields, **kept}
+        target = _wide_target(source, _checkout(directory / f"widened-{size}", fields, pair / "target"), fields)
         config = target.config
         text = {name: own[name] for name in OF_THE_PAIR[:-1] if name in own}
         drafter_fields = {**drafter_fields, "text_config": {**drafter_fields["text_config"], **text}}
         drafter_checkout = _checkout(directory / f"widened-{size}-assistant", drafter_fields, pair / "drafter")
-        entry = read_drafter(drafter_checkout.directory, config)
+        entry = read_drafter(drafter_fields, drafter_checkout.id, config)
         shapes = drafter_shapes(entry, config)
         clusters, wide = _shortlists(assistant.config.shortlist, entry.shortlist)
         order = Vocabulary(source.config.vocab_size, config.vocab_size).order(
@@ -501,16 +508,15 @@ def widened_draft_model(vocab_size: int, pair: Path = PAIR) -> Iterator[TargetCh
             "vocab_size": vocab_size,
             "vocab_size_per_layer_input": vocab_size,
         }
-        yield _wide_target(source, _checkout(directory / "widened-draft-model", fields, pair / "draft-model"))
+        checkout = _checkout(directory / "widened-draft-model", fields, pair / "draft-model")
+        yield _wide_target(source, checkout, fields)
 
 
-def _wide_target(source: TargetCheckpoint, checkout: Checkout) -> TargetCheckpoint:
+def _wide_target(source: TargetCheckpoint, checkout: Checkout, fields: Mapping[str, Any]) -> TargetCheckpoint:
     """The target of a wide configuration that computes what `source` does."""
-    family, config = read_target(checkout.directory)
+    config = read_target(fields, checkout.id).target
     placed = {PREFIX + name: each for name, each in widen_target(source, config).items()}
-    shapes = checkpoint_shapes(config, PREFIX)
-    checkpoint = cast(Checkpoint, WidenedCheckpoint(shapes, placed))
-    return TargetCheckpoint(checkout, checkpoint, family, config, PREFIX, shapes)
+    return described_target(checkout, fields, lambda shapes: cast(Checkpoint, WidenedCheckpoint(shapes, placed)))
 
 
 def _checkout(directory: Path, fields: Mapping[str, Any], pair: Path) -> Checkout:

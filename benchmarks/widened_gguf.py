@@ -34,7 +34,6 @@ from benchmarks.widened import SIZES, widened
 from ondevice.bundle import TOKENIZER
 from ondevice.bundle_format.tensor_table import DRAFTER_CENTROIDS, DRAFTER_ORDERING
 from ondevice.bundle_format.weight_format import INT4, INT8
-from ondevice_export.checkpoint.config import read_token_ids
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.quantize import quantize
@@ -108,7 +107,7 @@ def add_tokens(writer: Any, target: TargetCheckpoint) -> None:
     )
     merges = read["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    ids = read_token_ids(target.checkout.directory)
+    ids = target.token_ids
     writer.add_bos_token_id(ids["bos_token_id"])
     writer.add_eos_token_id(ids["eos_token_id"])
     writer.add_pad_token_id(ids["pad_token_id"])

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
-from ondevice.bundle_format.graph_io import AttentionKind
 from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
-from ondevice.bundle_format.model_config import HeadsEntry, Layer, Rope, Shortlist, Target
+from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
+from tests.decoders_made import layer
 
 PAYLOAD = b"weights" * 100
 
 
 def manifest(**changes: Any) -> Manifest:
-    sources: tuple[tuple[AttentionKind, int, int], ...] = (
-        ("sliding", 32, 0),
-        ("full", 64, 1),
-        ("sliding", 32, 0),
-        ("full", 64, 1),
-    )
+    sliding: dict[str, Any] = {"window": 16, "heads": 2, "head_dim": 32, "width": 96, "rotary": 0}
+    full = {**sliding, "window": None, "head_dim": 64, "rotary": 1}
+    own = layer(**sliding), layer(**full)
     made = Manifest(
         family="gemma4",
         name="tiny",
         target=Target(
             graph="target.onnx",
             hidden_size=64,
-            query_heads=2,
             norm_eps=1e-6,
-            rope={"full": Rope(1e6, 0.25, 1.0), "sliding": Rope(1e4, 1.0, 1.0)},
+            rotary=((1.0,) * 16, (0.5,) * 32),
             vocab_size=256,
             context_length=128,
-            sliding_window=16,
+            embedding_factor=8.0,
             softcap=30.0,
             tied=True,
-            ple_size=0,
-            ple_vocab_size=0,
-            layers=tuple(Layer(kind, 1, head_dim, 96, source) for kind, head_dim, source in sources),
+            layers=(*own, *(layer(**sizes, kv_source=source) for source, sizes in enumerate((sliding, full)))),
         ),
         drafter=None,
         bos_token_id=2,
@@ -133,7 +129,7 @@ def test_a_name_that_is_none(name: str, bundle: Path) -> None:
 
 def test_an_edited_manifest_shows_when_hashes_are_verified(bundle: Path) -> None:
     """What no engine can compare with the graphs; whoever edits it on purpose can go on using the bundle."""
-    edit(bundle, lambda data: data["target"].update(sliding_window=8))
+    edit(bundle, lambda data: data["target"].update(softcap=8.0))
     Bundle.open(bundle)
     with pytest.raises(BundleCorruptError, match=r"bundle\.json was altered"):
         Bundle.open(bundle, verify_hashes=True)
@@ -220,11 +216,11 @@ def test_the_content_is_that_of_all_files(bundle: Path) -> None:
     assert len({before, changed, Bundle.open(moved).content}) == 3
 
 
-@pytest.mark.parametrize("schema", [0, 1, 2, 4, 3.0, None, "3", True])
+@pytest.mark.parametrize("schema", [0, 1, 2, 3, 5, 4.0, None, "4", True])
 def test_another_schema(schema: object, bundle: Path) -> None:
-    """Older bundles have no tensor table; newer ones may have anything."""
+    """Older bundles describe the layers of one family only; newer ones may have anything."""
     edit(bundle, lambda data: data.update(schema=schema))
-    with pytest.raises(UnsupportedBundleError, match=r"has schema .* reads 3: export it again") as caught:
+    with pytest.raises(UnsupportedBundleError, match=r"has schema .* reads 4: export it again") as caught:
         Bundle.open(bundle)
     assert "\n" not in str(caught.value)
 
@@ -244,18 +240,37 @@ def drop(data: dict[str, Any], *keys: str) -> None:
 
 def drafter(data: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A drafter that fits the target, but for the changes."""
-    layer = {"kind": "full", "kv_heads": 1, "head_dim": changes.pop("head_dim", 64), "intermediate_size": 96}
-    sizes = {"graph": "d", "hidden_size": 32, "query_heads": 2, "norm_eps": 1e-6, "rope": data["target"]["rope"]}
-    reads = {"full_layer": 1, "sliding_layer": 0, "candidates": 256, "shortlist": None, "layers": [layer]}
-    return {**sizes, **reads, **changes}
+    layers = copy.deepcopy(data["target"]["layers"][2:])
+    body(layers[1]).update(changes.pop("body", {}))
+    sizes = {"graph": "d", "hidden_size": 32, "norm_eps": 1e-6, "rotary": data["target"]["rotary"]}
+    return {**sizes, "candidates": 256, "shortlist": None, "layers": layers, **changes}
 
 
-def wide(data: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**layer, "kv_heads": 2} for layer in data["target"]["layers"]]
+def body(layer: dict[str, Any], block: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = layer["blocks"][block]["body"]
+    return found
+
+
+def in_attention(layer: int, **changes: object) -> Callable[[dict[str, Any]], object]:
+    return lambda data: body(data["target"]["layers"][layer]).update(changes)
 
 
 def experts(data: dict[str, Any], **changes: int) -> None:
-    data["target"]["layers"][0]["experts"] = {"count": 8, "top": 2, "intermediate_size": 32, **changes}
+    body(data["target"]["layers"][0], 1)["experts"] = {"count": 8, "top": 2, "intermediate_size": 32, **changes}
+
+
+def borrow_twice(data: dict[str, Any]) -> None:
+    data["target"]["layers"].append(copy.deepcopy(data["target"]["layers"][2]))
+    body(data["target"]["layers"][-1])["kv_source"] = 2
+
+
+def two_attentions(data: dict[str, Any]) -> None:
+    blocks = data["target"]["layers"][0]["blocks"]
+    blocks[1] = blocks[0]
+
+
+def in_drafter(**changes: object) -> Callable[[dict[str, Any]], object]:
+    return lambda data: data.update(drafter=drafter(data, body=changes))
 
 
 def test_a_drafter_is_read_back(bundle: Path) -> None:
@@ -268,44 +283,56 @@ def test_a_drafter_is_read_back(bundle: Path) -> None:
 MALFORMED = {
     "a field is missing": lambda data: drop(data, "target", "vocab_size"),
     "a field is unknown": lambda data: data.update(surprise=1),
-    "a layer borrows from a later one": lambda data: data["target"]["layers"][0].update(kv_source=1),
-    "a layer borrows from another kind": lambda data: data["target"]["layers"][2].update(kv_source=1),
-    "a layer borrows from a borrower": lambda data: data["target"]["layers"].append(
-        {"kind": "sliding", "kv_heads": 1, "head_dim": 32, "intermediate_size": 96, "kv_source": 2}
-    ),
+    "a layer borrows from a later one": in_attention(2, kv_source=3),
+    "a layer borrows from itself": in_attention(2, kv_source=2),
+    "a layer borrows from another kind": in_attention(2, kv_source=1),
+    "a layer borrows from a borrower": borrow_twice,
+    "a borrower with norms of keys": in_attention(2, k_norm=True),
+    "a layer without a feed-forward block": lambda data: data["target"]["layers"][0]["blocks"].pop(),
+    "a layer with two attentions": two_attentions,
     "a negative size": lambda data: data["target"].update(hidden_size=-64),
     "a size that is no number": lambda data: data["target"].update(hidden_size="64"),
     "no layers": lambda data: data["target"].update(layers=[]),
-    "an attention nobody knows": lambda data: data["target"]["layers"][0].update(kind="linear"),
-    "a drafter that reads a layer without a cache": lambda data: data.update(drafter=drafter(data, full_layer=3)),
-    "a drafter that reads another kind": lambda data: data.update(drafter=drafter(data, full_layer=0)),
-    "a drafter with wider heads": lambda data: data.update(drafter=drafter(data, head_dim=96)),
-    "a drafter without rotary embeddings": lambda data: data.update(drafter=drafter(data, rope={})),
+    "an attention nobody knows": in_attention(0, type="linear"),
+    "a block without a type": lambda data: drop(body(data["target"]["layers"][0]), "type"),
+    "an activation nobody knows": lambda data: body(data["target"]["layers"][0], 1).update(activation="relu"),
+    "a bias of values that are keys": in_attention(0, bias=True, k_eq_v=True),
+    "scores without a scale": in_attention(0, scale=0.0),
+    "a drafter that reads a layer without a cache": in_drafter(kv_source=3),
+    "a drafter that reads another kind": in_drafter(kv_source=0),
+    "a drafter with a cache": in_drafter(kv_source=None),
+    "a drafter with another window": in_drafter(window=8),
+    "a drafter with wider heads": in_drafter(head_dim=96, rotary=None),
+    "a drafter without rotary embeddings": lambda data: data.update(drafter=drafter(data, rotary=[])),
     "a norm without eps": lambda data: data["target"].update(norm_eps=0.0),
     "an eps that is no number": lambda data: data["target"].update(norm_eps=float("nan")),
     "an endless softcap": lambda data: data["target"].update(softcap=float("inf")),
     "a softcap below zero": lambda data: data["target"].update(softcap=-30.0),
-    "frequencies that grow": lambda data: data["target"]["rope"]["full"].update(theta=1e-9),
-    "frequencies beyond the head": lambda data: data["target"]["rope"]["full"].update(rotated=2.0),
-    "frequencies that are endless": lambda data: data["target"]["rope"]["full"].update(factor=1e-30),
-    "a kind without rotary embeddings": lambda data: drop(data, "target", "rope", "full"),
+    "frequencies that are negative": lambda data: data["target"].update(rotary=[[-1.0] * 16, [0.5] * 32]),
+    "frequencies beyond the head": lambda data: data["target"]["rotary"][1].append(0.5),
+    "frequencies that are endless": lambda data: data["target"]["rotary"][1].__setitem__(0, float("inf")),
+    "frequencies that are no numbers": lambda data: data["target"]["rotary"][1].__setitem__(0, float("nan")),
+    "rotary embeddings that do not exist": in_attention(0, rotary=2),
     "a head that is neither": lambda data: data["target"].update(tied=1),
-    "more per-layer embeddings than a table": lambda data: data["target"].update(ple_size=32),
-    "KV heads that share no query heads": lambda data: data["target"].update(query_heads=3, layers=wide(data)),
-    "no feed-forward block": lambda data: data["target"]["layers"][0].update(intermediate_size=0),
+    "per-layer embeddings that no layer reads": lambda data: data["target"].update(
+        per_layer={"width": 32, "vocab_size": 256, "context_factor": 0.1, "table_factor": 4.0, "factor": 0.7}
+    ),
+    "KV heads that share no query heads": in_attention(0, kv_heads=3),
+    "no feed-forward width": lambda data: body(data["target"]["layers"][0], 1).update(width=0),
     "experts without number": lambda data: experts(data, count=0),
     "more experts for a token than there are": lambda data: experts(data, top=9),
-    "experts that are a list": lambda data: data["target"]["layers"][0].update(experts=[8, 2, 32]),
+    "experts that are a list": lambda data: body(data["target"]["layers"][0], 1).update(experts=[8, 2, 32]),
     "files is a list": lambda data: data.update(files=[]),
     "a file is a list": lambda data: data.update(files={"target.onnx": [1, "0" * 64]}),
     "a size is true": lambda data: data["files"]["target.onnx"].update(size=True),
     "a hash that is a number": lambda data: data["files"]["target.onnx"].update(sha256=5),
     "a hash that is none": lambda data: data["files"]["target.onnx"].update(sha256="0" * 63),
-    "a borrower of another shape": lambda data: data["target"]["layers"][2].update(kv_heads=32, head_dim=1),
+    "a borrower of another shape": in_attention(2, heads=32, kv_heads=32, head_dim=1, rotary=None),
     "a graph that is no name": lambda data: data["target"].update(graph=["target.onnx"]),
     "a name that is a number": lambda data: data.update(name=3),
     "a context beyond exact positions": lambda data: data["target"].update(context_length=1 << 31),
-    "a window beyond the context": lambda data: data["target"].update(sliding_window=1 << 30),
+    "a window beyond the context": lambda data: data["target"].update(context_length=8),
+    "two windows": in_attention(2, window=8),
     "an infinite eos token": lambda data: data.update(eos_token_ids=[float("inf")]),
     "an eos token outside the vocabulary": lambda data: data.update(eos_token_ids=[1, 256]),
     "a negative bos token": lambda data: data.update(bos_token_id=-1),

@@ -186,16 +186,63 @@ def in_target(**fields: object) -> Change:
 
 
 def in_layers(change: Callable[[dict[str, Any]], object]) -> Change:
-    return lambda data: [change(layer) for layer in data["target"]["layers"]]
+    """Change every layer's attention and feed-forward block, given as one mapping."""
+
+    def change_all(data: dict[str, Any]) -> None:
+        for layer in data["target"]["layers"]:
+            bodies = [block["body"] for block in layer["blocks"][:2]]
+            both = {**bodies[1], **bodies[0]}
+            change(both)
+            for body in bodies:
+                body.update({name: both[name] for name in body if name != "type"})
+
+    return change_all
+
+
+def attention(data: dict[str, Any], layer: int, model: str = "target") -> dict[str, Any]:
+    found: dict[str, Any] = data[model]["layers"][layer]["blocks"][0]["body"]
+    return found
 
 
 def own_one_more(data: dict[str, Any]) -> None:
     last = len(data["target"]["layers"]) - 1
-    data["target"]["layers"][last]["kv_source"] = data["drafter"]["full_layer"] = last
+    attention(data, last).update(kv_source=None, k_norm=True, v_norm=True)
+    for index, layer in enumerate(data["drafter"]["layers"]):
+        if layer["blocks"][0]["body"]["window"] is None:
+            attention(data, index, "drafter").update(kv_source=last)
 
 
 def with_experts(data: dict[str, Any]) -> None:
-    data["target"]["layers"][0]["experts"] = {"count": 1 << 10, "top": 8, "intermediate_size": (1 << 31) - 1}
+    experts = {"count": 1 << 10, "top": 8, "intermediate_size": (1 << 31) - 1}
+    data["target"]["layers"][0]["blocks"][1]["body"]["experts"] = experts
+
+
+def with_wide_slices(data: dict[str, Any]) -> None:
+    data["target"]["per_layer"].update(width=1 << 20, vocab_size=1 << 20)
+    for layer in data["target"]["layers"]:
+        layer["blocks"][2]["body"]["width"] = 1 << 20
+
+
+def all_rotary(data: dict[str, Any], factor: float) -> None:
+    rotary = data["target"]["rotary"]
+    data["target"]["rotary"] = [(each * 2)[: int(factor * len(each))] for each in rotary]
+
+
+def larger_heads(data: dict[str, Any], factor: float) -> None:
+    all_rotary(data, factor)
+    in_layers(lambda layer: layer.update(head_dim=int(factor * layer["head_dim"])))(data)
+
+
+def exchanged(data: dict[str, Any]) -> None:
+    heads = lambda layer: layer.update(  # noqa: E731
+        kv_heads=layer["head_dim"], heads=layer["head_dim"] * layer["heads"], head_dim=layer["kv_heads"], rotary=None
+    )
+    in_layers(heads)(data)
+
+
+def halved(data: dict[str, Any]) -> None:
+    in_layers(lambda layer: layer.update(kv_heads=2 * layer["kv_heads"], heads=2 * layer["heads"]))(data)
+    larger_heads(data, 0.5)
 
 
 CONFIGURATIONS: dict[str, Change] = {
@@ -203,33 +250,31 @@ CONFIGURATIONS: dict[str, Change] = {
     "a smaller vocabulary": in_target(vocab_size=6112),
     "a larger hidden state": in_target(hidden_size=224),
     "an endless hidden state": in_target(hidden_size=(1 << 31) - 1),
-    "wider heads": in_layers(lambda layer: layer.update(head_dim=2 * layer["head_dim"])),
-    "heads and their size exchanged": in_layers(
-        lambda layer: layer.update(kv_heads=layer["head_dim"], head_dim=layer["kv_heads"])
-    ),
-    "twice the heads, half as large": in_layers(
-        lambda layer: layer.update(kv_heads=2 * layer["kv_heads"], head_dim=layer["head_dim"] // 2)
-    ),
-    "more query heads": in_target(query_heads=8),
+    "wider heads": lambda data: larger_heads(data, 2),
+    "heads and their size exchanged": exchanged,
+    "twice the heads, half as large": halved,
+    "more query heads": in_layers(lambda layer: layer.update(heads=8)),
+    "no norms of queries": in_layers(lambda layer: layer.update(q_norm=False)),
+    "biases": in_layers(lambda layer: layer.update(bias=True)),
     "fewer layers": lambda data: data["target"]["layers"].pop(),
     "more layers": lambda data: data["target"]["layers"].append(data["target"]["layers"][-1]),
-    "wider feed-forward blocks": in_layers(lambda layer: layer.update(intermediate_size=1 << 30)),
-    "another layer shares": lambda data: data["target"]["layers"][1].update(kv_source=0),
+    "wider feed-forward blocks": in_layers(lambda layer: layer.update(width=1 << 30)),
+    "another layer shares": lambda data: attention(data, 1).update(kv_source=0, k_norm=False, v_norm=False),
     "another layer owns": own_one_more,
     "no value projection": in_layers(lambda layer: layer.update(k_eq_v=True)),
     "a head of its own": in_target(tied=False),
     "experts": with_experts,
-    "other per-layer embeddings": in_target(ple_size=1 << 20, ple_vocab_size=1 << 20),
+    "other per-layer embeddings": with_wide_slices,
     "more candidates": lambda data: data["drafter"].update(candidates=4096),
     "other clusters": lambda data: data["drafter"].update(shortlist={"clusters": 1, "top": 1}, candidates=6144),
     "a head over the whole vocabulary": lambda data: data["drafter"].update(shortlist=None, candidates=6144),
     "a wider drafter": lambda data: data["drafter"].update(hidden_size=4096),
     "a drafter with fewer layers": lambda data: data["drafter"]["layers"].pop(),
-    "a drafter that reads an earlier layer": lambda data: data["drafter"].update(sliding_layer=2),
+    "a drafter that reads an earlier layer": lambda data: attention(data, 0, "drafter").update(kv_source=2),
     "no drafter": lambda data: data.update(drafter=None),
     "no heads": lambda data: data.update(heads=[]),
     "more offsets": lambda data: data["heads"][0].update(offsets=7),
-    "a borrower's heads": lambda data: data["target"]["layers"][-1].update(kv_heads=128, head_dim=1),
+    "a borrower's heads": lambda data: attention(data, -1).update(kv_heads=128, head_dim=1),
 }
 
 

@@ -13,12 +13,13 @@ import pytest
 
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.graph_io import AttentionKind
-from ondevice.bundle_format.model_config import HeadsEntry, Layer, Rope, Target
+from ondevice.bundle_format.model_config import HeadsEntry, Target
 from ondevice.engines.kv_cache import KVCache, make_caches
 from ondevice.engines.layer_path import PathMemory
 from ondevice.engines.protocol import MOST_SESSIONS, DraftStep, ExpertShare, Outputs, Proposals, Rows
 from ondevice.engines.sequence import CachedSequence
 from ondevice.engines.session_file import Origin
+from tests.decoders_made import layer
 
 VOCAB = 11
 WINDOW = 16
@@ -109,22 +110,17 @@ class ToyEngine:
     def __init__(
         self, context_length: int = 10_000, chunk: int = 64, before: Callable[[Sequence[Rows]], None] | None = None
     ) -> None:
-        layers = (Layer("full", 1, 1, 1, 0), Layer("sliding", 1, 1, 1, 1))
-        rope = Rope(10_000.0, 1.0, 1.0)
         self.target = Target(
             graph="none",
             hidden_size=VOCAB,
-            query_heads=1,
             norm_eps=1e-6,
-            rope={"full": rope, "sliding": rope},
+            rotary=(),
             vocab_size=VOCAB,
             context_length=context_length,
-            sliding_window=WINDOW,
+            embedding_factor=1.0,
             softcap=None,
             tied=True,
-            ple_size=0,
-            ple_vocab_size=0,
-            layers=layers,
+            layers=(layer(), layer(window=WINDOW)),
         )
         self.context_length = context_length
         self.most_rows = chunk

@@ -97,7 +97,7 @@ def save_trained(path: Path, mix: Mix, numbers: str = "BF16") -> None:
     defaults = {"quant_method": "gemma", "num_bits": 4, "quantize_embeddings": True}
     config["quantization_config"] = defaults | mix.quantization
     (path / "config.json").write_text(json.dumps(config))
-    quantization = read_quantization(path)
+    quantization = read_quantization(config, str(path))
     assert quantization is not None
     file = SafetensorsFile(path / "model.safetensors")
     weights = {

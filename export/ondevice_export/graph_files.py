@@ -23,9 +23,9 @@ from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorT
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice.progress import Advance
-from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
+from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.checkpoint.towers import PREFIX
 from ondevice_export.data_file import DataFile
@@ -65,9 +65,8 @@ class GraphFiles:
         """Write `target.onnx` and its data; returns the stored token table, which the other graphs read too."""
         interface = target_interface(target.config, takes_soft_rows=bool(target.vision or target.audio))
         formats, modules = self._options.target_formats, target.modules
-        with self._graph(
-            target.config.graph, interface, target.checkpoint, formats, modules=modules, prefix=target.prefix
-        ) as (builder, weights):
+        name = target.config.graph
+        with self._graph(name, interface, target.tensors, formats, modules) as (builder, weights):
             graph = TargetGraph(builder, target.config, weights)
             graph.build()
         return graph.table
@@ -75,7 +74,7 @@ class GraphFiles:
     def write_vision(self, vision: VisionEntry, target: TargetCheckpoint) -> None:
         """Write `vision.onnx` and its data."""
         interface, formats = vision_interface(vision, target.config), self._options.tower_formats
-        with self._graph(vision.graph, interface, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
+        with self._graph(vision.graph, interface, _of_towers(target), formats) as (builder, weights):
             if vision.layers:
                 VisionGraph(builder, vision, target.config, weights).build()
             else:
@@ -84,7 +83,7 @@ class GraphFiles:
     def write_audio(self, audio: AudioEntry, target: TargetCheckpoint) -> None:
         """Write `audio.onnx` and its data."""
         interface, formats = audio_interface(audio, target.config), self._options.tower_formats
-        with self._graph(audio.graph, interface, target.checkpoint, formats, prefix=PREFIX) as (builder, weights):
+        with self._graph(audio.graph, interface, _of_towers(target), formats) as (builder, weights):
             if audio.layers:
                 AudioGraph(builder, audio, target.config, weights).build()
             else:
@@ -94,14 +93,14 @@ class GraphFiles:
         """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
         config, formats = drafter.config, self._options.drafter_formats
         interface = drafter_interface(config, target)
-        with self._graph(config.graph, interface, drafter.checkpoint, formats) as (builder, weights):
+        with self._graph(config.graph, interface, NamedTensors(drafter.checkpoint), formats) as (builder, weights):
             DrafterGraph(builder, drafter.config, target, weights, table).build()
 
     def write_heads(self, heads: HeadsCheckpoint, target: Target, table: StoredMatrix) -> None:
         """Write a graph and its data for each kind of heads; all read the target's `table` instead of a copy."""
         for each in heads.heads:
             interface, formats = heads_interface(each, target), self._options.drafter_formats
-            with self._graph(each.graph, interface, heads.checkpoint, formats) as (builder, weights):
+            with self._graph(each.graph, interface, NamedTensors(heads.checkpoint), formats) as (builder, weights):
                 HeadsGraph(builder, each, target, weights, table).build()
 
     @contextmanager
@@ -109,20 +108,23 @@ class GraphFiles:
         self,
         name: str,
         interface: Interface,
-        checkpoint: Checkpoint,
+        tensors: NamedTensors,
         formats: Formats,
-        *,
         modules: QuantizedModules | None = None,
-        prefix: str = "",
     ) -> Iterator[tuple[GraphBuilder, Weights]]:
         """Give a graph builder and its weights; the graph is saved after all weights have been written."""
         path, data = self._directory / name, f"{name}.data"
         builder = GraphBuilder(path.stem, interface)
         with DataFile(self._directory / data) as file, MatrixWriter(self._advance) as writer:
-            weights = Weights(checkpoint, file, writer, formats=formats, modules=modules, prefix=prefix)
+            weights = Weights(tensors, file, writer, formats=formats, modules=modules)
             yield builder, weights
         ir.save(builder.model(tool_versions()["ondevice"]), path)
         self.tensors[name] = TensorTable(data, weights.tensors)
+
+
+def _of_towers(target: TargetCheckpoint) -> NamedTensors:
+    """The tensors of a target's vision and audio towers."""
+    return NamedTensors(target.checkpoint, TensorNames(PREFIX))
 
 
 def count_weights(shapes: Shapes) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 
 from ondevice import __version__
 from ondevice.bundle import GENERATION_CONFIG
+from ondevice.bundle_format.checks import InvalidFieldError
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest, Quantization, Source
-from ondevice.bundle_format.model_config import DrafterEntry, InvalidFieldError
+from ondevice.bundle_format.model_config import DrafterEntry
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.config import read_token_ids
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
@@ -47,7 +47,7 @@ def make_manifest(
     Raises:
         CheckpointError: the manifest would be invalid, for instance because a token id is outside the vocabulary.
     """
-    config, token_ids = target.config, read_token_ids(target.checkout.directory)
+    config, token_ids = target.config, dict(target.token_ids)
     generation = _generation(target.checkout.directory)
     token_ids |= {name: generation[name] for name in token_ids if generation.get(name)}
     sources = {"target": Source(target.checkout.id, target.checkout.revision)}
@@ -80,7 +80,7 @@ def make_manifest(
 def _quantization(target: TargetCheckpoint, options: ExportOptions) -> Quantization:
     if target.modules is None:
         return Quantization(options.quantize, BLOCK, options.target_formats.head.bits)
-    head = target.prefix + EMBEDDING if target.config.tied else HEAD
+    head = target.tensors.names.of(EMBEDDING if target.config.tied else HEAD)
     return Quantization(AS_TRAINED, 0, target.modules.format(head).bits)
 
 

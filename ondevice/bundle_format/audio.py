@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ondevice.bundle_format.model_config import MOST_LAYERS, Target, check_number, check_positive, require
+from ondevice.bundle_format.checks import check_number, check_positive, require
+from ondevice.bundle_format.decoder import MOST_LAYERS
+from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import Shapes
 
 RATE = 16_000

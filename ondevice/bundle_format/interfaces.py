@@ -48,8 +48,8 @@ class Interface(NamedTuple):
 def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interface:
     rows, hidden = Tensor("int64", ("T",)), target.hidden_size
     inputs = {graph_io.TOKEN_IDS: rows, graph_io.POSITIONS: rows, graph_io.WANTED: Tensor("int64", ("R",))}
-    inputs |= {graph_io.write_index(kind): Tensor("int64", (1,)) for kind in CACHE_ROWS}
-    inputs |= {graph_io.mask(kind): Tensor("bool", ("T", size)) for kind, size in CACHE_ROWS.items()}
+    inputs |= {graph_io.write_index(kind): Tensor("int64", (1,)) for kind in target.kinds}
+    inputs |= {graph_io.mask(kind): Tensor("bool", ("T", CACHE_ROWS[kind])) for kind in target.kinds}
     if takes_soft_rows:
         inputs |= {graph_io.SOFT_ROWS: Tensor("float32", ("S", hidden)), graph_io.EMBEDDING_SOURCE: rows}
     outputs = {
@@ -57,21 +57,20 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
         graph_io.HIDDEN: Tensor("float32", ("R", hidden)),
     }
     for index in target.kv_layers():
-        layer = target.layers[index]
-        cache = Tensor("float32", (1, CACHE_ROWS[layer.kind], layer.kv_width))
+        own = target.layers[index].attention
+        cache = Tensor("float32", (1, CACHE_ROWS[own.kind], own.kv_width))
         inputs |= {graph_io.past(index, part): cache for part in graph_io.PARTS}
         outputs |= {graph_io.present(index, part): cache for part in graph_io.PARTS}
     return Interface(inputs, outputs)
 
 
 def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
-    """The width of a cache that no layer of the drafter reads is open."""
     one, row = Tensor("int64", (1,)), Tensor("float32", (1, target.hidden_size))
     inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
-    inputs |= {graph_io.mask(kind): Tensor("bool", (1, size)) for kind, size in CACHE_ROWS.items()}
-    widths = {layer.kind: layer.kv_width for layer in drafter.layers}
-    for kind, size in CACHE_ROWS.items():
-        cache = Tensor("float32", (1, size, widths.get(kind, "W")))
+    inputs |= {graph_io.mask(kind): Tensor("bool", (1, CACHE_ROWS[kind])) for kind in drafter.kinds}
+    for kind in drafter.kinds:
+        width = target.layers[drafter.kv_layer(kind)].attention.kv_width
+        cache = Tensor("float32", (1, CACHE_ROWS[kind], width))
         inputs |= {graph_io.shared(kind, part): cache for part in graph_io.PARTS}
     outputs = {
         graph_io.CANDIDATES: Tensor("int64", (drafter.candidates,)),

@@ -16,16 +16,14 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ondevice.bundle_format.audio import AudioEntry, audio_shapes, check_audio
+from ondevice.bundle_format.checks import InvalidFieldError, check_number, require
 from ondevice.bundle_format.model_config import (
     DrafterEntry,
     HeadsEntry,
-    InvalidFieldError,
     Target,
     check_drafter,
     check_heads,
-    check_number,
     check_target,
-    require,
 )
 from ondevice.bundle_format.tensor_table import (
     Shapes,
@@ -39,9 +37,9 @@ from ondevice.bundle_format.tensor_table import (
 from ondevice.bundle_format.vision import VisionEntry, check_vision, vision_shapes
 from ondevice.errors import BundleCorruptError, UnsupportedBundleError
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the format, raised whenever an older runtime would misread a newer bundle. Schemas 1 and 2 had no tensor
-tables."""
+tables, 1 to 3 described the layers of one family only."""
 
 _CORRUPT = "export the bundle again"
 
@@ -133,7 +131,7 @@ class Manifest:
         data = _fields(dataclasses.replace(self, sha256=self.digest(), tensors={}))
         del data["tensors"]
         tables = ",\n".join(_table_json(graph, table) for graph, table in self.tensors.items())
-        return json.dumps(data, indent=2).removesuffix("\n}") + f',\n  "tensors": {{\n{tables}\n  }}\n}}\n'
+        return _text_of(data).removesuffix("\n}") + f',\n  "tensors": {{\n{tables}\n  }}\n}}\n'
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -220,6 +218,24 @@ def _fields(manifest: Manifest) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value is not None or name not in ("vision", "audio")}
 
 
+LINE = 118
+"""Most characters of a line of `bundle.json` that holds a whole object or list."""
+
+
+def _text_of(value: Any, indent: str = "") -> str:
+    """The JSON text of a value, with one line for every list of numbers and for what fits into a line."""
+    line, inner = json.dumps(value), indent + "  "
+    is_numbers = isinstance(value, list | tuple) and all(isinstance(each, float) for each in value)
+    fits = bool(indent) and len(indent) + len(line) <= LINE
+    if is_numbers or fits or not value or not isinstance(value, dict | list | tuple):
+        return line
+    if isinstance(value, dict):
+        parts, ends = [f"{json.dumps(name)}: {_text_of(each, inner)}" for name, each in value.items()], "{}"
+    else:
+        parts, ends = [_text_of(each, inner) for each in value], "[]"
+    return f"{ends[0]}\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}{ends[1]}"
+
+
 def _table_json(graph: str, table: TensorTable) -> str:
     """The JSON text of a table with one line per tensor; fields with default values are left out."""
     lines = [f"{json.dumps(name)}: {json.dumps(_without_defaults(each))}" for name, each in table.tensors.items()]
@@ -256,7 +272,8 @@ def _parsed(hint: Any, value: Any, name: str) -> Any:
     """A parsed JSON value as an instance of the type `hint`.
 
     Args:
-        hint: a dataclass, `X | None`, `tuple[X, ...]`, `dict[K, V]`, a `Literal`, or a plain type.
+        hint: a dataclass, a union of dataclasses that differ in their field `type`, `X | None`, `tuple[X, ...]`,
+            `dict[K, V]`, a `Literal`, or a plain type.
         value: the parsed JSON value.
         name: what error messages call the value.
 
@@ -265,7 +282,13 @@ def _parsed(hint: Any, value: Any, name: str) -> Any:
     """
     kind = get_origin(hint)
     if kind is UnionType:
-        return None if value is None else _parsed(get_args(hint)[0], value, name)
+        first, *others = get_args(hint)
+        if others == [type(None)]:
+            return None if value is None else _parsed(first, value, name)
+        said = value.get("type") if isinstance(value, dict) else None
+        found = next((each for each in (first, *others) if each.type == said), None)
+        require(found is not None, f"{name} has the type {said!r:.99}")
+        return _parsed(found, value, name)
     made: Any = hint
     if dataclasses.is_dataclass(hint):
         require(isinstance(value, dict), f"{name} is {value!r:.99}")

@@ -12,17 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ondevice.bundle_format.model_config import (
-    Decoder,
-    DrafterEntry,
-    HeadsEntry,
-    HeadsKind,
-    InvalidFieldError,
-    LayerConfig,
-    Target,
-    check_number,
-    require,
-)
+from ondevice.bundle_format.checks import InvalidFieldError, check_number, require
+from ondevice.bundle_format.decoder import Attention, Block, FeedForward, Layer
+from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, HeadsKind, Target
 from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, IN_GROUPS, WeightFormat
 
 Shapes = dict[str, tuple[int, ...]]
@@ -152,13 +144,15 @@ def target_shapes(target: Target) -> Shapes:
     if not target.tied:
         shapes[HEAD] = (target.vocab_size, target.hidden_size)
     shapes["norm.weight"] = (target.hidden_size,)
-    for index in range(len(target.layers)):
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in target_layer_shapes(target, index).items()}
-    if target.ple_size:
-        packed = len(target.layers) * target.ple_size
-        shapes[PLE_TABLE] = (target.ple_vocab_size, packed)
+    for index, layer in enumerate(target.layers):
+        own = layer_shapes(layer, target.hidden_size)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in own.items()}
+    if target.per_layer is not None:
+        width = target.per_layer.width
+        packed = len(target.layers) * width
+        shapes[PLE_TABLE] = (target.per_layer.vocab_size, packed)
         shapes["per_layer_model_projection.weight"] = (packed, target.hidden_size)
-        shapes["per_layer_projection_norm.weight"] = (target.ple_size,)
+        shapes["per_layer_projection_norm.weight"] = (width,)
     return shapes
 
 
@@ -167,7 +161,7 @@ def drafter_shapes(drafter: DrafterEntry, target: Target) -> Shapes:
     hidden, backbone = drafter.hidden_size, target.hidden_size
     shapes: Shapes = {DRAFTER_EMBEDDING: (target.vocab_size, hidden), "model.norm.weight": (hidden,)}
     for index, layer in enumerate(drafter.layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(drafter, layer).items()}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(layer, hidden).items()}
     shapes["pre_projection.weight"] = (hidden, 2 * backbone)
     shapes["post_projection.weight"] = (backbone, hidden)
     if drafter.shortlist is not None:
@@ -213,35 +207,52 @@ def is_of_tower(name: str) -> bool:
     return name.startswith((*VISION, *AUDIO))
 
 
-def layer_shapes(decoder: Decoder, layer: LayerConfig) -> Shapes:
-    """Names, without the layer's prefix, and shapes of the tensors that every layer of target and drafter has."""
-    hidden, wide, queries = decoder.hidden_size, layer.intermediate_size, decoder.query_heads * layer.head_dim
-    return {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.q_norm.weight": (layer.head_dim,),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "post_attention_layernorm.weight": (hidden,),
-        "pre_feedforward_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (wide, hidden),
-        "mlp.up_proj.weight": (wide, hidden),
-        "mlp.down_proj.weight": (hidden, wide),
-        "post_feedforward_layernorm.weight": (hidden,),
-        "layer_scalar": (1,),
+NORMS: dict[str, tuple[str, str]] = {
+    "attention": ("input_layernorm", "post_attention_layernorm"),
+    "feed_forward": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    "layer_embedding": ("pre_per_layer_input_norm", "post_per_layer_input_norm"),
+}
+"""Type of a block's body -> names of the norms before and after it, without `.weight`."""
+
+
+def layer_shapes(layer: Layer, hidden: int) -> Shapes:
+    """Names, without the layer's prefix, and shapes of the tensors of a layer of the target or the drafter."""
+    shapes = {name: shape for block in layer.blocks for name, shape in _block_shapes(block, hidden).items()}
+    return shapes | {"layer_scalar": (1,)} if layer.scalar else shapes
+
+
+def _block_shapes(block: Block, hidden: int) -> Shapes:
+    body, norms = block.body, NORMS[block.body.type]
+    shapes: Shapes = {f"{norms[0]}.weight": (hidden,)} if block.norm_in else {}
+    if isinstance(body, Attention):
+        shapes |= _attention_shapes(body, hidden)
+    elif isinstance(body, FeedForward):
+        shapes |= _feed_forward_shapes(body, hidden)
+    else:
+        shapes["per_layer_input_gate.weight"] = (body.width, hidden)
+        shapes["per_layer_projection.weight"] = (hidden, body.width)
+    return shapes | {f"{norms[1]}.weight": (hidden,)} if block.norm_out else shapes
+
+
+def _attention_shapes(body: Attention, hidden: int) -> Shapes:
+    projections = {"q_proj": body.query_width}
+    if body.kv_source is None:
+        projections |= {"k_proj": body.kv_width} if body.k_eq_v else {"k_proj": body.kv_width, "v_proj": body.kv_width}
+    shapes: Shapes = {f"self_attn.{name}.weight": (rows, hidden) for name, rows in projections.items()}
+    if body.bias:
+        shapes |= {f"self_attn.{name}.bias": (rows,) for name, rows in projections.items()}
+    shapes |= {f"self_attn.{name}.weight": (body.head_dim,) for name in ("q_norm", "k_norm") if getattr(body, name)}
+    return shapes | {"self_attn.o_proj.weight": (hidden, body.query_width)}
+
+
+def _feed_forward_shapes(body: FeedForward, hidden: int) -> Shapes:
+    shapes: Shapes = {
+        "mlp.gate_proj.weight": (body.width, hidden),
+        "mlp.up_proj.weight": (body.width, hidden),
+        "mlp.down_proj.weight": (hidden, body.width),
     }
-
-
-def target_layer_shapes(target: Target, index: int) -> Shapes:
-    """Names, without the layer's prefix, and shapes of the tensors of a layer of the target."""
-    layer, hidden = target.layers[index], target.hidden_size
-    shapes = layer_shapes(target, layer)
-    if layer.kv_source == index:
-        shapes["self_attn.k_proj.weight"] = (layer.kv_width, hidden)
-        shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
-        if not layer.k_eq_v:
-            shapes["self_attn.v_proj.weight"] = (layer.kv_width, hidden)
-    if layer.experts is not None:
-        count, inner = layer.experts.count, layer.experts.intermediate_size
+    if body.experts is not None:
+        count, inner = body.experts.count, body.experts.intermediate_size
         shapes["router.proj.weight"] = (count, hidden)
         shapes["router.scale"] = (hidden,)
         shapes["router.per_expert_scale"] = (count,)
@@ -250,10 +261,6 @@ def target_layer_shapes(target: Target, index: int) -> Shapes:
         shapes["experts.down_proj"] = (count, hidden, inner)
         shapes["post_feedforward_layernorm_1.weight"] = (hidden,)
         shapes["post_feedforward_layernorm_2.weight"] = (hidden,)
-    if target.ple_size:
-        shapes["per_layer_input_gate.weight"] = (target.ple_size, hidden)
-        shapes["per_layer_projection.weight"] = (hidden, target.ple_size)
-        shapes["post_per_layer_input_norm.weight"] = (hidden,)
     return shapes
 
 

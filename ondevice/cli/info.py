@@ -144,7 +144,7 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
     """The manifest's facts, and how this machine would run the bundle, in the order in which they are printed."""
     manifest = bundle.manifest
     target, drafter = manifest.target, manifest.drafter
-    kinds = [layer.kind for layer in target.layers]
+    kinds = [layer.attention.kind for layer in target.layers]
     return {
         "name": manifest.name,
         "family": manifest.family,
@@ -155,7 +155,7 @@ def bundle_facts(bundle: Bundle) -> dict[str, Any]:
             "full": kinds.count("full"),
             "with_cache": len(target.kv_layers()),
         },
-        "sliding_window": target.sliding_window,
+        "sliding_window": target.window,
         "vocabulary": target.vocab_size,
         "quantization": dataclasses.asdict(manifest.quantization),
         "drafter": None if drafter is None else {"kind": "mtp", "candidates": drafter.candidates},

@@ -140,7 +140,8 @@ class _Constants:
         self._data = {table.file: manifest.files[table.file].size for table in manifest.tensors.values()}
         self._most = sum(self._data.values())  # no exported shape has as many elements as the data files have bytes
         self._vocab_size = manifest.target.vocab_size
-        self._heads = max(model.query_heads for model in (manifest.target, manifest.drafter) if model is not None)
+        models = [model for model in (manifest.target, manifest.drafter) if model is not None]
+        self._heads = max(2, *(layer.attention.heads for model in models for layer in model.layers))
         self._outputs = [tensor.shape for tensor in expected.outputs.values()]
 
     def add(self, tensor: Message) -> None:

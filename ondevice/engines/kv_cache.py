@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.bundle_format.graph_io import KINDS, AttentionKind
-from ondevice.bundle_format.model_config import Layer, Target
+from ondevice.bundle_format.decoder import Attention
+from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.model_config import Target
 from ondevice.engines.protocol import Mask, TokenTree
 
 SLACK = 256
@@ -276,33 +277,34 @@ def mapped(types: Mapping[int, np.dtype[Any]], units: Mapping[int, int]) -> dict
 
 def make_caches(
     target: Target,
-    unit_type: Callable[[Layer], np.dtype[Any]],
+    unit_type: Callable[[Attention], np.dtype[Any]],
     max_rows: int,
     views: Views = Views(),
     units: Units = SINGLE,
 ) -> dict[AttentionKind, KVCache]:
-    """The caches of one sequence: one for each kind of attention, with the layers that own keys and values.
+    """The caches of one sequence: one for each kind of attention that the target has, for the layers that own keys and
+    values.
 
     unit_type : the dtype of one unit of a layer's keys, and of its values
     max_rows, views, units : as for `KVCache`
     """
     caches: dict[AttentionKind, KVCache] = {}
-    for kind in KINDS:
-        owners = [index for index in target.kv_layers() if target.layers[index].kind == kind]
-        types = {index: unit_type(target.layers[index]) for index in owners}
+    for kind in target.kinds:
+        layers = {index: target.layers[index].attention for index in target.kv_layers()}
+        types = {index: unit_type(own) for index, own in layers.items() if own.kind == kind}
         # the target needs window - 1 earlier rows; a drafter at position `length` sees two more: see `first_drafted`
-        history = target.sliding_window + 1 if kind == "sliding" else None
+        history = None if target.window is None or kind == "full" else target.window + 1
         caches[kind] = KVCache(types, max_rows, history, views, units)
     return caches
 
 
-def first_drafted(kind: AttentionKind, length: int, window: int) -> int:
-    """The first position that a drafter's layer sees, after `length` verified tokens.
+def first_drafted(length: int, window: int | None) -> int:
+    """The first position that a drafter's layer sees, after `length` verified tokens, through a window.
 
-    In sliding layers it sees the last `window + 1` of them: the reference's window is inclusive here. Source:
+    It sees the last `window + 1` of them: the reference's window is inclusive here. Source:
     `create_bidirectional_sliding_window_mask` over the flipped cache, Gemma4AssistantForCausalLM.
     """
-    return max(0, length - 1 - window) if kind == "sliding" else 0
+    return 0 if window is None else max(0, length - 1 - window)
 
 
 def attention_mask(

@@ -57,7 +57,7 @@ class LayerPath:
             raise ValueError(f"a path ends at a layer from 1 to {count}, not {self.stop}")
         if unknown := sorted(index for index in self.without_attention | self.without_mlp if not 0 <= index < count):
             raise ValueError(f"there are layers 0 to {count - 1}, and no {unknown[0]}")
-        read = {layer.kv_source for index, layer in enumerate(target.layers) if layer.kv_source != index}
+        read = {layer.attention.kv_source for layer in target.layers}
         if needed := sorted(self.without_attention & read):
             raise ValueError(f"the attention of layer {needed[0]} cannot be left out: other layers read its cache")
 
@@ -124,7 +124,7 @@ def free_sub_layers(target: Target) -> list[SubLayer]:
     If layers share caches: those of layers without a cache of their own. They write no keys and values, so drafted rows
     leave the same ones as a whole forward. Otherwise: those of all layers but the first and the last, as in SWIFT.
     """
-    shared = [index for index, layer in enumerate(target.layers) if layer.kv_source != index]
+    shared = [index for index, layer in enumerate(target.layers) if layer.attention.kv_source is not None]
     layers = shared or range(1, len(target.layers) - 1)
     return [sub for index in layers for sub in (("attention", index), ("mlp", index))]
 

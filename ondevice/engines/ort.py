@@ -167,9 +167,7 @@ class OrtSession(CachedSequence):
             bound, drafts, heads: the target's graph, the drafter's if there is one, and those of heads by kind.
         """
         super().__init__(
-            make_caches(
-                engine.target, lambda layer: np.dtype((np.float32, (layer.kv_width,))), engine.most_rows, VIEWS
-            ),
+            make_caches(engine.target, lambda own: np.dtype((np.float32, (own.kv_width,))), engine.most_rows, VIEWS),
             origin,
         )
         self.engine = engine
@@ -180,7 +178,7 @@ class OrtSession(CachedSequence):
     def max_rows(self, block: int = 1) -> int:
         self.check_open()
         most = self.engine.most_rows
-        by_memory = SCORES // (self.engine.target.query_heads * (self.length + most))
+        by_memory = SCORES // (self.engine.query_heads * (self.length + most))
         return min(most, max(block, by_memory), self.engine.context_length - self.length)
 
     def set_pending(self, tree: TokenTree | None) -> None:
@@ -205,7 +203,7 @@ class OrtSession(CachedSequence):
         bound.array(graph_io.WANTED, np.asarray(needed, np.int64))
         for kind, cache in self._caches.items():
             start, stop = cache.reserve(length, count)
-            window = self.engine.target.sliding_window if kind == "sliding" else None
+            window = self.engine.target.window if kind == "sliding" else None
             bound.array(graph_io.mask(kind), attention_mask(tree, length, (start, stop), window, rows.blocks))
             bound.array(graph_io.write_index(kind), np.array([length - start], np.int64))
             for layer in cache.layers:
@@ -243,10 +241,11 @@ class OrtSession(CachedSequence):
             bound.array(graph_io.TOKEN_ID, np.array([token], np.int64))
             bound.array(graph_io.POSITION, np.array([length], np.int64))
             bound.array(graph_io.HIDDEN, row)
-            for kind, cache in self._caches.items():
+            for kind in drafter.kinds:
+                cache, window = self._caches[kind], target.window if kind == "sliding" else None
                 start, stop = cache.reserve(length, 0)
                 positions = np.arange(start, stop)
-                seen = (first_drafted(kind, length, target.sliding_window) <= positions) & (positions < length)
+                seen = (first_drafted(length, window) <= positions) & (positions < length)
                 bound.array(graph_io.mask(kind), seen[None])
                 for part, view in zip(graph_io.PARTS, cache.view(drafter.kv_layer(kind), start, stop), strict=True):
                     bound.view(graph_io.shared(kind, part), view)
@@ -317,6 +316,7 @@ class OrtEngine:
         self.target = bundle.manifest.target
         self.context_length = context_within(context_length, self.target.context_length)
         self.content = bundle.content
+        self.query_heads = max(layer.attention.heads for layer in self.target.layers)
         self._threads = threads
         self.drafter = bundle.manifest.drafter
         self.has_drafter = self.drafter is not None

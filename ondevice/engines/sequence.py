@@ -102,6 +102,8 @@ class CachedSequence(ABC):
         self.check_open()
         if not self.length or any(kept.length == self.length for kept in self._snapshots):
             return
+        if "sliding" not in self._caches:  # full caches hold every position
+            return
         kept = [*self._snapshots, self._caches["sliding"].held(self.length).copy()][-SNAPSHOTS:]
         while len(kept) > 1 and sum(each.nbytes for each in kept) > SNAPSHOT_BYTES:
             kept.pop(0)

@@ -37,7 +37,7 @@ class TargetRunner:
         self.session = session(bundle / "target.onnx")
         self.caches = {
             graph_io.past(index, part): np.zeros(
-                (1, CACHE_ROWS, self.manifest.target.layers[index].kv_width), np.float32
+                (1, CACHE_ROWS, self.manifest.target.layers[index].attention.kv_width), np.float32
             )
             for index in self.manifest.target.kv_layers()
             for part in ("key", "value")
@@ -77,7 +77,7 @@ class TargetRunner:
             seen[row, self.length + row] = True
             row_positions[self.length + row] = positions[row]
         age = positions[:, None] - row_positions[None, :]
-        return positions, seen, seen & (age < self.manifest.target.sliding_window)
+        return positions, seen, seen & (age < (self.manifest.target.window or 0))
 
 
 @dataclass
@@ -100,7 +100,7 @@ class DrafterRunner:
         rows = np.arange(CACHE_ROWS)[None]
         seen = rows < self.target.length
         # The reference's window is inclusive here: create_bidirectional_sliding_window_mask over the flipped cache.
-        window = seen & (rows >= self.target.length - 1 - self.target.manifest.target.sliding_window)
+        window = seen & (rows >= self.target.length - 1 - (self.target.manifest.target.window or 0))
         feeds = {
             graph_io.TOKEN_ID: np.array([token], np.int64),
             graph_io.HIDDEN: hidden,
@@ -108,8 +108,8 @@ class DrafterRunner:
             graph_io.mask("full"): seen,
             graph_io.mask("sliding"): window,
         }
-        layers: dict[AttentionKind, int] = {"full": drafter.full_layer, "sliding": drafter.sliding_layer}
-        for kind, layer in layers.items():
+        for kind in KINDS:
+            layer = drafter.kv_layer(kind)
             feeds[graph_io.shared(kind, "key")] = self.target.caches[graph_io.past(layer, "key")]
             feeds[graph_io.shared(kind, "value")] = self.target.caches[graph_io.past(layer, "value")]
         return Draft(*self.session.run([graph_io.CANDIDATES, graph_io.LOGITS, graph_io.NEXT_HIDDEN], feeds))

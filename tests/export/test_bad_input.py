@@ -140,7 +140,7 @@ def test_what_no_bundle_can_hold(source: Path, field: str, value: object) -> Non
 def test_a_window_beyond_the_context_is_the_context(source: Path, tmp_path: Path) -> None:
     edit_json(source / "target" / "config.json", lambda config: config.update(sliding_window=1 << 30))
     target = Bundle.open(export(source / "target", tmp_path / "out")).manifest.target
-    assert target.sliding_window == target.context_length
+    assert target.window == target.context_length
 
 
 def test_misshapen_tensor(source: Path) -> None:
@@ -209,7 +209,7 @@ def test_shards_are_read_together(source: Path, tmp_path: Path) -> None:
         ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5}, "top_k_experts"),
         ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}, "moe_intermediate_size"),
         ({"enable_moe_block": True, "num_experts": 1 << 20}, "num_experts"),
-        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None}, "none"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),

@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
+from ondevice.bundle_format.graph_io import KINDS
 from ondevice.bundle_format.interfaces import Interface
 from ondevice_export import export
 from ondevice_export.graph.graph_builder import GraphBuilder
@@ -41,10 +42,10 @@ def test_target_signature(pair: Pair) -> None:
     target = Bundle.open(pair.bundle).manifest.target
     caches: Signature = {}
     for index in target.kv_layers():
-        layer = target.layers[index]
-        rows = {"full": "Sf", "sliding": "Ss"}[layer.kind]
+        own = target.layers[index].attention
+        rows = {"full": "Sf", "sliding": "Ss"}[own.kind]
         for part in ("key", "value"):
-            caches[graph_io.past(index, part)] = (FLOAT, [1, rows, layer.kv_width])
+            caches[graph_io.past(index, part)] = (FLOAT, [1, rows, own.kv_width])
     assert signature(graph.input) == {
         "token_ids": (INT64, ["T"]),
         "positions": (INT64, ["T"]),
@@ -66,8 +67,8 @@ def test_drafter_signature(pair: Pair) -> None:
     graph = onnx.load(pair.bundle / "drafter.onnx", load_external_data=False).graph
     manifest = Bundle.open(pair.bundle).manifest
     assert manifest.drafter is not None
-    full = manifest.target.layers[manifest.drafter.full_layer].kv_width
-    sliding = manifest.target.layers[manifest.drafter.sliding_layer].kv_width
+    read = {kind: manifest.target.layers[manifest.drafter.kv_layer(kind)].attention for kind in KINDS}
+    full, sliding = read["full"].kv_width, read["sliding"].kv_width
     hidden, candidates = manifest.target.hidden_size, manifest.drafter.candidates
     assert signature(graph.input) == {
         "token_id": (INT64, [1]),

@@ -85,7 +85,7 @@ def edited(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda data: data.update(kinds=[]), "kinds is"),
         (lambda data: data["kinds"]["medusa"].update(offsets=17), "offsets is 17"),
         (lambda data: data["kinds"]["medusa"].update(offsets=4), "has shape"),
-        (lambda data: data["kinds"]["blockwise"].pop("width"), "width is 0"),
+        (lambda data: data["kinds"]["blockwise"].pop("width"), "width is missing"),
         (lambda data: data["kinds"]["exit"].update(layer=6), "layer is 6"),
         (lambda data: data["shortlist"].update(clusters=47), "47 clusters do not divide"),
         (lambda data: data["shortlist"].update(top=49), "top is 49"),

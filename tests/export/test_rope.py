@@ -7,13 +7,15 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from ondevice.bundle_format.model_config import Rope
+from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.rope import rotary
 
 
 @pytest.mark.parametrize(("theta", "rotated", "factor"), [(10_000.0, 1.0, 1.0), (1_000_000.0, 0.25, 8.0)])
 def test_each_frequency_is_the_nearest_float32(theta: float, rotated: float, factor: float) -> None:
     head_dim = 512
-    found = Rope(theta=theta, rotated=rotated, factor=factor).frequencies(head_dim)
+    fields = {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": rotated, "factor": factor}
+    found = rotary(Fields(fields, "config.json"), head_dim, 4096).frequencies
     pairs = int(rotated * head_dim) // 2
     with localcontext(prec=40):
         exact = [1 / Decimal(theta) ** (Decimal(2 * i) / head_dim) / Decimal(factor) for i in range(pairs)]

@@ -22,6 +22,7 @@ from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.errors import CheckpointError, UsageError
 from ondevice_export import export
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
+from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.original import Original
 from tests.conftest import ROOT
 from tests.tiny_models import VOCAB
@@ -108,7 +109,7 @@ def test_codes_and_scales_are_those_of_the_checkpoint(pair: tuple[str, Path]) ->
     from safetensors.numpy import load_file
 
     _, directory = pair
-    quantization = read_quantization(directory / "target")
+    quantization = read_quantization(read_json(directory / "target" / "config.json"), "config.json")
     assert quantization is not None
     names = json.loads((directory / "target" / "config.json").read_text())
     prefix = "model.language_model." if "Unified" in names["architectures"][0] else "model."
@@ -186,7 +187,7 @@ def test_a_pattern_counts_that_fits_the_tensors(tmp_path: Path) -> None:
     patterns = {r"mlp": {"num_bits": 2}, r"layers\.0": {"num_bits": 8}}
     mix = replace_quantization("all-of-two", {"num_bits": 4, "module_quant_configs": patterns})
     save_trained(tmp_path / "target", mix)
-    quantization = read_quantization(tmp_path / "target")
+    quantization = read_quantization(read_json(tmp_path / "target" / "config.json"), "config.json")
     assert quantization is not None
     assert quantization.candidates("model.layers.0.mlp.up_proj") == (2, 8)
     model = Models(Bundle.open(export(tmp_path / "target", tmp_path / "bundle", drafter="none"))).target

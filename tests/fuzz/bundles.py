@@ -168,10 +168,11 @@ class Mutants:
     def _computes_otherwise(self, path: Path, engine: Engine) -> bool:
         """Whether a mutant's bundle.json changes the results.
 
-        The sliding window does on both engines; norm_eps, softcap, rope and the target's tensor table on simd only.
+        The sliding window does on both engines; other numbers and the target's tensor table on simd only.
         """
         old, new = self._manifest, Manifest.from_json((path / MANIFEST).read_text())
-        fields = ("sliding_window", *(("norm_eps", "softcap", "rope") if engine == "simd" else ()))
+        on_simd = ("norm_eps", "softcap", "rotary", "embedding_factor", "per_layer", "layers")
+        fields = ("window", *(on_simd if engine == "simd" else ()))
         if any(getattr(old.target, field) != getattr(new.target, field) for field in fields):
             return True
         return engine == "simd" and old.tensors[old.target.graph] != new.tensors[new.target.graph]

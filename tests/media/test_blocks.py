@@ -293,7 +293,7 @@ def test_the_memory_of_scores_limits_text_and_no_picture(
     """A block is never cut, however long the sequence; rows of text are, as without a tower."""
     engine = OrtEngine(seeing[family, "int8"], 1)
     whole = read(engine)[1]
-    monkeypatch.setattr("ondevice.engines.ort.SCORES", engine.target.query_heads * engine.most_rows)
+    monkeypatch.setattr("ondevice.engines.ort.SCORES", engine.query_heads * engine.most_rows)
     session = engine.open_session()
     assert (session.max_rows(), session.max_rows(SIZES[0])) == (1, SIZES[0])
     cuts = [stop for begin, end in [(0, 0), *BLOCKS] for stop in (begin, end)]

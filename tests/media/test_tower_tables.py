@@ -9,7 +9,7 @@ import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.audio import audio_shapes
-from ondevice.bundle_format.model_config import InvalidFieldError
+from ondevice.bundle_format.checks import InvalidFieldError
 from ondevice.bundle_format.tensor_table import ALIGNMENT, Scales, Shapes, Tensor, TensorTable, check_tables
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice_export.export_options import ExportOptions

@@ -47,7 +47,7 @@ def run(
     """
     count, heads, head_dim = query.shape
     bits = 16 if cache.dtype == np.float16 else 8
-    state, record = ForwardState(len(tree), {}, bits), SequenceRecord({0: 0})
+    state, record = ForwardState(len(tree), [], bits), SequenceRecord({0: 0})
     scratch = AttentionScratch(head_dim, heads, 1)
     record.set_rows(tree, length)
     record.set_place(slots.ALL, 0, len(tree))

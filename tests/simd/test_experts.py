@@ -62,7 +62,7 @@ def mixed(
     buffers = Buffers()
     builder = PlanBuilder(layout.places, pack_of(layout), buffers, len(hidden), EPS)
     stream, out = hidden.copy(), dense.copy()
-    ExpertsPlanner(builder, [experts]).add(experts, slots.ALL, buffers.hold(stream), buffers.hold(out))
+    ExpertsPlanner(builder, [experts]).add(experts, "gelu_tanh", slots.ALL, buffers.hold(stream), buffers.hold(out))
     state = np.zeros(slots.SLOTS, np.int64)
     state[slots.ALL] = len(hidden)
     pool = ThreadPool(threads, SCRATCH_BYTES)

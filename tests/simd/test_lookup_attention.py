@@ -47,7 +47,7 @@ class Case:
         self.keys = np.ascontiguousarray(self.keys)
         key_codes.encode(self.keys[:, None], self.book, 0, self.codes.ctypes.data, self.codes.strides[0])
         self.chosen = np.zeros(1 + MOST, np.int64)
-        self._state, self._record = ForwardState(1, {}, BITS[kind]), SequenceRecord({0: 0})
+        self._state, self._record = ForwardState(1, [], BITS[kind]), SequenceRecord({0: 0})
         self._record.set_rows(TokenTree.chain([0]), LENGTH - 1)
         self._record.set_place(slots.ALL, 0, 1)
         self._record.most_keys = LENGTH

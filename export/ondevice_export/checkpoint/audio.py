@@ -67,7 +67,7 @@ def read_audio(
         CheckpointError: the configuration is damaged or not supported, a tensor is missing or has a wrong shape, or
             the tower has a tensor that the configuration does not name.
     """
-    found = find_tower(directory, checkpoint, "audio", TOWER, tuple(_ENTRIES))
+    found = find_tower(checkpoint, "audio", TOWER, tuple(_ENTRIES))
     if found is None:
         return None
     outer, fields, kind = found

@@ -23,10 +23,18 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class Checkpoint:
-    """The tensors of a directory's safetensors files, read whole or by rows and converted to float32."""
+    """The configuration of a directory, and the tensors of its safetensors files, read whole or by rows as float32.
+
+    Attributes:
+        directory: the directory.
+        config: `config.json`.
+        origin: what error messages call the configuration.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.origin = str(directory / "config.json")
+        self.config = read_json(directory / "config.json")
         self._tensors: dict[str, tuple[SafetensorsFile, TensorEntry]] = {}
         self._files: list[SafetensorsFile] = []
         try:

@@ -7,12 +7,12 @@ The rules go by module names and are those of transformers 5.23.0 (`quantizers/q
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.json_fields import Fields, read_json
+from ondevice_export.checkpoint.json_fields import Fields
 
 METHOD = "gemma"
 BITS = (2, 4, 8)
@@ -54,14 +54,17 @@ class GemmaQuantization:
         return tuple(dict.fromkeys([found[0][1], min(found, key=lambda each: each[0])[1]]))
 
 
-def read_quantization(directory: Path) -> GemmaQuantization | None:
-    """Read `quantization_config` from `config.json`; None for a checkpoint that is not quantised.
+def read_quantization(config: Mapping[str, Any], origin: str) -> GemmaQuantization | None:
+    """Read `quantization_config` from a configuration; None for a checkpoint that is not quantised.
+
+    Args:
+        config: `config.json`.
+        origin: what error messages call it.
 
     Raises:
         CheckpointError: the quantisation method or one of its fields is not supported.
     """
-    path = directory / "config.json"
-    outer = Fields(read_json(path), str(path))
+    outer = Fields(config, origin)
     text = outer.mapping("text_config", {})
     given = next((one for one in (outer, text) if one.data.get("quantization_config") is not None), None)
     if given is None:

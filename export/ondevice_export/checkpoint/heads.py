@@ -79,7 +79,7 @@ def weights_sha256(target: TargetCheckpoint) -> str:
     last = len(target.config.layers) - 1
     digest = hashlib.sha256()
     for name in ("norm.weight", f"layers.{last}.mlp.down_proj.weight"):
-        digest.update(np.ascontiguousarray(target.checkpoint.read(target.prefix + name)).tobytes())
+        digest.update(np.ascontiguousarray(target.tensors.read(name)).tobytes())
     return digest.hexdigest()
 
 

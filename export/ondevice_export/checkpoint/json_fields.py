@@ -20,26 +20,29 @@ MOST_BYTES = 1 << 26
 
 
 class Fields:
-    """Typed access to one JSON object; errors name the file and the field."""
+    """Typed access to one JSON object; errors name the file and the field. A field without a default has to exist."""
 
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
         self.data = data
         self.origin = origin
 
-    def integer(self, name: str, default: int, minimum: int = 1, maximum: int = MOST) -> int:
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MOST) -> int:
         value = self.data.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise CheckpointError(
-                f"{self.origin}: {name} is {value!r:.99}, expected a whole number from {minimum} to {maximum}"
+                f"{self.origin}: {self._said(name, value)}, expected a whole number from {minimum} to {maximum}"
             )
         return value
 
-    def number(self, name: str, default: float, maximum: float = sys.float_info.max) -> float:
+    def number(self, name: str, default: float | None = None, maximum: float = sys.float_info.max) -> float:
         value = self.data.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:
             upper = f" up to {maximum:g}" if maximum < sys.float_info.max else ""
-            raise CheckpointError(f"{self.origin}: {name} is {value!r:.99}, expected a positive number{upper}")
+            raise CheckpointError(f"{self.origin}: {self._said(name, value)}, expected a positive number{upper}")
         return float(value)
+
+    def _said(self, name: str, value: Any) -> str:
+        return f"{name} is {value!r:.99}" if name in self.data else f"{name} is missing"
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.data.get(name, default)

@@ -1,13 +1,14 @@
 """Opens the checkpoints of a target and its drafter and checks their configurations, tensors and shapes.
 
-`tensor_table` names the tensors of a model; a target's checkpoint adds a prefix to all names but the head's.
+`tensor_table` names the tensors of a model, `named_tensors` finds them in a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ondevice.bundle_format.audio import AudioEntry
 from ondevice.bundle_format.model_config import DrafterEntry, Target
@@ -16,14 +17,20 @@ from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint import vision as vision_towers
-from ondevice_export.checkpoint.config import read_drafter, read_target
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
+from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
 from ondevice_export.checkpoint.source import Checkout, Note
+from ondevice_export.families import read_target
+from ondevice_export.families.family import Config, Family
+from ondevice_export.families.gemma4_assistant import read_drafter
 
-_PREFIXES = ("model.language_model.", "model.")
-"""Prefixes of the text model's tensors; that of multimodal checkpoints is tried first, as both start with `model.`."""
+_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+"""Prefixes of the text model's tensors; those of multimodal checkpoints come first, as some begin with `model.` too."""
+
+_HEADS = (HEAD, "language_model.lm_head.weight")
+"""Names of the head."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +38,24 @@ class TargetCheckpoint:
     """A target's open checkpoint, with its configuration and the shapes of all tensors that an export reads."""
 
     checkout: Checkout
-    checkpoint: Checkpoint
+    tensors: NamedTensors
     family: str
+    """The family's name, for display."""
     config: Target
-    prefix: str
     shapes: Shapes
+    """By the names in the checkpoint."""
+    token_ids: Mapping[str, Any]
+    """The fields `bos_token_id`, `eos_token_id` and `pad_token_id` of the configuration, unchecked."""
     modules: QuantizedModules | None = None
     """The quantised modules; None unless the checkpoint was trained quantised."""
     vision: VisionEntry | None = None
     """The vision tower; None if the checkpoint has none, or if it is left out."""
     audio: AudioEntry | None = None
     """The audio tower; the same."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.tensors.checkpoint
 
 
 @dataclass(frozen=True)
@@ -61,22 +75,20 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
     Raises:
         CheckpointError: the family is unknown, or a tensor is missing or has a wrong shape.
     """
-    family, config = read_target(checkout.directory)
     with Checkpoint(checkout.directory) as checkpoint:
-        quantization = read_quantization(checkout.directory)
-        names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
-        prefix = _text_prefix(names)
-        if not config.tied and HEAD not in names:
-            path = checkout.directory / "config.json"
-            raise CheckpointError(f"{path}: the head is not tied to the token embedding, and there is no {HEAD}")
-        shapes = checkpoint_shapes(config, prefix)
+        family, fields, config = read_target(checkpoint.config, checkpoint.origin)
+        quantization = read_quantization(checkpoint.config, checkpoint.origin)
+        own_names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
+        tensors = NamedTensors(checkpoint, _names(own_names, config, family, checkpoint.origin), _norm_offset(fields))
+        shapes = checkpoint_shapes(config, tensors.names)
         modules = None if quantization is None else QuantizedModules(checkpoint, quantization, shapes)
         if modules is None:
             checkpoint.check(shapes)
         else:
             modules.check()
-        sharing = (index for index, layer in enumerate(config.layers) if layer.kv_source != index)
-        skipped = _unread(names, shapes, _unused_kv(prefix, sharing), prefix)
+        prefix = tensors.names.prefix
+        sharing = (index for index, layer in enumerate(config.layers) if layer.attention.kv_source is not None)
+        skipped = _unread(own_names, shapes, _unused_kv(prefix, sharing), prefix)
         vision, audio = None, None
         if not text_only:
             quantised = modules is not None
@@ -85,7 +97,8 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
         towers = (*(vision_towers.TOWER if vision else ()), *(audio_towers.TOWER if audio else ()))
         if skipped := [name for name in skipped if not name.startswith(towers)]:
             note(f"skipping {len(skipped)} vision and audio tensors: the bundle does not use them")
-        yield TargetCheckpoint(checkout, checkpoint, family, config, prefix, shapes, modules, vision, audio)
+        ids = fields.token_ids
+        yield TargetCheckpoint(checkout, tensors, family.name, config, shapes, ids, modules, vision, audio)
 
 
 @contextmanager
@@ -96,31 +109,45 @@ def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[Draft
         PairMismatchError: the drafter was made for another target.
         CheckpointError: the checkpoint is no assistant, or a tensor is missing or has a wrong shape.
     """
-    try:
-        config = read_drafter(checkout.directory, target.config)
-    except PairMismatchError as error:
-        raise PairMismatchError(f"{checkout.directory}: {error}: name another drafter, or --drafter none") from error
-    if read_quantization(checkout.directory) is not None:
-        raise CheckpointError(f"{checkout.directory}: a drafter that was trained quantised is not supported")
     with Checkpoint(checkout.directory) as checkpoint:
+        try:
+            config = read_drafter(checkpoint.config, checkpoint.origin, target.config)
+        except PairMismatchError as error:
+            raise PairMismatchError(
+                f"{checkout.directory}: {error}: name another drafter, or --drafter none"
+            ) from error
+        if read_quantization(checkpoint.config, checkpoint.origin) is not None:
+            raise CheckpointError(f"{checkout.directory}: a drafter that was trained quantised is not supported")
         shapes = drafter_shapes(config, target.config)
         checkpoint.check(shapes)
         _unread(checkpoint.names, shapes, _unused_kv("model.", range(len(config.layers))), "model.")
         yield DrafterCheckpoint(checkout, checkpoint, config, shapes)
 
 
-def checkpoint_shapes(target: Target, prefix: str) -> Shapes:
+def checkpoint_shapes(target: Target, names: TensorNames) -> Shapes:
     """The shapes of the target's tensors by their names in a checkpoint."""
-    return {name if name == HEAD else prefix + name: shape for name, shape in target_shapes(target).items()}
+    return {names.of(name): shape for name, shape in target_shapes(target).items()}
 
 
-def _text_prefix(names: Iterable[str]) -> str:
-    """The prefix of the text model's tensor names."""
-    present = set(names)
-    for prefix in _PREFIXES:
-        if prefix + EMBEDDING in present:
-            return prefix
-    raise CheckpointError("the checkpoint has no embed_tokens.weight: it holds no Gemma 4 text model")
+def _names(present: Iterable[str], config: Target, family: Family, origin: str) -> TensorNames:
+    """The names of the text model's tensors."""
+    names = set(present)
+    prefix = next((prefix for prefix in _PREFIXES if prefix + EMBEDDING in names), None)
+    if prefix is None:
+        raise CheckpointError(f"{origin}: the checkpoint has no {EMBEDDING}: it holds no text model")
+    head = next((head for head in _HEADS if head in names), None)
+    if head is None and not config.tied:
+        raise CheckpointError(f"{origin}: the head is not tied to the token embedding, and there is no {HEAD}")
+    return TensorNames(prefix, head or HEAD, family.names)
+
+
+def _norm_offset(config: Config) -> float:
+    """What is added to the weights of norms."""
+    return float(config.integer("norm_offset", 0, 0, 1))
+
+
+_BUFFERS = ("rotary_emb.inv_freq",)
+"""How the names of tensors end that older checkpoints have and no model reads."""
 
 
 def _unread(names: Iterable[str], shapes: Shapes, unused: Iterable[str], prefix: str) -> list[str]:
@@ -135,8 +162,8 @@ def _unread(names: Iterable[str], shapes: Shapes, unused: Iterable[str], prefix:
     Raises:
         CheckpointError: a tensor of the text model is unknown to this architecture, so the result would be wrong.
     """
-    expected = set(shapes) | {HEAD} | set(unused)
-    rest = [name for name in names if name not in expected]
+    expected = set(shapes) | set(_HEADS) | set(unused)
+    rest = [name for name in names if name not in expected and not name.endswith(_BUFFERS)]
     own = [name for name in rest if name.startswith(prefix) and not _other_modality(name)]
     if own:
         raise CheckpointError(f"tensor {own[0]} has no place in the model that config.json describes ({len(own)} such)")

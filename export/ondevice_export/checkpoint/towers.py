@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.directory import Checkpoint
-from ondevice_export.checkpoint.json_fields import Fields, read_json
+from ondevice_export.checkpoint.json_fields import Fields
 
 PREFIX = "model."
 """Prefix of the towers' tensor names in a checkpoint."""
@@ -29,7 +28,6 @@ class TowerConfig(NamedTuple):
 
 
 def find_tower(
-    directory: Path,
     checkpoint: Checkpoint,
     name: Literal["vision", "audio"],
     tensors: tuple[str, ...],
@@ -38,8 +36,7 @@ def find_tower(
     """The configuration of a tower; None if the checkpoint has none.
 
     Args:
-        directory: the checkpoint's directory.
-        checkpoint: its tensors.
+        checkpoint: the checkpoint.
         name: which tower.
         tensors: how the names of its tensors begin.
         kinds: the types that are supported.
@@ -47,8 +44,7 @@ def find_tower(
     Raises:
         CheckpointError: the configuration is damaged, or of another type.
     """
-    path = directory / "config.json"
-    outer = Fields(read_json(path), str(path))
+    outer = Fields(checkpoint.config, checkpoint.origin)
     if outer.data.get(f"{name}_config") is None or not any(own.startswith(tensors) for own in checkpoint.names):
         return None
     fields = outer.mapping(f"{name}_config", {})

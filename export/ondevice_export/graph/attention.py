@@ -1,4 +1,4 @@
-"""Attention over a KV cache that is updated in place (Gemma4TextAttention), rotary embeddings, positions and masks."""
+"""Attention over a KV cache that is updated in place, rotary embeddings, positions and masks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
+from ondevice.bundle_format.decoder import Attention, Decoder
 from ondevice.bundle_format.graph_io import AttentionKind
-from ondevice.bundle_format.model_config import LayerConfig, Rope
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.weights import Module
 
@@ -29,72 +30,97 @@ class KeyValue:
         )
 
 
-class Attention:
-    """The self-attention of one layer."""
+class SelfAttention:
+    """The self-attention of one layer; with `alone`, of a graph whose forwards have a single row."""
 
-    def __init__(self, module: Module, layer: LayerConfig) -> None:
+    def __init__(self, module: Module, body: Attention, *, alone: bool = False) -> None:
         self._module = module
-        self._layer = layer
+        self._body = body
         self._builder = module.builder
-        self._group = module.config.query_heads // layer.kv_heads
-        """Number of query heads per KV head."""
+        self._copies = 2 if body.heads == body.kv_heads and not alone else 1
+        """How often every query head occurs: see `attend`."""
+        self._group = self._copies * body.heads // body.kv_heads
+        """Number of query heads per KV head, with the copies."""
 
     def attend(self, x: ir.Value, rows: TokenRows, cache: KeyValue) -> ir.Value:
-        """`o_proj(softmax(rope(q_norm(q_proj(x))) @ k.T + mask) @ v)`, scale 1: [T, H] -> [T, H].
+        """`o_proj(softmax(rope(q_norm(q_proj(x))) @ k.T * scale + mask) @ v)`: [T, H] -> [T, H].
 
         The query heads that share a KV head become rows of one head. ONNX Runtime rounds a single row (GEMV)
         differently from the same row among others (GEMM); with two or more query heads per KV head, every product has
-        at least two rows.
+        at least two rows. Where each query head has a KV head of its own, it is computed twice.
         """
-        heads, kv = self._module.config.query_heads, self._layer.kv_heads
-        query = self._head_norm(self._module.linear(x, "q_proj"), heads, self._module.vector("q_norm.weight"))
-        query = _rotate(self._builder, query, rows.rotary(self._layer), heads=heads)
+        body, kv = self._body, self._body.kv_heads
+        query = self._normed(self._projected(x, "q_proj"), body.heads, "q_norm" if body.q_norm else None)
+        query = self._rotated(query, rows, body.heads)
         attended = self._builder.op(
             "Attention",
             self._fold(query),
             cache.key,
             cache.value,
-            rows.mask(self._layer.kind, self._group),
+            rows.mask(body.kind, self._group),
             q_num_heads=kv,
             kv_num_heads=kv,
-            scale=1.0,
+            scale=body.scale,
         )
         return self._module.linear(self._unfold(attended), "o_proj")
 
-    def new_rows(self, x: ir.Value, rows: TokenRows, *, k_eq_v: bool) -> KeyValue:
+    def new_rows(self, x: ir.Value, rows: TokenRows) -> KeyValue:
         """The T new rows of the cache, [1, T, kv_heads * head_dim].
 
         `k = rope(k_norm(k_proj(x)))`, `v = v_norm(v_proj(x))`; with `k_eq_v`, v is made from k_proj's output.
         """
-        heads = self._layer.kv_heads
-        key = self._module.linear(x, "k_proj")
-        value = key if k_eq_v else self._module.linear(x, "v_proj")
-        key = self._head_norm(key, heads, self._module.vector("k_norm.weight"))
-        unit = self._builder.constant(np.ones(self._layer.head_dim, np.float32))
-        return KeyValue(
-            _rotate(self._builder, key, rows.rotary(self._layer), heads=heads), self._head_norm(value, heads, unit)
-        )
+        body, heads = self._body, self._body.kv_heads
+        key = self._projected(x, "k_proj")
+        value = key if body.k_eq_v else self._projected(x, "v_proj")
+        key = self._normed(key, heads, "k_norm" if body.k_norm else None)
+        if body.v_norm:
+            unit = self._builder.constant(np.ones(body.head_dim, np.float32))
+            value = self._head_norm(value, heads, unit)
+        else:
+            value = self._builder.reshape(value, 1, -1, body.kv_width)
+        return KeyValue(self._rotated(key, rows, heads), value)
+
+    def _projected(self, x: ir.Value, name: str) -> ir.Value:
+        out = self._module.linear(x, name)
+        return self._builder.op("Add", out, self._module.vector(f"{name}.bias")) if self._body.bias else out
+
+    def _normed(self, x: ir.Value, heads: int, name: str | None) -> ir.Value:
+        """[T, heads * head_dim] -> [1, T, heads * head_dim], with a norm of each head if there is one."""
+        if name is None:
+            return self._builder.reshape(x, 1, -1, heads * self._body.head_dim)
+        return self._head_norm(x, heads, self._module.vector(f"{name}.weight"))
 
     def _head_norm(self, x: ir.Value, heads: int, weight: ir.Value) -> ir.Value:
         """RMS norm of each head: [T, heads * head_dim] -> [1, T, heads * head_dim]."""
-        split = self._builder.reshape(x, 1, -1, heads, self._layer.head_dim)
-        return self._builder.reshape(self._module.rms_norm(split, weight), 1, -1, heads * self._layer.head_dim)
+        split = self._builder.reshape(x, 1, -1, heads, self._body.head_dim)
+        return self._builder.reshape(self._module.rms_norm(split, weight), 1, -1, heads * self._body.head_dim)
+
+    def _rotated(self, x: ir.Value, rows: TokenRows, heads: int) -> ir.Value:
+        rotary = self._body.rotary
+        return x if rotary is None else _rotate(self._builder, x, rows.angles(rotary), heads=heads)
 
     def _fold(self, query: ir.Value) -> ir.Value:
         """[1, T, kv * group * head_dim] -> [1, T * group, kv * head_dim]."""
-        kv, head_dim = self._layer.kv_heads, self._layer.head_dim
-        if kv > 1 and self._group > 1:
+        kv, head_dim = self._body.kv_heads, self._body.head_dim
+        if self._copies > 1:
+            once = self._builder.reshape(query, -1, 1, kv * head_dim)
+            query = self._builder.op("Concat", *[once] * self._copies, axis=1)
+        elif kv > 1 and self._group > 1:
             split = self._builder.reshape(query, -1, kv, self._group, head_dim)
             query = self._builder.op("Transpose", split, perm=[0, 2, 1, 3])
         return self._builder.reshape(query, 1, -1, kv * head_dim)
 
     def _unfold(self, attended: ir.Value) -> ir.Value:
         """[1, T * group, kv * head_dim] -> [T, kv * group * head_dim]."""
-        kv, head_dim = self._layer.kv_heads, self._layer.head_dim
+        kv, head_dim, builder = self._body.kv_heads, self._body.head_dim, self._builder
+        if self._copies > 1:
+            split = builder.reshape(attended, -1, self._copies * kv * head_dim)
+            first, end, axis = (builder.integers(number) for number in (0, kv * head_dim, 1))
+            return builder.op("Slice", split, first, end, axis)
         if kv > 1 and self._group > 1:
-            split = self._builder.reshape(attended, -1, self._group, kv, head_dim)
-            attended = self._builder.op("Transpose", split, perm=[0, 2, 1, 3])
-        return self._builder.reshape(attended, -1, kv * self._group * head_dim)
+            split = builder.reshape(attended, -1, self._group, kv, head_dim)
+            attended = builder.op("Transpose", split, perm=[0, 2, 1, 3])
+        return builder.reshape(attended, -1, kv * self._group * head_dim)
 
 
 class TokenRows:
@@ -108,26 +134,27 @@ class TokenRows:
         builder: GraphBuilder,
         positions: ir.Value,
         masks: Mapping[AttentionKind, ir.Value],
-        ropes: Mapping[AttentionKind, Rope],
+        decoder: Decoder,
     ) -> None:
         self._builder = builder
         self._positions = positions
         self._masks = masks
-        self._ropes = ropes
-        self._rotary: dict[tuple[AttentionKind, int], tuple[ir.Value, ir.Value]] = {}
+        self._decoder = decoder
+        self._angles: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._folded: dict[tuple[AttentionKind, int], ir.Value] = {}
 
     def select(self, wanted: ir.Value) -> TokenRows:
         """The same for the rows `wanted` [R] alone."""
         masks = {kind: self._builder.op("Gather", mask, wanted, axis=0) for kind, mask in self._masks.items()}
-        return TokenRows(self._builder, self._builder.op("Gather", self._positions, wanted, axis=0), masks, self._ropes)
+        positions = self._builder.op("Gather", self._positions, wanted, axis=0)
+        return TokenRows(self._builder, positions, masks, self._decoder)
 
-    def rotary(self, layer: LayerConfig) -> tuple[ir.Value, ir.Value]:
-        """cos and sin of a layer's rotary angles, each [1, T, head_dim / 2]."""
-        key = (layer.kind, layer.head_dim)
-        if key not in self._rotary:
-            self._rotary[key] = _cos_sin(self._builder, self._ropes[layer.kind], layer.head_dim, self._positions)
-        return self._rotary[key]
+    def angles(self, rotary: int) -> tuple[ir.Value, ir.Value]:
+        """cos and sin of the angles of one of the decoder's rotary embeddings, each [1, T, head_dim / 2]."""
+        if rotary not in self._angles:
+            frequencies = self._decoder.frequencies()[rotary]
+            self._angles[rotary] = _cos_sin(self._builder, frequencies, self._positions)
+        return self._angles[rotary]
 
     def mask(self, kind: AttentionKind, group: int) -> ir.Value:
         """The mask [T * group, S]: each row of [T, S] repeated `group` times, for query heads folded into rows."""
@@ -143,13 +170,15 @@ class TokenRows:
         return self._folded[key]
 
 
-def _cos_sin(builder: GraphBuilder, rope: Rope, head_dim: int, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """cos and sin [1, T, head_dim / 2] of positions [T] (Gemma4TextRotaryEmbedding).
+def _cos_sin(
+    builder: GraphBuilder, frequencies: npt.NDArray[np.float32], positions: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """cos and sin [1, T, head_dim / 2] of positions [T] times frequencies [head_dim / 2].
 
     They are computed from the positions, because a table for the whole context would take 270 MB.
     """
     column = builder.op("Unsqueeze", builder.op("Cast", positions, to=ir.DataType.FLOAT), builder.integers(0, 2))
-    angles = builder.op("Mul", column, builder.constant(rope.frequencies(head_dim)))
+    angles = builder.op("Mul", column, builder.constant(frequencies))
     return builder.op("Cos", angles), builder.op("Sin", angles)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.interfaces import CACHE_ROWS
+from ondevice.bundle_format.decoder import Attention
 from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
 from ondevice.bundle_format.tensor_table import DRAFTER_CENTROIDS, DRAFTER_EMBEDDING, DRAFTER_ORDERING
-from ondevice_export.graph.attention import Attention, KeyValue, TokenRows
+from ondevice_export.graph.attention import KeyValue, SelfAttention, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
@@ -41,11 +40,11 @@ class DrafterGraph:
         # Both models call their table model.embed_tokens.weight.
         self._table = dataclasses.replace(table, name=f"target.{table.name}")
         inputs = builder.inputs
-        masks = {kind: inputs[graph_io.mask(kind)] for kind in CACHE_ROWS}
-        self._rows = TokenRows(builder, inputs[graph_io.POSITION], masks, config.rope)
+        masks = {kind: inputs[graph_io.mask(kind)] for kind in config.kinds}
+        self._rows = TokenRows(builder, inputs[graph_io.POSITION], masks, config)
         self._caches = {
             kind: KeyValue(inputs[graph_io.shared(kind, "key")], inputs[graph_io.shared(kind, "value")])
-            for kind in CACHE_ROWS
+            for kind in config.kinds
         }
 
     def build(self) -> None:
@@ -69,11 +68,11 @@ class DrafterGraph:
 
     def _layer(self, index: int, hidden: ir.Value) -> ir.Value:
         module = self._module.at(f"model.layers.{index}.")
-        layer = self._config.layers[index]
-        attention = Attention(module.at("self_attn."), layer)
         with self._builder.scope(f"layers.{index}"):
-            attend = partial(attention.attend, rows=self._rows, cache=self._caches[layer.kind])
-            return decoder_layer(module, hidden, attend)
+            return decoder_layer(module, self._config.layers[index], hidden, self._attend)
+
+    def _attend(self, module: Module, body: Attention, x: ir.Value) -> ir.Value:
+        return SelfAttention(module, body, alone=True).attend(x, self._rows, self._caches[body.kind])
 
     def _whole_head(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Score all V tokens: candidates [V], logits [V]."""

@@ -1,4 +1,4 @@
-"""A decoder layer: norms, the gated feed-forward block, experts, and its slice of the per-layer embeddings (PLE)."""
+"""A decoder layer: its blocks with their norms, experts, and its slice of the per-layer embeddings (PLE)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ondevice.bundle_format.model_config import ExpertsConfig, Target
-from ondevice.bundle_format.tensor_table import PLE_TABLE
+from ondevice.bundle_format.decoder import Activation, Attention, ExpertsConfig, FeedForward, Layer, LayerEmbedding
+from ondevice.bundle_format.model_config import PerLayerEmbeddings
+from ondevice.bundle_format.tensor_table import NORMS, PLE_TABLE
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.weights import Module
@@ -16,70 +17,80 @@ from ondevice_export.graph.weights import Module
 
 def decoder_layer(
     module: Module,
+    layer: Layer,
     hidden: ir.Value,
-    attention: Callable[[ir.Value], ir.Value],
-    per_layer: ir.Value | None = None,
-    experts: ExpertsConfig | None = None,
+    attend: Callable[[Module, Attention, ir.Value], ir.Value],
+    own: ir.Value | None = None,
 ) -> ir.Value:
-    """Add one decoder layer: [T, H] -> [T, H] (Gemma4TextDecoderLayer).
+    """Add one decoder layer: [T, H] -> [T, H].
 
-    1. `h += post_attention_norm(attention(input_norm(h)))`
-    2. `h += post_ff_norm(mlp(pre_ff_norm(h)))`; with experts, `mlp` is replaced by the sum of the mlp and the experts,
-       each normed separately.
-    3. With per-layer embeddings, the layer's slice [T, P] is added (`_add_per_layer_input`).
-    4. `h *= layer_scalar`
+    Args:
+        module: the layer's weights.
+        layer: its blocks.
+        hidden: the residual stream, [T, H].
+        attend: adds attention, from its weights and its input [T, H].
+        own: the layer's slice of the per-layer embeddings, [T, P].
     """
     builder = module.builder
-    attended = attention(module.norm(hidden, "input_layernorm"))
-    hidden = builder.op("Add", hidden, module.norm(attended, "post_attention_layernorm"))
-    mixed = _mlp(module.at("mlp."), module.norm(hidden, "pre_feedforward_layernorm"))
-    if experts is not None:
-        dense = module.norm(mixed, "post_feedforward_layernorm_1")
-        chosen = module.norm(_mix_experts(module, hidden, experts), "post_feedforward_layernorm_2")
-        mixed = builder.op("Add", dense, chosen)
-    hidden = builder.op("Add", hidden, module.norm(mixed, "post_feedforward_layernorm"))
-    if per_layer is not None:
-        hidden = _add_per_layer_input(module, hidden, per_layer)
-    return builder.op("Mul", hidden, module.vector("layer_scalar"))
+    for block in layer.blocks:
+        before, after = NORMS[block.body.type]
+        x = module.norm(hidden, before) if block.norm_in else hidden
+        if isinstance(block.body, Attention):
+            out = attend(module.at("self_attn."), block.body, x)
+        elif isinstance(block.body, FeedForward):
+            out = _feed_forward(module, block.body, hidden, x)
+        else:
+            assert own is not None
+            out = _layer_embedding(module, block.body, x, own)
+        hidden = builder.op("Add", hidden, module.norm(out, after) if block.norm_out else out)
+    return builder.op("Mul", hidden, module.vector("layer_scalar")) if layer.scalar else hidden
 
 
-def per_layer_inputs(module: Module, target: Target, ids: ir.Value, embedded: ir.Value) -> ir.Value:
-    """The per-layer inputs of all layers: ids [T] and their embeddings [T, H] -> [T, layers, P].
-
-    `(norm(projection(embedded) * H**-0.5) + table(id) * P**0.5) * 2**-0.5` (Gemma4TextModel.get_per_layer_inputs and
-    project_per_layer_inputs).
-    """
-    builder, layers, size = module.builder, len(target.layers), target.ple_size
-    context_factor, row_factor, factor = target.ple_factors
+def per_layer_inputs(
+    module: Module, config: PerLayerEmbeddings, layers: int, ids: ir.Value, embedded: ir.Value
+) -> ir.Value:
+    """The per-layer embeddings of all layers: ids [T] and their token embeddings [T, H] -> [T, layers, P]."""
+    builder, size = module.builder, config.width
     context = module.linear(embedded, "per_layer_model_projection")
-    context = builder.reshape(builder.op("Mul", context, builder.scalar(context_factor)), -1, layers, size)
+    context = builder.reshape(builder.op("Mul", context, builder.scalar(config.context_factor)), -1, layers, size)
     context = module.norm(context, "per_layer_projection_norm")
     # fp16 scales make the largest table of E2B a ninth smaller; the gather's output is then fp16.
     table = module.matrix(PLE_TABLE, half_scales=True)
-    own = builder.op("Mul", builder.reshape(gather(builder, table, ids), -1, layers, size), builder.scalar(row_factor))
-    return builder.op("Mul", builder.op("Add", context, own), builder.scalar(factor))
+    own = builder.op(
+        "Mul", builder.reshape(gather(builder, table, ids), -1, layers, size), builder.scalar(config.table_factor)
+    )
+    return builder.op("Mul", builder.op("Add", context, own), builder.scalar(config.factor))
 
 
-def _add_per_layer_input(module: Module, hidden: ir.Value, own: ir.Value) -> ir.Value:
-    """`hidden + norm(projection(gelu(gate(hidden)) * own))`, own [T, P] (Gemma4TextDecoderLayer)."""
-    builder = module.builder
-    gate = gelu(builder, module.linear(hidden, "per_layer_input_gate"))
-    update = module.linear(builder.op("Mul", gate, own), "per_layer_projection")
-    return builder.op("Add", hidden, module.norm(update, "post_per_layer_input_norm"))
+def _layer_embedding(module: Module, body: LayerEmbedding, x: ir.Value, own: ir.Value) -> ir.Value:
+    """`projection(activation(gate(x)) * own)`, own [T, P]: [T, H] -> [T, H]."""
+    gate = activated(module.builder, body.activation, module.linear(x, "per_layer_input_gate"))
+    return module.linear(module.builder.op("Mul", gate, own), "per_layer_projection")
 
 
-def _mlp(module: Module, x: ir.Value) -> ir.Value:
-    """`down(gelu(gate(x)) * up(x))`: [T, H] -> [T, H] (Gemma4TextMLP)."""
-    gate = gelu(module.builder, module.linear(x, "gate_proj"))
-    return module.linear(module.builder.op("Mul", gate, module.linear(x, "up_proj")), "down_proj")
+def _feed_forward(module: Module, body: FeedForward, hidden: ir.Value, x: ir.Value) -> ir.Value:
+    """`down(activation(gate(x)) * up(x))`: [T, H] -> [T, H].
+
+    With experts, which read `hidden`, it is the sum of the two outputs, each normed.
+    """
+    builder, mlp = module.builder, module.at("mlp.")
+    gate = activated(builder, body.activation, mlp.linear(x, "gate_proj"))
+    dense = mlp.linear(builder.op("Mul", gate, mlp.linear(x, "up_proj")), "down_proj")
+    if body.experts is None:
+        return dense
+    dense = module.norm(dense, "post_feedforward_layernorm_1")
+    chosen = _mix_experts(module, hidden, body.experts, body.activation)
+    return builder.op("Add", dense, module.norm(chosen, "post_feedforward_layernorm_2"))
 
 
-def gelu(builder: GraphBuilder, x: ir.Value) -> ir.Value:
-    """GELU in its tanh approximation (gelu_pytorch_tanh)."""
+def activated(builder: GraphBuilder, activation: Activation, x: ir.Value) -> ir.Value:
+    """GELU in its tanh approximation, or SiLU, x * sigmoid(x)."""
+    if activation == "silu":
+        return builder.op("Mul", x, builder.op("Sigmoid", x))
     return builder.op("Gelu", x, approximate="tanh")
 
 
-def _mix_experts(module: Module, hidden: ir.Value, config: ExpertsConfig) -> ir.Value:
+def _mix_experts(module: Module, hidden: ir.Value, config: ExpertsConfig, activation: Activation) -> ir.Value:
     """`sum of weight * expert(pre_ff_norm_2(hidden))` over the experts of each row: [T, H] -> [T, H].
 
     Source: Gemma4TextDecoderLayer, Gemma4TextExperts.
@@ -96,7 +107,7 @@ def _mix_experts(module: Module, hidden: ir.Value, config: ExpertsConfig) -> ir.
         order = _sorted(builder, flat)
         rows = builder.op("Div", order, builder.constant(np.array(config.top, np.int64)))
         inputs = builder.op("Gather", module.norm(hidden, "pre_feedforward_layernorm_2"), rows, axis=0)
-        outputs = _run(module.at("experts."), _split(builder, inputs, flat, config.count), config)
+        outputs = _run(module.at("experts."), _split(builder, inputs, flat, config.count), config, activation)
         joined = builder.op("Concat", *outputs, axis=0)
         back = builder.op("Gather", joined, _sorted(builder, order), axis=0)
         mixed = builder.op(
@@ -140,13 +151,13 @@ def _split(builder: GraphBuilder, rows: ir.Value, experts: ir.Value, count: int)
     return builder.ops("Split", rows, sizes, axis=0, outputs=count)
 
 
-def _run(module: Module, parts: Sequence[ir.Value], config: ExpertsConfig) -> list[ir.Value]:
-    """Run each expert on its part of the rows: `down(gelu(gate(x)) * up(x))`; gate and up are one stored matrix."""
+def _run(module: Module, parts: Sequence[ir.Value], config: ExpertsConfig, activation: Activation) -> list[ir.Value]:
+    """Run each expert on its rows: `down(activation(gate(x)) * up(x))`; gate and up are one stored matrix."""
     builder, gate_up, down = module.builder, module.matrix("gate_up_proj"), module.matrix("down_proj")
     outputs = []
     for number, part in enumerate(parts):
         both = linear(builder, part, gate_up.part(number, config.count))
         gate, up = builder.ops("Split", both, axis=-1, num_outputs=2, outputs=2)
-        inner = builder.op("Mul", gelu(builder, gate), up)
+        inner = builder.op("Mul", activated(builder, activation, gate), up)
         outputs.append(linear(builder, inner, down.part(number, config.count)))
     return outputs

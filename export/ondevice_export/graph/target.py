@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.interfaces import CACHE_ROWS
+from ondevice.bundle_format.decoder import Attention
 from ondevice.bundle_format.model_config import Target
 from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD
-from ondevice_export.graph.attention import Attention, KeyValue, TokenRows
+from ondevice_export.graph.attention import KeyValue, SelfAttention, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer, per_layer_inputs
 from ondevice_export.graph.matrix import gather, linear
@@ -35,8 +35,9 @@ class _Stream:
 
 
 def embed(builder: GraphBuilder, target: Target, table: StoredMatrix, ids: ir.Value) -> ir.Value:
-    """`table[id] * sqrt(H)`: [T] -> [T, H] (Gemma4TextScaledWordEmbedding)."""
-    return builder.op("Mul", gather(builder, table, ids), builder.scalar(target.embedding_factor))
+    """`table[id] * embedding_factor`: [T] -> [T, H]."""
+    rows = gather(builder, table, ids)
+    return rows if target.embedding_factor == 1 else builder.op("Mul", rows, builder.scalar(target.embedding_factor))
 
 
 def softcap(builder: GraphBuilder, logits: ir.Value, cap: float) -> ir.Value:
@@ -59,8 +60,8 @@ class TargetGraph:
         self._config = config
         self._inputs = inputs = builder.inputs
         self._ids, self._wanted = inputs[graph_io.TOKEN_IDS], inputs[graph_io.WANTED]
-        masks = {kind: inputs[graph_io.mask(kind)] for kind in CACHE_ROWS}
-        self._rows = TokenRows(builder, inputs[graph_io.POSITIONS], masks, config.rope)
+        masks = {kind: inputs[graph_io.mask(kind)] for kind in config.kinds}
+        self._rows = TokenRows(builder, inputs[graph_io.POSITIONS], masks, config)
         self._caches: dict[int, KeyValue] = {}
         self.table = weights.matrix(EMBEDDING, weights.formats.head)
         self._head = self.table if config.tied else weights.matrix(HEAD, weights.formats.head)
@@ -98,9 +99,9 @@ class TargetGraph:
             if graph_io.SOFT_ROWS in self._inputs:
                 every = self._builder.op("Concat", hidden, self._inputs[graph_io.SOFT_ROWS], axis=0)
                 hidden = self._builder.op("Gather", every, self._inputs[graph_io.EMBEDDING_SOURCE], axis=0)
-            per_layer = None
-            if self._config.ple_size:
-                per_layer = per_layer_inputs(self._module, self._config, self._ids, hidden)
+            per_layer, own = None, self._config.per_layer
+            if own is not None:
+                per_layer = per_layer_inputs(self._module, own, len(self._config.layers), self._ids, hidden)
         return _Stream(hidden, per_layer, self._rows)
 
     def _layer(self, index: int, stream: _Stream) -> _Stream:
@@ -110,15 +111,14 @@ class TargetGraph:
             own = None
             if stream.per_layer is not None:
                 own = builder.op("Gather", stream.per_layer, builder.constant(np.array(index, np.int64)), axis=1)
-            attention = partial(self._attention, index, module.at("self_attn."), stream.rows)
-            hidden = decoder_layer(module, stream.hidden, attention, own, self._config.layers[index].experts)
+            attend = partial(self._attend, index, stream.rows)
+            hidden = decoder_layer(module, self._config.layers[index], stream.hidden, attend, own)
         return _Stream(hidden, stream.per_layer, stream.rows)
 
-    def _attention(self, index: int, module: Module, rows: TokenRows, x: ir.Value) -> ir.Value:
-        layer = self._config.layers[index]
-        attention = Attention(module, layer)
-        if layer.kv_source == index:
+    def _attend(self, index: int, rows: TokenRows, module: Module, body: Attention, x: ir.Value) -> ir.Value:
+        attention = SelfAttention(module, body)
+        if body.kv_source is None:
             past = KeyValue(self._inputs[graph_io.past(index, "key")], self._inputs[graph_io.past(index, "value")])
-            new = attention.new_rows(x, rows, k_eq_v=layer.k_eq_v)
-            self._caches[index] = past.write(self._builder, new, self._inputs[graph_io.write_index(layer.kind)])
-        return attention.attend(x, rows, self._caches[layer.kv_source])
+            new, write_index = attention.new_rows(x, rows), self._inputs[graph_io.write_index(body.kind)]
+            self._caches[index] = past.write(self._builder, new, write_index)
+        return attention.attend(x, rows, self._caches[self._config.kv_source(index)])

@@ -14,7 +14,7 @@ from ondevice.bundle_format.vision import PATCHES, POSITIONS, PROJECTION, STANDA
 from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice_export.graph.clipped_linear import ClippedLinears
 from ondevice_export.graph.graph_builder import CONTRIB, GraphBuilder
-from ondevice_export.graph.layer import gelu
+from ondevice_export.graph.layer import activated
 from ondevice_export.graph.matrix import gather, linear
 from ondevice_export.graph.weights import Module, Weights
 
@@ -107,7 +107,7 @@ class VisionGraph:
 
     def _mlp(self, module: Module, x: ir.Value) -> ir.Value:
         """`down(gelu(gate(x)) * up(x))`: [N, D] -> [N, D] (Gemma4VisionMLP)."""
-        gate = gelu(self._builder, self._linears.add(module, x, "gate_proj"))
+        gate = activated(self._builder, "gelu_tanh", self._linears.add(module, x, "gate_proj"))
         mixed = self._builder.op("Mul", gate, self._linears.add(module, x, "up_proj"))
         return self._linears.add(module, mixed, "down_proj")
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ondevice.bundle_format.audio import AudioEntry
-from ondevice.bundle_format.model_config import Decoder
-from ondevice.bundle_format.tensor_table import HEAD, Format, Tensor
+from ondevice.bundle_format.decoder import Decoder
+from ondevice.bundle_format.tensor_table import Format, Tensor
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import BFLOAT16, FLOAT32, WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.named_tensors import NamedTensors
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import Formats
@@ -40,38 +40,36 @@ class Weights:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: NamedTensors,
         file: DataFile,
         writer: MatrixWriter,
         *,
         formats: Formats,
         modules: QuantizedModules | None = None,
-        prefix: str = "",
     ) -> None:
         """
         Args:
-            checkpoint: the source of the tensors.
+            source: the source of the tensors, with their names in it.
             file: the data file that the tensors are written to.
             writer: quantises and writes matrices.
             formats: weight formats; ignored for a checkpoint that was trained quantised.
             modules: the quantised modules of such a checkpoint, else None.
-            prefix: prefix of all tensor names in the checkpoint except the head's.
         """
-        self.checkpoint = checkpoint
+        self.checkpoint = source.checkpoint
         self.formats = formats
         self.tensors: dict[str, Tensor] = {}
         self._modules = modules
         self._file = file
         self._writer = writer
-        self._prefix = prefix
+        self._source = source
 
     def full_name(self, name: str) -> str:
         """The name of a tensor in the checkpoint."""
-        return name if name == HEAD else self._prefix + name
+        return self._source.names.of(name)
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """Read a small tensor as float32."""
-        return self.checkpoint.read(self.full_name(name))
+        return self._source.read(name)
 
     def ordering(self, name: str, size: int) -> npt.NDArray[np.int64]:
         """Read the ids of `size` tokens in the order of their clusters; CheckpointError unless each occurs once."""

@@ -100,8 +100,8 @@ class SimdEngine:
         self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
         weakref.finalize(self, self._program.pool.close)  # ends the threads of an engine that is dropped, not closed
         self._lookup = lookup
-        self._state = ForwardState(self.most_rows, self._program.models.target_frequencies, BITS[kv_cache])
-        self._state.set_window(self.target.sliding_window)
+        self._state = ForwardState(self.most_rows, self.target.frequencies(), BITS[kv_cache])
+        self._state.set_window(self.target.window)
         self._outputs = OutputPool(self._program.logits_width, self.target.hidden_size)
         self._target = TargetForward(self._program, self._state)
         self._since_release = 0
@@ -114,15 +114,15 @@ class SimdEngine:
         program, kind = self._program, self._cache_type
         caches = make_caches(
             self.target,
-            lambda layer: unit_type(kind, layer.kv_heads, layer.head_dim),
+            lambda own: unit_type(kind, own.kv_heads, own.head_dim),
             self.most_rows,
             VIEWS[kind],
             UNITS[kind],
         )
         index = None if self._lookup is None else KeyIndex(self._lookup, program.looked_up)
-        drafts = None
-        if program.drafter is not None:
-            drafts = DraftState(program.drafter, program.models.drafter_frequencies, BITS[kind])
+        drafts, drafter = None, program.models.drafter
+        if program.drafter is not None and drafter is not None:
+            drafts = DraftState(program.drafter, drafter.config.frequencies(), BITS[kind])
         heads = {kind: HeadsState(plan) for kind, plan in program.heads.items()}
         return SimdSession(self, caches, SequenceRecord(program.caches), index, drafts, heads)
 
@@ -292,7 +292,7 @@ class SimdSession(CachedSequence):
         if drafts is None:
             raise UsageError("this bundle has no drafter: use --drafter ngram or none")
         if self._drafts_after != length:
-            drafts.begin(record, self._caches, length, engine.target.sliding_window)
+            drafts.begin(record, self._caches, length, engine.target.window)
             self._follow_index(length)
             self._drafts_after = length
         if not 0 <= token < engine.target.vocab_size:

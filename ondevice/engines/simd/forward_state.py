@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ondevice.arrays import Int64Array
 from ondevice.bundle_format.graph_io import AttentionKind
-from ondevice.bundle_format.model_config import DrafterEntry, Target
 from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch
@@ -24,7 +23,6 @@ from ondevice.engines.simd.kernels.attention.sizes import SPLIT_ROWS
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
-from ondevice.engines.simd.tensor_files import UnsupportedGraphError
 
 
 class Fields:
@@ -119,22 +117,6 @@ def paths_of(tree: TokenTree) -> NDArray[np.int64]:
 
 _ALL_POSITIONS = 1 << 62
 
-Frequencies = dict[AttentionKind, NDArray[np.float32]]
-
-
-def frequencies(model: Target | DrafterEntry) -> Frequencies:
-    """The rotary frequencies of each kind of attention, float32[head_dim / 2].
-
-    Raises:
-        UnsupportedGraphError: two layers of one kind have different ones.
-    """
-    found: Frequencies = {}
-    for layer in model.layers:
-        own = model.rope[layer.kind].frequencies(layer.head_dim)
-        if not np.array_equal(found.setdefault(layer.kind, own), own):
-            raise UnsupportedGraphError(f"its {layer.kind} layers turn at different frequencies")
-    return found
-
 
 class ForwardState(Fields):
     """The slots of a forward.
@@ -143,11 +125,11 @@ class ForwardState(Fields):
     takes longer than copying a few numbers.
     """
 
-    def __init__(self, most_rows: int, rotary: Frequencies, cache_bits: int) -> None:
+    def __init__(self, most_rows: int, rotary: Sequence[NDArray[np.float32]], cache_bits: int) -> None:
         """
         Args:
             most_rows: most rows of a forward.
-            rotary: rotary frequencies by kind of attention.
+            rotary: the model's rotary embeddings.
             cache_bits: bits of a number in the caches, 16 or 8.
         """
         super().__init__(slots.SLOTS)
@@ -160,9 +142,11 @@ class ForwardState(Fields):
             self.point(slots.STOP + kind, self._stop[kind])
         self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
         self.point(slots.SEQUENCES, self._addresses)
-        self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary.values()])
+        self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary])
         self._cosines, self._sines = np.zeros((2, most_rows, len(self._frequencies)), np.float32)
-        self._point_at_rotary(rotary)
+        self.point(slots.COSINES, self._cosines)
+        self.point(slots.SINES, self._sines)
+        self.slots[slots.ROTARY_STRIDE] = self._cosines.strides[0]
 
     def set_rows(
         self,
@@ -191,9 +175,9 @@ class ForwardState(Fields):
         np.cos(angles, out=self._cosines[:count], dtype=np.float64)
         np.sin(angles, out=self._sines[:count], dtype=np.float64)
 
-    def set_window(self, positions: int) -> None:
-        """Set how many positions a row sees in sliding attention."""
-        self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions
+    def set_window(self, positions: int | None) -> None:
+        """Set how many positions a row sees in sliding attention; None if no layer has it."""
+        self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions or 0
 
     def set_sequences(self, records: Sequence[SequenceRecord], scratch: AttentionScratch) -> None:
         """Write the records of the sequences that the rows belong to, and the working memory of their attention.
@@ -215,17 +199,6 @@ class ForwardState(Fields):
             self.slots[slots.LOOK_UP], self.slots[slots.LOOK_UP_STRIDE] = lookup.work, lookup.work_bytes
             self.slots[slots.SHARES], self.slots[slots.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
 
-    def _point_at_rotary(self, rotary: Frequencies) -> None:
-        """Write the addresses of cosines and sines. One row has those of all kinds of attention, made in one numpy
-        call.
-        """
-        self.slots[slots.ROTARY_STRIDE] = self._cosines.strides[0]
-        for slot, table in ((slots.COSINES, self._cosines), (slots.SINES, self._sines)):
-            address = table.ctypes.data
-            for kind, values in rotary.items():
-                self.slots[slot + KIND_NUMBERS[kind]] = address
-                address += values.nbytes
-
 
 _ONE_ROW = TokenTree.chain([0])
 _NO_ROWS = np.zeros(0, np.int64)
@@ -239,7 +212,7 @@ class DraftState(ForwardState):
         answer: the result of the last step, in the same arrays every time.
     """
 
-    def __init__(self, draft: DraftPlan, rotary: Frequencies, cache_bits: int) -> None:
+    def __init__(self, draft: DraftPlan, rotary: Sequence[NDArray[np.float32]], cache_bits: int) -> None:
         super().__init__(1, rotary, cache_bits)
         self.plan, self.hidden, self.token = draft.plan, draft.hidden, draft.token
         logits = np.zeros(draft.logits_width, np.float32)
@@ -250,7 +223,9 @@ class DraftState(ForwardState):
         self.point(slots.NEXT_HIDDEN, hidden)
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
 
-    def begin(self, record: SequenceRecord, caches: Mapping[AttentionKind, KVCache], length: int, window: int) -> None:
+    def begin(
+        self, record: SequenceRecord, caches: Mapping[AttentionKind, KVCache], length: int, window: int | None
+    ) -> None:
         """Set up the steps of a round: all attend from the newest token's position, to committed rows only."""
         for cache in caches.values():
             cache.reserve(length, 0)
@@ -259,7 +234,7 @@ class DraftState(ForwardState):
         record.follow(caches)
         position = np.array([length])
         self.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
-        self.set_window(length - first_drafted("sliding", length, window))
+        self.set_window(None if window is None else length - first_drafted(length, window))
 
 
 class HeadsState(Fields):

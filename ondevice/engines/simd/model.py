@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.decoder import Layer
 from ondevice.bundle_format.manifest import AS_TRAINED, Manifest
-from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Layer, LayerConfig, Target
+from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, Target
 from ondevice.bundle_format.model_config import Shortlist as Clusters
 from ondevice.bundle_format.tensor_table import (
     CENTROIDS,
@@ -25,10 +26,8 @@ from ondevice.bundle_format.tensor_table import (
     HEAD,
     ORDERING,
     PLE_TABLE,
-    Shapes,
     is_plain,
     layer_shapes,
-    target_layer_shapes,
 )
 from ondevice.engines.simd.tensor_files import Matrix, TensorFiles, Tensors, UnsupportedGraphError
 
@@ -61,24 +60,16 @@ class Experts:
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
     """One layer of the target or the drafter. Its tensors have their names in the tensor table, without the layer's
-    prefix and `.weight`:
-
-    h += post_attention_layernorm(o_proj(attention(input_layernorm(h))))
-    h += post_feedforward_layernorm(down_proj(gelu(gate_proj(x)) * up_proj(x))), x = pre_feedforward_layernorm(h), where
-        `experts` are combined with the product if there are any
-    h += post_per_layer_input_norm(per_layer_projection(gelu(per_layer_input_gate(h)) * slice)), if it has these
-    h *= layer_scalar
-
-    A layer without `k_proj` reads another layer's cache; without `v_proj` alone, its values are the output of `k_proj`.
+    prefix and `.weight`.
     """
 
-    config: LayerConfig
+    config: Layer
     source: int
     """Index of the target layer whose cache the layer reads."""
     matrices: dict[str, Matrix]
     """All matrices but the experts'."""
     floats: dict[str, Float32Array]
-    """Norms, and `layer_scalar` float32[1]."""
+    """Norms, biases, and `layer_scalar` float32[1]."""
     experts: Experts | None
 
     def by_purpose(self) -> dict[str, list[Matrix]]:
@@ -98,10 +89,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, eq=False)
 class PerLayerInputs:
-    """Per-layer embeddings of all layers, float32[T, layers, size]; their factors are `Target.ple_factors`:
-
-    (norm(projection(embedded) * context_factor) + table[id] * row_factor) * factor
-    """
+    """The weights of `PerLayerEmbeddings`."""
 
     projection: Matrix
     norm: Float32Array
@@ -181,12 +169,12 @@ def read_target(files: TensorFiles, manifest: Manifest) -> TargetModel:
     config = manifest.target
     tensors = files.tensors(config.graph, plain=manifest.quantization.weights == AS_TRAINED)
     table, per_layer = tensors.table(EMBEDDING), None
-    if config.ple_size:
+    if config.per_layer is not None:
         projection = tensors.matrix("per_layer_model_projection.weight")
         norm = tensors.floats("per_layer_projection_norm.weight")
         per_layer = PerLayerInputs(projection, norm, tensors.table(PLE_TABLE))
     layers = tuple(
-        _layer(tensors, f"layers.{index}.", target_layer_shapes(config, index), layer, layer.kv_source)
+        _layer(tensors, f"layers.{index}.", layer, config.hidden_size, config.kv_source(index))
         for index, layer in enumerate(config.layers)
     )
     head = tensors.matrix(EMBEDDING if config.tied else HEAD, any_rows=True)
@@ -206,7 +194,7 @@ def read_drafter(files: TensorFiles, config: DrafterEntry, target: Target) -> Dr
         config,
         tensors.matrix("pre_projection.weight"),
         tuple(
-            _layer(tensors, f"model.layers.{index}.", layer_shapes(config, layer), layer, config.kv_layer(layer.kind))
+            _layer(tensors, f"model.layers.{index}.", layer, config.hidden_size, config.kv_layer(layer.attention.kind))
             for index, layer in enumerate(config.layers)
         ),
         tensors.floats("model.norm.weight"),
@@ -237,21 +225,22 @@ def _shortlist(
     return Shortlist(centroids, config.top, ids)
 
 
-def _layer(tensors: Tensors, prefix: str, shapes: Shapes, config: LayerConfig, source: int) -> DecoderLayer:
-    """Read a layer, whose tensors `shapes` has by their names after the prefix."""
-    if config.head_dim % 32:
-        raise UnsupportedGraphError(f"a head of {config.head_dim} numbers is no multiple of 32")
-    matrices, floats, experts = dict[str, Matrix](), dict[str, Float32Array](), None
-    for name, shape in shapes.items():
+def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: int) -> DecoderLayer:
+    """Read a layer of a model of width `hidden`, whose tensors begin with a prefix."""
+    if config.attention.head_dim % 32:
+        raise UnsupportedGraphError(f"a head of {config.attention.head_dim} numbers is no multiple of 32")
+    matrices, floats = dict[str, Matrix](), dict[str, Float32Array]()
+    for name, shape in layer_shapes(config, hidden).items():
         if is_plain(name, shape):
             floats[name.removesuffix(".weight")] = tensors.floats(prefix + name)
         elif len(shape) == 2:
             matrices[name.removesuffix(".weight")] = tensors.matrix(prefix + name)
-    if isinstance(config, Layer) and config.experts is not None:
+    experts, found = None, config.feed_forward.experts
+    if found is not None:
         experts = Experts(
             router=floats["router.proj"] * floats["router.scale"],
             scale=floats["router.per_expert_scale"],
-            top=config.experts.top,
+            top=found.top,
             pre_norm=floats["pre_feedforward_layernorm_2"],
             gate_up=tensors.matrices(f"{prefix}experts.gate_up_proj"),
             down=tensors.matrices(f"{prefix}experts.down_proj"),

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.model_config import DrafterEntry, Target
+from ondevice.bundle_format.decoder import Decoder
 from ondevice.engines.layer_path import WHOLE
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers, LookupScratch
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.forward_state import Frequencies, frequencies
 from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
@@ -98,12 +97,12 @@ class Program:
             kind: heads_plan(each, target, new_plan(each.config.offsets, config.norm_eps))
             for kind, each in models.heads.items()
         }
-        full = [layer for layer in looking if layer.config.kind == "full"]
-        self.looked_up = {layer.source: (layer.config.kv_heads, layer.config.head_dim) for layer in full}
-        self.expert_layers = sum(layer.experts is not None for layer in config.layers)
-        decoders: list[Target | DrafterEntry] = [config] if drafter is None else [config, drafter]
-        head_dim = max(layer.head_dim for decoder in decoders for layer in decoder.layers)
-        heads = max(decoder.query_heads for decoder in decoders)
+        full = [(layer.source, own) for layer in looking if (own := layer.config.attention).kind == "full"]
+        self.looked_up = {source: (own.kv_heads, own.head_dim) for source, own in full}
+        self.expert_layers = sum(layer.feed_forward.experts is not None for layer in config.layers)
+        decoders: list[Decoder] = [config] if drafter is None else [config, drafter]
+        bodies = [layer.attention for decoder in decoders for layer in decoder.layers]
+        head_dim, heads = max(own.head_dim for own in bodies), max(own.heads for own in bodies)
         lookups = None if lookup is None else LookupScratch(heads, head_dim // lookup.width, threads)
         self.scratch = AttentionScratch(head_dim, heads, threads, lookups)
         self.pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim), kinds)
@@ -133,7 +132,6 @@ class Models:
 
     Attributes:
         target, drafter, heads: the models; the drafter is None if there is none, heads are by kind.
-        target_frequencies, drafter_frequencies: their rotary frequencies by kind of attention.
         files: the mapped data files.
         layout: the layout, with all matrices.
         experts: see `expert_share`.
@@ -150,8 +148,6 @@ class Models:
         pack_target(self.layout, self.target)
         self.experts = expert_share(self.target, self.layout.places)
         self.drafter = None if drafter is None else read_drafter(self.files, drafter, target)
-        self.target_frequencies = frequencies(target)
-        self.drafter_frequencies: Frequencies = {} if drafter is None else frequencies(drafter)
         if self.drafter is not None:
             pack_drafter(self.layout, self.drafter)
         self.heads: dict[str, HeadsModel] = {

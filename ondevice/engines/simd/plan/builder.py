@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.decoder import Activation
 from ondevice.engines.simd.buffers import Buffers, float_bits
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.kinds import kinds_of
@@ -22,6 +23,8 @@ from ondevice.engines.simd.kernels.matmul.sizes import (
     steps_form,
 )
 from ondevice.engines.simd.kernels.steps.layouts import (
+    GELU,
+    SILU,
     WIDTH,
     Attend,
     AttendChosen,
@@ -37,6 +40,9 @@ from ondevice.engines.simd.kernels.steps.layouts import (
 from ondevice.engines.simd.pack_layout import Packed
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.native.sets import KINDS
+
+FUNCTIONS: dict[Activation, int] = {"gelu_tanh": GELU, "silu": SILU}
+"""Activation of a gated product -> its number in steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,17 +197,19 @@ class PlanBuilder:
         activations: int,
         out: int,
         reader: Matrix,
+        activation: Activation,
         factor: int = 0,
         factor_stride: int = 0,
         experts: int = 1,
         groups: int = 0,
     ) -> None:
-        """gelu(gate) * up, written to `out` in the form that `reader` reads.
+        """activation(gate) * up, written to `out` in the form that `reader` reads.
 
         Args:
             row_set, activations, out, factor, factor_stride, groups: see `Gated`.
             matrix: gate and up packed as one matrix; gate alone if `factor` is given; for experts as for `project`.
             reader: the matrix that will read the output.
+            activation: the function of the gate.
             experts: as for `project`.
         """
         self.add(
@@ -212,6 +220,7 @@ class PlanBuilder:
                 out_form=input_form(reader),
                 factor=factor,
                 factor_stride=factor_stride,
+                function=FUNCTIONS[activation],
                 groups=groups,
             )
         )

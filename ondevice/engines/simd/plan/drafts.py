@@ -76,7 +76,7 @@ def drafter_plan(
     builder, caches, lookup: as for `LayerPlanner`
     """
     buffers = builder.buffers
-    layers = LayerPlanner(builder, model.layers, caches, lookup)
+    layers = LayerPlanner(builder, model, caches, lookup)
     backbone, width = target.config.hidden_size, model.config.hidden_size
     joined, normed = np.zeros(2 * backbone, np.float32), np.zeros(width, np.float32)
     source, wide, stream = buffers.hold(joined), builder.rows(2 * backbone), Stream(slots.ALL, builder.rows(width))

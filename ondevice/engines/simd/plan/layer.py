@@ -1,6 +1,6 @@
 """The steps of decoder layers, of the target or the drafter.
 
-A layer is a list of blocks (attention, feed-forward, per-layer embedding). Each block reads quantised rows of the
+A layer is a list of blocks (`ondevice.bundle_format.decoder`). Each block reads quantised rows of the
 residual stream and adds its output to the stream; the same step then quantises the input of the next block. Start with
 `LayerPlanner`. `ExpertsPlanner` scores and chooses the experts of each row, sorts rows by expert, multiplies, and adds
 up the results.
@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array
+from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, LayerEmbedding
 from ondevice.bundle_format.graph_io import KINDS
+from ondevice.bundle_format.tensor_table import NORMS
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
@@ -33,7 +35,7 @@ from ondevice.engines.simd.kernels.steps.layouts import (
     Score,
     Spread,
 )
-from ondevice.engines.simd.model import DecoderLayer, Experts
+from ondevice.engines.simd.model import DecoderLayer, DrafterModel, Experts, TargetModel
 from ondevice.engines.simd.pack_layout import PackLayout
 from ondevice.engines.simd.plan.builder import PlanBuilder, input_form
 from ondevice.engines.simd.tensor_files import Matrix
@@ -87,20 +89,18 @@ class Stream(NamedTuple):
     """Address of the rows' per-layer embeddings, float32[rows, layers, size]; 0 if the model has none."""
 
 
-class Block(NamedTuple):
-    """A block of a layer: h = (h + norm(f(input_norm(h)))) * scalar."""
+class PlannedBlock(NamedTuple):
+    """A block of a layer: h = (h + norm(f(input_norm(h)))) * scalar. A part that is None is left out."""
 
     input_norm: Float32Array | None
-    """None if the input is h itself."""
     reader: Matrix | None
     """The matrix that reads the input, which determines how it is quantised; None for a block without an input."""
     add: Callable[[], None]
     """Adds the steps of f."""
     out: int
     """Address of f's output, float32[rows, width]."""
-    norm: Float32Array
+    norm: Float32Array | None
     scalar: Float32Array | None = None
-    """None for the factor 1."""
 
 
 class LayerPlanner:
@@ -113,41 +113,44 @@ class LayerPlanner:
     def __init__(
         self,
         builder: PlanBuilder,
-        layers: Sequence[DecoderLayer],
+        model: TargetModel | DrafterModel,
         caches: Mapping[int, int],
         lookup: LookupSettings | None = None,
     ) -> None:
         """
         Args:
             builder: collects the steps, and allocates buffers.
-            layers: all layers of the model.
+            model: the model.
             caches: target layer -> index of its cache in a sequence's record.
             lookup: how layers with full attention choose the positions that they attend to; None for all.
         """
-        self._builder, self._layers, self._caches, self._lookup = builder, layers, caches, lookup
-        self._width = width = len(layers[0].floats["input_layernorm"])
-        projected = (
-            max(layer.matrices[QUERY].rows + 2 * layer.config.kv_width, layer.config.intermediate_size)
-            for layer in layers
-        )
+        self._builder, self._layers, self._caches, self._lookup = builder, model.layers, caches, lookup
+        self._width = width = model.config.hidden_size
+        pairs = [4 * len(each) for each in model.config.rotary]
+        self._rotary = [sum(pairs[:index]) for index in range(len(pairs))]
+        """Offsets in bytes of the rotary embeddings in a row of cosines."""
+        bodies = [layer.config.attention for layer in model.layers]
+        projected = [own.query_width + 2 * own.kv_width for own in bodies]
+        projected += [layer.config.feed_forward.width for layer in model.layers]
         self.entry = builder.rows(width)
         self._scratch = builder.rows(max(width, *projected))
-        self._inner = builder.rows(max(matrix.width for layer in layers for matrix in layer.matrices.values()))
+        self._inner = builder.rows(max(matrix.width for layer in model.layers for matrix in layer.matrices.values()))
         """Activations: the input of a block's last projection."""
-        self._ones = builder.constant(np.ones(max(layer.config.head_dim for layer in layers), np.float32))
+        self._ones = builder.constant(np.ones(max(own.head_dim for own in bodies), np.float32))
         """Weights of the norm of values."""
         self._zeros = builder.rows(width)
-        heads = max((layer.config.kv_heads for layer in layers if layer.config.kind == "full"), default=0)
+        self._biases: dict[DecoderLayer, Float32Array] = {}
+        heads = max((own.kv_heads for own in bodies if own.kind == "full"), default=0)
         units = 0 if lookup is None else (1 + lookup.most_units) * heads
         self._chosen = builder.buffers.bytes(8 * units * builder.most_rows)
         """int64[rows, kv_heads, 1 + most_units], the positions that one layer has chosen."""
-        experts = [layer.experts for layer in layers if layer.experts is not None]
+        experts = [layer.experts for layer in model.layers if layer.experts is not None]
         self._experts = ExpertsPlanner(builder, experts) if experts else None
 
     def add(self, stream: Stream, start: int, stop: int, path: LayerPath = WHOLE) -> None:
         """Add the steps of the layers from `start` to before `stop`, without the blocks that the path leaves out."""
         row_set, hidden = stream.row_set, stream.hidden
-        builder, constant = self._builder, self._builder.constant
+        builder = self._builder
         blocks = [block for index in range(start, stop) for block in self._blocks(index, stream, path)]
         if blocks and blocks[0].reader is not None:
             builder.quantize(row_set, hidden, self._width, self.entry, blocks[0].reader, blocks[0].input_norm)
@@ -161,57 +164,70 @@ class LayerPlanner:
                     self._width,
                     builder.eps,
                     x=block.out,
-                    weight=constant(block.norm),
-                    scalar=0 if block.scalar is None else constant(block.scalar),
-                    next_weight=0 if norm is None else constant(norm),
+                    weight=self._address(block.norm),
+                    scalar=self._address(block.scalar),
+                    next_weight=self._address(norm),
                     activations=0 if reader is None else self.entry,
                     form=0 if reader is None else input_form(reader),
                 )
             )
 
-    def _blocks(self, index: int, stream: Stream, path: LayerPath) -> list[Block]:
-        layer, out = self._layers[index], self._scratch
-        matrices, norms, blocks = layer.matrices, layer.floats, []
-        if index not in path.without_attention:
-            attention, norm = partial(self._attention, layer, stream), norms["post_attention_layernorm"]
-            blocks.append(Block(norms["input_layernorm"], matrices[QUERY], attention, out, norm))
-        after_mlp = norms["post_feedforward_layernorm"]
-        if index not in path.without_mlp:
-            mlp, up = partial(self._mlp, layer, stream), matrices["mlp.up_proj"]
-            reader = up if up in self._builder.places else matrices["mlp.gate_proj"]
-            blocks.append(Block(norms["pre_feedforward_layernorm"], reader, mlp, out, after_mlp))
-        if "per_layer_input_gate" in matrices:
-            reader, per_layer = matrices["per_layer_input_gate"], partial(self._per_layer, index, layer, stream)
-            blocks.append(Block(None, reader, per_layer, out, norms["post_per_layer_input_norm"]))
-        if not blocks:  # the layer's scalar still applies
-            blocks.append(Block(None, None, lambda: None, self._zeros, after_mlp))
-        return [*blocks[:-1], blocks[-1]._replace(scalar=norms["layer_scalar"])]
+    def _address(self, values: Float32Array | None) -> int:
+        """The address of an array; 0 for none."""
+        return 0 if values is None else self._builder.constant(values)
 
-    def _attention(self, layer: DecoderLayer, stream: Stream) -> None:
-        builder, config, row_set, x = self._builder, layer.config, stream.row_set, self._scratch
-        matrices, norms, constant = layer.matrices, layer.floats, self._builder.constant
+    def _blocks(self, index: int, stream: Stream, path: LayerPath) -> list[PlannedBlock]:
+        layer, out, scalar = self._layers[index], self._scratch, self._layers[index].floats.get("layer_scalar")
+        planned = list[PlannedBlock]()
+        for block in layer.config.blocks:
+            body, (before, after) = block.body, NORMS[block.body.type]
+            if isinstance(body, Attention):
+                if index in path.without_attention:
+                    continue
+                reader, add = layer.matrices[QUERY], partial(self._attention, layer, body, stream)
+            elif isinstance(body, FeedForward):
+                if index in path.without_mlp:
+                    continue
+                up = layer.matrices["mlp.up_proj"]
+                reader = up if up in self._builder.places else layer.matrices["mlp.gate_proj"]
+                add = partial(self._feed_forward, layer, body, stream)
+            else:
+                reader = layer.matrices["per_layer_input_gate"]
+                add = partial(self._layer_embedding, index, layer, body, stream)
+            norms = layer.floats
+            planned.append(PlannedBlock(norms.get(before), reader, add, out, norms.get(after)))
+        if not planned and scalar is not None:
+            planned.append(PlannedBlock(None, None, lambda: None, self._zeros, None))
+        return [*planned[:-1], planned[-1]._replace(scalar=scalar)] if planned else []
+
+    def _attention(self, layer: DecoderLayer, body: Attention, stream: Stream) -> None:
+        builder, row_set, x = self._builder, stream.row_set, self._scratch
+        matrices, norms = layer.matrices, layer.floats
         parts = [matrices[name] for name in HEADS if matrices.get(name) in builder.places]  # the others are joined
         widths = [4 * TILE * builder.places[part].tiles for part in parts]
         stride, column = sum(widths), 0
         for part, width in zip(parts, widths, strict=True):
             if column:  # this matrix reads its input in another form
-                norm = norms["input_layernorm"]
+                norm = norms.get(NORMS[body.type][0])
                 builder.quantize(row_set, stream.hidden, self._width, self.entry, part, norm)
             builder.project(row_set, part, self.entry, x + column, stride=stride)
             column += width
-        query, writes = matrices[QUERY], KEY in matrices
-        heads = query.rows // config.head_dim, config.kv_heads, config.head_dim
-        kind, cache = KIND_NUMBERS[config.kind], 2 * self._caches[layer.source]
+        first_value = body.query_width if body.k_eq_v else body.query_width + body.kv_width
+        heads = body.heads, body.kv_heads, body.head_dim
+        kind, cache = KIND_NUMBERS[body.kind], 2 * self._caches[layer.source]
         builder.add(
             Head(
                 row_set,
                 x,
                 stride,
                 *heads,
-                query_norm=constant(norms["self_attn.q_norm"]),
-                key_norm=constant(norms["self_attn.k_norm"]) if writes else 0,
-                value_norm=self._ones if writes else 0,
-                value=query.rows + (config.kv_width if VALUE in matrices else 0) if writes else 0,
+                bias=self._bias(layer),
+                query_norm=self._address(norms.get("self_attn.q_norm")),
+                key_norm=self._address(norms.get("self_attn.k_norm")),
+                value_norm=self._ones if body.v_norm else 0,
+                value=first_value if body.kv_source is None else 0,
+                rotary=-1 if body.rotary is None else self._rotary[body.rotary],
+                scale=float_bits(body.scale),
                 kind=kind,
                 cache=cache,
                 eps=builder.eps,
@@ -220,11 +236,20 @@ class LayerPlanner:
         output = matrices["self_attn.o_proj"]
         form = input_form(output)
         attend = Attend(row_set, x, stride, *heads, kind=kind, cache=cache, activations=self._inner, form=form)
-        if self._lookup is None or config.kind != "full":
+        if self._lookup is None or body.kind != "full":
             builder.add(attend)
         else:
             self._attend_to_chosen(attend, self._lookup)
         builder.project(row_set, output, self._inner, x)
+
+    def _bias(self, layer: DecoderLayer) -> int:
+        """The address of the biases of queries, keys and values, one after the other; 0 if there are none."""
+        names = [f"{name}.bias" for name in HEADS if f"{name}.bias" in layer.floats]
+        if not names:
+            return 0
+        if layer not in self._biases:
+            self._biases[layer] = np.concatenate([layer.floats[name] for name in names])
+        return self._address(self._biases[layer])
 
     def _attend_to_chosen(self, attend: Attend, settings: LookupSettings) -> None:
         """Add lookup attention: a step that chooses positions and one that attends to them.
@@ -245,26 +270,26 @@ class LayerPlanner:
         )  # fmt: skip
         self._builder.add(AttendChosen(*attend, window=window, most=most, chosen=self._chosen))
 
-    def _mlp(self, layer: DecoderLayer, stream: Stream) -> None:
+    def _feed_forward(self, layer: DecoderLayer, body: FeedForward, stream: Stream) -> None:
         builder, row_set, out = self._builder, stream.row_set, self._scratch
         gate, up, down = (layer.matrices[f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
         if up not in builder.places:  # it is joined with gate
-            builder.gated(row_set, gate, self.entry, self._inner, down)
+            builder.gated(row_set, gate, self.entry, self._inner, down, body.activation)
         else:
             builder.project(row_set, up, self.entry, out)
-            norm = layer.floats["pre_feedforward_layernorm"]
+            norm = layer.floats.get(NORMS[body.type][0])
             builder.quantize(row_set, stream.hidden, self._width, self.entry, gate, norm)
-            builder.gated(row_set, gate, self.entry, self._inner, down, out, 4 * TILE * builder.places[up].tiles)
+            stride = 4 * TILE * builder.places[up].tiles
+            builder.gated(row_set, gate, self.entry, self._inner, down, body.activation, out, stride)
         builder.project(row_set, down, self._inner, out)
         if layer.experts is not None:
             assert self._experts is not None
-            self._experts.add(layer.experts, row_set, stream.hidden, out)
+            self._experts.add(layer.experts, body.activation, row_set, stream.hidden, out)
 
-    def _per_layer(self, index: int, layer: DecoderLayer, stream: Stream) -> None:
+    def _layer_embedding(self, index: int, layer: DecoderLayer, body: LayerEmbedding, stream: Stream) -> None:
         gate, projection = (layer.matrices[f"per_layer_{name}"] for name in ("input_gate", "projection"))
-        size = 4 * projection.width
-        factor, stride = stream.per_layer + index * size, len(self._layers) * size
-        self._builder.gated(stream.row_set, gate, self.entry, self._inner, projection, factor, stride)
+        factor, stride = stream.per_layer + index * 4 * body.width, len(self._layers) * 4 * body.width
+        self._builder.gated(stream.row_set, gate, self.entry, self._inner, projection, body.activation, factor, stride)
         self._builder.project(stream.row_set, projection, self._inner, self._scratch)
 
 
@@ -295,11 +320,12 @@ class ExpertsPlanner:
         self._outputs = buffers.floats(pairs * width)
         """float32[pairs, width], the output of the down projection."""
 
-    def add(self, experts: Experts, row_set: int, hidden: int, out: int) -> None:
+    def add(self, experts: Experts, activation: Activation, row_set: int, hidden: int, out: int) -> None:
         """Add the steps that replace the dense block's output by the sum of it and the experts' output, both normed.
 
         Args:
             experts: sizes, norms and matrices.
+            activation: the function of their gates.
             row_set: rows to run on.
             hidden: address of float32[rows, width], the residual stream, which the experts read.
             out: address of float32[rows, width], the dense block's output, which is replaced.
@@ -335,7 +361,7 @@ class ExpertsPlanner:
             )
         )
         builder.add(Spread(groups, self._pairs, self._alone, self._entry, width // BLOCK))
-        builder.gated(row_set, gate_up, self._entry, self._inner, down, experts=count, groups=groups)
+        builder.gated(row_set, gate_up, self._entry, self._inner, down, activation, experts=count, groups=groups)
         builder.project(row_set, down, self._inner, self._outputs, experts=count, groups=groups)
         builder.add(
             Mix(

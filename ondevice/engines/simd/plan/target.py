@@ -73,13 +73,13 @@ class TargetPlanner:
         """
         self._model, self._builder, config = model, builder, model.config
         buffers, most_rows = builder.buffers, builder.most_rows
-        self._layers = LayerPlanner(builder, model.layers, caches, lookup)
+        self._layers = LayerPlanner(builder, model, caches, lookup)
         hidden, address = buffers.rows(most_rows, config.hidden_size)
         self.ends, end_address = buffers.rows(most_rows, config.hidden_size)
         self.streams = [hidden]
         self._all, self._wanted = Stream(slots.ALL, address), Stream(slots.WANTED, end_address)
-        self._per_layer_width = len(model.layers) * config.ple_size
-        if config.ple_size:
+        self._per_layer_width = 0 if config.per_layer is None else len(model.layers) * config.per_layer.width
+        if self._per_layer_width:
             rows, address = buffers.rows(most_rows, self._per_layer_width)
             self.streams.append(rows)
             self._all = self._all._replace(per_layer=address)
@@ -109,24 +109,23 @@ class TargetPlanner:
 
     def _embed(self) -> None:
         model, builder, hidden, entry = self._model, self._builder, self._all.hidden, self._layers.entry
-        config, own = model.config, model.per_layer
+        config, own, embeddings = model.config, model.per_layer, model.config.per_layer
         builder.embed(model.table, config.embedding_factor, hidden, 4 * config.hidden_size)
-        if own is None:
+        if own is None or embeddings is None:
             return
         builder.quantize(slots.ALL, hidden, config.hidden_size, entry, own.projection)
         builder.project(slots.ALL, own.projection, entry, self._all.per_layer)
-        context_factor, row_factor, factor = map(float_bits, config.ple_factors)
         builder.add(
             PerLayer(
                 self._all.per_layer,
                 len(model.layers),
-                config.ple_size,
+                embeddings.width,
                 builder.eps,
                 builder.constant(own.norm),
                 *builder.table(own.table),
-                context_factor=context_factor,
-                row_factor=row_factor,
-                factor=factor,
+                context_factor=float_bits(embeddings.context_factor),
+                row_factor=float_bits(embeddings.table_factor),
+                factor=float_bits(embeddings.factor),
                 scratch=self._scratch,
             )
         )

@@ -59,9 +59,32 @@ def rotate(x: int, cosines: int, sines: int, head_dim: int) -> None:
 
 @kernel
 def rotated_head(x: int, weight: int, cosines: int, sines: int, head_dim: int, eps: float) -> None:
-    """x = rotate(norm(x) * weight), in place, float32[head_dim]."""
-    norm(x, weight, x, head_dim, eps)
-    rotate(x, cosines, sines, head_dim)
+    """x = rotate(norm(x) * weight), in place, float32[head_dim]; without what has the address 0."""
+    if weight:
+        norm(x, weight, x, head_dim, eps)
+    if cosines:
+        rotate(x, cosines, sines, head_dim)
+
+
+@kernel
+def add_bias(x: int, bias: int, count: int) -> None:
+    """x += bias, float32[count]."""
+    for i in range(0, 4 * count, 64):
+        store(x + i, load(x + i) + load(bias + i))
+
+
+@kernel
+def copy(x: int, out: int, count: int) -> None:
+    """out = x, float32[count]."""
+    for i in range(0, 4 * count, 64):
+        store(out + i, load(x + i))
+
+
+@kernel
+def multiply(x: int, factor: float, count: int) -> None:
+    """x *= factor, float32[count]."""
+    for i in range(0, 4 * count, 64):
+        store(x + i, load(x + i) * full(factor))
 
 
 @kernel
@@ -122,33 +145,47 @@ def to_value(bits: int, x: int, cache: int, row: int, stride: int, head_dim: int
 
 @kernel
 def head(words: np.ndarray, state: np.ndarray, thread: int, threads: int, scratch: int) -> None:
-    """The step `Head`: query = rotate(norm(query)), in place; rotate(norm(key)) and norm(value) go to the cache.
+    """The step `Head`: query = rotate(norm(query + bias)) * scale, in place; rotate(norm(key + bias)) and
+    norm(value + bias) go to the cache.
 
     A unit is a head of a row, float32[size]; threads take equal shares. Layers that read another layer's cache have no
     keys and values. `scratch` is the address of this thread's working memory, float32[size].
     """
     step = read_step(Head, words)
     row_set, x, stride, size = step.row_set, step.x, step.stride, step.size
-    query_heads, kv_heads, key_norm = step.query_heads, step.kv_heads, step.key_norm
-    kind, cache, eps = step.kind, CACHES + step.cache, bits_float(np.int32(step.eps))
-    units = query_heads + (kv_heads if key_norm else 0)
+    query_heads, kv_heads, bias = step.query_heads, step.kv_heads, step.bias
+    cache, eps, scale = CACHES + step.cache, bits_float(np.int32(step.eps)), bits_float(np.int32(step.scale))
+    units = query_heads + (kv_heads if step.value else 0)
     for unit in range(
         first_unit(state[row_set] * units, thread, threads), first_unit(state[row_set] * units, thread + 1, threads)
     ):
         row, number = unit // units, unit % units
         at = x + row * stride + 4 * number * size
-        rotary = source_row(state, row_set, row) * state[ROTARY_STRIDE]
-        cosines, sines = state[COSINES + kind] + rotary, state[SINES + kind] + rotary
+        cosines = sines = np.int64(0)
+        if step.rotary >= 0:
+            rotary = source_row(state, row_set, row) * state[ROTARY_STRIDE] + step.rotary
+            cosines, sines = state[COSINES] + rotary, state[SINES] + rotary
+        if bias:
+            add_bias(at, bias + 4 * number * size, size)
         if number < query_heads:
             rotated_head(at, step.query_norm, cosines, sines, size, eps)
+            if scale != _ONE:
+                multiply(at, scale, size)
             continue
         number -= query_heads
         record = sequence_of(state, row_set, row)
-        sequence = read_sequence(record, kind)
+        sequence = read_sequence(record, step.kind)
         cache_row = sequence.length - sequence.base + row - sequence.first_row
         bits, own = state[CACHE_BITS], number * part_bytes(state[CACHE_BITS], size)
         line = kv_heads * part_bytes(bits, size)
-        norm(x + row * stride + 4 * (step.value + number * size), step.value_norm, scratch, size, eps)
+        place = step.value + number * size
+        value = x + row * stride + 4 * place
+        if bias:
+            add_bias(value, bias + 4 * place, size)
+        if step.value_norm:
+            norm(value, step.value_norm, scratch, size, eps)
+        else:
+            copy(value, scratch, size)
         to_value(bits, scratch, read_i64(record + 8 * (cache + 1)) + own, cache_row, line, size)
-        rotated_head(at, key_norm, cosines, sines, size, eps)
+        rotated_head(at, step.key_norm, cosines, sines, size, eps)
         to_key(bits, at, read_i64(record + 8 * cache) + own, cache_row, line, size)

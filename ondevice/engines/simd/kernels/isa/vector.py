@@ -327,7 +327,7 @@ _LN2_HIGH, _LN2_LOW = _F(-0.693359375), _F(2.12194440e-4)
 _C0, _C1, _C2 = _F(1.9875691500e-4), _F(1.3981999507e-3), _F(8.3334519073e-3)
 _C3, _C4, _C5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
 _LOWEST, _HIGHEST = _F(-87.0), _F(88.0)
-_ONE, _TWO = _F(1.0), _F(2.0)
+_ZERO, _ONE, _TWO = _F(0.0), _F(1.0), _F(2.0)
 _GELU_INNER, _GELU_CUBE = _F(-2.0 * 0.7978845608028654), _F(-2.0 * 0.7978845608028654 * 0.044715)
 
 
@@ -356,3 +356,9 @@ def gelu(x: Any) -> Any:
     """GELU in its tanh form: x / 2 * (1 + tanh(u)) = x / (1 + e**-2u), u = sqrt(2 / pi) * (x + 0.044715 x**3)."""
     inner = fma(x * x, full(_GELU_CUBE), full(_GELU_INNER))
     return x / (full(_ONE) + exp(x * inner))
+
+
+@kernel
+def silu(x: Any) -> Any:
+    """x * sigmoid(x) = x / (1 + e**-x)."""
+    return x / (full(_ONE) + exp(full(_ZERO) - x))

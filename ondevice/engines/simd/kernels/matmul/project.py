@@ -1,6 +1,6 @@
 """A packed matrix times rows of activations: tile by tile, up to 8 rows at a time.
 
-`project` computes some tiles of out = activations @ weights.T, `gated` some blocks of gelu(gate) * up. The steps that
+`project` computes some tiles of out = activations @ weights.T, `gated` some blocks of f(gate) * up. The steps that
 share the tiles among threads are in `steps.projections`. A tile's product is chosen by the matrix's kind of product
 (`formats`), and its code by the number of rows (`tiles`).
 """
@@ -15,7 +15,7 @@ from numba import types
 
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import read_i64
-from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, store, tanh
+from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, silu, store, tanh
 from ondevice.engines.simd.kernels.matmul.activations import group_address, sum_codes, write_input
 from ondevice.engines.simd.kernels.matmul.sizes import (
     EPILOGUE_BYTES,
@@ -28,6 +28,7 @@ from ondevice.engines.simd.kernels.matmul.sizes import (
     TILE,
 )
 from ondevice.engines.simd.kernels.matmul.tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product, tile_product
+from ondevice.engines.simd.kernels.steps.layouts import SILU
 
 
 class PackedMatrix(NamedTuple):
@@ -220,17 +221,19 @@ def gated(
     matrix: PackedMatrix,
     activations: Activations,
     factor: FloatRows,
+    function: int,
     out: InputRows,
     scratch: int,
     start: int,
     stop: int,
 ) -> None:
-    """Blocks start..stop - 1 of gelu(activations @ gate.T) * up, in the form of the matrix that reads them.
+    """Blocks start..stop - 1 of function(activations @ gate.T) * up, in the form of the matrix that reads them.
 
     Args:
         matrix: for each block of 32 outputs two tiles of gate, then two of up; or two tiles of gate only.
         activations: the input rows.
         factor: in place of up if the matrix has gate only, float32[rows, 32 * out.blocks]; else its address is 0.
+        function: `steps.layouts.SILU`, or GELU.
         out: the destination.
         scratch: address of SCRATCH_BYTES of this thread.
         start, stop: blocks of outputs.
@@ -247,7 +250,11 @@ def gated(
             for row in range(members):
                 gate = scratch + row * stride
                 up = factor.address + (first + row) * factor.stride + unit * 128 if factor.address else gate + 128
-                low, high = gelu(load(gate)) * load(up), gelu(load(gate + 64)) * load(up + 64)
+                low, high = load(gate), load(gate + 64)
+                if function == SILU:
+                    low, high = silu(low) * load(up), silu(high) * load(up + 64)
+                else:
+                    low, high = gelu(low) * load(up), gelu(high) * load(up + 64)
                 write_input(low, high, out.form, out.address, first + row, activations.rows, unit, out.blocks)
 
 

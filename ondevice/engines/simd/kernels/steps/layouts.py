@@ -62,7 +62,7 @@ class Residual(NamedTuple):
     x: int = 0
     """Address of float32[rows, width], added after its norm; 0 to add nothing."""
     weight: int = 0
-    """Address of float32[width], the weight of the norm of x."""
+    """Address of float32[width], the weight of the norm of x; 0 to add x itself."""
     scalar: int = 0
     """Address of a float32, the factor of the sum; 0 for the factor 1."""
     next_weight: int = 0
@@ -114,8 +114,8 @@ class Select(NamedTuple):
 # Steps that multiply rows with a matrix, and the functions between two of them.
 
 
-SAME, SILU, RELU = range(3)
-"""The functions of `Activate`."""
+SAME, SILU, RELU, GELU = range(4)
+"""The functions of `Activate` and `Gated`; GELU in its tanh approximation."""
 
 
 class Project(NamedTuple):
@@ -145,7 +145,7 @@ class Project(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """out = quantised gelu(activations @ gate.T) * factor, where the factor is activations @ up.T or a given one."""
+    """out = quantised f(activations @ gate.T) * factor, where the factor is activations @ up.T or a given one."""
 
     row_set: int
     product: int
@@ -166,6 +166,8 @@ class Gated(NamedTuple):
     """Address of the factor, float32[rows, 32 * units]; 0 if it is the up part of the matrix."""
     factor_stride: int
     """Bytes from a row of the factor to the next; 0 without one."""
+    function: int
+    """GELU or SILU."""
     groups: int = 0
     """As in `Project`; with groups, `out` is in groups too."""
 
@@ -175,7 +177,11 @@ class Gated(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Norm and rotate the heads of queries and keys, norm those of values; write keys and values to the caches."""
+    """Add a bias to the heads of queries, keys and values, norm them, rotate queries and keys, scale queries; write
+    keys and values to the caches.
+
+    A part whose address is 0 is left out.
+    """
 
     row_set: int
     x: int
@@ -184,14 +190,21 @@ class Head(NamedTuple):
     query_heads: int
     kv_heads: int
     size: int
+    bias: int
+    """Address of float32[head, size], added to a row."""
     query_norm: int
     """Address of float32[size], the weight of the norm."""
     key_norm: int
-    """Address of float32[size]; 0 if the layer reads another layer's keys and values."""
+    """Address of float32[size]."""
     value_norm: int
-    """Address of float32[size]; 0 as `key_norm`."""
+    """Address of float32[size]."""
     value: int
-    """Index among a row's numbers of the first value; that of the first key if the keys are the values too."""
+    """Index among a row's numbers of the first value; that of the first key if the keys are the values too; 0 if the
+    layer reads another layer's keys and values."""
+    rotary: int
+    """Offset in bytes of the layer's cosines in a row of cosines, and of its sines; -1 if it does not rotate."""
+    scale: int
+    """Factor of the queries, as the bits of a float32."""
     kind: int
     cache: int
     eps: int
@@ -465,7 +478,7 @@ EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
 CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP = range(8, 14)
 SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(14, 19)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
-WIDTH = 16
+WIDTH = 20
 """Numbers int64 in a row of a plan."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.isa.jit import kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import bits_float
-from ondevice.engines.simd.kernels.isa.vector import exp, full, load, maximum, store
+from ondevice.engines.simd.kernels.isa.vector import full, load, maximum, silu, store
 from ondevice.engines.simd.kernels.matmul.activations import group_address
 from ondevice.engines.simd.kernels.matmul.project import (
     Activations,
@@ -59,7 +59,7 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
 
 @kernel
 def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int, scratch: int) -> None:
-    """out = gelu(activations @ gate.T) * (activations @ up.T, or `factor`), quantised, [rows, 32 * units].
+    """out = function(activations @ gate.T) * (activations @ up.T, or `factor`), quantised, [rows, 32 * units].
 
     Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
     """
@@ -78,6 +78,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
                 matrix_of(matrix, group.matrix * tiles),
                 Activations(group_address(form, step.activations, group.first, blocks), group.rows, form),
                 factor,
+                step.function,
                 InputRows(group_address(step.out_form, step.out, group.first, units), units, step.out_form),
                 scratch,
                 first,
@@ -92,11 +93,11 @@ def activate(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
     """out = function(source) + added, float32[rows, width]; `added` is float32[width]. Units are 16 numbers."""
     step = read_step(Activate, words)
     source, out, width, function, added = step.source, step.out, step.width, step.function, step.added
-    lanes, zero, one = state[step.row_set] * (width // 16), full(np.float32(0.0)), full(np.float32(1.0))
+    lanes, zero = state[step.row_set] * (width // 16), full(np.float32(0.0))
     for unit in range(first_unit(lanes, thread, threads), first_unit(lanes, thread + 1, threads)):
         x = load(source + 64 * unit)
         if function == SILU:
-            x = x / (one + exp(zero - x))
+            x = silu(x)
         elif function == RELU:
             x = maximum(x, zero)
         if added:

@@ -30,6 +30,8 @@ from ondevice.engines.simd.kernels.steps.slots import ALL, CANDIDATES, LOGITS, T
 _WANTED = np.int64(WANTED)
 """With a plain int, the functions that it is passed to would be compiled once more, for another type."""
 
+_ONE = np.float32(1.0)
+
 
 @kernel
 def embed(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
@@ -47,14 +49,17 @@ def embed(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
 def residual(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """h = (h + norm(x)) * scalar, float32[rows, width], in place; then activations = quantised norm(h), or quantised h.
 
-    If the address of x is 0, h is unchanged. With an `out_slot`, norm(h) is also written to the address in that slot.
+    If the address of x is 0, h is unchanged; if that of the norm's weight is 0, x itself is added. With an `out_slot`,
+    norm(h) is also written to the address in that slot.
     """
     step = read_step(Residual, words)
     width, activations, form, eps = step.width, step.activations, step.form, bits_float(np.int32(step.eps))
     rows = state[step.row_set]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         at = step.h + 4 * row * width
-        if step.x:
+        if step.x and not step.weight:
+            add(at, step.x + 4 * row * width, step.scalar, width)
+        elif step.x:
             add_normed(at, step.x + 4 * row * width, step.weight, step.scalar, width, eps)
         if step.out_slot:
             out = state[step.out_slot] + 4 * row * width
@@ -64,6 +69,14 @@ def residual(words: np.ndarray, state: np.ndarray, thread: int, threads: int) ->
             norm_quantize_row(at, step.next_weight, activations, row, rows, width, form, eps)
         elif activations:
             quantize_row(at, activations, row, rows, width, form)
+
+
+@kernel
+def add(h: int, x: int, scalar: int, width: int) -> None:
+    """h = (h + x) * scalar, float32[width]; `scalar` is the address of one float32, 0 for the factor 1."""
+    factor = full(read_f32(scalar) if scalar else _ONE)
+    for i in range(0, 4 * width, 64):
+        store(h + i, (load(h + i) + load(x + i)) * factor)
 
 
 @kernel

@@ -20,31 +20,31 @@ STOP = 4
 """Two slots, one for each kind of attention: address of int64[T], one more than the last position that a row sees."""
 WINDOW = 6
 """Two slots, one for each kind of attention: most positions that a row sees of those up to its own."""
-COSINES, SINES = 8, 10
-"""Addresses of float32[T, head_dim / 2]; two slots each, one for each kind of attention."""
-ROTARY_STRIDE = 12
+COSINES, SINES = 8, 9
+"""Addresses of float32[T, pairs], the pairs of numbers of all rotary embeddings in their order."""
+ROTARY_STRIDE = 10
 """Bytes from a row of cosines, or of sines, to the next."""
-SEQUENCES, SEQUENCE_COUNT = 13, 14
+SEQUENCES, SEQUENCE_COUNT = 11, 12
 """Address of int64[S], the addresses of the sequences' records; and S."""
-CACHE_BITS = 15
+CACHE_BITS = 13
 """Bits of a number in the caches: 16 or 8."""
-SCRATCH, SCRATCH_STRIDE = 16, 17
+SCRATCH, SCRATCH_STRIDE = 14, 15
 """Address of attention's working memory, and bytes of it for each thread: see `attention.scratch.scratch_at`."""
-PARTIALS, MOST_PARTS, COUNTERS = 18, 19, 20
+PARTIALS, MOST_PARTS, COUNTERS = 16, 17, 18
 """If threads share the parts of a row's positions: address of [rows, query heads, MOST_PARTS] softmax states,
 MOST_PARTS, and address of int64[rows, query heads], zeros, that count complete parts. If not, PARTIALS is 0."""
-LOGITS, HIDDEN = 21, 22
+LOGITS, HIDDEN = 19, 20
 """Addresses of float32[R, stride]; in a draft step, of float32[C] and of the drafter's own hidden state."""
-CANDIDATES, NEXT_HIDDEN = 23, 24
+CANDIDATES, NEXT_HIDDEN = 21, 22
 """Addresses of int64[C] and float32[H], results of a draft step."""
-LOOK_UP, LOOK_UP_STRIDE = 25, 26
+LOOK_UP, LOOK_UP_STRIDE = 23, 24
 """Address of the working memory of lookups, and bytes of it for each thread: see `attention.lookup.Workspace`."""
-SHARES, SHARES_STRIDE = 27, 28
+SHARES, SHARES_STRIDE = 25, 26
 """Address of the scores and shares of units of keys, and bytes of it for each row and KV head that are looked up at the
 same time: see `attention.sizes.shares_bytes`."""
-EXPERTS_READ = 29
+EXPERTS_READ = 27
 """Number of experts whose weights the forward has read so far, in all layers together."""
-SLOTS = 30
+SLOTS = 28
 
 # a sequence's record
 FIRST_ROW = 0

@@ -1,0 +1,52 @@
+"""A checkpoint's tensors under the names of the bundle's tensor table, with what their family leaves to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ondevice.bundle_format.tensor_table import HEAD
+from ondevice_export.checkpoint.directory import Checkpoint, FloatArray
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """The names of a model's tensors in a checkpoint."""
+
+    prefix: str = ""
+    """Prefix of all names but the head's."""
+    head: str = HEAD
+    """The head's name."""
+    in_layers: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a layer that are named otherwise in the checkpoint: the bundle's name -> the checkpoint's, both
+    without the layer's prefix."""
+
+    def of(self, own: str) -> str:
+        """The checkpoint's name of the tensor that has the name `own` in a bundle."""
+        if own == HEAD:
+            return self.head
+        first, number, rest = [*own.split(".", 2), "", ""][:3]
+        if first == "layers" and rest in self.in_layers:
+            own = f"layers.{number}.{self.in_layers[rest]}"
+        return self.prefix + own
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """An open checkpoint, the names of a model's tensors in it, and what is added to the weights of its norms.
+
+    Some families store the weights of norms without the 1 that their code adds. It is added when a weight is read, so
+    that neither graphs nor kernels know of it.
+    """
+
+    checkpoint: Checkpoint
+    names: TensorNames = TensorNames()
+    norm_offset: float = 0.0
+
+    def read(self, own: str) -> FloatArray:
+        """A small tensor by its name in a bundle, as float32."""
+        values = self.checkpoint.read(self.names.of(own))
+        is_norm = own.endswith("norm.weight")
+        return values + np.float32(self.norm_offset) if self.norm_offset and is_norm else values

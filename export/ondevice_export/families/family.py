@@ -1,0 +1,158 @@
+"""A family of models: what its checkpoints' `config.json` leaves unsaid, and the reader that all families share.
+
+`decoder` turns a configuration into the decoder of a bundle; `Family.layer` is the part that differs most, one
+decoder layer as data. `attention` and `feed_forward` make the blocks from fields that are spelled alike everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ondevice.bundle_format.decoder import Activation, Attention, FeedForward, Layer, rotary_numbers
+from ondevice.bundle_format.model_config import PerLayerEmbeddings, Target
+from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.config import SLIDING, newer_spelling
+from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.checkpoint.rope import rotary, usable_context
+
+TARGET_GRAPH = "target.onnx"
+
+_ACTIVATIONS: dict[Any, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
+
+
+class Config(Fields):
+    """The text model's configuration in the newer spelling (`newer_spelling`), while a decoder is made from it.
+
+    Attributes:
+        ropes: the distinct rotary embeddings of the layers made so far.
+        head_dim: numbers of a head, where no layer says otherwise.
+        context: the longest text.
+    """
+
+    def __init__(self, data: Mapping[str, Any], origin: str) -> None:
+        super().__init__(data, origin)
+        self.ropes: list[tuple[float, ...]] = []
+        hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        self.head_dim = self.integer("head_dim", max(1, hidden // heads))
+        most = self.integer("max_position_embeddings")
+        self.context = min(usable_context(self.rope(kind), most) for kind in set(data["layer_types"]))
+
+    def kind(self, index: int) -> str:
+        """`full_attention` or `sliding_attention`."""
+        return str(self.data["layer_types"][index])
+
+    @property
+    def activation(self) -> Activation:
+        name = self.data["hidden_activation"]
+        if name not in _ACTIVATIONS:
+            raise CheckpointError(
+                f"{self.origin}: activation {name!r:.99} is not supported, only {', '.join(_ACTIVATIONS)}"
+            )
+        return _ACTIVATIONS[name]
+
+    @property
+    def token_ids(self) -> dict[str, Any]:
+        """The fields `bos_token_id`, `eos_token_id` and `pad_token_id`, unchecked."""
+        return {name: self.data.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+    def rope(self, kind: str) -> Fields:
+        return self.mapping("rope_parameters", {}).mapping(kind, {})
+
+    def rotary(self, index: int, head_dim: int) -> tuple[int | None, float]:
+        """The rotary embedding of a layer: its index in `ropes`, or None; and the factor of its cosines and sines."""
+        rotates = self.data.get("no_rope_layers")
+        if rotates is not None:
+            if not isinstance(rotates, list) or len(rotates) != len(self.data["layer_types"]):
+                raise CheckpointError(f"{self.origin}: no_rope_layers has not one number for each layer")
+            if not rotates[index]:
+                return None, 1.0
+        found = rotary(self.rope(self.kind(index)), head_dim, self.integer("max_position_embeddings"))
+        numbers = rotary_numbers(found.frequencies)
+        if numbers not in self.ropes:
+            self.ropes.append(numbers)
+        return self.ropes.index(numbers), found.factor
+
+
+def _no_embeddings(config: Config) -> PerLayerEmbeddings | None:
+    return None
+
+
+def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
+    return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What a family's models compute, beyond what `config.json` says."""
+
+    name: str
+    architectures: tuple[str, ...]
+    """Names in `architectures` of `config.json`."""
+    defaults: Mapping[str, Any]
+    """Values of fields that `config.json` leaves out, in either spelling: those of the configuration's class."""
+    layer: Callable[[Config, int], Layer]
+    """Layer `index` as data."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """A layer's tensors whose names in a checkpoint are not those of `tensor_table`: the bundle's -> the
+    checkpoint's, without the layer's prefix."""
+    scaled_embedding: bool = False
+    """Whether the token embedding is multiplied by sqrt(hidden_size)."""
+    per_layer: Callable[[Config], PerLayerEmbeddings | None] = _no_embeddings
+    """The per-layer embeddings, if its models have them."""
+    spelling: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is
+    """Changes to the configuration, once it is in the newer spelling."""
+
+    def config(self, data: Mapping[str, Any], origin: str) -> Config:
+        return Config(self.spelling(newer_spelling(data, self.defaults, origin)), origin)
+
+
+def decoder(family: Family, config: Config) -> Target:
+    """The decoder that a configuration describes.
+
+    Raises:
+        CheckpointError: a field is missing, damaged, or asks for something that is not supported.
+    """
+    hidden, softcap = config.integer("hidden_size"), config.data.get("final_logit_softcapping")
+    layers = tuple(family.layer(config, index) for index in range(len(config.data["layer_types"])))
+    return Target(
+        graph=TARGET_GRAPH,
+        hidden_size=hidden,
+        norm_eps=config.number("rms_norm_eps"),
+        rotary=tuple(config.ropes),
+        layers=layers,
+        vocab_size=config.integer("vocab_size"),
+        context_length=config.context,
+        embedding_factor=math.sqrt(hidden) if family.scaled_embedding else 1.0,
+        softcap=None if softcap is None else config.number("final_logit_softcapping"),
+        tied=config.flag("tie_word_embeddings"),
+        per_layer=family.per_layer(config),
+    )
+
+
+def attention(
+    config: Config, index: int, *, scale: float | None = None, head_dim: int | None = None, **own: Any
+) -> Attention:
+    """The attention of layer `index`, with the fields that a family sets itself.
+
+    scale : factor of the scores, head_dim**-0.5 if None
+    head_dim : numbers of a head, `Config.head_dim` if None
+    own : further fields of `Attention`, in place of those of the configuration
+    """
+    heads, size = config.integer("num_attention_heads"), config.head_dim if head_dim is None else head_dim
+    rope, factor = config.rotary(index, size)
+    sizes: dict[str, Any] = {"kv_heads": config.integer("num_key_value_heads", heads), **own}
+    if heads % sizes["kv_heads"]:
+        raise CheckpointError(f"{config.origin}: {heads} query heads cannot share {sizes['kv_heads']} KV heads")
+    if size % 2:
+        raise CheckpointError(f"{config.origin}: a head of {size} numbers cannot be rotated")
+    window = min(config.integer("sliding_window"), config.context) if config.kind(index) == SLIDING else None
+    scale = (size**-0.5 if scale is None else scale) * factor**2  # cos and sin of both q and k have the factor
+    return Attention(heads=heads, head_dim=size, scale=scale, rotary=rope, **{"window": window, **sizes})
+
+
+def feed_forward(config: Config) -> FeedForward:
+    """The dense feed-forward block of a layer."""
+    return FeedForward(config.integer("intermediate_size"), config.activation)

@@ -1,0 +1,54 @@
+"""Gemma 3, the text models of 270M to 27B, alone or in a multimodal checkpoint.
+
+Norms before and after every block, whose weights are stored without 1; norms of the heads of queries and keys; five of
+six layers with a window and a rotation of their own.
+"""
+
+from __future__ import annotations
+
+from ondevice.bundle_format.decoder import Block, Layer
+from ondevice_export.families.family import Config, Family, attention, feed_forward
+
+
+def layer(config: Config, index: int) -> Layer:
+    scale = config.number("query_pre_attn_scalar") ** -0.5
+    return Layer(
+        (
+            Block(attention(config, index, scale=scale, q_norm=True, k_norm=True), norm_in=True, norm_out=True),
+            Block(feed_forward(config), norm_in=True, norm_out=True),
+        )
+    )
+
+
+_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "norm_offset": 1,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+FAMILIES = (
+    Family(
+        name="gemma3",
+        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        defaults=_DEFAULTS,
+        layer=layer,
+        scaled_embedding=True,
+    ),
+)

@@ -1,0 +1,63 @@
+"""Llama 2 and 3, SmolLM2 and SmolLM3, Mistral and Ministral: norms before the blocks alone, SiLU, one rotation.
+
+SmolLM3 has layers without rotation (`no_rope_layers`), Mistral and Ministral may have a window in all or some layers.
+"""
+
+from __future__ import annotations
+
+from ondevice.bundle_format.decoder import Block, Layer
+from ondevice_export.families.family import Config, Family, attention, feed_forward
+
+NAMES = {"pre_feedforward_layernorm.weight": "post_attention_layernorm.weight"}
+"""The norm between attention and feed-forward is named after the former."""
+
+
+def layer(config: Config, index: int) -> Layer:
+    return Layer(
+        (
+            Block(attention(config, index), norm_in=True, norm_out=False),
+            Block(feed_forward(config), norm_in=True, norm_out=False),
+        )
+    )
+
+
+_LLAMA = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL = {
+    **_LLAMA,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "use_sliding_window": True,
+    "sliding_window": 4096,
+}
+_SMOLLM3 = {
+    **_LLAMA,
+    "num_key_value_heads": 4,
+    "rope_theta": 2_000_000.0,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "no_rope_layer_interval": 4,
+    "bos_token_id": 128_000,
+    "eos_token_id": 128_001,
+    "pad_token_id": 128_004,
+}
+
+FAMILIES = (
+    Family(name="llama", architectures=("LlamaForCausalLM",), defaults=_LLAMA, layer=layer, names=NAMES),
+    Family(
+        name="mistral",
+        architectures=("MistralForCausalLM", "MinistralForCausalLM"),
+        defaults=_MISTRAL,
+        layer=layer,
+        names=NAMES,
+    ),
+    Family(name="smollm3", architectures=("SmolLM3ForCausalLM",), defaults=_SMOLLM3, layer=layer, names=NAMES),
+)

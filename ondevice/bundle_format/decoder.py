@@ -1,0 +1,221 @@
+"""A decoder as data: layers of blocks, which are attention, feed-forward, or a per-layer embedding.
+
+The exporter makes it from a checkpoint's configuration, `bundle.json` stores it, and everything else about a layer is
+one fold over its blocks: names and shapes of the tensors (`tensor_table`), the ONNX nodes
+(`ondevice_export.graph.layer`), and the steps of a forward (`engines.simd.plan.layer`). None of them knows a family of
+models. `check_decoder` checks every number, because a bundle may be untrusted.
+
+A layer with residual stream h [T, H] runs its blocks in order, h += norm_out(body(norm_in(h))), then multiplies h by
+its scalar. A norm is an RMS norm with a weight; a block may lack either one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.bundle_format.checks import check_number, check_positive, require
+from ondevice.bundle_format.graph_io import KINDS, AttentionKind
+
+Activation = Literal["gelu_tanh", "silu"]
+
+MOST_LAYERS = 1000
+"""Most layers of a model; the largest Gemma 4 has 60."""
+
+MOST_EXPERTS = 1024
+"""Most experts of a layer; Gemma 4 26B-A4B has 128."""
+
+MOST_FREQUENCY = 1e6
+"""Largest rotary frequency, so that its product with a position stays finite."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(scale * q @ k.T + mask) @ v, projected to [T, H]; q, k and v are projections of the block's input.
+
+    Every head of q, k and v may have an RMS norm over its `head_dim` numbers; q and k are then rotated. A layer with a
+    `kv_source` has no keys and values of its own, and neither norms of them.
+    """
+
+    heads: int
+    """Number of query heads."""
+    kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the attention scores."""
+    rotary: int | None
+    """Index of the rotary embedding in `Decoder.rotary`; None if q and k are not rotated."""
+    window: int | None
+    """Number of positions that a row sees, its own and the last ones before it; None for all."""
+    kv_source: int | None = None
+    """Index of the target's layer whose keys and values this layer reads; None if it has its own."""
+    q_norm: bool = False
+    """Whether queries are normed, with a weight."""
+    k_norm: bool = False
+    """Whether keys are normed, with a weight."""
+    v_norm: bool = False
+    """Whether values are normed, without a weight."""
+    k_eq_v: bool = False
+    """Whether the values are the output of the key projection; the layer then has no value projection."""
+    bias: bool = False
+    """Whether the projections of q, k and v have a bias."""
+    type: Literal["attention"] = "attention"
+
+    @property
+    def kind(self) -> AttentionKind:
+        return "full" if self.window is None else "sliding"
+
+    @property
+    def query_width(self) -> int:
+        """Numbers in a row of queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in a row of keys, and in a row of values."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts of a layer: feed-forward blocks of which each token uses a few, in addition to the dense block."""
+
+    count: int
+    top: int
+    """Number of experts that each token uses."""
+    intermediate_size: int
+    """Inner width of one expert."""
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """down(activation(gate(x)) * up(x)); with experts the sum of it and of the experts' output, each normed."""
+
+    width: int
+    """Rows of gate and up."""
+    activation: Activation
+    experts: ExpertsConfig | None = None
+    """None if the layer has the dense block only."""
+    type: Literal["feed_forward"] = "feed_forward"
+
+
+@dataclass(frozen=True)
+class LayerEmbedding:
+    """projection(activation(gate(x)) * slice), with the layer's slice of the token's per-layer embedding."""
+
+    width: int
+    """Numbers of a slice."""
+    activation: Activation
+    type: Literal["layer_embedding"] = "layer_embedding"
+
+
+Body = Attention | FeedForward | LayerEmbedding
+
+
+@dataclass(frozen=True)
+class Block:
+    """h += norm_out(body(norm_in(h)))."""
+
+    body: Body
+    norm_in: bool
+    norm_out: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer: its blocks are attention, feed-forward, and a per-layer embedding if the model has these."""
+
+    blocks: tuple[Block, ...]
+    scalar: bool = False
+    """Whether the residual stream is multiplied by a number at the end."""
+
+    @property
+    def attention(self) -> Attention:
+        return next(block.body for block in self.blocks if isinstance(block.body, Attention))
+
+    @property
+    def feed_forward(self) -> FeedForward:
+        return next(block.body for block in self.blocks if isinstance(block.body, FeedForward))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """The fields that the target's and the drafter's configuration have in common."""
+
+    graph: str
+    """File name of the ONNX graph."""
+    hidden_size: int
+    norm_eps: float
+    rotary: tuple[tuple[float, ...], ...]
+    """The rotary embeddings of the layers, each once: the angle per position, in radians, of every pair of numbers
+    (i, i + head_dim / 2) of a head. A pair with 0 is not turned."""
+    layers: tuple[Layer, ...]
+
+    @property
+    def kinds(self) -> tuple[AttentionKind, ...]:
+        """The kinds of attention that its layers have."""
+        found = {layer.attention.kind for layer in self.layers}
+        return tuple(kind for kind in KINDS if kind in found)
+
+    @property
+    def window(self) -> int | None:
+        """The window of its layers with sliding attention; None if it has none."""
+        return next((own.window for layer in self.layers if (own := layer.attention).window is not None), None)
+
+    def frequencies(self) -> list[NDArray[np.float32]]:
+        """Its rotary embeddings as arrays, float32[head_dim / 2] each."""
+        return [np.array(each, np.float32) for each in self.rotary]
+
+
+def rotary_numbers(frequencies: NDArray[np.float32]) -> tuple[float, ...]:
+    """Rotary frequencies for `Decoder.rotary`: the shortest decimals that become the same float32 numbers."""
+    return tuple(float(str(each)) for each in frequencies)
+
+
+def check_decoder(name: str, decoder: Decoder) -> None:
+    """Check every number of a decoder; `name` is for messages.
+
+    Raises:
+        InvalidFieldError: a number is out of range, or contradicts another.
+    """
+    check_number(f"hidden_size of {name}", decoder.hidden_size)
+    check_positive(f"norm_eps of {name}", decoder.norm_eps, 1.0)
+    require(bool(decoder.layers), f"{name} has no layers")
+    require(len(decoder.layers) <= MOST_LAYERS, f"{name} has {len(decoder.layers)} layers")
+    require(len(decoder.rotary) <= len(decoder.layers), f"{name} has {len(decoder.rotary)} rotary embeddings")
+    for frequency in itertools.chain.from_iterable(decoder.rotary):
+        require(0 <= frequency <= MOST_FREQUENCY, f"a rotary frequency of {name} is {frequency!r:.99}")
+    for index, layer in enumerate(decoder.layers):
+        place = f"layer {index} of {name}"
+        types = [block.body.type for block in layer.blocks]
+        require(types[:2] == ["attention", "feed_forward"], f"{place} has the blocks {', '.join(types)!s:.99}")
+        require(types[2:] in ([], ["layer_embedding"]), f"{place} has the blocks {', '.join(types)!s:.99}")
+        _check_attention(place, layer.attention, decoder)
+        for body in (block.body for block in layer.blocks):
+            if not isinstance(body, Attention):
+                check_number(f"width of the {body.type} of {place}", body.width)
+        if (experts := layer.feed_forward.experts) is not None:
+            check_number(f"experts of {place}", experts.count, MOST_EXPERTS)
+            check_number(f"experts of {place} that a token takes", experts.top, experts.count)
+            check_number(f"intermediate_size of the experts of {place}", experts.intermediate_size)
+
+
+def _check_attention(place: str, own: Attention, decoder: Decoder) -> None:
+    for field in ("heads", "kv_heads", "head_dim"):
+        check_number(f"{field} of {place}", getattr(own, field))
+    require(own.heads % own.kv_heads == 0, f"{own.heads} query heads of {place} cannot share {own.kv_heads} KV heads")
+    check_positive(f"scale of {place}", own.scale, 1e6)
+    if own.window is not None:
+        check_number(f"window of {place}", own.window)
+        require(own.window == decoder.window, f"the window of {place} is {own.window}, not {decoder.window}")
+    if own.rotary is not None:
+        check_number(f"rotary of {place}", own.rotary, len(decoder.rotary) - 1, least=0)
+        pairs = len(decoder.rotary[own.rotary])
+        require(2 * pairs == own.head_dim, f"{place} rotates {pairs} pairs of heads of {own.head_dim} numbers")
+    if own.kv_source is not None:
+        require(not (own.k_norm or own.v_norm or own.k_eq_v), f"{place} norms keys and values that it does not have")
+    require(not (own.bias and own.k_eq_v), f"{place} has a bias of values that are its keys")
