@@ -53,7 +53,7 @@ _SPLITS: dict[str, list[dict[str, Any]]] = {
     "llama-bpe": _split(r"\p{N}{1,3}"),
     "qwen2": _split(r"\p{N}"),
 }
-"""Pre-tokenizers by the name in `tokenizer.ggml.pre`: the steps before bytes. Without a `Split` the words are GPT-2's."""
+"""Pre-tokenizers by the name in `tokenizer.ggml.pre`: the steps before bytes. Without `Split` the words are GPT-2's."""
 
 
 class Vocabulary:
@@ -108,7 +108,9 @@ class Vocabulary:
         """The tokens that end a reply: first those that the metadata name."""
         named = [token for name in ("eos", "eot", "eom") if (token := self.id(name)) is not None]
         known = sorted(self.ids[text] for text in _END_TEXTS & self.ids.keys())
-        return list(dict.fromkeys([*named, *(token for token in known if self.types[token] in (CONTROL, USER_DEFINED))]))
+        return list(
+            dict.fromkeys([*named, *(token for token in known if self.types[token] in (CONTROL, USER_DEFINED))])
+        )
 
     def scores(self) -> Any:
         """The score of every token, float32."""
@@ -152,7 +154,8 @@ def make_tokenizer(vocabulary: Vocabulary) -> str:
         made = _sentence_piece(vocabulary)
     else:
         raise CheckpointError(
-            f"{vocabulary.origin} has a vocabulary of the kind {model!r:.99}, which is not read (only gpt2, llama, gemma4)"
+            f"{vocabulary.origin} has a vocabulary of the kind {model!r:.99}, which is not read "
+            "(only gpt2, llama, gemma4)"
         )
     text = json.dumps({**_EMPTY, **made, "added_tokens": _added_tokens(vocabulary)}, ensure_ascii=False)
     try:
@@ -164,7 +167,13 @@ def make_tokenizer(vocabulary: Vocabulary) -> str:
 
 
 _EMPTY = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": None}
-_BPE = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+_BPE = {
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+}
 
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -200,7 +209,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if prefixed := vocabulary.fields.flag("add_space_prefix", vocabulary.model == "llama"):
+    if vocabulary.fields.flag("add_space_prefix", vocabulary.model == "llama"):
         space = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     unknown = vocabulary.id("unknown")

@@ -1,0 +1,350 @@
+"""The architectures of GGUF files: their metadata as a `config.json`, and their tensors by the hub's names.
+
+The configuration is in the spelling of transformers 5 and says everything that the metadata say or llama.cpp has as a
+constant, so that no default of a family applies. Sources: the conversion of llama.cpp (`conversion/*.py`) and what its
+models read (`src/models/*.cpp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.json_fields import Fields
+from ondevice_export.gguf.file import TensorEntry
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+_MOST_LAYERS = 1000
+
+
+class Metadata(Fields):
+    """The metadata of one architecture, without its prefix, and what the tensors say about the configuration.
+
+    Attributes:
+        layers: the number of layers.
+        entries: the tensors.
+        divisors: the numbers that divide rotary frequencies, float32[head_dim / 2]; None without such a tensor.
+    """
+
+    def __init__(
+        self,
+        metadata: Mapping[str, Any],
+        entries: Mapping[str, TensorEntry],
+        divisors: NDArray[np.float32] | None,
+        origin: str,
+    ) -> None:
+        start = f"{metadata['general.architecture']}."
+        super().__init__({key.removeprefix(start): value for key, value in metadata.items()}, origin)
+        self.entries = entries
+        self.divisors = divisors
+        self.layers = self.integer("block_count", 0, maximum=_MOST_LAYERS)
+
+    def rows(self, tensor: str) -> int:
+        """The rows of a tensor; CheckpointError if there is none."""
+        if tensor not in self.entries:
+            raise CheckpointError(f"{self.origin} has no tensor {tensor}: it holds no text model")
+        return self.entries[tensor].rows
+
+    def per_layer(self, name: str, default: int | None = None) -> list[int]:
+        """A whole number for each layer; the file may have one for all of them."""
+        value = self.data.get(name, default)
+        if isinstance(value, np.ndarray):
+            if len(value) != self.layers or value.dtype.kind not in "iub":
+                raise CheckpointError(f"{self.origin}: {name} has not a whole number for each of {self.layers} layers")
+            return [int(each) for each in value]
+        return [self.integer(name, 0 if default is None else default)] * self.layers
+
+    def decimal(self, name: str, default: float) -> float:
+        """A positive number that the file has as float32, as the shortest decimal: 1e-06, not 9.999999974752427e-07."""
+        return float(str(np.float32(self.number(name, default))))
+
+    def sliding(self, default: int) -> list[bool]:
+        """Which layers have a window: listed, or all but every n-th; `default` is n for files that do not say."""
+        if not self.integer("attention.sliding_window", 0, minimum=0):
+            return [False] * self.layers
+        pattern = self.data.get("attention.sliding_window_pattern", default)
+        if isinstance(pattern, np.ndarray):
+            return [bool(each) for each in self.per_layer("attention.sliding_window_pattern")]
+        every = self.integer("attention.sliding_window_pattern", default, minimum=0)
+        return [every == 0 or (index + 1) % every != 0 for index in range(self.layers)]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture.
+
+    Attributes:
+        hub: the hub's name of the class.
+        configure: the fields of `config.json` beyond those that all architectures have.
+        layer: names of a layer's tensors in the file, without `blk.N.`, and on the hub, without `model.layers.N.`.
+        model: names of further tensors, in the file and on the hub.
+        interleaved: whether the rows of queries and keys are in the order of interleaved rotation.
+    """
+
+    hub: str
+    configure: Callable[[Metadata], dict[str, Any]]
+    layer: Mapping[str, str]
+    model: Mapping[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+
+    def config(self, metadata: Metadata) -> dict[str, Any]:
+        """The configuration as a `config.json` of the hub.
+
+        Raises:
+            CheckpointError: a field is missing, out of range, or asks for something that is not supported.
+        """
+        heads = metadata.per_layer("attention.head_count")
+        if len(set(heads)) > 1:
+            raise CheckpointError(f"{metadata.origin}: layers with different numbers of query heads are not supported")
+        hidden = metadata.integer("embedding_length", 0)
+        fields = {
+            "architectures": [self.hub],
+            "vocab_size": metadata.rows("token_embd.weight"),
+            "hidden_size": hidden,
+            "intermediate_size": min(metadata.per_layer("feed_forward_length")),
+            "num_hidden_layers": metadata.layers,
+            "num_attention_heads": heads[0],
+            "num_key_value_heads": metadata.per_layer("attention.head_count_kv", heads[0])[0],
+            "head_dim": _head_dim(metadata),
+            "rms_norm_eps": metadata.decimal("attention.layer_norm_rms_epsilon", 1e-6),
+            "max_position_embeddings": metadata.integer("context_length", 0),
+            "tie_word_embeddings": "output.weight" not in metadata.entries,
+        }
+        return {**fields, **self.configure(metadata)}
+
+    def hub_name(self, name: str) -> str | None:
+        """The hub's name of a tensor; None for one that is no weight of the model."""
+        if name in self.model:
+            return self.model[name]
+        _, number, rest = [*name.split(".", 2), "", ""][:3]
+        if name.startswith("blk.") and number.isdecimal() and len(number) < 5 and rest in self.layer:
+            return f"model.layers.{int(number)}.{self.layer[rest]}"
+        return None
+
+
+def _head_dim(metadata: Metadata) -> int:
+    """Numbers of a head, of a layer without a window where there are both kinds."""
+    heads = metadata.per_layer("attention.head_count")[0]
+    size = metadata.integer("attention.key_length", metadata.integer("embedding_length", 0) // heads)
+    if metadata.integer("attention.value_length", size) != size:
+        raise CheckpointError(f"{metadata.origin}: values of another size than keys are not supported")
+    return size
+
+
+def _rope(metadata: Metadata) -> dict[str, Any]:
+    """The rotary embedding of the layers without a window, as an entry of `rope_parameters`."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10_000.0)}
+    size = _head_dim(metadata)
+    if metadata.integer("rope.dimension_count", size) != size:
+        raise CheckpointError(f"{metadata.origin}: rotation of a part of every head is not supported")
+    kind = metadata.data.get("rope.scaling.type", "none")
+    if metadata.divisors is not None:
+        # `llama3` as its result. `longrope` is the type that lists a divisor for every frequency.
+        return {
+            **rope, "rope_type": "longrope", "short_factor": metadata.divisors.tolist(),
+            "long_factor": metadata.divisors.tolist(), "factor": 1.0, "attention_factor": 1.0,
+        }  # fmt: skip
+    if kind in ("none", "") or (kind == "linear" and "rope.scaling.factor" not in metadata.data):
+        return rope
+    factor = metadata.decimal("rope.scaling.factor", 1.0)
+    if kind == "linear":
+        return {**rope, "rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        context = metadata.integer("rope.scaling.original_context_length", 0)
+        return {**rope, "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
+    raise CheckpointError(f"{metadata.origin}: rotary scaling {kind!r:.99} is not supported")
+
+
+def _dense(metadata: Metadata) -> dict[str, Any]:
+    """Llama, Qwen2 and Qwen3: one kind of layer."""
+    if metadata.integer("expert_count", 0, minimum=0):
+        raise CheckpointError(f"{metadata.origin}: experts are not supported in models of this architecture")
+    sliding = metadata.sliding(0)
+    window = {"sliding_window": metadata.integer("attention.sliding_window", 0)} if any(sliding) else {}
+    rope = _rope(metadata)
+    return {
+        "hidden_act": "silu",
+        "layer_types": [SLIDING if each else FULL for each in sliding],
+        "rope_parameters": {FULL: rope, SLIDING: rope},
+        **window,
+    }
+
+
+_LAYERS_OF_27B = 62
+
+
+def _gemma3(metadata: Metadata) -> dict[str, Any]:
+    """The base of sliding layers, their pattern and the scale of attention are constants of llama.cpp."""
+    head_dim = _head_dim(metadata)
+    of_27b = metadata.layers == _LAYERS_OF_27B
+    scalar = metadata.integer("embedding_length", 0) // metadata.per_layer("attention.head_count")[0]
+    sliding = metadata.sliding(6)
+    own_base = metadata.decimal("rope.freq_base_swa", 10_000.0)
+    return {
+        "head_dim": head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "norm_offset": 0,
+        "query_pre_attn_scalar": scalar if of_27b else head_dim,
+        "layer_types": [SLIDING if each else FULL for each in sliding],
+        "sliding_window": metadata.integer("attention.sliding_window", 1, minimum=0) or 1,
+        "rope_parameters": {
+            FULL: _rope(metadata),
+            SLIDING: {"rope_type": "default", "rope_theta": own_base},
+        },
+        "final_logit_softcapping": _softcap(metadata),
+    }
+
+
+def _softcap(metadata: Metadata) -> float | None:
+    if not metadata.data.get("final_logit_softcapping"):
+        return None
+    return metadata.decimal("final_logit_softcapping", 1.0)
+
+
+def _gemma4(metadata: Metadata) -> dict[str, Any]:
+    sliding = metadata.sliding(6)
+    full = _head_dim(metadata)
+    own = metadata.integer("attention.key_length_swa", 256)
+    shared = metadata.integer("attention.shared_kv_layers", 0, minimum=0)
+    kv_heads = metadata.per_layer("attention.head_count_kv")
+    widths = metadata.per_layer("feed_forward_length")
+    first_shared = metadata.layers - shared
+    double = shared > 0 and widths[-1] == 2 * widths[0]
+    if any(width != widths[0] * (1 + (double and index >= first_shared)) for index, width in enumerate(widths)):
+        raise CheckpointError(f"{metadata.origin}: feed-forward blocks of these widths are not supported")
+    fields: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": own,
+        "global_head_dim": full,
+        "layer_types": [SLIDING if each else FULL for each in sliding],
+        "per_layer_config": {
+            str(index): {"head_dim": own if sliding[index] else full, "num_key_value_heads": kv_heads[index]}
+            for index in range(metadata.layers)
+        },
+        "attention_k_eq_v": any(
+            f"blk.{index}.attn_k.weight" in metadata.entries and f"blk.{index}.attn_v.weight" not in metadata.entries
+            for index in range(min(first_shared, metadata.layers))
+        ),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": double,
+        "sliding_window": metadata.integer("attention.sliding_window", 0),
+        "hidden_size_per_layer_input": metadata.integer("embedding_length_per_layer_input", 0, minimum=0),
+        "final_logit_softcapping": _softcap(metadata),
+        "rope_parameters": {
+            FULL: _proportional(metadata),
+            SLIDING: {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base_swa", 10_000.0)},
+        },
+    }
+    if fields["hidden_size_per_layer_input"]:
+        fields["vocab_size_per_layer_input"] = metadata.rows("per_layer_token_embd.weight")
+    if metadata.integer("expert_count", 0, minimum=0):
+        fields |= {
+            "enable_moe_block": True,
+            "num_experts": metadata.integer("expert_count", 0),
+            "top_k_experts": metadata.integer("expert_used_count", 0),
+            "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
+        }
+    return fields
+
+
+def _proportional(metadata: Metadata) -> dict[str, Any]:
+    """The full layers turn a share of a head's pairs: those whose frequencies `rope_freqs` divides by 1."""
+    if metadata.divisors is None:
+        raise CheckpointError(f"{metadata.origin} has no tensor rope_freqs.weight: it is damaged")
+    turning = int(np.count_nonzero(metadata.divisors == 1))
+    if not turning or (metadata.divisors[:turning] != 1).any() or (metadata.divisors[turning:] < 1e20).any():
+        raise CheckpointError(f"{metadata.origin}: rope_freqs.weight is not 1 for some pairs and infinite for the rest")
+    share, theta = turning / len(metadata.divisors), metadata.decimal("rope.freq_base", 1_000_000.0)
+    return {"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": theta}
+
+
+def _gemma4_assistant(metadata: Metadata) -> dict[str, Any]:
+    """An MTP drafter; the conversion leaves out its token clusters, so that it scores the whole vocabulary."""
+    backbone = metadata.integer("embedding_length_out", 0)
+    return {**_gemma4(metadata), "backbone_hidden_size": backbone, "use_ordered_embeddings": False}
+
+
+_MODEL = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_PROJECTIONS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_LLAMA = {**_PROJECTIONS, "ffn_norm.weight": "post_attention_layernorm.weight"}
+_BIASES = {
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+}
+_HEAD_NORMS = {"attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight"}
+_GEMMA = {
+    **_PROJECTIONS,
+    **_HEAD_NORMS,
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+_GEMMA_4 = {
+    **_GEMMA,
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate.weight": "per_layer_input_gate.weight",
+    "proj.weight": "per_layer_projection.weight",
+    "post_norm.weight": "post_per_layer_input_norm.weight",
+    "ffn_gate_inp.weight": "router.proj.weight",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+    "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+    "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+}
+_PER_LAYER = {
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
+_NEXTN = {
+    "nextn.pre_projection.weight": "pre_projection.weight",
+    "nextn.post_projection.weight": "post_projection.weight",
+}
+
+ARCHITECTURES = {
+    "llama": Architecture("LlamaForCausalLM", _dense, _LLAMA, _MODEL, interleaved=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", _dense, {**_LLAMA, **_BIASES}, _MODEL),
+    "qwen3": Architecture("Qwen3ForCausalLM", _dense, {**_LLAMA, **_HEAD_NORMS}, _MODEL),
+    "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA, _MODEL),
+    "gemma4": Architecture("Gemma4ForCausalLM", _gemma4, _GEMMA_4, {**_MODEL, **_PER_LAYER}),
+    "gemma4-assistant": Architecture("Gemma4AssistantForCausalLM", _gemma4_assistant, _GEMMA_4, {**_MODEL, **_NEXTN}),
+}
+"""By `general.architecture`."""
+
+
+def find_architecture(name: object, origin: str) -> Architecture:
+    """The architecture with a name.
+
+    Raises:
+        CheckpointError: it is not read.
+    """
+    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if found is None:
+        known = ", ".join(ARCHITECTURES)
+        raise CheckpointError(
+            f"{origin} has a model of the architecture {name!r:.99}, which is not read (only {known})"
+        )
+    return found

@@ -1,0 +1,224 @@
+"""A GGUF file as a checkpoint: a configuration and tensors as the hub has them.
+
+What the conversion of llama.cpp did is undone as rows are read: names, and the order of the rows of queries and keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.errors import CheckpointError
+from ondevice_export.gguf.architectures import Metadata, find_architecture
+from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
+from ondevice_export.gguf.file import GgufFile, TensorEntry
+from ondevice_export.gguf.tokenizer import Vocabulary
+
+FloatArray = NDArray[np.float32]
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_DIVISORS = "rope_freqs.weight"
+
+
+class GgufCheckpoint:
+    """The model of a GGUF file, or of the parts that a large one was split into.
+
+    Attributes:
+        path: the file, or its first part.
+        origin: what error messages call the configuration.
+        metadata: all metadata fields.
+        config: the configuration in the spelling of the hub's `config.json`.
+        vocabulary: its tokens; None if the file has none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            CheckpointError: a file is missing or damaged, or its architecture or a tensor's type is not read.
+        """
+        self.path, *others = parts(path)
+        self.origin = str(self.path)
+        self._files: list[GgufFile] = []
+        try:
+            found = self._open([self.path, *others])
+            self.metadata = self._files[0].metadata
+            entries = {name: entry for name, (_, entry) in found.items()}
+            divisors = self._divisors(found)
+            architecture = self.metadata.get("general.architecture")
+            self._architecture = find_architecture(architecture, self.origin)
+            self.config = self._architecture.config(Metadata(self.metadata, entries, divisors, self.origin))
+            self._tensors: dict[str, tuple[GgufFile, TensorEntry]] = {}
+            for name, place in found.items():
+                hub_name = self._architecture.hub_name(name)
+                if hub_name is None and name != _DIVISORS:
+                    raise CheckpointError(f"{self.origin}: tensor {name} has no place in a {architecture} model")
+                if hub_name is not None:
+                    self._tensors[hub_name] = place
+            self.vocabulary = None
+            if "tokenizer.ggml.tokens" in self.metadata:
+                self.vocabulary = Vocabulary(self.metadata, self.config["vocab_size"], self.origin)
+                self.config |= self._token_ids(self.vocabulary)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that the tensors named in `shapes` exist and have those shapes, which follow from the metadata.
+
+        Raises:
+            CheckpointError: a tensor is missing or has another shape.
+        """
+        for name, expected in shapes.items():
+            entry = self._find(name)[1]
+            if entry.shape != expected:
+                raise CheckpointError(
+                    f"{self.origin}: {entry.name} has shape {list(entry.shape)}, the metadata ask for {list(expected)}"
+                )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._find(name)[1].shape
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def kind(self, name: str) -> TensorType:
+        """The type of a tensor in the file."""
+        return self._find(name)[1].kind
+
+    def dtype(self, name: str) -> str:
+        """The name of a tensor's type; of plain numbers as in safetensors, such as `BF16`."""
+        return self.kind(name).name
+
+    def types(self) -> dict[str, int]:
+        """The number of tensors of each type."""
+        return dict(Counter(entry.kind.name for _, entry in self._tensors.values()))
+
+    def sha256(self) -> str:
+        """The sha256 of the file in hexadecimal; of several parts, of their hashes in order."""
+        digests = []
+        for file in self._files:
+            with file.path.open("rb") as content:
+                digests.append(hashlib.file_digest(content, "sha256"))
+        whole = hashlib.sha256(b"".join(each.digest() for each in digests))
+        return (digests[0] if len(digests) == 1 else whole).hexdigest()
+
+    def raw_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows `start` to `stop` without conversion, uint8[stop - start, bytes of a row]; matrices count as stacked."""
+        file, entry = self._find(name)
+        order = self._order(name, entry)
+        if order is None:
+            return file.read_rows(entry, start, stop)
+        wanted = order[start:stop]
+        first = int(wanted.min())
+        return file.read_rows(entry, first, int(wanted.max()) + 1)[wanted - first]
+
+    def blocks(self, name: str, start: int, stop: int) -> Blocks:
+        """Rows `start` to `stop` of a quantised matrix as codes, scales and minimums."""
+        return read_blocks(self.raw_rows(name, start, stop), self.kind(name))
+
+    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+        """Rows `start` to `stop` as float32; a tensor of several matrices counts as one matrix, stacked by rows."""
+        return to_float32(self.raw_rows(name, start, stop), self.kind(name))
+
+    def read(self, name: str) -> FloatArray:
+        """A whole tensor as float32."""
+        entry = self._find(name)[1]
+        return self.rows(name, 0, entry.rows).reshape(entry.shape)
+
+    def picked_rows(self, name: str, indices: NDArray[np.int64]) -> FloatArray:
+        """The rows `indices` of a matrix, in that order, as float32."""
+        picked = [self.rows(name, int(index), int(index) + 1) for index in indices]
+        return np.concatenate(picked) if picked else np.empty((0, self.shape(name)[-1]), np.float32)
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """Raise CheckpointError: tensors of integers are not read from GGUF files."""
+        raise CheckpointError(f"{self.origin}: {name} is {self.dtype(name)}, expected integers")
+
+    def _find(self, name: str) -> tuple[GgufFile, TensorEntry]:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise CheckpointError(f"{self.origin}: tensor {name} is missing") from None
+
+    def _order(self, name: str, entry: TensorEntry) -> NDArray[np.int64] | None:
+        """The file's row for each of the hub's rows; None if they are the same.
+
+        The conversion of Llama puts the two numbers that a rotation turns next to each other in every head of queries
+        and keys; the hub has all first ones before all second ones.
+        """
+        size = self.config["head_dim"]
+        turned = name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight"))
+        if not self._architecture.interleaved or not turned or entry.rows % size or size % 2:
+            return None
+        return np.arange(entry.rows).reshape(-1, size // 2, 2).swapaxes(1, 2).reshape(-1)
+
+    def _open(self, paths: list[Path]) -> dict[str, tuple[GgufFile, TensorEntry]]:
+        """Open the parts; the tensors by the file's names."""
+        found: dict[str, tuple[GgufFile, TensorEntry]] = {}
+        for path in paths:
+            file = GgufFile(path)
+            self._files.append(file)
+            if (count := file.metadata.get("split.count", 1)) not in (0, len(paths)):
+                raise CheckpointError(f"{path} is one of {count} parts: give it a name like model-00001-of-00002.gguf")
+            for name, entry in file.entries.items():
+                if name in found:
+                    raise CheckpointError(f"{path} holds {name} a second time")
+                found[name] = (file, entry)
+        return found
+
+    def _divisors(self, found: Mapping[str, tuple[GgufFile, TensorEntry]]) -> FloatArray | None:
+        """The numbers that divide rotary frequencies, if the file has them."""
+        if _DIVISORS not in found:
+            return None
+        file, entry = found[_DIVISORS]
+        if len(entry.shape) != 1 or math.prod(entry.shape) > 1 << 16:
+            raise CheckpointError(f"{self.origin}: {_DIVISORS} has the shape {list(entry.shape)}")
+        return to_float32(file.read_rows(entry, 0, 1), entry.kind)[0]
+
+    @staticmethod
+    def _token_ids(vocabulary: Vocabulary) -> dict[str, object]:
+        ids = {"bos_token_id": vocabulary.id("bos"), "pad_token_id": vocabulary.id("padding")}
+        return {**ids, "eos_token_id": vocabulary.ends() or None}
+
+
+def parts(path: Path) -> list[Path]:
+    """All parts of a model that was split into files like `model-00001-of-00003.gguf`, of which `path` is one.
+
+    Raises:
+        CheckpointError: a part is missing.
+    """
+    name = _PART.fullmatch(path.name)
+    if name is None or not 1 <= int(name[3]) <= 1000:
+        return [path]
+    found = [path.with_name(f"{name[1]}-{part:05d}-of-{name[3]}.gguf") for part in range(1, int(name[3]) + 1)]
+    for part in found:
+        if not part.is_file():
+            raise CheckpointError(
+                f"{part} is missing: a model of {len(found)} files needs all of them in one directory"
+            )
+    return found

@@ -1,0 +1,160 @@
+"""GGUF files for tests, written by the `gguf` package from models of transformers, as llama.cpp's conversion does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+State = Mapping[str, NDArray[np.float32]]
+CONTEXT, WINDOW = 256, 16
+
+_ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4": gguf.MODEL_ARCH.GEMMA4,
+}
+_UNMAPPED = {
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "pre_projection.weight": "nextn.pre_projection.weight",
+    "post_projection.weight": "nextn.post_projection.weight",
+}
+"""Names that the gguf package does not map: of a layer, or of a drafter."""
+STILL = 1e30
+"""Divisor of the frequencies without rotation."""
+
+
+def state_of(model: Any) -> dict[str, NDArray[np.float32]]:
+    """A model's tensors, without a tied head."""
+    tied = model.config.get_text_config().tie_word_embeddings
+    return {
+        name.replace("model.language_model.", "model."): tensor.float().numpy()
+        for name, tensor in model.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    config: Any,
+    state: State,
+    *,
+    kind: Kind = Kind.F32,
+    divisors: NDArray[np.float32] | None = None,
+    more: Callable[[Any], None] = lambda writer: None,
+    names_of: str | None = None,
+) -> Path:
+    """Write a model.
+
+    Args:
+        config: the text model's configuration.
+        state: its tensors by the hub's names.
+        kind: type of the matrices.
+        divisors: of rotary frequencies.
+        more: adds further metadata.
+        names_of: the architecture whose tensor names are used, if gguf does not know `architecture`.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    names = gguf.get_tensor_name_map(_ARCHITECTURES[names_of or architecture], config.num_hidden_layers)
+    _describe(writer, architecture, config)
+    more(writer)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", divisors)
+    for name, values in state.items():
+        own, data = _own_name(name, names), _converted(architecture, name, values, config)
+        if data.ndim > 1 and kind is not Kind.F32 and not name.endswith("router.proj.weight"):
+            writer.add_tensor(own, gguf.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(own, np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _own_name(name: str, names: Any) -> str:
+    rest = name.split(".", 3)[-1] if name.startswith("model.layers.") else name
+    if rest in _UNMAPPED:
+        return f"blk.{name.split('.')[2]}.{_UNMAPPED[rest]}" if rest != name else _UNMAPPED[rest]
+    suffix = "." + name.rsplit(".", 1)[1] if name.endswith((".weight", ".bias")) else ".weight"
+    own = names.get_name(name.removesuffix(suffix))
+    assert own is not None, name
+    return f"{own}{suffix}"
+
+
+def _converted(architecture: str, name: str, values: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
+    if architecture == "gemma3" and name.endswith("norm.weight"):
+        return values + np.float32(1)
+    if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    return values
+
+
+def _describe(writer: Any, architecture: str, config: Any) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture.startswith("gemma4"):
+        _describe_gemma4(writer, config)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if (head_dim := getattr(config, "head_dim", None)) is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    if architecture == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
+
+
+def _describe_gemma4(writer: Any, config: Any) -> None:
+    """As `Gemma4Model.set_gguf_parameters` of llama.cpp."""
+    count, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    widths = [config.intermediate_size] * count
+    if config.use_double_wide_mlp:
+        widths[count - shared :] = [2 * config.intermediate_size] * shared
+    layers = [config.per_layer_config[index] for index in range(count)]
+    writer.add_feed_forward_length(widths)
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(sliding)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    if config.final_logit_softcapping is not None:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    full, own = layers[sliding.index(False)].head_dim, layers[sliding.index(True)].head_dim
+    for add, size in ((writer.add_key_length, full), (writer.add_value_length, full)):
+        add(size)
+    for add, size in ((writer.add_key_length_swa, own), (writer.add_value_length_swa, own)):
+        add(size)
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(own)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+
+
+def gemma4_divisors(config: Any) -> NDArray[np.float32]:
+    """1 for the pairs of a full layer's head that turn."""
+    index = config.layer_types.index("full_attention")
+    half = config.per_layer_config[index].head_dim // 2
+    turning = int(half * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    return np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
