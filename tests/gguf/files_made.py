@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +158,51 @@ def gemma4_divisors(config: Any) -> NDArray[np.float32]:
     half = config.per_layer_config[index].head_dim // 2
     turning = int(half * config.rope_parameters["full_attention"]["partial_rotary_factor"])
     return np.repeat(np.array([1, STILL], np.float32), [turning, half - turning])
+
+
+def write_vocabulary(
+    path: Path,
+    *,
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    model: str,
+    pre: str | None = None,
+    merges: Sequence[str] | None = None,
+    scores: Sequence[float] | None = None,
+    bos: int | None = None,
+    eos: int | None = None,
+    unknown: int | None = None,
+    add_bos: bool | None = None,
+    space_prefix: bool | None = None,
+) -> Path:
+    """Write a file that has a vocabulary and no tensors."""
+    writer = gguf.GGUFWriter(path, "llama")
+    add_vocabulary(
+        writer, tokens=tokens, kinds=kinds, model=model, pre=pre, merges=merges, scores=scores, bos=bos, eos=eos,
+        unknown=unknown, add_bos=add_bos, space_prefix=space_prefix,
+    )  # fmt: skip
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_vocabulary(writer: Any, *, tokens: Sequence[str], kinds: Sequence[int], model: str, **fields: Any) -> None:
+    """Add a vocabulary to a file; `fields` as for `write_vocabulary`, of which None is left out."""
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([int(kind) for kind in kinds])
+    adding = {
+        "pre": writer.add_tokenizer_pre,
+        "merges": writer.add_token_merges,
+        "scores": writer.add_token_scores,
+        "bos": writer.add_bos_token_id,
+        "eos": writer.add_eos_token_id,
+        "unknown": writer.add_unk_token_id,
+        "add_bos": writer.add_add_bos_token,
+        "space_prefix": writer.add_add_space_prefix,
+    }
+    for name, value in fields.items():
+        if value is not None:
+            adding[name](value)
