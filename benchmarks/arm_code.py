@@ -11,6 +11,7 @@ from unittest import mock
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from ondevice.bundle_format.weight_format import WeightFormat
 from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.matmul.sizes import TILE
 from ondevice.engines.simd.kernels.matmul.tiles import tile_product
@@ -35,9 +36,9 @@ class TileCode:
         return self.repeats * sum(bool(re.match(pattern, line)) for loop in self.loops for line in loop)
 
 
-def tile_code(name: str, bits: int, rows: int) -> TileCode:
-    """Compile for an instruction set of ARM."""
-    assembly = _assembly(name, bits, rows)
+def tile_code(name: str, form: WeightFormat, rows: int) -> TileCode:
+    """Compile for an instruction set of ARM and a format in groups of 32 weights."""
+    assembly = _assembly(name, form, rows)
     loops = [body for body in _loops(assembly) if any(PRODUCTS.match(line) for line in body)]
     isa = instruction_set.of_set(name)
     passes = TILE // isa.lanes // isa.vectors_of_a_pass(rows)
@@ -46,7 +47,7 @@ def tile_code(name: str, bits: int, rows: int) -> TileCode:
     return TileCode(loops, passes // len(loops))
 
 
-def _assembly(name: str, bits: int, rows: int) -> str:
+def _assembly(name: str, form: WeightFormat, rows: int) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module("tile")
@@ -54,7 +55,7 @@ def _assembly(name: str, bits: int, rows: int) -> str:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
     with mock.patch.object(library, "choice", return_value=library.Choice(name, None)):
-        inspect.unwrap(tile_product)(builder, bits, rows, *function.args)
+        inspect.unwrap(tile_product)(builder, form.bits, int(form.affine), rows, *function.args)
     builder.ret_void()
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(
         cpu=SETS[name].cpu, features=SETS[name].features, opt=3

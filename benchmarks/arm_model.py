@@ -17,6 +17,7 @@ import subprocess
 from dataclasses import dataclass
 
 from benchmarks.arm_code import TRIPLE, TileCode, tile_code
+from ondevice.bundle_format.weight_format import IN_GROUPS, INT4
 from ondevice.cli.bench.tables import table
 from ondevice.native.sets import SETS
 
@@ -60,14 +61,14 @@ def main() -> None:
     counts, model = [], []
     for board in BOARDS:
         taken = {}
-        for bits in (4, 8):
+        for form in IN_GROUPS:
             for rows in ROWS:
-                code = tile_code(board.set, bits, rows)
-                taken[bits, rows] = cycles(mca, board, code)
-                numbers = [rows, code.count(), code.count("sdot|smull|smlal"), round(taken[bits, rows])]
-                counts.append([board.name, f"int{bits}", *map(str, numbers)])
-        step, five, eight = (1e3 * seconds(board, WEIGHTS, taken[4, rows]) for rows in (1, 5, 8))
-        prefill = 8 / seconds(board, PREFILL_WEIGHTS, taken[4, 8])
+                code = tile_code(board.set, form, rows)
+                taken[form, rows] = cycles(mca, board, code)
+                numbers = [rows, code.count(), code.count("sdot|smull|smlal"), round(taken[form, rows])]
+                counts.append([board.name, form.name, *map(str, numbers)])
+        step, five, eight = (1e3 * seconds(board, WEIGHTS, taken[INT4, rows]) for rows in (1, 5, 8))
+        prefill = 8 / seconds(board, PREFILL_WEIGHTS, taken[INT4, 8])
         figures = [f"{1e3 / step:.1f}", f"{step:.0f}", f"{five:.0f}", f"{eight:.0f}", f"{prefill:.0f}"]
         model.append([board.name, *figures])
     print("Per block of 32 weights of 16 output rows:\n")

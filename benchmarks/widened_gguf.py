@@ -128,7 +128,7 @@ def _data(checkpoint: Checkpoint, name: str, kind: Kind) -> Iterator[npt.NDArray
 def blocks(weights: npt.NDArray[np.float32], kind: Kind) -> npt.NDArray[np.uint8]:
     """Rows of weights as Q4_0 or Q8_0 with the exporter's codes: uint8[rows, width / 32, bytes of a block]."""
     form = {Kind.Q4_0: INT4, Kind.Q8_0: INT8}[kind]
-    packed, scales, _ = quantize(weights, form)
+    packed, scales, *_ = quantize(weights, form)
     codes = form.unpack(packed)
     if form == INT4:
         low, high = codes[..., :16], codes[..., 16:]

@@ -47,6 +47,11 @@ def in_scales(name: str, **fields: object) -> Change:
     return lambda data: tensors(data)[name]["scales"].update(fields)
 
 
+def with_minimums(name: str, **fields: object) -> Change:
+    """Give a tensor minimums, in the place of its scales where no other is given."""
+    return lambda data: tensors(data)[name].update(minimums={**tensors(data)[name]["scales"], **fields})
+
+
 def without(name: str, field: str) -> Change:
     return lambda data: tensors(data)[name].pop(field)
 
@@ -128,6 +133,17 @@ TABLES: dict[str, tuple[Change, str]] = {
     "an embedding in blocks of another size": (in_tensor(EMBEDDING, block=33), "in blocks of 33"),
     "half the scales": (in_scales(QUERY, dtype="float16"), "scales of float16"),
     "scales of whole numbers": (in_scales(QUERY, dtype="int8"), "dtype is 'int8'"),
+    "minimums over scales": (with_minimums(QUERY), "overlaps another"),
+    "minimums far away": (with_minimums(QUERY, offset=1 << 40), "its minimums.* lies outside"),
+    "minimums at an odd offset": (with_minimums(QUERY, offset=1), "odd offset 1"),
+    "minimums at a negative offset": (with_minimums(QUERY, offset=-64), "not a whole number"),
+    "fewer minimums": (with_minimums(QUERY, bytes=64), "minimums .* have 64 bytes"),
+    "half the minimums": (with_minimums(QUERY, dtype="float16"), "minimums of float16"),
+    "minimums of a table of 8 bits": (with_minimums(EMBEDDING), "int8 in blocks of 32 with minimums"),
+    "minimums without scales": (
+        lambda data: tensors(data)[NORM].update(minimums=tensors(data)[QUERY]["scales"]),
+        "float32 in blocks of 0 with minimums",
+    ),
     "a step without codes of rows": (in_tensor(QUERY, input_step=0.5), "has the steps"),
     "a step that is no number": (in_tensor(QUERY, output_step=float("nan")), "has the steps"),
     "a step below zero": (in_tensor(QUERY, input_step=-1.0), "has the steps"),

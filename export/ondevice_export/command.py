@@ -49,7 +49,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="heads trained for SOURCE, see models/recipe; auto finds heads/ beside a directory (default: auto)",
     )
     parser.add_argument(
-        "--quantize", choices=("int4", "int8", "none"), default="int4", help="width of the weights (default: int4)"
+        "--quantize",
+        choices=("int4", "int4-affine", "int8", "none"),
+        default="int4",
+        help="format of the weights; int4-affine has a minimum for every 32, as GGUF's Q4_1 (default: int4)",
     )
     parser.add_argument(
         "--head-bits", type=int, choices=(4, 8), default=8, help="width of the tied token table (default: 8)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, IN_GROUPS, INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.errors import UsageError
 
-WEIGHT_FORMATS = {"int4": INT4, "int8": INT8, "none": FLOAT32}
+WEIGHT_FORMATS = {each.name: each for each in (INT4, INT4_AFFINE, INT8)} | {"none": FLOAT32}
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class ExportOptions:
     Attributes:
         drafter: `auto`, `none`, or the drafter's directory or hub id.
         heads: `auto`, `none` or a directory.
-        quantize: weight format of the target: `int4`, `int8`, or `none` for float32 graphs.
-        head_bits: bits per weight of the tied token table, 4 or 8; ignored where `quantize` is `none`.
+        quantize: weight format of the target: `int4`, `int4-affine`, `int8`, or `none` for float32 graphs.
+        head_bits: bits per weight of the tied token table, 4 or 8; ignored where `quantize` is `none`. With 4 bits it
+            is affine if the layers are.
         revision: branch, tag or commit of the target on the hub.
         text_only: leave out the vision and audio towers.
     """
@@ -43,13 +44,15 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.quantize not in WEIGHT_FORMATS:
             raise UsageError(f"quantize is {self.quantize!r}: choose one of {', '.join(WEIGHT_FORMATS)}")
-        if self.head_bits not in IN_GROUPS:
+        if self.head_bits not in (4, 8):
             raise UsageError(f"head_bits is {self.head_bits!r}: choose 4 or 8")
 
     @property
     def target_formats(self) -> Formats:
         layers = WEIGHT_FORMATS[self.quantize]
-        return Formats(layers, IN_GROUPS[self.head_bits] if layers.quantised else layers)
+        if not layers.quantised:
+            return Formats(layers, layers)
+        return Formats(layers, INT8 if self.head_bits == 8 else INT4_AFFINE if layers.affine else INT4)
 
     @property
     def drafter_formats(self) -> Formats:

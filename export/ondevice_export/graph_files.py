@@ -133,12 +133,12 @@ def count_weights(shapes: Shapes) -> int:
 
 
 def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
-    """Bytes of a data file, scales included; slightly overestimated, because fp16 scales count as float32."""
+    """Bytes of a data file, scales and minimums included; slightly overestimated: fp16 scales count as float32."""
     total = 0
     for name, shape in shapes.items():
         form = formats.head if name.endswith((EMBEDDING, HEAD)) else formats.layers
         stored = FLOAT32 if is_plain(name, shape) else form
         total += stored.bytes(math.prod(shape))
         if stored.quantised:
-            total += 4 * math.prod(shape[:-1]) * stored.scales(shape[-1])
+            total += (8 if stored.affine else 4) * math.prod(shape[:-1]) * stored.scales(shape[-1])
     return total

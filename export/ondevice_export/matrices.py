@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,12 @@ from ondevice.errors import CheckpointError
 from ondevice.progress import Advance
 from ondevice_export.checkpoint.quantized_modules import QuantizedModule
 from ondevice_export.data_file import DataFile, Region
-from ondevice_export.quantize import BLOCK, quantize
+from ondevice_export.quantize import BLOCK, Quantized, quantize
 
 FloatArray = npt.NDArray[np.float32]
 RowReader = Callable[[int, int], FloatArray]
 RawReader = Callable[[int, int], npt.NDArray[np.uint8]]
+BlockReader = Callable[[int, int], tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any] | None]]
 
 _CHUNK = 1 << 19
 """Weights per chunk: 2 MiB as float32, which fit in a core's cache."""
@@ -48,30 +49,33 @@ class StoredMatrix:
     data: Region
     scales: Region | None = None
     half_scales: bool = False
-    """Whether scales are stored as fp16 instead of float32; their values are exact in both."""
+    """Whether scales and minimums are stored as fp16 instead of float32; their values are exact in both."""
     input_step: float = 0.0
     """Static scale of a linear layer's input activations; 0 if there is none."""
     output_step: float = 0.0
     """Static scale of a linear layer's output activations; 0 if there is none."""
     as_trained: bool = False
     """Whether the data is copied from a checkpoint that was trained quantised."""
+    minimums: Region | None = None
+    """In an affine format."""
 
     def tensor(self, shape: tuple[int, ...]) -> Tensor:
         """The matrix's entry in the tensor table; `shape` has three dimensions if the tensor holds several matrices."""
-        scales = None
-        if self.scales is not None:
-            scales = Scales("float16" if self.half_scales else "float32", self.scales.offset, self.scales.nbytes)
+        scales, minimums = (
+            None if each is None else Scales("float16" if self.half_scales else "float32", each.offset, each.nbytes)
+            for each in (self.scales, self.minimums)
+        )
         return Tensor(
             shape, _FORMATS[self.format.bits], self.data.offset, self.data.nbytes, self.format.group, scales,
-            self.input_step, self.output_step,
+            self.input_step, self.output_step, minimums,
         )  # fmt: skip
 
     def part(self, number: int, parts: int) -> StoredMatrix:
         """Matrix `number` of `parts` matrices of equal size that were stored as one, stacked by rows."""
-        scales = None if self.scales is None else self.scales.part(number, parts)
+        scales, minimums = (None if each is None else each.part(number, parts) for each in (self.scales, self.minimums))
         return StoredMatrix(
             f"{self.name}.{number}", self.rows // parts, self.width, self.format, self.data.part(number, parts), scales,
-            self.half_scales,
+            self.half_scales, minimums=minimums,
         )  # fmt: skip
 
 
@@ -111,7 +115,7 @@ class MatrixWriter:
             file: the data file to write to.
             name: the tensor's name, for messages and for the graph.
             shape: rows and width.
-            form: INT4, INT8 or FLOAT32.
+            form: INT4, INT4_AFFINE, INT8 or FLOAT32.
             rows: `rows(start, stop)` returns these rows as float32; called from several threads.
             half_scales: store the scales as fp16 instead of float32.
 
@@ -121,6 +125,33 @@ class MatrixWriter:
         """
         stored = _reserve(file, name, shape, form, half_scales)
         self._submit(stored, partial(_write_rows, file, stored, rows))
+        return stored
+
+    def add_blocks(
+        self,
+        file: DataFile,
+        name: str,
+        shape: tuple[int, int],
+        form: WeightFormat,
+        blocks: BlockReader,
+        *,
+        half_scales: bool = False,
+    ) -> StoredMatrix:
+        """Start to write a matrix that is quantised already, unchanged.
+
+        Args:
+            file, name, shape, half_scales: as for `add`.
+            form: INT4, INT4_AFFINE or INT8.
+            blocks: `blocks(start, stop)` returns the codes of these rows, uint8[rows, width] with a code per byte,
+                counted from 0 (see `WeightFormat.zero`), their scales [rows, width / 32] and, in an affine format,
+                minimums, else None, both of a float type. Values that are not exact in fp16 are rounded to it. Called
+                from several threads.
+
+        Raises:
+            CheckpointError: the width is no multiple of 32, or a scale or minimum is NaN, infinite or beyond fp16.
+        """
+        stored = _reserve(file, name, shape, form, half_scales)
+        self._submit(stored, partial(_write_read_blocks, file, stored, blocks))
         return stored
 
     def add_transposed(self, file: DataFile, name: str, shape: tuple[int, int], rows: RowReader) -> StoredMatrix:
@@ -184,8 +215,11 @@ def _reserve(file: DataFile, name: str, shape: tuple[int, int], form: WeightForm
     if width % BLOCK:
         raise CheckpointError(f"{name} has rows of {width} weights, quantisation needs a multiple of {BLOCK}")
     data = file.reserve(form.bytes(rows * width))
-    scales = file.reserve(rows * (width // BLOCK) * (2 if half_scales else 4))
-    return StoredMatrix(name, rows, width, form, data, scales, half_scales)
+    scales, minimums = (
+        file.reserve(rows * (width // BLOCK) * (2 if half_scales else 4)) if needed else None
+        for needed in (True, form.affine)
+    )
+    return StoredMatrix(name, rows, width, form, data, scales, half_scales, minimums=minimums)
 
 
 def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: int, stop: int) -> int:
@@ -196,13 +230,39 @@ def _write_rows(file: DataFile, stored: StoredMatrix, rows: RowReader, start: in
             raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
         file.write(stored.data, start * stored.width * 4, weights)
         return weights.size
-    packed, scales, finite = quantize(weights, stored.format)
-    if not finite:
+    quantized = quantize(weights, stored.format)
+    if not quantized.finite:
         raise CheckpointError(f"{stored.name} holds NaN or infinite weights")
-    file.write(stored.data, stored.format.bytes(start * stored.width), packed)
-    kept = scales.astype(np.float16) if stored.half_scales else scales
-    file.write(stored.scales, start * (stored.width // BLOCK) * kept.itemsize, kept)
+    _write_quantized(file, stored, quantized, start)
     return weights.size
+
+
+def _write_read_blocks(file: DataFile, stored: StoredMatrix, blocks: BlockReader, start: int, stop: int) -> int:
+    """Write one chunk of rows that are quantised already; returns its number of weights."""
+    codes, scales, minimums = blocks(start, stop)
+    packed = codes[:, ::2] | np.left_shift(codes[:, 1::2], np.uint8(4)) if stored.format.bits == 4 else codes
+    rounded = _to_fp16(scales), None if minimums is None else _to_fp16(minimums)
+    finite = all(np.isfinite(each).all() for each in rounded if each is not None)
+    if not finite:
+        raise CheckpointError(f"{stored.name} has scales or minimums that are NaN, infinite or beyond fp16")
+    _write_quantized(file, stored, Quantized(packed, *rounded, finite), start)
+    return (stop - start) * stored.width
+
+
+def _to_fp16(values: npt.NDArray[Any]) -> FloatArray:
+    """Values rounded to fp16, as float32; infinite beyond its range."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).astype(np.float32)
+
+
+def _write_quantized(file: DataFile, stored: StoredMatrix, quantized: Quantized, start: int) -> None:
+    """Write the codes, scales and minimums of the rows from `start` on."""
+    file.write(stored.data, stored.format.bytes(start * stored.width), quantized.packed)
+    for region, values in ((stored.scales, quantized.scales), (stored.minimums, quantized.minimums)):
+        if region is not None:
+            assert values is not None, f"{stored.name} has no minimums"
+            kept = values.astype(np.float16) if stored.half_scales else values
+            file.write(region, start * (stored.width // BLOCK) * kept.itemsize, kept)
 
 
 def _write_transposed(file: DataFile, stored: StoredMatrix, rows: RowReader) -> int:

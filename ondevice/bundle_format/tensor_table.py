@@ -15,7 +15,7 @@ from typing import Literal
 from ondevice.bundle_format.checks import InvalidFieldError, check_number, require
 from ondevice.bundle_format.decoder import Attention, Block, FeedForward, Layer
 from ondevice.bundle_format.model_config import DrafterEntry, HeadsEntry, HeadsKind, Target
-from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, IN_GROUPS, WeightFormat
+from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, IN_GROUPS, INT4_AFFINE, WeightFormat
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""
@@ -51,7 +51,7 @@ _BITS: dict[Format, int] = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "fl
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of a quantised tensor, [rows, scales per row]; their offset in the file and size are in bytes."""
+    """The scales or minimums of a quantised tensor, [rows, scales per row]; their offset and size are in bytes."""
 
     dtype: Literal["float32", "float16"]
     offset: int
@@ -69,6 +69,7 @@ class Tensor:
         bytes: size without scales.
         block: number of neighbouring weights in a row that share a scale; 0 if the whole row shares one.
         scales: None for plain numbers.
+        minimums: the weights of code 0 in an affine format, of the scales' dtype and shape; None in others.
         input_step: static scale s of the matrix's input x, which becomes clamp(round(x / s), -128, 127) * s; 0 if the
             matrix has none.
         output_step: static scale of the matrix's output, in the same form.
@@ -82,10 +83,11 @@ class Tensor:
     scales: Scales | None = None
     input_step: float = 0.0
     output_step: float = 0.0
+    minimums: Scales | None = None
 
     @property
     def weight_format(self) -> WeightFormat:
-        return WeightFormat(_BITS[self.format], self.block)
+        return WeightFormat(_BITS[self.format], self.block, affine=self.minimums is not None)
 
     @property
     def scale_shape(self) -> tuple[int, int]:
@@ -283,10 +285,12 @@ def _check_format(name: str, tensor: Tensor) -> None:
         known = form in (FLOAT32, BY_ROW[8])
     elif is_table(name):
         blocks = form.quantised and form.group % 32 == 0 and width % max(form.group, 32) == 0
-        known = form in (FLOAT32, BFLOAT16) or (blocks and form.bits in BY_ROW)
+        symmetric = blocks and form.bits in BY_ROW and not form.affine
+        known = form in (FLOAT32, BFLOAT16, INT4_AFFINE) or symmetric
     else:
-        known = form in (FLOAT32, BFLOAT16, *IN_GROUPS.values(), *BY_ROW.values())
-    require(known, f"tensor {name} is {tensor.format} in blocks of {tensor.block}")
+        known = form in (FLOAT32, BFLOAT16, *IN_GROUPS, *BY_ROW.values())
+    minimums = " with minimums" if form.affine else ""
+    require(known, f"tensor {name} is {tensor.format} in blocks of {tensor.block}{minimums}")
     require(not any(steps) or (form in BY_ROW.values() and not is_table(name)), f"tensor {name} has the steps {steps}")
     scales, mismatch = tensor.scales, "without" if form.quantised else "with"
     require((scales is not None) == form.quantised, f"tensor {name} is {tensor.format}, {mismatch} scales")
@@ -294,14 +298,22 @@ def _check_format(name: str, tensor: Tensor) -> None:
     if scales is None:
         return
     require(width % 32 == 0 or is_of_tower(name), f"tensor {name} has rows of {width} weights, no multiple of 32")
-    require(scales.dtype == "float32" or name == PLE_TABLE, f"tensor {name} has scales of {scales.dtype}")
-    check_number(f"the scales' offset of tensor {name}", scales.offset, 1 << 62, least=0)
     size = math.prod(tensor.scale_shape) * (4 if scales.dtype == "float32" else 2)
-    require(scales.bytes == size, f"the scales of tensor {name} have {scales.bytes} bytes instead of {size}")
+    for part, found in _factors(tensor).items():
+        require(found.dtype == "float32" or name == PLE_TABLE, f"tensor {name} has {part} of {found.dtype}")
+        require(found.dtype == scales.dtype, f"tensor {name} has {part} of {found.dtype}, scales of {scales.dtype}")
+        check_number(f"the {part}' offset of tensor {name}", found.offset, 1 << 62, least=0)
+        require(found.bytes == size, f"the {part} of tensor {name} have {found.bytes} bytes instead of {size}")
+
+
+def _factors(tensor: Tensor) -> dict[str, Scales]:
+    """The scales and minimums that a tensor has, by their name for messages."""
+    parts = {"scales": tensor.scales, "minimums": tensor.minimums}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _ranges(name: str, tensor: Tensor) -> Iterator[tuple[int, int, str]]:
-    """Yield offset, size in bytes and a name for messages: of the codes, then of the scales if there are any."""
+    """Yield offset, size in bytes and a name for messages: of the codes, then of the scales and minimums if any."""
     yield tensor.offset, tensor.bytes, name
-    if tensor.scales is not None:
-        yield tensor.scales.offset, tensor.scales.bytes, f"{name} (its scales)"
+    for part, found in _factors(tensor).items():
+        yield found.offset, found.bytes, f"{name} (its {part})"

@@ -16,16 +16,19 @@ from numpy.typing import NDArray
 class WeightFormat:
     """A storage format: codes of 2, 4 or 8 bits with scales, or plain numbers.
 
-    The weight of a code is scale * (code - zero). Codes are packed into bytes with the lowest bits first.
+    The weight of a code is scale * (code - zero), or scale * code + minimum in an affine format. Codes are packed into
+    bytes with the lowest bits first.
 
     Attributes:
         bits: bits per code; 16 for bfloat16, 32 for float32.
         group: number of neighbouring weights in a row that share a scale; 0 if the whole row shares one, and for plain
             numbers, which have no scales.
+        affine: whether each scale has a minimum beside it, the weight of code 0.
     """
 
     bits: int
     group: int = 0
+    affine: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -34,13 +37,16 @@ class WeightFormat:
 
     @property
     def name(self) -> str:
-        """Name of the number format, without the group: "int4", "bfloat16", "float32"."""
-        return f"int{self.bits}" if self.quantised else "bfloat16" if self.bits == 16 else "float32"
+        """Name of the number format, without the group: "int4", "int4-affine", "bfloat16", "float32"."""
+        if self.quantised:
+            return f"int{self.bits}-affine" if self.affine else f"int{self.bits}"
+        return "bfloat16" if self.bits == 16 else "float32"
 
     @property
     def zero(self) -> int:
-        """The code of a zero weight, as MatMulNBits and GatherBlockQuantized assume for unsigned codes."""
-        return 1 << (self.bits - 1)
+        """The code of a zero weight, as MatMulNBits and GatherBlockQuantized assume for unsigned codes; 0 in an affine
+        format, where the minimum says what code 0 stands for."""
+        return 0 if self.affine else 1 << (self.bits - 1)
 
     def bytes(self, weights: int) -> int:
         """Size in bytes of that many weights, without scales."""
@@ -51,8 +57,9 @@ class WeightFormat:
         return 0 if not self.quantised else width // self.group if self.group else 1
 
     def stored_bits(self, scale_bits: int) -> float:
-        """Bits per weight including its share of a scale of `scale_bits` bits. One scale per row counts as none."""
-        return self.bits + (scale_bits / self.group if self.group else 0)
+        """Bits per weight including its share of a scale of `scale_bits` bits, and of a minimum of as many bits. One
+        scale per row counts as none."""
+        return self.bits + (scale_bits * (2 if self.affine else 1) / self.group if self.group else 0)
 
     def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Unpack bytes uint8[..., n] into one code per byte, uint8[..., n * 8 / bits]."""
@@ -63,12 +70,14 @@ class WeightFormat:
 
 
 INT4 = WeightFormat(4, 32)
+INT4_AFFINE = WeightFormat(4, 32, affine=True)
+"""The format of GGUF's Q4_1 blocks."""
 INT8 = WeightFormat(8, 32)
 BFLOAT16 = WeightFormat(16)
 FLOAT32 = WeightFormat(32)
 
-IN_GROUPS = {each.bits: each for each in (INT4, INT8)}
-"""Bits -> the format of codes with a scale for every 32 weights."""
+IN_GROUPS = (INT4, INT4_AFFINE, INT8)
+"""The formats of codes with a scale for every 32 weights."""
 
 BY_ROW = {bits: WeightFormat(bits) for bits in (2, 4, 8)}
 """Bits -> the format of codes with one scale per row."""

@@ -103,7 +103,10 @@ def fastest(architecture: str, features: frozenset[str]) -> str:
 # Parts of a library.
 
 KINDS = frozenset(
-    ("groups4", "groups8", "steps2", "steps4", "steps8", "floats", "int8", "lookup", "experts", "shortlists", "heads")
+    (
+        *("groups4", "groups8", "affine4", "steps2", "steps4", "steps8", "floats"),
+        *("int8", "lookup", "experts", "shortlists", "heads"),
+    )
 )
 """Kinds of work of a forward that not every bundle needs: products of matrices, int8 caches, lookup attention, experts,
 heads over candidates, heads that predict several tokens. See `engines.simd.kernels.kinds`."""

@@ -65,14 +65,14 @@ def change_table(text: str, rng: random.Random) -> tuple[str, str]:
         table = rng.choice(list(tree["tensors"].values()))["tensors"]
         name, other = rng.choice(list(table)), rng.choice(list(table))
         tensor, kind = table[name], rng.randrange(6)
-        part = tensor.get("scales", tensor) if kind < 2 else tensor
+        part = tensor.get(rng.choice(("scales", "minimums")), tensor) if kind < 2 else tensor
         if kind == 5:
             alike = [each for each in table if table[each]["shape"] == tensor["shape"]]
             other = rng.choice((other, rng.choice(alike)))
             table[name], table[other] = table[other], tensor
             said.append(f"{name} exchanged with {other}")
             continue
-        key = rng.choice([*part, "shape", "format", "block", "input_step", "scales"])
+        key = rng.choice([*part, "shape", "format", "block", "input_step", "scales", "minimums"])
         part.setdefault(key, 0)
         if kind == 4 and "offset" in table[other]:
             part["offset"] = table[other]["offset"]

@@ -21,7 +21,9 @@ from tests.pairwise import pairwise_cases
 from tests.tiny_models import QUANTISED
 from tests.trained_models import TRAINED
 
-FAMILIES = (*QUANTISED, *TRAINED)
+AFFINE = "affine"
+"""The pair of E2B's kind with minimums in all its quantised matrices and tables."""
+FAMILIES = (*QUANTISED, *TRAINED, AFFINE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,11 +36,14 @@ def every_thread_runs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]:
-    """Bundles by family with the default formats (int4 weights, int8 head), and those that were trained quantised."""
+    """Bundles by family with the default formats (int4 weights, int8 head), those that were trained quantised, and one
+    of affine weights.
+    """
 
     def export_all(directory: Path) -> None:
-        for family in FAMILIES:
+        for family in FAMILIES[:-1]:
             export(make_pair(family) / "target", directory / family)
+        export(make_pair("e2b") / "target", directory / AFFINE, quantize="int4-affine", head_bits=4)
 
     directory = once("tiny", export_all)
     return {family: Bundle.open(directory / family) for family in FAMILIES}

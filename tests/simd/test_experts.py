@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import IN_GROUPS, INT4, WeightFormat
 from ondevice.engines.simd.buffers import Buffers
 from ondevice.engines.simd.engine import SimdEngine
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES
@@ -93,14 +93,14 @@ def expected(experts: Experts, hidden: twins.Floats, dense: twins.Floats) -> twi
         for expert, weight in zip(chosen[row], weights[row], strict=True):
             both, down = experts.gate_up[expert], experts.down[expert]
             own = twins.quantize(x[row : row + 1])
-            product = twins.project(own, signed(both), both.scales)
+            product = twins.project(own, signed(both), both.scales, both.minimums)
             gate, up = np.split(product.astype(np.float64), 2, axis=1)
             inner = twins.quantize((twins.gelu(gate) * up).astype(np.float32))
-            total[row] += weight * twins.project(inner, signed(down), down.scales)[0]
+            total[row] += weight * twins.project(inner, signed(down), down.scales, down.minimums)[0]
     return twins.rms_norm(dense, experts.dense_norm, EPS) + twins.rms_norm(total.astype(np.float32), experts.norm, EPS)
 
 
-@pytest.mark.parametrize("form", [INT4, INT8])
+@pytest.mark.parametrize("form", IN_GROUPS)
 @pytest.mark.parametrize("rows", [1, 2, 9, 40])
 def test_experts_are_those_of_the_twin(rows: int, form: WeightFormat) -> None:
     rng = np.random.default_rng(rows)

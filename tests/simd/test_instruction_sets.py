@@ -17,6 +17,7 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.native.features import native_features
 from ondevice.native.sets import PLATFORMS, SETS
+from tests.simd.conftest import AFFINE
 from tests.simd.outputs import digest
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +27,8 @@ NAMES = PLATFORMS["linux-x86_64"].sets
 
 @pytest.fixture(scope="module")
 def compared(bundles: dict[str, Bundle], trained: Path) -> list[Path]:
-    """Three bundles: without experts, with experts, and from a checkpoint that was trained quantised."""
-    return [*(bundles[family].path for family in ("e2b", "26b")), trained]
+    """Bundles without experts, with experts, of affine weights, and from a checkpoint that was trained quantised."""
+    return [*(bundles[family].path for family in ("e2b", "26b", AFFINE)), trained]
 
 
 @pytest.fixture(scope="module")

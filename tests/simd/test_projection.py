@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, FLOAT32, INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import (
+    BFLOAT16,
+    BY_ROW,
+    FLOAT32,
+    IN_GROUPS,
+    INT4,
+    INT4_AFFINE,
+    INT8,
+    WeightFormat,
+)
 from ondevice.engines.simd.kernels.matmul.project import Activations, FloatRows, InputRows, PackedMatrix, gated, project
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, groups_form
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
@@ -27,7 +36,7 @@ class Steps(NamedTuple):
 
 NONE = Steps()
 CASES = [
-    *((form, NONE) for form in (INT4, INT8, BFLOAT16, FLOAT32)),
+    *((form, NONE) for form in (*IN_GROUPS, BFLOAT16, FLOAT32)),
     *((form, steps) for form in BY_ROW.values() for steps in (NONE, Steps(0.021, 0.0), Steps(0.021, 0.013))),
     (BY_ROW[4], Steps(0.0, 0.017)),
 ]
@@ -40,8 +49,11 @@ def random_matrix(rng: np.random.Generator, rows: int, width: int, form: WeightF
     if not form.quantised:
         numbers = rng.standard_normal((rows, width)).astype(np.float32).view(np.uint16 if form.bits == 16 else np.uint8)
         codes = np.ascontiguousarray(numbers[:, 1::2] if form.bits == 16 else numbers).view(np.uint8)
-    scales = rng.uniform(-0.02, 0.02, (rows, form.scales(width))).astype(np.float16).astype(np.float32)
-    return Matrix(codes, scales, form, *steps)
+    scales, minimums = (
+        rng.uniform(-most, most, (rows, form.scales(width))).astype(np.float16).astype(np.float32)
+        for most in (0.02, 0.16)
+    )
+    return Matrix(codes, scales, form, *steps, minimums=minimums if form.affine else None)
 
 
 def pack_of(layout: PackLayout) -> npt.NDArray[np.uint8]:
@@ -78,7 +90,8 @@ def expected(matrix: Matrix, x: twins.Floats) -> twins.Floats:
         return twins.project_floats(x, numbers.view(np.float32), np.ones(matrix.rows, np.float32), 0.0)
     if form.group:
         codes = twins.unpack(matrix.codes.reshape(matrix.rows, -1, form.bytes(32)), form)
-        return twins.project(twins.quantize(x), codes, matrix.scales.astype(np.float16))
+        minimums = None if matrix.minimums is None else matrix.minimums.astype(np.float16)
+        return twins.project(twins.quantize(x), codes, matrix.scales.astype(np.float16), minimums)
     codes = twins.unpack(matrix.codes, form)
     if matrix.input_step:
         return twins.project_steps(x, codes, matrix.scales[:, 0], matrix.input_step, matrix.output_step)
@@ -90,7 +103,7 @@ def expected(matrix: Matrix, x: twins.Floats) -> twins.Floats:
     [
         (form, steps, rows)
         for number, (form, steps) in enumerate(CASES)
-        for rows in ([*range(1, 10), 16, 19] if form in (INT4, INT8) else ROWS[number % 3])
+        for rows in ([*range(1, 10), 16, 19] if form in IN_GROUPS else ROWS[number % 3])
     ],
     ids=str,
 )
@@ -105,11 +118,12 @@ def test_a_projection_equals_its_twin(form: WeightFormat, steps: Steps, rows: in
     assert not out[:, 72:].any(), "rows beyond the last are zero"
 
 
-@pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", IN_GROUPS, ids=lambda form: form.name)
 def test_extreme_values_do_not_overflow(form: WeightFormat) -> None:
     codes = np.zeros((32, form.bytes(96)), np.uint8)
     codes[::2] = 255
-    matrix = Matrix(codes, np.full((32, 3), 1.0, np.float32), form)
+    ones = np.full((32, 3), 1.0, np.float32)
+    matrix = Matrix(codes, ones, form, minimums=-8 * ones if form.affine else None)
     x = np.array([[127.0] * 96, [-127.0] * 96, [1e-38] * 96, [3e30] * 96, [0.0] * 96], np.float32)
     layout = PackLayout()
     packed = layout.add(matrix)
@@ -140,9 +154,10 @@ def test_rows_of_one_pack_may_have_steps_of_their_own() -> None:
     )
 
 
-def test_matrices_with_one_input_lie_one_after_another() -> None:
+@pytest.mark.parametrize("form", [INT4, INT4_AFFINE], ids=lambda form: form.name)
+def test_matrices_with_one_input_lie_one_after_another(form: WeightFormat) -> None:
     rng = np.random.default_rng(1)
-    parts = [random_matrix(rng, rows, 64, INT4) for rows in (64, 32, 32)]
+    parts = [random_matrix(rng, rows, 64, form) for rows in (64, 32, 32)]
     layout = PackLayout()
     packed = layout.add(*parts)
     x = rng.standard_normal((3, 64)).astype(np.float32)
@@ -160,25 +175,26 @@ def test_the_softcap() -> None:
     np.testing.assert_allclose(run(pack_of(layout), packed, x, cap=30.0), 30 * np.tanh(plain / 30), atol=1e-5)
 
 
+@pytest.mark.parametrize("form", [INT4, INT4_AFFINE], ids=lambda form: form.name)
 @pytest.mark.parametrize("with_up", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 11])
-def test_gelu_of_the_gate_times_up(rows: int, with_up: bool) -> None:
+def test_gelu_of_the_gate_times_up(rows: int, with_up: bool, form: WeightFormat) -> None:
     rng = np.random.default_rng(rows)
     width, inner = 64, 96
-    gate, up = (random_matrix(rng, inner, width, INT4) for _ in range(2))
+    gate, up = (random_matrix(rng, inner, width, form) for _ in range(2))
     x = 4 * rng.standard_normal((rows, width)).astype(np.float32)
     factor = rng.standard_normal((rows, inner)).astype(np.float32)
     layout = PackLayout()
     packed = layout.add_gated(gate, up) if with_up else layout.add(gate)
     pack = pack_of(layout)
-    out, form = np.zeros(rows * inner // 32 * 40, np.uint8), groups_form(8)
+    out, out_form = np.zeros(rows * inner // 32 * 40, np.uint8), groups_form(8)
     scratch = np.zeros(SCRATCH_BYTES, np.uint8)
-    records = records_of(x, form)
+    records = records_of(x, input_form(gate))
     gated(
         matrix_of(pack, packed),
-        Activations(records.ctypes.data, rows, form),
+        Activations(records.ctypes.data, rows, input_form(gate)),
         FloatRows(0 if with_up else factor.ctypes.data, factor.strides[0]),
-        InputRows(out.ctypes.data, inner // 32, form),
+        InputRows(out.ctypes.data, inner // 32, out_form),
         scratch.ctypes.data,
         0,
         inner // 32,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from ondevice.bundle_format.weight_format import INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head, rotate, to_half
 from ondevice.engines.simd.kernels.isa import vector
 from ondevice.engines.simd.kernels.isa.vector import load, load_half, store
@@ -138,18 +138,21 @@ def test_rotation() -> None:
     np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", IN_GROUPS, ids=lambda form: form.name)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_table_rows(form: WeightFormat, dtype: type[np.floating]) -> None:
     rng = np.random.default_rng(form.bits)
     codes = rng.integers(0, 256, (5, form.bytes(96)), dtype=np.uint8)
-    scales = rng.uniform(-1, 1, (5, 3)).astype(dtype)
+    scales, minimums = (rng.uniform(-1, 1, (5, 3)).astype(dtype) for _ in range(2))
     rows = twins.unpack(codes.reshape(5, 3, form.bytes(32)), form) * scales.astype(np.float64)[..., None]
+    if form.affine:
+        rows += minimums.astype(np.float64)[..., None]
     table = rows.reshape(5, 96)
     half, out = int(dtype == np.float16), np.empty(96, np.float32)
-    read_row(codes.ctypes.data, scales.ctypes.data, half, form.bits, 32, 3, 96, np.float32(2.0), out.ctypes.data)
-    np.testing.assert_allclose(out, 2 * table[3], rtol=1e-6)
+    factors = scales.ctypes.data, minimums.ctypes.data if form.affine else 0, half
+    read_row(codes.ctypes.data, *factors, form.bits, 32, 3, 96, np.float32(2.0), out.ctypes.data)
+    np.testing.assert_allclose(out, 2 * table[3], rtol=1e-6, atol=1e-7)
     x = rng.standard_normal(96).astype(np.float32)
-    found = dot_row(codes.ctypes.data, scales.ctypes.data, half, form.bits, 32, 4, 96, x.ctypes.data)
+    found = dot_row(codes.ctypes.data, *factors, form.bits, 32, 4, 96, x.ctypes.data)
     assert found == pytest.approx(table[4] @ x, rel=1e-4, abs=1e-3)
     assert dot(x.ctypes.data, x.ctypes.data, 96) == pytest.approx(float((x.astype(float) ** 2).sum()), rel=1e-5)

@@ -41,23 +41,33 @@ def quantize(x: Floats) -> Quantized:
     return Quantized(codes, exponents)
 
 
-def project(x: Quantized, codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16]) -> Floats:
-    """Float32 sums over blocks of scale * 2**e * (w . q), each a fused multiply and add.
+def project(
+    x: Quantized,
+    codes: npt.NDArray[np.int64],
+    scales: npt.NDArray[np.floating],
+    minimums: npt.NDArray[np.floating] | None = None,
+) -> Floats:
+    """Float32 sums over blocks of minimum * 2**e * sum(q), then scale * 2**e * (w . q), fused multiplies and adds.
 
     Args:
         x: the activations.
-        codes: signed weights [n, blocks, 32].
-        scales: scales of the weights, float16[n, blocks].
+        codes: signed weights [n, blocks, 32], or unsigned ones if there are minimums.
+        scales: scales of the weights, [n, blocks], exact in fp16.
+        minimums: of the blocks, likewise.
     """
     sums = np.zeros((len(x.codes), len(codes)), np.float32)
-    dots = np.einsum("rbk,nbk->brn", x.codes, codes) * np.exp2(x.exponents).T[..., None]
+    steps = np.exp2(x.exponents).T[..., None]
+    dots = np.einsum("rbk,nbk->brn", x.codes, codes) * steps
+    totals = x.codes.sum(axis=-1).T[..., None] * steps
     for block, dot in enumerate(dots):
+        if minimums is not None:
+            sums = (totals[block] * minimums[:, block].astype(np.float64) + sums).astype(np.float32)
         sums = (dot * scales[:, block].astype(np.float64) + sums).astype(np.float32)
     return sums
 
 
 def unpack(packed: npt.NDArray[np.uint8], form: WeightFormat) -> npt.NDArray[np.int64]:
-    """Unpack codes [..., bytes of k codes] to signed weights [..., k]."""
+    """Unpack codes [..., bytes of k codes] to signed weights [..., k]; to unsigned ones of an affine format."""
     bits = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, form.bits)
     return (bits.astype(np.int64) << np.arange(form.bits)).sum(axis=-1) - form.zero
 

@@ -5,6 +5,11 @@ multiplies integers, scales each output by one factor, and rounds the output lik
 operators and MatMulNBits for it. The product is computed in float32 on whole numbers below 2**24, so it is exact in any
 order of summation, and a row's result does not depend on the other rows of a forward. `accuracy_level` is 1 for it: at
 4, MatMulNBits would quantise `x` a second time.
+
+A weight of an affine format is scale * code + minimum. As scale * (code - 8) + offset, with offset = minimum + 8 *
+scale, a linear layer is MatMulNBits without zero points, plus a product of the offsets with the sums of the input's
+blocks, which has a 32nd of the multiplications. MatMulNBits accepts float zero points, -minimum / scale, but then it
+multiplies floats, and a single row has other bits than the same row among four (ONNX Runtime 1.32).
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
     blocks = matrix.width // BLOCK
     shape = (matrix.rows, blocks, matrix.format.bytes(BLOCK))
     data = builder.external(f"{matrix.name}.q{matrix.format.bits}", matrix.data, ir.DataType.UINT8, shape)
-    return builder.op(
+    product = builder.op(
         "MatMulNBits",
         x,
         data,
@@ -43,6 +48,10 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
         block_size=BLOCK,
         accuracy_level=4,  # int8 activations: a row's result then does not depend on the other rows
     )
+    if matrix.minimums is None:
+        return product
+    sums = builder.op("ReduceSum", builder.reshape(x, -1, blocks, BLOCK), builder.integers(-1), keepdims=0)
+    return builder.op("Add", product, _product(builder, sums, _offsets(builder, matrix, matrix.rows, blocks)))
 
 
 def row_codes(builder: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -93,13 +102,30 @@ def gather(builder: GraphBuilder, matrix: StoredMatrix, ids: ir.Value, *, group:
         gather_axis=0,
         quantize_axis=1,
     )
-    return builder.op("Cast", rows, to=ir.DataType.FLOAT) if matrix.half_scales else rows
+    rows = builder.op("Cast", rows, to=ir.DataType.FLOAT) if matrix.half_scales else rows
+    if matrix.minimums is None:
+        return rows
+    offsets = builder.op("Gather", _offsets(builder, matrix, entries, width // BLOCK), ids, axis=0)
+    blocks = builder.reshape(rows, -1, BLOCK)
+    shifted = builder.op("Add", blocks, builder.reshape(offsets, -1, 1))
+    return builder.op("Reshape", shifted, builder.op("Shape", rows))
 
 
 def _scales(builder: GraphBuilder, matrix: StoredMatrix, rows: int, blocks: int) -> ir.Value:
     assert matrix.scales is not None
     dtype = ir.DataType.FLOAT16 if matrix.half_scales else ir.DataType.FLOAT
     return builder.external(f"{matrix.name}.scales", matrix.scales, dtype, (rows, blocks))
+
+
+def _offsets(builder: GraphBuilder, matrix: StoredMatrix, rows: int, blocks: int) -> ir.Value:
+    """The weights of code 8, minimum + 8 * scale, float32[rows, blocks]; ONNX Runtime computes them once, at load."""
+    assert matrix.minimums is not None
+    dtype = ir.DataType.FLOAT16 if matrix.half_scales else ir.DataType.FLOAT
+    minimums = builder.external(f"{matrix.name}.minimums", matrix.minimums, dtype, (rows, blocks))
+    values = [minimums, _scales(builder, matrix, rows, blocks)]
+    if matrix.half_scales:
+        values = [builder.op("Cast", each, to=ir.DataType.FLOAT) for each in values]
+    return builder.op("Add", values[0], builder.op("Mul", values[1], builder.scalar(8.0)))
 
 
 def _trained_linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value:

@@ -58,8 +58,8 @@ class Packed:
     tiles : number of tiles of 16 rows
     blocks : number of blocks of 32 columns
     weights : offset of the codes, uint8[tiles, tile_bytes]
-    scales : offset of the scales, uint8[tiles, scale_bytes]: fp16[blocks, 16] for weights in groups, else the epilogue
-        of a step product (`kernels.matmul.tiles`)
+    scales : offset of the scales, uint8[tiles, scale_bytes]: fp16[blocks, 16] for weights in groups, or scales and
+        minimums fp16[blocks, 2, 16], else the epilogue of a step product (`kernels.matmul.tiles`)
     """
 
     matrix: Matrix
@@ -79,8 +79,13 @@ class Packed:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one tile's scales."""
-        return self.blocks * TILE * 2 if self.format.group else EPILOGUE_BYTES
+        """Bytes of one tile's scales and minimums."""
+        return self.blocks * self.block_scale_bytes if self.format.group else EPILOGUE_BYTES
+
+    @property
+    def block_scale_bytes(self) -> int:
+        """Bytes of the scales and minimums of one block of 16 rows, for weights in groups."""
+        return TILE * (4 if self.format.affine else 2)
 
     @property
     def nbytes(self) -> int:
@@ -206,7 +211,8 @@ class PackLayout:
         described: list[object] = [VERSION]
         for packed, _ in self._entries:
             form = packed.format
-            described.append((form.bits, form.group, packed.tiles, packed.blocks, packed.weights, packed.scales))
+            scales = form.group, form.affine
+            described.append((form.bits, *scales, packed.tiles, packed.blocks, packed.weights, packed.scales))
         return hashlib.sha256(repr(described).encode()).digest()
 
     def _add(self, matrices: Sequence[Matrix], tiles: Sequence[tuple[Matrix, int]]) -> Packed:
@@ -264,12 +270,16 @@ def _write_tiles(
         rows = min(TILE, matrix.rows - tile.first)
         codes, to = matrix.codes.ctypes.data + tile.first * row_bytes, codes_out.ctypes.data + index * size
         pack_tile(form.bits, codes, rows, packed.blocks, to)
-        scales = matrix.scales.ctypes.data + tile.first * matrix.scales.strides[0]
         at = scales_out.ctypes.data + index * scale_size
         if form.group:
-            pack_scales(scales, rows, packed.blocks, at, scratch.ctypes.data)
+            for order, values in enumerate((matrix.scales, matrix.minimums)):
+                if values is not None:
+                    first = values.ctypes.data + tile.first * values.strides[0]
+                    to_block = at + 2 * TILE * order
+                    pack_scales(first, rows, packed.blocks, to_block, packed.block_scale_bytes, scratch.ctypes.data)
         else:
-            pack_epilogue(scales, np.float32(matrix.output_step), rows, at)
+            factors = matrix.scales.ctypes.data + tile.first * matrix.scales.strides[0]
+            pack_epilogue(factors, np.float32(matrix.output_step), rows, at)
     put(packed.weights + start * size, codes_out)
     put(packed.scales + start * scale_size, scales_out)
     return len(codes_out) + len(scales_out)
@@ -285,7 +295,8 @@ def _readable(matrix: Matrix) -> Matrix:
     if codes.ctypes.data % 8:
         codes = np.array(codes)
     scales = np.require(matrix.scales, np.float32, ["C", "A"])
+    minimums = None if matrix.minimums is None else np.require(matrix.minimums, np.float32, ["C", "A"])
     if not matrix.format.group:
         factor = np.float32(matrix.input_step or 1.0)
         scales = scales * factor if matrix.format.quantised else np.ones((matrix.rows, 1), np.float32)
-    return dataclasses.replace(matrix, codes=codes, scales=scales)
+    return dataclasses.replace(matrix, codes=codes, scales=scales, minimums=minimums)

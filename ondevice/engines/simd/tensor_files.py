@@ -46,6 +46,8 @@ class Matrix:
     """Static scale s of the matrix's input x, which becomes clamp(round(x / s), -128, 127) * s; 0 if it has none."""
     output_step: float = 0.0
     """Static scale of the matrix's output, in the same form."""
+    minimums: NDArray[Any] | None = None
+    """Of the scales' dtype and shape, in an affine format."""
 
     @property
     def rows(self) -> int:
@@ -166,12 +168,12 @@ class Tensors:
         """
         tensor = self._table[name]
         form, (rows, width) = self._accepted(name, tensor), tensor.shape
-        if form.group and form not in IN_GROUPS.values():
+        if form.group and form not in IN_GROUPS:
             raise UnsupportedGraphError(f"{name} is a matrix with blocks of {form.group}")
         if width % 32 or (rows % 32 and not any_rows):
             raise UnsupportedGraphError(f"{name} has {rows} x {width} weights, no multiples of 32")
-        scales = self._scales(name, tensor)
-        return Matrix(self._codes(tensor), scales, form, tensor.input_step, tensor.output_step)
+        scales, minimums = self._scales(name, tensor)
+        return Matrix(self._codes(tensor), scales, form, tensor.input_step, tensor.output_step, minimums)
 
     def matrices(self, name: str) -> tuple[Matrix, ...]:
         """The matrices of a layer's experts, from one tensor [experts, rows, width].
@@ -181,11 +183,17 @@ class Tensors:
         """
         tensor = self._table[name]
         form, (count, rows, width) = tensor.weight_format, tensor.shape
-        if form not in IN_GROUPS.values() or width % 32:
+        if form not in IN_GROUPS or width % 32:
             raise UnsupportedGraphError(f"{name} has experts of {rows} x {width} {tensor.format} weights")
         codes = self._codes(tensor).reshape(count, rows, -1)
-        scales = self._scales(name, tensor).reshape(count, rows, -1)
-        return tuple(Matrix(codes[number], scales[number], form) for number in range(count))
+        scales, minimums = (
+            None if each is None else each.reshape(count, rows, -1) for each in self._scales(name, tensor)
+        )
+        assert scales is not None
+        return tuple(
+            Matrix(codes[number], scales[number], form, minimums=None if minimums is None else minimums[number])
+            for number in range(count)
+        )
 
     def table(self, name: str, group: int = 1) -> Matrix:
         """A table each of whose entries is `group` neighbouring rows of a tensor; raises as `matrix` does."""
@@ -194,8 +202,10 @@ class Tensors:
         if width % 32 or (group > 1 and not form.group):
             raise UnsupportedGraphError(f"{name} has rows of {width} {tensor.format} weights in blocks of {form.group}")
         entries = rows // group
-        scales = self._scales(name, tensor).reshape(entries, group * form.scales(width))
-        return Matrix(self._codes(tensor).reshape(entries, -1), scales, form)
+        shape = entries, group * form.scales(width)
+        scales, minimums = self._scales(name, tensor)
+        minimums = None if minimums is None else minimums.reshape(shape)
+        return Matrix(self._codes(tensor).reshape(entries, -1), scales.reshape(shape), form, minimums=minimums)
 
     def _accepted(self, name: str, tensor: Tensor) -> WeightFormat:
         if not (tensor.weight_format.quantised or self._plain):
@@ -206,16 +216,21 @@ class Tensors:
         rows = tensor.scale_shape[0]
         return self._view(tensor.offset, tensor.bytes, np.uint8).reshape(rows, -1)
 
-    def _scales(self, name: str, tensor: Tensor) -> NDArray[Any]:
-        """The scales, float32 or float16 [rows, scales per row]; zeros[rows, 0] for plain numbers.
+    def _scales(self, name: str, tensor: Tensor) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """The scales, float32 or float16 [rows, scales per row], and the minimums if there are any; scales are
+        zeros[rows, 0] for plain numbers.
 
-        Scales of groups of 32 are not checked for NaN and infinities, because there are many.
+        Those of groups of 32 are not checked for NaN and infinities, because there are many.
         """
-        shape, scales = tensor.scale_shape, tensor.scales
-        if scales is None:
-            return np.zeros(shape, np.float32)
-        found = self._view(scales.offset, scales.bytes, np.dtype(scales.dtype)).reshape(shape)
-        return found if tensor.weight_format in IN_GROUPS.values() else self._finite(name, found)
+        shape = tensor.scale_shape
+        if tensor.scales is None:
+            return np.zeros(shape, np.float32), None
+        scales, minimums = (
+            None if each is None else self._view(each.offset, each.bytes, np.dtype(each.dtype)).reshape(shape)
+            for each in (tensor.scales, tensor.minimums)
+        )
+        assert scales is not None
+        return scales if tensor.weight_format in IN_GROUPS else self._finite(name, scales), minimums
 
     def _view(self, offset: int, size: int, dtype: type[np.generic] | np.dtype[Any]) -> NDArray[Any]:
         return self._data[offset : offset + size].view(dtype)

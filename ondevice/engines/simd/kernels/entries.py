@@ -15,7 +15,7 @@ spin_for_next = Entry("spin_for_next", f"{_HERE}.isa.memory", "forward", "i64 i6
 
 pack_tile = Entry("pack_tile", f"{_HERE}.matmul.formats", "packing", "i64 i64 i64 i64 i64")
 pack_epilogue = Entry("pack_epilogue", f"{_HERE}.matmul.formats", "packing", "i64 f64 i64 i64")
-pack_scales = Entry("pack_scales", f"{_HERE}.matmul.formats", "packing", "i64 i64 i64 i64 i64")
+pack_scales = Entry("pack_scales", f"{_HERE}.matmul.formats", "packing", "i64 i64 i64 i64 i64 i64")
 
 move_keys = Entry("move_keys", f"{_HERE}.attention.integer_tile", "forward+int8", "i64 i64[] i64 i64 i64")
 move_values = Entry("move_values", f"{_HERE}.attention.integer_tile", "forward+int8", "i64 i64[] i64 i64 i64")

@@ -9,12 +9,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.engines.simd.kernels.matmul.sizes import GROUPS4, GROUPS8, PLAIN, STEPS2, STEPS4, STEPS8
+from ondevice.engines.simd.kernels.matmul.sizes import (
+    GROUPS4,
+    GROUPS4_AFFINE,
+    GROUPS8,
+    PLAIN,
+    STEPS2,
+    STEPS4,
+    STEPS8,
+)
 from ondevice.engines.simd.kernels.steps import layouts
 
 OF_PRODUCTS = {
     GROUPS4: "groups4",
     GROUPS8: "groups8",
+    GROUPS4_AFFINE: "affine4",
     STEPS2: "steps2",
     STEPS4: "steps4",
     STEPS8: "steps8",

@@ -18,6 +18,7 @@ from ondevice.engines.simd.kernels.matmul.sizes import (
     KIND,
     PLAIN,
     PRODUCTS,
+    SUMS,
     TILE,
     groups_form,
     steps_form,
@@ -129,11 +130,12 @@ class PlanBuilder:
         """
         return self.buffers.floats(self.most_rows * width)
 
-    def table(self, table: Matrix) -> tuple[int, int, int, int, int]:
-        """The fields `codes`, `scales`, `half`, `bits` and `group` of a step that reads rows of a table."""
-        form, half = table.format, int(table.scales.dtype == np.float16)
+    def table(self, table: Matrix) -> tuple[int, int, int, int, int, int]:
+        """The fields `codes`, `scales`, `minimums`, `half`, `bits` and `group` of a step that reads rows of a table."""
+        form, half, hold = table.format, int(table.scales.dtype == np.float16), self.buffers.hold
         group = form.group or (table.width if form.quantised else 0)
-        return self.buffers.hold(table.codes), self.buffers.hold(table.scales), half, form.bits, group
+        minimums = 0 if table.minimums is None else hold(table.minimums)
+        return hold(table.codes), hold(table.scales), minimums, half, form.bits, group
 
     def embed(self, table: Matrix, factor: float, out: int, stride: int) -> None:
         """out[row] = table[tokens[row]] * factor, float32[rows, table.width], with `stride` bytes from row to row."""
@@ -235,6 +237,8 @@ class PlanBuilder:
 
 def input_form(matrix: Matrix) -> int:
     """The form of the activations that a matrix reads; see `kernels.matmul.activations`."""
+    if matrix.format.affine:
+        return groups_form(SUMS)
     if matrix.format.group:
         eight = matrix.format.bits == 8
         return groups_form(instruction_set.current().int8_zero if eight else matrix.format.zero)
@@ -242,5 +246,5 @@ def input_form(matrix: Matrix) -> int:
 
 
 def product_kind(matrix: Matrix) -> int:
-    """The kind of a matrix's product with activations: a value of `kernels.matmul.formats.PRODUCTS`, or PLAIN."""
-    return PRODUCTS.get((input_form(matrix) >> KIND, matrix.format.bits), PLAIN)
+    """The kind of a matrix's product with activations: a value of `kernels.matmul.sizes.PRODUCTS`, or PLAIN."""
+    return PRODUCTS.get((input_form(matrix) >> KIND, matrix.format), PLAIN)

@@ -4,7 +4,9 @@ Rows lie in groups of up to MOST_ROWS, the rows of one tile product. A form is a
 (`form >> KIND`), a parameter in the lower ones. It says how a matrix reads its rows, by blocks of 32 numbers:
 
 - GROUPS, with the code of a zero weight: [block][row] of ROW_BYTES, of which 40 are used: 32 int8 q, int32 start,
-  float32 shift. A row's block has its own scale, a power of two; `tiles` explains start and shift. On instruction sets
+  float32 shift. A row's block has its own scale 2**e; `tiles` explains start and shift. With SUMS in place of the code,
+  for weights with minimums, float32 sum = 2**e * sum(q) takes the place of start, which would equal the bits of shift
+  because the zero code is 0. On instruction sets
   that multiply pairs of rows, groups of PAIRED_ROWS or more are [block][pair]: int8 q[4][2][8], int32 start[2][2],
   float32 shift[2][2], the last dimension but for q being the row, and q in the order of `formats.paired_codes`. A last
   single row has that order too, q[4][8].
@@ -57,6 +59,7 @@ from ondevice.engines.simd.kernels.matmul.sizes import (
     SHIFT,
     START,
     STEPS,
+    SUMS,
 )
 
 PAIRS = instruction_set.current().pairs
@@ -70,7 +73,7 @@ def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int
 
     Args:
         low, high: the numbers, 16 lanes each.
-        zero: the code of a zero weight in the matrix that reads the block.
+        zero: the code of a zero weight in the matrix that reads the block, or SUMS.
         out: address of the block of all rows of the group.
         row, rows: number of the row in the group, and their number.
     """
@@ -82,7 +85,11 @@ def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int
     low = round_even(low * inverse)
     high = round_even(high * inverse)
     shift = np.int32(((exponent + 150) << 23) | 0x400000)  # the bits of 1.5 * 2**(23 + exponent)
-    start = np.int32(shift - zero * np.int64(sum_lanes(low + high)))
+    total = sum_lanes(low + high)
+    if zero == SUMS:
+        start = np.int32(float_bits(total * bits_float(np.int32((127 + exponent) << 23))))
+    else:
+        start = np.int32(shift - zero * np.int64(total))
     if PAIRS and rows >= PAIRED_ROWS:
         place, count = row % 2, min(2, rows - row // 2 * 2)
         out += ROW_BYTES * (row - place)
@@ -150,7 +157,7 @@ def write_input(low: Any, high: Any, form: int, activations: int, row: int, rows
     members = min(MOST_ROWS, rows - first)
     at = group_address(form, activations, first, blocks)
     if kind == GROUPS:
-        quantize_block(low, high, form & 0xFF, at + ROW_BYTES * block * members, place, members)
+        quantize_block(low, high, form & (SUMS | 0xFF), at + ROW_BYTES * block * members, place, members)
     elif kind == STEPS:
         step = full(bits_float(np.int32(form & 0xFFFFFFFF)))
         low, high = to_codes(low, step), to_codes(high, step)

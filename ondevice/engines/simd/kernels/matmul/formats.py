@@ -8,9 +8,10 @@ and one layout serves all. Vector j holds these k in its four bytes per row:
     4 bits   k = 8j .. 8j + 3 in the low nibbles, 8j + 4 .. 8j + 7 in the high ones     j = 0..3
     2 bits   k = 16j .. 16j + 3 in the lowest two bits, the next four k in the next two bits, and so on     j = 0..1
 
-A code c stands for the weight c - 2**(b - 1), times a scale. Scales of weights in groups of 32 are fp16[block][16]. A
-matrix with one scale per row has an epilogue for each tile instead: see `tiles.step_product`. Weights of 16 bits
-(bfloat16) and 32 bits (float32) are plain numbers [32][16] per block, k by k.
+A code c stands for the weight c - 2**(b - 1), times a scale. Scales of weights in groups of 32 are fp16[block][16]. If
+the groups have minimums, c stands for c times a scale plus a minimum, and both are fp16[block][2][16]: a cache line per
+block. A matrix with one scale per row has an epilogue for each tile instead: see `tiles.step_product`. Weights of 16
+bits (bfloat16) and 32 bits (float32) are plain numbers [32][16] per block, k by k.
 
 In a file, a row's codes lie one after the other, the lowest bits of a byte first: uint8[rows, width * b / 8].
 """
@@ -326,14 +327,16 @@ def pack_epilogue(factors: int, step: float, rows: int, out: int) -> None:
 
 
 @kernel
-def pack_scales(scales: int, rows: int, blocks: int, out: int, scratch: int) -> None:
-    """Round scales float32[rows, blocks] to fp16 and transpose them to [blocks, 16], with zeros for missing rows.
+def pack_scales(scales: int, rows: int, blocks: int, out: int, stride: int, scratch: int) -> None:
+    """Round scales or minimums float32[rows, blocks] to fp16 and transpose them to [blocks, 16], with zeros for missing
+    rows.
 
     Args:
+        stride: bytes from a block of `out` to the next.
         scratch: address of working memory, float32[16].
     """
     store(scratch, full(np.float32(0.0)))
     for block in range(blocks):
         for row in range(rows):
             write_f32(scratch + 4 * row, read_f32(scales + 4 * (row * blocks + block)))
-        store_half(out + 32 * block, load(scratch))
+        store_half(out + stride * block, load(scratch))

@@ -8,6 +8,7 @@ share the tiles among threads are in `steps.projections`. A tile's product is ch
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,16 @@ from numba import types
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel, optional
 from ondevice.engines.simd.kernels.isa.memory import read_i64
 from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, silu, store, tanh
+from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS
 from ondevice.engines.simd.kernels.matmul.activations import group_address, sum_codes, write_input
 from ondevice.engines.simd.kernels.matmul.sizes import (
     EPILOGUE_BYTES,
+    GROUPS,
     GROUPS4,
+    GROUPS4_AFFINE,
     GROUPS8,
     MOST_ROWS,
+    PRODUCTS,
     STEPS2,
     STEPS4,
     STEPS8,
@@ -37,7 +42,8 @@ class PackedMatrix(NamedTuple):
     product : kind of product, GROUPS4 to PLAIN
     tile_bytes : bytes of a tile's weights
     weights : address of the first tile's weights
-    scales : address of the first tile's scales: fp16[block][16] for weights in groups, else its epilogue
+    scales : address of the first tile's scales: fp16[block][16] for weights in groups, fp16[block][2][16] if minimums
+        follow the scales of each block, else its epilogue
     blocks : blocks of a row
     """
 
@@ -85,14 +91,16 @@ class InputRows(NamedTuple):
     form: int
 
 
-@emits(types.void, LITERAL, LITERAL, *[types.int64] * 7)
+@emits(types.void, LITERAL, *[types.int64] * 7)
 def product_of_rows(
-    builder: Any, scaled: int, bits: int, rows: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any,
-    stride: Any,
-) -> None:  # fmt: skip
-    """`tile_product`, or `step_product` if `scaled` is 0, for 1..MOST_ROWS rows: a switch over the number at run
-    time."""
-    emit = inspect.unwrap(tile_product if scaled else step_product)  # the function that emits its code
+    builder: Any, kind: int, rows: Any, weights: Any, scales: Any, inputs: Any, blocks: Any, out: Any, stride: Any
+) -> None:
+    """The product of a kind for 1..MOST_ROWS rows: a switch over the number at run time."""
+    layout, form = next(each for each, product in PRODUCTS.items() if product == kind)
+    if layout == GROUPS:  # without the decorator: the functions that emit code
+        emit = partial(inspect.unwrap(tile_product), builder, form.bits, int(form.affine))
+    else:
+        emit = partial(inspect.unwrap(step_product), builder, form.bits)
     cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MOST_ROWS + 1)]
     after = builder.append_basic_block("after")
     switch = builder.switch(rows, cases[-1])
@@ -100,23 +108,23 @@ def product_of_rows(
         if case is not cases[-1]:
             switch.add_case(I64(number), case)
         builder.position_at_end(case)
-        emit(builder, bits, number, weights, scales, inputs, blocks, out, stride)
+        emit(number, weights, scales, inputs, blocks, out, stride)
         builder.branch(after)
     builder.position_at_end(after)
 
 
-def product_kernel(kind: str, scaled: int, bits: int) -> Any:
-    """The kernel of one kind of work: `product_of_rows` of weights of so many bits."""
+def product_kernel(kind: int) -> Any:
+    """The kernel of one kind of work: `product_of_rows` of one kind."""
 
-    @optional(kind)
+    @optional(OF_PRODUCTS[kind])
     def multiply(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
-        product_of_rows(scaled, bits, rows, weights, scales, inputs, blocks, out, stride)
+        product_of_rows(kind, rows, weights, scales, inputs, blocks, out, stride)
 
     return multiply
 
 
-groups4, groups8 = product_kernel("groups4", 1, 4), product_kernel("groups8", 1, 8)
-steps2, steps4, steps8 = (product_kernel(f"steps{bits}", 0, bits) for bits in (2, 4, 8))
+groups4, groups8, groups4_affine = (product_kernel(kind) for kind in (GROUPS4, GROUPS8, GROUPS4_AFFINE))
+steps2, steps4, steps8 = (product_kernel(kind) for kind in (STEPS2, STEPS4, STEPS8))
 
 
 @emits(types.void, LITERAL, *[types.int64] * 7)
@@ -160,8 +168,10 @@ def matrix_of(matrix: PackedMatrix, tiles: int) -> PackedMatrix:
 
 @kernel
 def scale_bytes(product: int, blocks: int) -> Any:
-    """Bytes of a tile's scales, or of its epilogue."""
-    return 2 * TILE * blocks if product <= GROUPS8 else EPILOGUE_BYTES
+    """Bytes of a tile's scales and minimums, or of its epilogue."""
+    if product == GROUPS4_AFFINE:
+        return 4 * TILE * blocks
+    return 2 * TILE * blocks if product in (GROUPS4, GROUPS8) else EPILOGUE_BYTES
 
 
 @kernel
@@ -183,6 +193,8 @@ def product(matrix: PackedMatrix, tile: int, rows: int, inputs: int, out: int, s
         groups4(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == GROUPS8:
         groups8(rows, weights, scales, inputs, blocks, out, stride)
+    elif kind == GROUPS4_AFFINE:
+        groups4_affine(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == STEPS2:
         steps2(rows, weights, scales, inputs, blocks, out, stride)
     elif kind == STEPS4:

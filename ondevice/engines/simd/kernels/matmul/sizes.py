@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from ondevice.bundle_format.weight_format import BY_ROW, INT4, INT4_AFFINE, INT8
+
 TILE = 16
 """Output rows of a tile."""
 BLOCK = 32
 """Neighbouring weights of a row, or activations; in group formats they share a scale."""
 
-GROUPS4, GROUPS8, STEPS2, STEPS4, STEPS8, PLAIN = range(6)
-"""Kinds of products: the form of the activations (GROUPS or STEPS, see `activations`) and the bits of a weight. PLAIN
-multiplies float32 rows with weights of any width."""
+GROUPS4, GROUPS8, GROUPS4_AFFINE, STEPS2, STEPS4, STEPS8, PLAIN = range(7)
+"""Kinds of products: the form of the activations (GROUPS or STEPS, see `activations`) and the bits of a weight. Weights
+of GROUPS4_AFFINE have a minimum per block. PLAIN multiplies float32 rows with weights of any width."""
 
-PRODUCTS = {(0, 4): GROUPS4, (0, 8): GROUPS8, (1, 2): STEPS2, (1, 4): STEPS4, (1, 8): STEPS8}
-"""(form of the activations, a number from `activations`; bits of a weight) -> kind of product. All others are PLAIN."""
+IN_GROUPS = (GROUPS4, GROUPS8, GROUPS4_AFFINE)
+"""The kinds whose weights have a scale for every 32."""
 
 ACTIVATION_BYTES = 40
-"""Bytes of a quantised block of activations: 32 int8 `q`, then int32 `start`, then float32 `shift`."""
+"""Bytes of a quantised block of activations: 32 int8 `q`, then int32 `start` or float32 `sum`, then float32 `shift`."""
 START, SHIFT = 32, 36
-"""Offsets of `start` and `shift` in such a block."""
+"""Offsets of `start`, or `sum`, and of `shift` in such a block."""
 
 PAIRED_ROWS = 4
 """Fewest rows of a group that lie in pairs, on instruction sets that multiply pairs of rows. Three rows would take 1.07
@@ -49,9 +51,25 @@ GROUPS, STEPS, FLOATS = range(3)
 KIND = 32
 """Number of bits of a form below its layout."""
 
+SUMS = 256
+"""In GROUPS, in place of the code of a zero weight: blocks have `sum` instead of `start`."""
+
+PRODUCTS = {
+    (GROUPS, INT4): GROUPS4,
+    (GROUPS, INT8): GROUPS8,
+    (GROUPS, INT4_AFFINE): GROUPS4_AFFINE,
+    (STEPS, BY_ROW[2]): STEPS2,
+    (STEPS, BY_ROW[4]): STEPS4,
+    (STEPS, BY_ROW[8]): STEPS8,
+}
+"""(layout of the activations, format of the weights) -> kind of product. All others are PLAIN."""
+
 
 def groups_form(zero: int) -> int:
-    """The form for a matrix with a scale for every 32 weights, in which the code `zero` is a zero weight."""
+    """The form for a matrix with a scale for every 32 weights, in which the code `zero` is a zero weight.
+
+    `zero` is SUMS for a matrix with minimums.
+    """
     return GROUPS << KIND | zero
 
 

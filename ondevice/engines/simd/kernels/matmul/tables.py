@@ -2,6 +2,7 @@
 
 codes : address of uint8[rows, width * bits / 8]; bfloat16 for 16 bits, float32 for 32
 scales : address of fp16 or float32 [rows, width / group]; `half` is 1 for fp16
+minimums : address of the blocks' minimums, of the type and shape of the scales; 0 if they have none
 group : numbers that share a scale; 0 if the codes are plain numbers
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import prefetch_line, read_f32, read_half
-from ondevice.engines.simd.kernels.isa.vector import fma, full, load, load_bfloat16, store, sum_lanes
+from ondevice.engines.simd.kernels.isa.vector import fma, full, load, load_bfloat16, load_int4, store, sum_lanes
 from ondevice.engines.simd.kernels.matmul.formats import int2_weights, int4_weights, int8_weights
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -44,19 +45,41 @@ def scale_of(scales: int, half: int, group: int, index: int) -> Any:
 
 
 @kernel
+def affine_weights(codes: int, index: int, scale: Any, minimum: Any) -> Any:
+    """Weights index..index + 15 of 4 bits with minimums: scale * code + minimum, rounded once."""
+    return fma(load_int4(codes + index // 2), scale, minimum)
+
+
+@kernel
 def read_row(
-    codes: int, scales: int, half: int, bits: int, group: int, row: int, width: int, factor: float, out: int
+    codes: int,
+    scales: int,
+    minimums: int,
+    half: int,
+    bits: int,
+    group: int,
+    row: int,
+    width: int,
+    factor: float,
+    out: int,
 ) -> None:
     """out = table[row] * factor, float32[width]."""
     first = row * width
     for i in range(0, width, 32):
         scale = scale_of(scales, half, group, first + i)
-        for part in (i, i + 16):
-            store(out + 4 * part, weights_at(codes, first + part, bits) * scale * full(factor))
+        if minimums:
+            minimum = scale_of(minimums, half, group, first + i)
+            for part in (i, i + 16):
+                store(out + 4 * part, affine_weights(codes, first + part, scale, minimum) * full(factor))
+        else:
+            for part in (i, i + 16):
+                store(out + 4 * part, weights_at(codes, first + part, bits) * scale * full(factor))
 
 
 @kernel
-def prefetch_row(codes: int, scales: int, half: int, bits: int, group: int, row: int, width: int) -> None:
+def prefetch_row(
+    codes: int, scales: int, minimums: int, half: int, bits: int, group: int, row: int, width: int
+) -> None:
     """Prefetch the cache lines of a table's row."""
     size = width * bits // 8
     for offset in range(0, size, 64):
@@ -65,17 +88,28 @@ def prefetch_row(codes: int, scales: int, half: int, bits: int, group: int, row:
         scale_bytes = width // group * (2 if half else 4)
         for offset in range(0, scale_bytes, 64):
             prefetch_line(scales + row * scale_bytes + offset)
+            if minimums:
+                prefetch_line(minimums + row * scale_bytes + offset)
 
 
 @kernel
-def dot_row(codes: int, scales: int, half: int, bits: int, group: int, row: int, width: int, x: int) -> Any:
+def dot_row(
+    codes: int, scales: int, minimums: int, half: int, bits: int, group: int, row: int, width: int, x: int
+) -> Any:
     """The dot product of a table's row and x float32[width], in float32."""
     first = row * width
     a, b = full(_ZERO), full(_ZERO)
     for i in range(0, width, 32):
         scale = scale_of(scales, half, group, first + i)
-        a = fma(weights_at(codes, first + i, bits) * scale, load(x + 4 * i), a)
-        b = fma(weights_at(codes, first + i + 16, bits) * scale, load(x + 4 * i + 64), b)
+        if minimums:
+            minimum = scale_of(minimums, half, group, first + i)
+            low = affine_weights(codes, first + i, scale, minimum)
+            high = affine_weights(codes, first + i + 16, scale, minimum)
+        else:
+            low = weights_at(codes, first + i, bits) * scale
+            high = weights_at(codes, first + i + 16, bits) * scale
+        a = fma(low, load(x + 4 * i), a)
+        b = fma(high, load(x + 4 * i + 64), b)
     return sum_lanes(a + b)
 
 

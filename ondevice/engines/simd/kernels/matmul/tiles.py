@@ -3,7 +3,8 @@
 It takes 80 % of a forward's time. There are three products, each emitted as LLVM code for a width of weights and a
 number of rows. Layout of weights: `formats`; of activations: `activations`.
 
-- `tile_product`: weights with a scale per block of 32, times int8 activations with a scale per block.
+- `tile_product`: weights with a scale per block of 32, and perhaps a minimum, times int8 activations with a scale per
+  block.
 - `step_product`: weights with a scale per output row, times int8 activations with one static scale.
 - `float_product`: weights of any width, times float32 rows.
 
@@ -13,6 +14,10 @@ integer dot product is added to `start`. The bits of the result, read as a float
 without rounding. What remains per block is one subtraction and one FMA with the weight's scale. A scale that is no
 power of two would take a conversion, a multiplication and an FMA, 12 % of the time at 8 rows. The price is half a bit
 of the activations: their error is 1.45 times as large, a tenth of the error of int4 weights.
+
+Weights with minimums are scale * code + minimum. Their zero code is 0, so `start` equals the bits of `shift` and is not
+stored; its place has `sum` = 2**e * sum(q) of the block. The minimum takes one more FMA per block, minimum * sum,
+before that with the scale.
 """
 
 from __future__ import annotations
@@ -74,17 +79,19 @@ than AHEAD, so that the passes read memory evenly; if a pass ran over a whole ti
 and the others not."""
 
 
-@emits(types.void, LITERAL, LITERAL, *[types.int64] * 6)
+@emits(types.void, LITERAL, LITERAL, LITERAL, *[types.int64] * 6)
 def tile_product(
-    builder: Any, bits: int, rows: int, weights: Any, scales: Any, activations: Any, blocks: Any, out: Any, stride: Any
-) -> None:
-    """out[r, n] = sum over blocks of scale[n] * 2**e[r] * (w[n] . q[r]), block after block.
+    builder: Any, bits: int, affine: int, rows: int, weights: Any, scales: Any, activations: Any, blocks: Any, out: Any,
+    stride: Any,
+) -> None:  # fmt: skip
+    """out[r, n] = sum over blocks of minimum[n] * sum[r] + scale[n] * 2**e[r] * (w[n] . q[r]), block after block.
 
     Args:
         bits: bits of a weight, 4 or 8.
+        affine: 1 if the weights have minimums, else 0, and the first product is left out.
         rows: number of rows of activations, 1..8.
         weights: address of the tile's codes.
-        scales: address of the tile's scales, fp16[blocks, 16].
+        scales: address of the tile's scales, fp16[blocks, 16], or scales and minimums, fp16[blocks, 2, 16].
         activations: address of quantised blocks [blocks][rows].
         blocks: number of blocks, at least 1.
         out: address of float32[rows, 16].
@@ -92,7 +99,7 @@ def tile_product(
     """
     isa = instruction_set.current()
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
-    tile = kind(isa, bits, rows, weights, scales, activations, out, stride)
+    tile = kind(isa, bits, bool(affine), rows, weights, scales, activations, out, stride)
     vectors, whole = isa.vectors_of_a_pass(rows), TILE // isa.lanes
     zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
     if vectors == whole:
@@ -135,6 +142,7 @@ class _Tile:
 
     isa: InstructionSet
     bits: int
+    affine: bool
     rows: int
     weights: Any
     scales: Any
@@ -160,21 +168,25 @@ class _Tile:
         weights = builder.add(self.weights, builder.mul(part.first, I64(size)))
         ahead = builder.add(weights, builder.mul(part.number, I64(share)))
         weights = builder.add(weights, builder.mul(part.lane, I64(4)))
-        first_scale = builder.add(builder.mul(part.first, I64(TILE)), part.lane)
-        scales = builder.add(self.scales, builder.mul(first_scale, I64(2)))
+        scale_bytes = (4 if self.affine else 2) * TILE
+        scales = builder.add(self.scales, builder.mul(part.first, I64(scale_bytes)))
+        scales = builder.add(scales, builder.mul(part.lane, I64(2)))
         record_bytes = self.row_bytes * rows
         activations = builder.add(self.activations, builder.mul(part.first, I64(record_bytes)))
 
         def step(block: Any, sums: Vectors) -> Vectors:
             prefetch_weights(builder, _at(builder, ahead, block, size), share, rows)
-            codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, 2 * TILE)
+            codes_at, scales_at = _at(builder, weights, block, size), _at(builder, scales, block, scale_bytes)
             base = _at(builder, activations, block, record_bytes)
             results, each = [], len(sums) // vectors
             for vector in range(vectors):
-                kind = ir.VectorType(I16, isa.lanes)
-                scale = widen_half(builder, read(builder, scales_at, kind, 2 * isa.lanes * vector, align=2))
+                kind, column = ir.VectorType(I16, isa.lanes), 2 * isa.lanes * vector
+                factors = [
+                    widen_half(builder, read(builder, scales_at, kind, column + at, align=2))
+                    for at in range(0, scale_bytes, 2 * TILE)
+                ]
                 own = sums[vector * each : (vector + 1) * each]
-                results += self.add_block(builder, codes_at, 4 * isa.lanes * vector, scale, base, own)
+                results += self.add_block(builder, codes_at, 4 * isa.lanes * vector, factors, base, own)
             return results
 
         return self.listed(builder, accumulate(builder, part.count, self.carried(builder, sums), step))
@@ -187,21 +199,36 @@ class _Tile:
         """The sums that a loop has carried."""
         return carried
 
-    def add_block(self, builder: Any, codes_at: Any, offset: int, scale: Any, base: Any, sums: Vectors) -> Vectors:
+    def add_block(
+        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors
+    ) -> Vectors:
         """Add a block's products to the sums of a vector of output rows.
 
         Args:
             codes_at: pointer to the block's weights.
             offset: bytes from the start of a 64-byte vector to the part of these output rows.
-            scale: their scales, <n x float>.
+            factors: their scales, <n x float>, and their minimums if the weights have any.
             base: pointer to the block's activations.
             sums: the sums, as a loop carries them.
         """
         codes, results = UNPACK[self.bits](builder, self.isa, codes_at, offset), []
         for row, total in enumerate(sums):
-            value = _block_sum(builder, self.isa, self.bits, codes, base, self.row_bytes * row)
-            results.append(fused(builder, value, scale, total))
+            at, before = self.row_bytes * row, total
+            if self.affine:
+                own = splat(builder, read(builder, base, F32, at + START), self.isa.lanes)
+                before = fused(builder, own, factors[1], total)
+            value = self._block_sum(builder, codes, base, at)
+            results.append(fused(builder, value, factors[0], before))
         return results
+
+    def _block_sum(self, builder: Any, codes: Vectors, base: Any, offset: int) -> Any:
+        """2**e * (w . q), exact, for the block of one row of activations at `offset` bytes from `base`."""
+        place = SHIFT if self.affine else START
+        start = splat(builder, read(builder, base, I32, offset + place), self.isa.lanes)
+        groups = groups_of_four(builder, self.isa, base, offset)
+        total = add_dots(builder, self.isa, self.bits, start, codes, groups)
+        shift = splat(builder, read(builder, base, F32, offset + SHIFT), self.isa.lanes)
+        return builder.fsub(builder.bitcast(total, ir.VectorType(F32, self.isa.lanes)), shift)
 
     def load(self, builder: Any, lane: Any, count: int) -> Vectors:
         """Load `count` sums of the output rows from `lane` on from `out`."""
@@ -245,21 +272,29 @@ class _PairedTile(_Tile):
             found += rows[: self.rows]
         return found
 
-    def add_block(self, builder: Any, codes_at: Any, offset: int, scale: Any, base: Any, sums: Vectors) -> Vectors:
+    def add_block(
+        self, builder: Any, codes_at: Any, offset: int, factors: Vectors, base: Any, sums: Vectors
+    ) -> Vectors:
         weights = paired_codes(builder, self.isa, self.bits, codes_at, offset)
-        scales, results = interleaved(builder, scale, scale), []
+        doubled, results = [interleaved(builder, each, each) for each in factors], []
         for row in range(0, self.rows, 2):
             activations, start, shift = self._activations(builder, base, row)
             for place in range(2):
+                result = sums[row + place]
                 total = start
+                if self.affine:
+                    result = fused(builder, builder.bitcast(start, shift.type), doubled[1][place], result)
+                    total = builder.bitcast(shift, start.type)
                 for pair, own in zip(weights, activations, strict=True):
                     total = multiply_pairs(builder, total, pair[place], own)
                 value = builder.fsub(builder.bitcast(total, shift.type), shift)
-                results.append(fused(builder, value, scales[place], sums[row + place]))
+                results.append(fused(builder, value, doubled[0][place], result))
         return results
 
     def _activations(self, builder: Any, base: Any, row: int) -> tuple[Vectors, Any, Any]:
-        """The block of a pair of rows, or of a single last row twice: four vectors of codes, `start` and `shift`."""
+        """The block of a pair of rows, or of a single last row twice: four vectors of codes, `start` (the bits of `sum`
+        if the weights have minimums) and `shift`.
+        """
         at, words, floats = self.row_bytes * row, ir.VectorType(I32, 4), ir.VectorType(F32, 4)
         if row + 1 < self.rows:
             codes = [read(builder, base, ir.VectorType(I8, 16), at + 16 * index) for index in range(4)]
@@ -289,14 +324,6 @@ def prefetch_weights(builder: Any, pointer: Any, size: int, rows: int) -> None:
     level = L1 if rows < 3 else L2
     for line in range(0, size, 64):
         prefetch(builder, pointer, AHEAD + line, level)
-
-
-def _block_sum(builder: Any, isa: InstructionSet, bits: int, codes: list[Any], base: Any, offset: int) -> Any:
-    """2**e * (w . q), exact, for the block of one row of activations at `offset` bytes from `base`."""
-    start = splat(builder, read(builder, base, I32, offset + START), isa.lanes)
-    total = add_dots(builder, isa, bits, start, codes, groups_of_four(builder, isa, base, offset))
-    shift = splat(builder, read(builder, base, F32, offset + SHIFT), isa.lanes)
-    return builder.fsub(builder.bitcast(total, ir.VectorType(F32, isa.lanes)), shift)
 
 
 # Weights with one scale per output row. The activations have one static scale, so no scale is inside the loop: sums

@@ -10,9 +10,9 @@ These fields mean the same in every layout:
 - `activations` is the address of rows in the form that the matrix which reads them needs, and `form` is this form: see
   `matmul.activations`.
 - `eps` is the epsilon of the step's norms, as the bits of a float32.
-- `codes` and `scales` are the addresses of a table's codes and scales (see `matmul.tables`), `half` is 1 if the scales
-  are fp16 and 0 if they are float32, `bits` the bits of a code, `group` the numbers that share a scale (0 if the codes
-  are plain numbers), and `width` the numbers of a row.
+- `codes`, `scales` and `minimums` are the addresses of a table's codes, scales and minimums (see `matmul.tables`; 0 if
+  it has no minimums), `half` is 1 if the scales are fp16 and 0 if they are float32, `bits` the bits of a code, `group`
+  the numbers that share a scale (0 if the codes are plain numbers), and `width` the numbers of a row.
 - `product` is the kind of product with a matrix in the pack (see `matmul.formats`), `tile_bytes` the bytes of a tile's
   codes, `weights` and `scales` the addresses of its codes and scales (see `matmul.project.PackedMatrix`), and `blocks`
   the blocks of 32 in a row of its activations.
@@ -40,6 +40,7 @@ class Embed(NamedTuple):
     """Bytes from a row of `out` to the next."""
     codes: int
     scales: int
+    minimums: int
     half: int
     bits: int
     group: int
@@ -88,6 +89,7 @@ class PerLayer(NamedTuple):
     codes: int
     """Of a table whose rows have layers * size numbers."""
     scales: int
+    minimums: int
     half: int
     bits: int
     group: int
@@ -261,6 +263,7 @@ class CandidateLogits(NamedTuple):
 
     codes: int
     scales: int
+    minimums: int
     half: int
     bits: int
     group: int
