@@ -234,7 +234,7 @@ def towers_report() -> str:
     """The sizes of all towers in float32, as `--quantize none` writes them, and as exported by default."""
     graphs, rows = (e2b_shape.VISION.graph, e2b_shape.AUDIO.graph), []
     for name in TARGETS:
-        sizes = [tower_bytes(name, quantize) for quantize in ("none", ExportOptions().quantize)]
+        sizes = [tower_bytes(name, quantize) for quantize in ("none", "int4")]
         cells = [f"{each[graph] / 1e6:.0f}" if graph in each else "none" for graph in graphs for each in sizes]
         rows.append([name, *cells])
     titles = [f"{graph} {form} MB" for graph in graphs for form in ("float32", "int8")]

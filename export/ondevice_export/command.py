@@ -22,7 +22,7 @@ from ondevice.preparation import Preparation
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all arguments of `ondevice export` to a parser."""
-    parser.add_argument("source", metavar="SOURCE", help="a checkpoint: a hub id or a directory")
+    parser.add_argument("source", metavar="SOURCE", help="a checkpoint: a hub id, a directory or a GGUF file")
     parser.add_argument(
         "--out",
         metavar="DIR",
@@ -50,15 +50,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantize",
-        choices=("int4", "int4-affine", "int8", "none"),
-        default="int4",
-        help="format of the weights; int4-affine has a minimum for every 32, as GGUF's Q4_1 (default: int4)",
+        choices=("int4", "int4-affine", "int8", "none", "keep"),
+        help="format of the weights; int4-affine has a minimum for every 32, as GGUF's Q4_1; keep stores what a GGUF "
+        "file has (default: keep for a GGUF file, else int4)",
     )
     parser.add_argument(
-        "--head-bits", type=int, choices=(4, 8), default=8, help="width of the tied token table (default: 8)"
+        "--head-bits", type=int, choices=(4, 8), help="width of the tied token table (default: 8, or as kept)"
     )
     parser.add_argument("--text-only", action="store_true", help="leave out the vision and audio towers")
     parser.add_argument("--revision", help="branch, tag or commit of SOURCE on the hub")
+    parser.add_argument("--gguf", metavar="NAME", help="the GGUF file to take of SOURCE, and to download of a hub id")
     parser.add_argument(
         "--no-prepare", action="store_true", help="leave compiling and packing for this machine to the first start"
     )
@@ -85,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     if args.verify_prompts is not None and not args.verify:
         raise UsageError("--verify-prompts is for --verify: add it")
     if args.verify:
+        if args.gguf is not None or str(args.source).endswith(".gguf"):
+            raise UsageError("--verify compares with a checkpoint of safetensors files: leave it out for a GGUF file")
         from ondevice_export.original import check_installed
 
         check_installed()
@@ -112,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
                 quantize=args.quantize,
                 head_bits=args.head_bits,
                 revision=args.revision,
+                gguf=args.gguf,
                 text_only=args.text_only,
                 progress=bar.show,
                 note=lambda line: bar.say(f"note: {line}"),

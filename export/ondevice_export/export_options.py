@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from ondevice.bundle_format.weight_format import BY_ROW, FLOAT32, INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.errors import UsageError
+from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
+KEEP = "keep"
 WEIGHT_FORMATS = {each.name: each for each in (INT4, INT4_AFFINE, INT8)} | {"none": FLOAT32}
 
 
@@ -18,6 +22,15 @@ class Formats:
     """Format of the linear layers and of the per-layer embedding table."""
     head: WeightFormat
     """Format of the head, which is also the token embedding."""
+    keep: bool = False
+    """Whether matrices of a GGUF file are stored as they are, if a bundle has their format; the others get the formats
+    above."""
+
+    def of(self, checkpoint: Checkpoint, name: str, form: WeightFormat) -> WeightFormat:
+        """The format in which a matrix of a checkpoint is stored; `form` is `layers` or `head`."""
+        if self.keep and isinstance(checkpoint, GgufCheckpoint):
+            return checkpoint.kept_format(name) or form
+        return form
 
 
 @dataclass(frozen=True)
@@ -27,32 +40,49 @@ class ExportOptions:
     Attributes:
         drafter: `auto`, `none`, or the drafter's directory or hub id.
         heads: `auto`, `none` or a directory.
-        quantize: weight format of the target: `int4`, `int4-affine`, `int8`, or `none` for float32 graphs.
-        head_bits: bits per weight of the tied token table, 4 or 8; ignored where `quantize` is `none`. With 4 bits it
-            is affine if the layers are.
+        quantize: weight format of the target: `int4`, `int4-affine`, `int8`, `none` for float32 graphs, or `keep` for a
+            GGUF file's own; None for `keep` where the target is a GGUF file and `int4` otherwise.
+        head_bits: bits per weight of the tied token table, 4 or 8; None for 8. Ignored where `quantize` is `none`. With
+            4 bits it is affine if the layers are.
         revision: branch, tag or commit of the target on the hub.
         text_only: leave out the vision and audio towers.
     """
 
     drafter: str = "auto"
     heads: str = "auto"
-    quantize: str = "int4"
-    head_bits: int = 8
+    quantize: str | None = None
+    head_bits: int | None = None
     revision: str | None = None
     text_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.quantize not in WEIGHT_FORMATS:
-            raise UsageError(f"quantize is {self.quantize!r}: choose one of {', '.join(WEIGHT_FORMATS)}")
-        if self.head_bits not in (4, 8):
+        if self.quantize not in (*WEIGHT_FORMATS, KEEP, None):
+            raise UsageError(f"quantize is {self.quantize!r}: choose one of {', '.join((*WEIGHT_FORMATS, KEEP))}")
+        if self.head_bits not in (4, 8, None):
             raise UsageError(f"head_bits is {self.head_bits!r}: choose 4 or 8")
+        if self.head_bits is not None and self.quantize == KEEP:
+            raise UsageError("--head-bits and --quantize keep contradict each other: leave one out")
+
+    def for_target(self, *, gguf: bool) -> ExportOptions:
+        """The options with `quantize` decided, once it is known whether the target is a GGUF file.
+
+        Raises:
+            UsageError: `quantize` is `keep`, and it is none; or `head_bits` would change one that is kept.
+        """
+        if self.quantize == KEEP and not gguf:
+            raise UsageError("--quantize keep is for GGUF files: choose int4, int8 or none")
+        if self.quantize is None and gguf and self.head_bits is not None:
+            raise UsageError("a GGUF file's weights stay as they are: --head-bits needs --quantize int4 or int8")
+        return dataclasses.replace(self, quantize=self.quantize or (KEEP if gguf else "int4"))
 
     @property
     def target_formats(self) -> Formats:
-        layers = WEIGHT_FORMATS[self.quantize]
+        if self.quantize == KEEP:
+            return Formats(INT8, INT8, keep=True)
+        layers = WEIGHT_FORMATS[self.quantize or "int4"]
         if not layers.quantised:
             return Formats(layers, layers)
-        return Formats(layers, INT8 if self.head_bits == 8 else INT4_AFFINE if layers.affine else INT4)
+        return Formats(layers, INT8 if self.head_bits != 4 else INT4_AFFINE if layers.affine else INT4)
 
     @property
     def drafter_formats(self) -> Formats:
@@ -62,7 +92,7 @@ class ExportOptions:
         layers and in 62 % with int4 layers.
         """
         target = self.target_formats
-        return Formats(max(target.layers, INT8, key=lambda each: each.bits), target.head)
+        return dataclasses.replace(target, layers=max(target.layers, INT8, key=lambda each: each.bits))
 
     @property
     def tower_formats(self) -> Formats:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ondevice.bundle import model_home
 from ondevice.bundle_format.audio import audio_shapes
+from ondevice.bundle_format.tensor_table import is_plain
 from ondevice.bundle_format.vision import vision_shapes
 from ondevice.errors import OndeviceError, PairMismatchError, UsageError, reason
 from ondevice.machine import expanded
@@ -21,6 +22,7 @@ from ondevice_export.checkpoint.heads import HeadsCheckpoint, open_heads
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from ondevice_export.checkpoint.source import Checkout, Note, default_name, locate, locate_drafter, locate_heads
 from ondevice_export.export_options import ExportOptions
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.graph_files import GraphFiles, count_weights, estimate_bytes
 from ondevice_export.manifest import make_manifest
 from ondevice_export.text_files import copy_text_files
@@ -34,25 +36,28 @@ def export(
     *,
     drafter: str = "auto",
     heads: str = "auto",
-    quantize: str = "int4",
-    head_bits: int = 8,
+    quantize: str | None = None,
+    head_bits: int | None = None,
     revision: str | None = None,
+    gguf: str | None = None,
     text_only: bool = False,
     progress: Progress = silent,
     note: Note = _log.info,
     on_begin: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Export a Gemma 4 checkpoint, with its drafter and heads, to a bundle directory.
+    """Export a checkpoint, with its drafter and heads, to a bundle directory.
 
     Args:
-        source: the checkpoint's directory or hub id.
+        source: the checkpoint's directory, GGUF file or hub id.
         out: the bundle's directory; by default a directory named after the source in `$ONDEVICE_HOME` if that is set,
             else in `bundles`. An older bundle there is replaced after the new one is complete.
-        drafter: `auto`, `none`, or a directory or hub id; see `ExportOptions` for this and the next four arguments.
+        drafter: `auto`, `none`, or a directory, GGUF file or hub id; see `ExportOptions` for this and the next four
+            arguments.
         heads: `auto`, `none` or a directory. `auto` skips heads that were trained for other weights, with a note.
-        quantize: `int4`, `int8` or `none`.
-        head_bits: 4 or 8.
+        quantize: `int4`, `int4-affine`, `int8`, `none`, or `keep`, the default for GGUF files; `int4` is the others'.
+        head_bits: 4 or 8, the default.
         revision: branch, tag or commit of `source` on the hub.
+        gguf: the GGUF file to take of a repository or directory.
         text_only: leave out the vision and audio towers that the checkpoint may have.
         progress: called with the number of weights written so far and in total.
         note: called with one-line messages for the user.
@@ -67,7 +72,8 @@ def export(
         UsageError: an option is invalid, or `out` is neither free nor an older bundle.
     """
     options = ExportOptions(drafter, heads, quantize, head_bits, revision, text_only)
-    target = locate(str(source), options.revision)
+    target = locate(str(source), options.revision, gguf)
+    options = options.for_target(gguf=target.file is not None)
     assistant = locate_drafter(options.drafter, target, note)
     trained = locate_heads(options.heads, target)
     place = _place(default_name(target), out)
@@ -99,13 +105,14 @@ def _write(
     note: Note,
     on_begin: Callable[[], None],
 ) -> None:
-    shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats)
+    shapes, needed = [target.shapes], estimate_bytes(target.shapes, options.target_formats, target.checkpoint)
+    _note_rounding(target, options, note)
     if target.modules is not None:
         note("the weights stay as they were trained; --quantize and --head-bits are for the drafter alone")
         needed = target.modules.bytes()
     if drafter is not None:
         shapes.append(drafter.shapes)
-        needed += estimate_bytes(drafter.shapes, options.drafter_formats)
+        needed += estimate_bytes(drafter.shapes, options.drafter_formats, drafter.checkpoint)
     if heads is not None:
         shapes.append(heads.shapes)
         needed += estimate_bytes(heads.shapes, options.drafter_formats)
@@ -150,9 +157,22 @@ def default_directory() -> Path:
 
 def _refuse_overlap(out: Path, sources: list[Checkout]) -> None:
     for source in sources:
-        directory = source.directory.resolve()
-        if out == directory or directory in out.parents or out in directory.parents:
-            raise UsageError(f"{out} and the checkpoint {directory} lie in each other: choose another --out")
+        path = source.path.resolve()
+        if out == path or path in out.parents or out in path.parents:
+            raise UsageError(f"{out} and the checkpoint {path} lie in each other: choose another --out")
+
+
+def _note_rounding(target: TargetCheckpoint, options: ExportOptions, note: Note) -> None:
+    """Say what it costs to round the weights of a GGUF file, which were rounded before, to 4 bits."""
+    form, file = options.target_formats.layers, target.checkpoint
+    if form.bits != 4 or not isinstance(file, GgufCheckpoint):
+        return
+    matrices = [name for name, shape in target.shapes.items() if not is_plain(name, shape)]
+    if rounded := sum(file.kept_format(name) != form for name in matrices):
+        note(
+            f"{rounded} of {len(matrices)} matrices are rounded to {form.name} a second time, which costs small models "
+            "much (measured: 0.3 nats per token, up to 44 % more perplexity); --quantize keep does not"
+        )
 
 
 def _check_space(out: Path, needed: int) -> None:

@@ -23,6 +23,7 @@ from ondevice.bundle_format.tensor_table import EMBEDDING, HEAD, Shapes, TensorT
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.bundle_format.weight_format import FLOAT32
 from ondevice.progress import Advance
+from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.heads import HeadsCheckpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
@@ -132,11 +133,19 @@ def count_weights(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
 
 
-def estimate_bytes(shapes: Shapes, formats: Formats) -> int:
-    """Bytes of a data file, scales and minimums included; slightly overestimated: fp16 scales count as float32."""
+def estimate_bytes(shapes: Shapes, formats: Formats, checkpoint: Checkpoint | None = None) -> int:
+    """Bytes of a data file, scales and minimums included; slightly overestimated: fp16 scales count as float32.
+
+    Args:
+        shapes: the shapes of all tensors by their names in the checkpoint.
+        formats: the graph's weight formats.
+        checkpoint: the checkpoint, if formats of its own may be kept.
+    """
     total = 0
     for name, shape in shapes.items():
         form = formats.head if name.endswith((EMBEDDING, HEAD)) else formats.layers
+        if checkpoint is not None:
+            form = formats.of(checkpoint, name, form)
         stored = FLOAT32 if is_plain(name, shape) else form
         total += stored.bytes(math.prod(shape))
         if stored.quantised:

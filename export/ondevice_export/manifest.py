@@ -20,6 +20,7 @@ from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.checkpoint.source import default_name
 from ondevice_export.export_options import ExportOptions
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.quantize import BLOCK
 
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
@@ -50,9 +51,9 @@ def make_manifest(
     config, token_ids = target.config, dict(target.token_ids)
     generation = _generation(target.checkout.directory)
     token_ids |= {name: generation[name] for name in token_ids if generation.get(name)}
-    sources = {"target": Source(target.checkout.id, target.checkout.revision)}
+    sources = {"target": _source(target)}
     if drafter is not None:
-        sources["drafter"] = Source(drafter.checkout.id, drafter.checkout.revision)
+        sources["drafter"] = _source(drafter)
     if heads is not None:
         sources["heads"] = Source(heads.checkout.id, heads.checkout.revision)
     made = Manifest(
@@ -73,14 +74,23 @@ def make_manifest(
     try:
         made.check()
     except InvalidFieldError as error:
-        raise CheckpointError(f"{target.checkout.directory}: {error}") from error
+        raise CheckpointError(f"{target.checkout.path}: {error}") from error
     return made
 
 
+def _source(model: TargetCheckpoint | DrafterCheckpoint) -> Source:
+    checkout, file = model.checkout, model.checkpoint
+    if not isinstance(file, GgufCheckpoint):
+        return Source(checkout.id, checkout.revision)
+    return Source(checkout.id, checkout.revision, file.path.name, file.sha256(), file.types())
+
+
 def _quantization(target: TargetCheckpoint, options: ExportOptions) -> Quantization:
-    if target.modules is None:
-        return Quantization(options.quantize, BLOCK, options.target_formats.head.bits)
     head = target.tensors.names.of(EMBEDDING if target.config.tied else HEAD)
+    if target.modules is None:
+        formats = options.target_formats
+        form = formats.of(target.checkpoint, head, formats.head)
+        return Quantization(options.quantize or "int4", BLOCK, form.bits)
     return Quantization(AS_TRAINED, 0, target.modules.format(head).bits)
 
 

@@ -52,7 +52,7 @@ class Quantization:
     """How the weights were quantised, for display. Engines read the formats from the tensor tables."""
 
     weights: str
-    """int4, int8, none (float32), or AS_TRAINED."""
+    """int4, int4-affine, int8, none (float32), keep (those of a GGUF file), or AS_TRAINED."""
     block_size: int
     """Number of weights that share a scale; 0 if it differs between matrices."""
     head_bits: int
@@ -65,6 +65,12 @@ class Source:
 
     id: str
     revision: str | None = None
+    file: str | None = None
+    """Name of the GGUF file, the first of several; None for a directory, and `bundle.json` then has none of these."""
+    sha256: str | None = None
+    """sha256 of the GGUF file in hexadecimal; of several, of their hashes in order."""
+    types: dict[str, int] | None = None
+    """Number of tensors of each type in the GGUF file."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +219,13 @@ class Manifest:
 
 
 def _fields(manifest: Manifest) -> dict[str, Any]:
-    """All fields of `bundle.json`. A bundle without a tower has the same bytes as before there were towers."""
+    """All fields of `bundle.json`. Towers and the facts of a GGUF file are left out where there are none."""
     data = dataclasses.asdict(manifest)
+    gguf = ("file", "sha256", "types")
+    data["sources"] = {
+        part: {name: value for name, value in source.items() if value is not None or name not in gguf}
+        for part, source in data["sources"].items()
+    }
     return {name: value for name, value in data.items() if value is not None or name not in ("vision", "audio")}
 
 

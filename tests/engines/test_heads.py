@@ -16,7 +16,7 @@ from ondevice.engines.choice import open_engine
 from ondevice.engines.protocol import Engine
 from ondevice.errors import BundleCorruptError, UsageError
 from ondevice_export import export
-from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.directory import SafetensorsCheckpoint
 from tests.conftest import ENGINES, MakePair
 from tests.tiny_models import QUANTISED
 
@@ -45,7 +45,7 @@ def hidden_state(seed: int = 0) -> Float32Array:
     return np.random.default_rng(seed).normal(0, 1.5, WIDTH).astype(np.float32)
 
 
-def states(kind: str, heads: Checkpoint, x: Float32Array) -> Float32Array:
+def states(kind: str, heads: SafetensorsCheckpoint, x: Float32Array) -> Float32Array:
     """The input of the vocabulary projection, float32[k, H]."""
     if kind == "medusa":
         steps = (heads.read("medusa.blocks.weight") @ x).reshape(-1, WIDTH)
@@ -64,7 +64,7 @@ def norm(x: Float32Array) -> Float32Array:
 
 
 def projection(pair: Path) -> Float32Array:
-    with Checkpoint(pair / "target") as target:
+    with SafetensorsCheckpoint(pair / "target") as target:
         name = next(name for name in target.names if name.endswith("embed_tokens.weight"))
         return target.read(name)
 
@@ -73,7 +73,7 @@ def projection(pair: Path) -> Float32Array:
 def test_logits_are_the_target_s_projection_of_the_heads_states(pair: Path, engine: Engine, kind: str) -> None:
     x = hidden_state()
     found = engine.open_session().propose(kind, x)
-    with Checkpoint(pair / "heads") as heads:
+    with SafetensorsCheckpoint(pair / "heads") as heads:
         wanted = states(kind, heads, x)
         centroids, ordering = heads.read("shortlist.centroids.weight"), heads.integers("shortlist.token_ordering")
     logits = CAP * np.tanh(wanted @ projection(pair).T / CAP)

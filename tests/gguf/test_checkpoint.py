@@ -126,7 +126,7 @@ def test_a_drafter_of_gemma_4(tmp_path: Path) -> None:
     def more(writer: Any) -> None:
         writer.add_uint32("gemma4-assistant.embedding_length_out", 64)
 
-    options = {"divisors": gemma4_divisors(config), "more": more, "names_of": "gemma4"}
+    options: dict[str, Any] = {"divisors": gemma4_divisors(config), "more": more, "names_of": "gemma4"}
     state = {name: values for name, values in state_of(model).items() if not name.startswith("masked_embedding")}
     path = write_gguf(tmp_path / "drafter.gguf", "gemma4-assistant", config, state, **options)
     with GgufCheckpoint(path) as checkpoint:

@@ -1,12 +1,13 @@
-"""A checkpoint directory: tensors by name, stored in one safetensors file or in the shards that an index lists."""
+"""What all checkpoints offer, and checkpoint directories: one safetensors file, or the shards that an index lists."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,76 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-class Checkpoint:
-    """The configuration of a directory, and the tensors of its safetensors files, read whole or by rows as float32.
+class Checkpoint(ABC):
+    """A model on disk: its configuration, and its tensors by the hub's names, read whole or by rows as float32.
 
     Attributes:
-        directory: the directory.
-        config: `config.json`.
+        config: the configuration, in the hub's spelling.
         origin: what error messages call the configuration.
     """
+
+    config: Mapping[str, Any]
+    origin: str
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]: ...
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; CheckpointError if there is none with this name."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> str:
+        """The tensor's dtype in safetensors' spelling, such as `BF16`; of GGUF's own types their name."""
+
+    @abstractmethod
+    def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Rows `start` to `stop` of a matrix without conversion: uint8[stop - start, bytes per row]."""
+
+    @abstractmethod
+    def read(self, name: str) -> FloatArray:
+        """A whole tensor as float32."""
+
+    @abstractmethod
+    def rows(self, name: str, start: int, stop: int) -> FloatArray:
+        """Rows `start` to `stop` as float32; a tensor of several matrices counts as one matrix, stacked by rows."""
+
+    @abstractmethod
+    def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
+        """The rows `indices` of a matrix, in that order, as float32."""
+
+    @abstractmethod
+    def integers(self, name: str) -> npt.NDArray[np.int64]:
+        """A whole integer tensor (I64 or I32 in the file) as int64."""
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that the tensors named in `shapes` exist and have those shapes, which follow from the configuration.
+
+        Raises:
+            CheckpointError: a tensor is missing or has another shape.
+        """
+        for name, expected in shapes.items():
+            if (found := self.shape(name)) != expected:
+                raise CheckpointError(f"{name} has shape {list(found)}, {self.origin} asks for {list(expected)}")
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A directory with `config.json` and safetensors files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -49,14 +112,6 @@ class Checkpoint:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         for file in self._files:
             file.close()
@@ -65,19 +120,6 @@ class Checkpoint:
     def names(self) -> list[str]:
         return list(self._tensors)
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that the tensors named in `shapes` exist and have those shapes, which follow from `config.json`.
-
-        Raises:
-            CheckpointError: a tensor is missing or has another shape.
-        """
-        for name, expected in shapes.items():
-            entry = self._find(name)[1]
-            if entry.shape != expected:
-                raise CheckpointError(
-                    f"{self.directory}: {name} has shape {list(entry.shape)}, config.json asks for {list(expected)}"
-                )
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self._find(name)[1].shape
 
@@ -85,24 +127,20 @@ class Checkpoint:
         return name in self._tensors
 
     def dtype(self, name: str) -> str:
-        """The tensor's dtype in safetensors' spelling, such as `BF16`."""
         return self._find(name)[1].dtype
 
     def raw_rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Rows `start` to `stop` of a matrix without conversion: uint8[stop - start, bytes per row]."""
         file, entry = self._find(name)
         stride = entry.nbytes // entry.shape[0]
         data = file.read(entry, start * stride, (stop - start) * stride)
         return np.frombuffer(data, np.uint8).reshape(stop - start, stride)
 
     def read(self, name: str) -> FloatArray:
-        """A whole tensor as float32."""
         file, entry = self._find(name)
         flat = to_float32(file.read(entry, 0, entry.nbytes), entry.dtype, f"{file.path}: {name}")
         return flat.reshape(entry.shape)
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
-        """Rows `start` to `stop` as float32; a tensor of several matrices counts as one matrix, stacked by rows."""
         file, entry = self._find(name)
         *count, width = entry.shape
         stride = entry.nbytes // math.prod(count)
@@ -110,14 +148,12 @@ class Checkpoint:
         return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(stop - start, width)
 
     def picked_rows(self, name: str, indices: npt.NDArray[np.int64]) -> FloatArray:
-        """The rows `indices` of a matrix, in that order, as float32."""
         file, entry = self._find(name)
         stride = entry.nbytes // entry.shape[0]
         data = bytearray().join(file.read(entry, int(index) * stride, stride) for index in indices)
         return to_float32(data, entry.dtype, f"{file.path}: {name}").reshape(len(indices), *entry.shape[1:])
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
-        """A whole integer tensor (I64 or I32 in the file) as int64."""
         file, entry = self._find(name)
         types = {"I64": np.int64, "I32": np.int32}
         if entry.dtype not in types:

@@ -14,7 +14,7 @@ import numpy as np
 from ondevice.bundle_format.model_config import MOST_OFFSETS, HeadsEntry, HeadsKind, Shortlist, Target
 from ondevice.bundle_format.tensor_table import Shapes, heads_shapes
 from ondevice.errors import CheckpointError, PairMismatchError
-from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.directory import Checkpoint, SafetensorsCheckpoint
 from ondevice_export.checkpoint.json_fields import Fields, read_json
 from ondevice_export.checkpoint.models import TargetCheckpoint
 from ondevice_export.checkpoint.source import Checkout, default_name
@@ -44,7 +44,7 @@ def open_heads(checkout: Checkout, target: TargetCheckpoint) -> Iterator[HeadsCh
     if not target.config.tied or target.modules is not None:
         raise PairMismatchError(f"{checkout.directory}: heads score with the rows of a plain, tied token embedding")
     heads = read_heads(checkout.directory, target)
-    with Checkpoint(checkout.directory) as checkpoint:
+    with SafetensorsCheckpoint(checkout.directory) as checkpoint:
         shapes = all_shapes(heads, target.config)
         checkpoint.check(shapes)
         yield HeadsCheckpoint(checkout, checkpoint, heads, shapes)

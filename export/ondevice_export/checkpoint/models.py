@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ondevice.bundle_format.audio import AudioEntry
@@ -17,7 +20,7 @@ from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import CheckpointError, PairMismatchError
 from ondevice_export.checkpoint import audio as audio_towers
 from ondevice_export.checkpoint import vision as vision_towers
-from ondevice_export.checkpoint.directory import Checkpoint
+from ondevice_export.checkpoint.directory import Checkpoint, SafetensorsCheckpoint
 from ondevice_export.checkpoint.gemma_quantization import read_quantization
 from ondevice_export.checkpoint.named_tensors import NamedTensors, TensorNames
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules, plain_names
@@ -25,6 +28,7 @@ from ondevice_export.checkpoint.source import Checkout, Note
 from ondevice_export.families import read_target
 from ondevice_export.families.family import Config, Family
 from ondevice_export.families.gemma4_assistant import read_drafter
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 """Prefixes of the text model's tensors; those of multimodal checkpoints come first, as some begin with `model.` too."""
@@ -75,7 +79,7 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
     Raises:
         CheckpointError: the family is unknown, or a tensor is missing or has a wrong shape.
     """
-    with Checkpoint(checkout.directory) as checkpoint:
+    with open_checkpoint(checkout) as (opened, checkpoint):
         family, fields, config = read_target(checkpoint.config, checkpoint.origin)
         quantization = read_quantization(checkpoint.config, checkpoint.origin)
         own_names = checkpoint.names if quantization is None else list(plain_names(checkpoint.names))
@@ -92,13 +96,13 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
         vision, audio = None, None
         if not text_only:
             quantised = modules is not None
-            vision = vision_towers.read_vision(checkout.directory, checkpoint, config, note, quantised=quantised)
-            audio = audio_towers.read_audio(checkout.directory, checkpoint, config, note, quantised=quantised)
+            vision = vision_towers.read_vision(opened.directory, checkpoint, config, note, quantised=quantised)
+            audio = audio_towers.read_audio(opened.directory, checkpoint, config, note, quantised=quantised)
         towers = (*(vision_towers.TOWER if vision else ()), *(audio_towers.TOWER if audio else ()))
         if skipped := [name for name in skipped if not name.startswith(towers)]:
             note(f"skipping {len(skipped)} vision and audio tensors: the bundle does not use them")
         ids = fields.token_ids
-        yield TargetCheckpoint(checkout, tensors, family.name, config, shapes, ids, modules, vision, audio)
+        yield TargetCheckpoint(opened, tensors, family.name, config, shapes, ids, modules, vision, audio)
 
 
 @contextmanager
@@ -109,19 +113,32 @@ def open_drafter(checkout: Checkout, target: TargetCheckpoint) -> Iterator[Draft
         PairMismatchError: the drafter was made for another target.
         CheckpointError: the checkpoint is no assistant, or a tensor is missing or has a wrong shape.
     """
-    with Checkpoint(checkout.directory) as checkpoint:
+    with open_checkpoint(checkout, tokenizer=False) as (opened, checkpoint):
         try:
             config = read_drafter(checkpoint.config, checkpoint.origin, target.config)
         except PairMismatchError as error:
-            raise PairMismatchError(
-                f"{checkout.directory}: {error}: name another drafter, or --drafter none"
-            ) from error
+            raise PairMismatchError(f"{checkout.path}: {error}: name another drafter, or --drafter none") from error
         if read_quantization(checkpoint.config, checkpoint.origin) is not None:
             raise CheckpointError(f"{checkout.directory}: a drafter that was trained quantised is not supported")
         shapes = drafter_shapes(config, target.config)
         checkpoint.check(shapes)
         _unread(checkpoint.names, shapes, _unused_kv("model.", range(len(config.layers))), "model.")
-        yield DrafterCheckpoint(checkout, checkpoint, config, shapes)
+        yield DrafterCheckpoint(opened, checkpoint, config, shapes)
+
+
+@contextmanager
+def open_checkpoint(checkout: Checkout, *, tokenizer: bool = True) -> Iterator[tuple[Checkout, Checkpoint]]:
+    """Open a directory or a GGUF file; the checkout's `directory` has the text files while it is open.
+
+    A GGUF file's are made from its metadata, in a temporary directory, its tokenizer only if `tokenizer` is set.
+    """
+    if checkout.file is None:
+        with SafetensorsCheckpoint(checkout.directory) as checkpoint:
+            yield checkout, checkpoint
+        return
+    with GgufCheckpoint(checkout.file) as file, TemporaryDirectory() as directory:
+        file.write_text_files(Path(directory), tokenizer=tokenizer)
+        yield dataclasses.replace(checkout, directory=Path(directory)), file
 
 
 def checkpoint_shapes(target: Target, names: TensorNames) -> Shapes:

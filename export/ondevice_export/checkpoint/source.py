@@ -21,37 +21,73 @@ _PATTERNS = [
     "*.safetensors",
     "*.safetensors.index.json",
 ]
+GGUF = ".gguf"
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkpoint's directory on this machine."""
+    """A checkpoint on this machine: a directory, or a GGUF file."""
 
     directory: Path
+    """The directory, or that of the GGUF file."""
     id: str
-    """The hub id, or the directory's name: a bundle does not record local paths."""
+    """The hub id, or the directory's or file's name: a bundle does not record local paths."""
     revision: str | None = None
+    file: Path | None = None
+    """The GGUF file; of several parts any one."""
+
+    @property
+    def path(self) -> Path:
+        return self.file or self.directory
 
 
 class _AbsentError(CheckpointError):
     """The hub, or when offline the local cache, does not have a repository."""
 
 
-def locate(source: str, revision: str | None = None) -> Checkout:
-    """Find a checkpoint: a local directory, or else a repository that is downloaded from the hub.
+def locate(source: str, revision: str | None = None, gguf: str | None = None) -> Checkout:
+    """Find a checkpoint: a local directory or GGUF file, or else a repository that is downloaded from the hub.
+
+    Args:
+        source: the directory, the file or the hub id.
+        revision: branch, tag or commit on the hub.
+        gguf: the GGUF file to take of a directory or repository.
 
     Raises:
-        CheckpointError: there is no such directory or repository, or the hub cannot be reached.
+        CheckpointError: there is no such directory, file or repository, or the hub cannot be reached.
     """
-    directory = expanded(source)
-    if directory.is_dir():
+    path = expanded(source)
+    if gguf is not None and (not gguf.endswith(GGUF) or set(gguf) & set("*?[]\\") or ".." in gguf):
+        raise CheckpointError(f"--gguf names one file, such as model-Q4_0.gguf, not {gguf!r:.99}")
+    if path.is_dir() or path.is_file() or source.lower().endswith(GGUF):
         if revision is not None:
-            raise CheckpointError(f"{source} is a directory: a revision belongs to a hub id")
-        return Checkout(directory.resolve(), directory.resolve().name)
+            raise CheckpointError(
+                f"{source} is a {'directory' if path.is_dir() else 'file'}: a revision belongs to a hub id"
+            )
+        return _local(source, path, gguf)
     if source.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(source):
-        raise CheckpointError(f"{source} is neither a directory nor a hub id such as google/gemma-4-E2B-it")
-    return _download(source, revision)
+        raise CheckpointError(
+            f"{source} is neither a directory, a GGUF file nor a hub id such as google/gemma-4-E2B-it"
+        )
+    return _download(source, revision) if gguf is None else _download_file(source, revision, gguf)
+
+
+def _local(source: str, path: Path, gguf: str | None) -> Checkout:
+    """A checkpoint on this machine."""
+    if path.is_file() and gguf is not None:
+        raise CheckpointError(f"{source} is a file: --gguf names a file of a directory or a repository")
+    if path.is_dir() and gguf is None:
+        if not (path / "config.json").exists() and (files := sorted(path.glob(f"*{GGUF}"))):
+            raise CheckpointError(f"{source} holds GGUF files: name one of them, such as {files[0]}")
+        return Checkout(path.resolve(), path.resolve().name)
+    file = path if gguf is None else path / gguf
+    if not file.is_file():
+        raise CheckpointError(f"{file} does not exist: name a GGUF file, a directory or a hub id")
+    if file.suffix.lower() != GGUF:
+        raise CheckpointError(f"{file} is no GGUF file: a checkpoint is a *{GGUF} file, a directory or a hub id")
+    return Checkout(file.resolve().parent, file.name, None, file.resolve())
 
 
 def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | None:
@@ -82,7 +118,7 @@ def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | Non
     ):
         if (found / "config.json").is_file() and found != directory:
             return locate(str(found))
-    note(f"no drafter beside {directory.name}: name one with --drafter")
+    note(f"no drafter beside {target.path.name}: name one with --drafter")
     return None
 
 
@@ -109,19 +145,56 @@ def locate_heads(heads: str, target: Checkout) -> Checkout | None:
 
 
 def default_name(target: Checkout) -> str:
-    """The default name of a bundle: the last part of the target's id; the parent's name for a directory `target`."""
+    """The default name of a bundle: the last part of the target's id, or the GGUF file's name; the parent's name for a
+    directory `target`.
+    """
+    if target.file is not None:
+        part = _PART.fullmatch(target.file.name)
+        return part[1] if part else target.file.stem
     name = target.id.rsplit("/", 1)[-1]
     return target.directory.parent.name if name == "target" else name
 
 
 def _download(source: str, revision: str | None) -> Checkout:
+    directory = _snapshot(source, revision, _PATTERNS, ["*/*"])
+    if not (directory / "config.json").exists():
+        raise CheckpointError(f"{source} has no config.json: if it has GGUF files, name one with --gguf")
+    return Checkout(directory, source, directory.name)
+
+
+def _download_file(source: str, revision: str | None, gguf: str) -> Checkout:
+    """Download one GGUF file, or all parts of a model of which it is one."""
+    part = _PART.fullmatch(gguf)
+    directory = _snapshot(source, revision, [gguf if part is None else f"{part[1]}-*-of-{part[2]}{GGUF}"])
+    if not (directory / gguf).is_file():
+        raise CheckpointError(f"{source} has no file {gguf}{_offered(source, revision)}")
+    return Checkout((directory / gguf).parent, source, directory.name, directory / gguf)
+
+
+def _offered(source: str, revision: str | None) -> str:
+    """The names of a repository's GGUF files, for a message; empty if the hub does not say."""
+    from huggingface_hub import errors, list_repo_files
+
+    try:
+        names = [name for name in list_repo_files(source, revision=revision) if name.endswith(GGUF)]
+    except (errors.HfHubHTTPError, ConnectionError, OSError, ValueError):
+        return ""
+    return f", only {', '.join(names[:20])}" if names else " and no other GGUF file"
+
+
+def _snapshot(source: str, revision: str | None, patterns: list[str], ignored: list[str] | None = None) -> Path:
+    """Download the files of a repository that match `patterns`; their directory.
+
+    Raises:
+        CheckpointError: the repository cannot be read.
+    """
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise MissingDependencyError("huggingface_hub", "export") from error
     try:
         # The library resumes interrupted downloads and handles HF_HUB_OFFLINE, HF_TOKEN and the cache directory.
-        path = snapshot_download(source, revision=revision, allow_patterns=_PATTERNS, ignore_patterns=["*/*"])
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
     except errors.GatedRepoError as error:
         raise CheckpointError(f"{source} is gated: accept its licence on the hub, then `hf auth login`") from error
     except errors.RevisionNotFoundError as error:
@@ -134,5 +207,3 @@ def _download(source: str, revision: str | None) -> Checkout:
         ) from error
     except (errors.HfHubHTTPError, ConnectionError) as error:
         raise CheckpointError(f"{source} could not be downloaded: {str(error).splitlines()[0]}") from error
-    directory = Path(path)
-    return Checkout(directory, source, directory.name)

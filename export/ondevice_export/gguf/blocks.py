@@ -100,7 +100,7 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """32 bits, the lowest first, each as the 16 that a 5-bit code adds: uint8[..., 4] -> uint8[..., 32]."""
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+    return np.left_shift(np.unpackbits(packed, axis=-1, bitorder="little"), np.uint8(4))
 
 
 def _q4_0(block: Bytes) -> Blocks:
@@ -123,7 +123,7 @@ def _q5_1(block: Bytes) -> Blocks:
 
 
 def _q8_0(block: Bytes) -> Blocks:
-    return Blocks(block[..., 2:] ^ 128, _halves(block[..., :2])[..., 0], zero=128)
+    return Blocks(block[..., 2:] ^ np.uint8(128), _halves(block[..., :2])[..., 0], zero=128)
 
 
 def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -156,8 +156,9 @@ def _q4_k(block: Bytes) -> Blocks:
 
 def _q5_k(block: Bytes) -> Blocks:
     packed, high = block[..., 48:].reshape(*block.shape[:2], 4, 32), block[..., 16:48]
-    fifth = np.stack([high >> group & 1 for group in range(8)], axis=-2) << 4
-    return _in_groups(_nibbles(packed) | fifth.reshape(*packed.shape[:-1], 64), *_k_scales(block))
+    fifth = np.stack([high >> np.uint8(group) & 1 for group in range(8)], axis=-2)
+    codes = _nibbles(packed) | np.left_shift(fifth.reshape(*packed.shape[:-1], 64), np.uint8(4))
+    return _in_groups(codes, *_k_scales(block))
 
 
 def _q6_k(block: Bytes) -> Blocks:
@@ -165,9 +166,10 @@ def _q6_k(block: Bytes) -> Blocks:
     shape = block.shape[:2]
     low = _nibbles(block[..., :128].reshape(*shape, 2, 64))
     upper = block[..., 128:192].reshape(*shape, 2, 32)
-    high = np.concatenate([upper >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1) << 4
+    high = np.concatenate([upper >> np.uint8(shift) & 3 for shift in (0, 2, 4, 6)], axis=-1)
     scales = block[..., 192:208].view(np.int8).astype(np.float32) * _halves(block[..., 208:])
-    return Blocks((low | high).reshape(shape[0], -1, 16), scales.reshape(shape[0], -1), zero=32)
+    codes = low | np.left_shift(high, np.uint8(4))
+    return Blocks(codes.reshape(shape[0], -1, 16), scales.reshape(shape[0], -1), zero=32)
 
 
 TYPES = {

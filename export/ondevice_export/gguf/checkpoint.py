@@ -6,30 +6,35 @@ What the conversion of llama.cpp did is undone as rows are read: names, and the 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER
+from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
+from ondevice_export.checkpoint.directory import Checkpoint, FloatArray
 from ondevice_export.gguf.architectures import Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
 from ondevice_export.gguf.file import GgufFile, TensorEntry
-from ondevice_export.gguf.tokenizer import Vocabulary
-
-FloatArray = NDArray[np.float32]
+from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _DIVISORS = "rope_freqs.weight"
 
+_KEPT = {"Q4_0": INT4, "Q4_1": INT4_AFFINE, "Q4_K": INT4_AFFINE, "Q5_0": INT8, "Q8_0": INT8}
+"""Types whose blocks a bundle stores as they are, and their format there. Only Q4_K loses something: the products of
+its scales are rounded from 17 bits to fp16. The others have no format of their own and become int8 (Q6_K has a scale
+for every 16 weights, Q5_1 and Q5_K have minimums)."""
 
-class GgufCheckpoint:
+
+class GgufCheckpoint(Checkpoint):
     """The model of a GGUF file, or of the parts that a large one was split into.
 
     Attributes:
@@ -71,14 +76,6 @@ class GgufCheckpoint:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         for file in self._files:
             file.close()
@@ -86,19 +83,6 @@ class GgufCheckpoint:
     @property
     def names(self) -> list[str]:
         return list(self._tensors)
-
-    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that the tensors named in `shapes` exist and have those shapes, which follow from the metadata.
-
-        Raises:
-            CheckpointError: a tensor is missing or has another shape.
-        """
-        for name, expected in shapes.items():
-            entry = self._find(name)[1]
-            if entry.shape != expected:
-                raise CheckpointError(
-                    f"{self.origin}: {entry.name} has shape {list(entry.shape)}, the metadata ask for {list(expected)}"
-                )
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._find(name)[1].shape
@@ -111,12 +95,39 @@ class GgufCheckpoint:
         return self._find(name)[1].kind
 
     def dtype(self, name: str) -> str:
-        """The name of a tensor's type; of plain numbers as in safetensors, such as `BF16`."""
         return self.kind(name).name
 
     def types(self) -> dict[str, int]:
         """The number of tensors of each type."""
         return dict(Counter(entry.kind.name for _, entry in self._tensors.values()))
+
+    def kept_format(self, name: str) -> WeightFormat | None:
+        """The format in which a bundle stores a matrix as it is; None if there is none."""
+        return _KEPT.get(self.kind(name).name)
+
+    def kept_blocks(self, name: str, start: int, stop: int) -> tuple[NDArray[np.uint8], FloatArray, FloatArray | None]:
+        """Rows `start` to `stop` of a matrix in its `kept_format`: codes uint8[rows, width], one per byte; scales and
+        minimums [rows, width / 32], the latter None in a symmetric format.
+        """
+        blocks, form = self.blocks(name, start, stop), _KEPT[self.kind(name).name]
+        codes = blocks.codes.reshape(stop - start, -1)
+        return codes + np.uint8(form.zero - blocks.zero), blocks.scales, blocks.minimums
+
+    def write_text_files(self, directory: Path, *, tokenizer: bool = True) -> None:
+        """Write what a checkpoint of the hub has beside its weights: tokenizer and chat template.
+
+        Raises:
+            CheckpointError: the vocabulary is of a kind that is not read, or damaged.
+        """
+        configured: dict[str, object] = {}
+        if self.vocabulary is not None:
+            configured["add_bos_token"] = self.vocabulary.add_bos
+            if tokenizer:
+                (directory / TOKENIZER).write_text(make_tokenizer(self.vocabulary), "utf-8")
+        (directory / "tokenizer_config.json").write_text(json.dumps(configured), "utf-8")
+        template = self.metadata.get("tokenizer.chat_template")
+        if isinstance(template, str):
+            (directory / CHAT_TEMPLATE).write_text(template, "utf-8")
 
     def sha256(self) -> str:
         """The sha256 of the file in hexadecimal; of several parts, of their hashes in order."""
@@ -128,7 +139,6 @@ class GgufCheckpoint:
         return (digests[0] if len(digests) == 1 else whole).hexdigest()
 
     def raw_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-        """Rows `start` to `stop` without conversion, uint8[stop - start, bytes of a row]; matrices count as stacked."""
         file, entry = self._find(name)
         order = self._order(name, entry)
         if order is None:
@@ -142,21 +152,17 @@ class GgufCheckpoint:
         return read_blocks(self.raw_rows(name, start, stop), self.kind(name))
 
     def rows(self, name: str, start: int, stop: int) -> FloatArray:
-        """Rows `start` to `stop` as float32; a tensor of several matrices counts as one matrix, stacked by rows."""
         return to_float32(self.raw_rows(name, start, stop), self.kind(name))
 
     def read(self, name: str) -> FloatArray:
-        """A whole tensor as float32."""
         entry = self._find(name)[1]
         return self.rows(name, 0, entry.rows).reshape(entry.shape)
 
     def picked_rows(self, name: str, indices: NDArray[np.int64]) -> FloatArray:
-        """The rows `indices` of a matrix, in that order, as float32."""
         picked = [self.rows(name, int(index), int(index) + 1) for index in indices]
         return np.concatenate(picked) if picked else np.empty((0, self.shape(name)[-1]), np.float32)
 
     def integers(self, name: str) -> NDArray[np.int64]:
-        """Raise CheckpointError: tensors of integers are not read from GGUF files."""
         raise CheckpointError(f"{self.origin}: {name} is {self.dtype(name)}, expected integers")
 
     def _find(self, name: str) -> tuple[GgufFile, TensorEntry]:
@@ -198,7 +204,8 @@ class GgufCheckpoint:
         file, entry = found[_DIVISORS]
         if len(entry.shape) != 1 or math.prod(entry.shape) > 1 << 16:
             raise CheckpointError(f"{self.origin}: {_DIVISORS} has the shape {list(entry.shape)}")
-        return to_float32(file.read_rows(entry, 0, 1), entry.kind)[0]
+        divisors: FloatArray = to_float32(file.read_rows(entry, 0, 1), entry.kind)[0]
+        return divisors
 
     @staticmethod
     def _token_ids(vocabulary: Vocabulary) -> dict[str, object]:

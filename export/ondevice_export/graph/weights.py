@@ -22,9 +22,10 @@ from ondevice_export.checkpoint.named_tensors import NamedTensors
 from ondevice_export.checkpoint.quantized_modules import QuantizedModules
 from ondevice_export.data_file import DataFile
 from ondevice_export.export_options import Formats
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.matrix import linear
-from ondevice_export.matrices import MatrixWriter, RowReader, StoredMatrix
+from ondevice_export.matrices import BlockReader, MatrixWriter, RowReader, StoredMatrix
 
 _PLAIN: dict[str, Format] = {"float32": "float32", "int64": "int64"}
 
@@ -99,7 +100,12 @@ class Weights:
             *leading, width = shape = self.checkpoint.shape(source)
             reader = rows or partial(self.checkpoint.rows, source)
             size = math.prod(leading), width
-            stored = self._writer.add(self._file, source, size, form, reader, half_scales=half_scales)
+            blocks = self._kept_blocks(source) if rows is None else None
+            if blocks is None:
+                stored = self._writer.add(self._file, source, size, form, reader, half_scales=half_scales)
+            else:
+                form = self.formats.of(self.checkpoint, source, form)
+                stored = self._writer.add_blocks(self._file, source, size, form, blocks, half_scales=half_scales)
         else:
             shape = self._modules.shape(source)
             stored = self._as_trained(source, shape, self._modules)
@@ -114,6 +120,13 @@ class Weights:
         stored = self._writer.add_transposed(self._file, source, (count, width), reader)
         self._list(name, stored.tensor((count, width)))
         return stored
+
+    def _kept_blocks(self, name: str) -> BlockReader | None:
+        """The blocks of a GGUF file's matrix that is stored as it is; None for other matrices."""
+        file = self.checkpoint
+        if not self.formats.keep or not isinstance(file, GgufCheckpoint) or file.kept_format(name) is None:
+            return None
+        return partial(file.kept_blocks, name)
 
     def _as_trained(self, name: str, shape: tuple[int, int], modules: QuantizedModules) -> StoredMatrix:
         """Store a matrix with the checkpoint's own codes, or its own numbers if it is not quantised."""
