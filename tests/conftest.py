@@ -26,6 +26,7 @@ from ondevice import Model
 from ondevice.native.sets import PARTS as PARTS_OF_KERNELS
 from ondevice.preparation import Preparation
 from ondevice_export import export
+from tests.guards import Guards
 from tests.tiny_models import save_pair
 from tests.toy_engine import Clock
 from tests.trained_models import TRAINED, save_trained_pair
@@ -135,6 +136,14 @@ def no_costs_of_other_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ondevice.model._costs_file", lambda *about: None)
         yield
+
+
+@pytest.fixture
+def guards() -> Iterator[Guards]:
+    """Arrays between guard bytes, which are checked when the test ends."""
+    made = Guards()
+    yield made
+    made.check()
 
 
 @contextmanager

@@ -19,11 +19,11 @@ class Quantized:
     codes: npt.NDArray[np.int64]
     """Signed codes, [rows, blocks, 32]."""
     exponents: npt.NDArray[np.int64]
-    """Exponent e of each block's scale 2**e, [rows, blocks]."""
+    """Exponent e of each block's scale 2**e, [rows, blocks]; over 100 for a block of NaN."""
 
     def values(self) -> Wide:
         """The numbers that the codes stand for, [rows, blocks * 32]."""
-        scales: Wide = np.exp2(self.exponents)[..., None]
+        scales: Wide = np.where(self.exponents > 100, np.nan, np.exp2(self.exponents))[..., None]
         scaled: Wide = np.multiply(self.codes, scales)
         return scaled.reshape(len(self.codes), -1)
 

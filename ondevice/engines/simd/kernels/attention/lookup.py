@@ -275,6 +275,8 @@ def count_for(shares: int, spans: int, wanted: float) -> Any:
 def choose(shares: int, heads: int, start: int, stop: int, budget: Budget, out: int) -> Any:
     """Write the numbers of the best of units start..stop - 1, int64, ascending; of equal shares, lower numbers win.
 
+    Shares of NaN are never chosen. If more shares are infinite than fit, the first of them are chosen.
+
     Returns:
         The number of units: at most budget.most, and no more than there are.
     """
@@ -290,7 +292,7 @@ def choose(shares: int, heads: int, start: int, stop: int, budget: Budget, out: 
     found = 0
     for unit in range(start, stop):
         share = read_f32(shares + 4 * unit)
-        if share >= above or (share == least and equal > 0):
+        if found < count and (share >= above or (share == least and equal > 0)):
             if share == least:
                 equal -= 1
             write_i64(out + 8 * found, np.int64(unit))

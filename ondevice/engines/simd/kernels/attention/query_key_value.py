@@ -32,6 +32,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     store,
     store_half,
     store_rounded_int8,
+    sum_lanes,
 )
 from ondevice.engines.simd.kernels.matmul.activations import norm
 from ondevice.engines.simd.kernels.matmul.sizes import TILE
@@ -39,7 +40,7 @@ from ondevice.engines.simd.kernels.steps.access import first_unit, read_step, se
 from ondevice.engines.simd.kernels.steps.layouts import Head
 from ondevice.engines.simd.kernels.steps.slots import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES
 
-_ONE, _MOST = np.float32(1.0), np.float32(127.0)
+_ZERO, _ONE, _MOST = np.float32(0.0), np.float32(1.0), np.float32(127.0)
 _OFFSET = np.int32(-0x7F7F7F80)
 """128 in each of four bytes: exclusive or with it adds 128 to signed bytes."""
 _LEAST = np.float32(1e-30)
@@ -102,15 +103,19 @@ def to_half(x: int, out: int, count: int) -> None:
 
 @kernel
 def quantize_head(x: int, out: int, count: int) -> Any:
-    """Round `count` floats to int8 codes and return their scale, 1/127 of the largest magnitude; `out` may be `x`."""
-    largest = full(_LEAST)
+    """Round `count` floats to int8 codes and return their scale, 1/127 of the largest magnitude; `out` may be `x`.
+
+    The scale is NaN if a number is NaN or infinite, because an int8 code is neither.
+    """
+    largest, zeros = full(_LEAST), full(_ZERO)
     for i in range(0, 4 * count, 64):
-        largest = maximum(largest, magnitude(load(x + i)))
+        size = magnitude(load(x + i))
+        largest, zeros = maximum(largest, size), fma(size, full(_ZERO), zeros)
     scale = max_lanes(largest) / _MOST
     inverse = full(_ONE / scale)
     for i in range(0, count, 16):
         store_rounded_int8(out + i, round_even(load(x + 4 * i) * inverse))
-    return scale
+    return scale + sum_lanes(zeros)
 
 
 @kernel

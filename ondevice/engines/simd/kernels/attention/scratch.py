@@ -240,7 +240,7 @@ def raise_peak(states: States, pair: int, head_dim: int, score: float) -> Any:
 def fold(state: int, part: int, head_dim: int) -> None:
     """Add the positions of the state `part` after those of the state `state`."""
     added = read_f32(part + 4 * head_dim + 4)
-    if not added > _ZERO:
+    if added == _ZERO:  # NaN is added
         return
     total, peak = read_f32(state + 4 * head_dim + 4), read_f32(state + 4 * head_dim)
     largest = read_f32(part + 4 * head_dim)

@@ -266,10 +266,14 @@ def max_lanes(builder: Any, value: Any) -> Any:
 
 @emits(types.int64, floats16)
 def argmax_lanes(builder: Any, value: Any) -> Any:
-    """The index of the largest lane, the lowest index of equal ones."""
+    """The index of the largest lane, the lowest index of equal ones; 0..15 also where lanes are NaN.
+
+    A NaN equals nothing: without the bit of the last lane, no lane might be found, and the index would be 16.
+    """
     largest = splat(builder, _fold(builder, value, lambda a, b: _larger(builder, a, b)), LANES)
     equal = builder.bitcast(builder.fcmp_ordered("==", value, largest), I16)
-    return builder.zext(call(builder, "llvm.cttz.i16", I16, equal, ir.Constant(ir.IntType(1), 0)), I64)
+    found = builder.or_(equal, I16(1 << (LANES - 1)))
+    return builder.zext(call(builder, "llvm.cttz.i16", I16, found, ir.Constant(ir.IntType(1), 1)), I64)
 
 
 @emits(floats16, floats16, floats16)

@@ -62,6 +62,10 @@ from ondevice.engines.simd.kernels.matmul.sizes import (
     SUMS,
 )
 
+_MOST_EXPONENT = np.int64(100)
+_NAN = np.int32(0x7FC00000)
+"""The bits of a float32 NaN. With a block's dot product, of magnitude below 2**21, added to them, they remain a NaN."""
+
 PAIRS = instruction_set.current().pairs
 ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 """Bytes of a row's block of GROUPS, on this instruction set."""
@@ -70,6 +74,9 @@ ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 @kernel
 def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int) -> None:
     """Write a block of GROUPS: q = round(x / 2**e) of 32 numbers, with the smallest e for which all |q| <= 127.
+
+    If a number is NaN, infinite or too large for e <= 100, start and shift are NaN, and so are all products of the
+    block: an int8 code has no NaN, and products of other codes would be numbers without meaning.
 
     Args:
         low, high: the numbers, 16 lanes each.
@@ -80,16 +87,19 @@ def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int
     largest = max_lanes(maximum(magnitude(low), magnitude(high)))
     # 127 = 1.984375 * 2**6: a mantissa beyond that carries into the exponent
     exponent = ((np.int64(float_bits(largest)) + 0x1FFFF) >> 23) - 133
-    exponent = min(max(exponent, np.int64(-100)), np.int64(100))
+    is_finite = exponent <= _MOST_EXPONENT
+    exponent = min(max(exponent, -_MOST_EXPONENT), _MOST_EXPONENT)
     inverse = full(bits_float(np.int32((127 - exponent) << 23)))
     low = round_even(low * inverse)
     high = round_even(high * inverse)
-    shift = np.int32(((exponent + 150) << 23) | 0x400000)  # the bits of 1.5 * 2**(23 + exponent)
     total = sum_lanes(low + high)
-    if zero == SUMS:
-        start = np.int32(float_bits(total * bits_float(np.int32((127 + exponent) << 23))))
-    else:
-        start = np.int32(shift - zero * np.int64(total))
+    start = shift = _NAN
+    if is_finite and total == total:  # noqa: PLR0124 - NaN, which the largest number may not show
+        shift = np.int32(((exponent + 150) << 23) | 0x400000)  # the bits of 1.5 * 2**(23 + exponent)
+        if zero == SUMS:
+            start = np.int32(float_bits(total * bits_float(np.int32((127 + exponent) << 23))))
+        else:
+            start = np.int32(shift - zero * np.int64(total))
     if PAIRS and rows >= PAIRED_ROWS:
         place, count = row % 2, min(2, rows - row // 2 * 2)
         out += ROW_BYTES * (row - place)
@@ -173,8 +183,8 @@ def write_input(low: Any, high: Any, form: int, activations: int, row: int, rows
 
 @kernel
 def to_codes(x: Any, step: Any) -> Any:
-    """clamp(round(x / step), -128, 127), ties to even, as whole floats."""
-    return round_even(minimum(maximum(x / step, full(_LEAST)), full(_MOST)))
+    """clamp(round(x / step), -128, 127), ties to even, as whole floats; -128 for NaN."""
+    return round_even(minimum(maximum(full(_LEAST), x / step), full(_MOST)))
 
 
 @kernel
