@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array, Int64Array
-from ondevice.errors import UsageError
+from ondevice.errors import BundleCorruptError, OndeviceError, UsageError
 from ondevice.generate.request import Constraint, LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling_kernels import ConstraintMasks, Key, RowDraw, key_of
 from ondevice.generate.stats import TokenLogprob
@@ -102,16 +102,17 @@ class Sampler:
             path: drafted tokens after it.
 
         Raises:
-            UsageError: the logits hold NaN or infinity, or every token is forbidden.
+            BundleCorruptError: the logits hold NaN or infinity.
+            UsageError: every token is forbidden, or a logits processor returned NaN or infinity.
         """
         if self._masks is not None and (forced := self._masks.forced(context, path)) is not None:
             return forced
         scores = self._scores(logits, context, path)
         if self.greedy:
-            return _argmax(scores)
+            return _argmax(scores, logits)
         tokens, _ = self._row_draw.best(scores, None, len(context) + len(path), 1)
         if not len(tokens):
-            raise UsageError(NOTHING_TO_CHOOSE)
+            raise nothing_to_choose(logits)
         return int(tokens[0])
 
     def guess(
@@ -157,15 +158,15 @@ class Sampler:
         return [Guess(token, odd / total) for token, odd in zip(tokens.tolist()[:most], odds, strict=False)]
 
     def distribution(self, logits: Float32Array, context: Sequence[int], path: Sequence[int] = ()) -> Float64Array:
-        """float64[V]: the probability of each token to be chosen by `choose`."""
+        """float64[V]: the probability of each token to be chosen by `choose`, which has the same errors."""
         scores = self._scores(logits, context, path)
         probs = np.zeros(len(scores))
         if self.greedy:
-            probs[_argmax(scores)] = 1.0
+            probs[_argmax(scores, logits)] = 1.0
             return probs
         ids, weights = self._row_draw.kept(scores)
         if not len(ids):
-            raise UsageError(NOTHING_TO_CHOOSE)
+            raise nothing_to_choose(logits)
         probs[ids] = weights / weights.sum()
         return probs
 
@@ -189,13 +190,26 @@ class Sampler:
         return scores
 
 
-NOTHING_TO_CHOOSE = "no token can be chosen: the logits hold NaN or infinity, or every token is forbidden"
+def nothing_to_choose(logits: Float32Array) -> OndeviceError:
+    """The error where no token has a finite score: the model's fault if its logits are none, else the options'.
+
+    logits : float32[V], as the model computed them
+    """
+    if not math.isfinite(logits.max()):  # NaN where any logit is
+        return BundleCorruptError(
+            "the model computed NaN or infinity in place of logits: its weights, or the saved prefix that was loaded, "
+            "are damaged: export the bundle again"
+        )
+    return UsageError(
+        "no token can be chosen: every token is forbidden, or a logits processor returned NaN or infinity"
+    )
 
 
-def _argmax(scores: Float32Array) -> int:
+def _argmax(scores: Float32Array, logits: Float32Array) -> int:
+    """The token with the largest score, the first of equal ones; `logits` are what the scores were made from."""
     best = int(scores.argmax())
-    if not math.isfinite(scores[best]):  # NaN where any logit is
-        raise UsageError(NOTHING_TO_CHOOSE)
+    if not math.isfinite(scores[best]):  # NaN where any score is
+        raise nothing_to_choose(logits)
     return best
 
 

@@ -389,6 +389,8 @@ def select_nucleus(weights: Float64Array, top_p: float, mass: Float64Array, kept
             edge[inside] = edge[at]
             inside += digit(weights[edge[at]], shift) == last
         edges = inside
+    if not edges:  # the weights are no numbers
+        return 0
     # A token is kept while the mass before it falls short of what is needed.
     lightest = weights[edge[0]]
     ties = 1
@@ -470,8 +472,13 @@ class RowDraw:
             scores: float32[m].
             token_ids: int64[m], the token of each score; None for the whole vocabulary, in order.
             position: position in the sequence, which selects the noise.
-            most: number of tokens.
+            most: number of tokens, at least 1.
+
+        Raises:
+            ValueError: there is not one token for each score, or `most` is 0.
         """
+        if most < 1 or (token_ids is not None and len(token_ids) != len(scores)):
+            raise ValueError(f"{most} tokens cannot be chosen from these scores and tokens")
         if most not in self._results:
             self._results[most] = np.empty(most, np.intp), np.empty(most)
         tokens, values = self._results[most]

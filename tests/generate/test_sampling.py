@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ondevice.errors import UsageError
+from ondevice.errors import BundleCorruptError, UsageError
 from ondevice.generate import sampling_kernels
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling import Sampler
@@ -274,7 +274,7 @@ def test_there_is_no_guess_where_the_logits_make_no_sense(
     logits[:4] = row
     sampler = Sampler(SamplingOptions(**chosen))  # type: ignore[arg-type]
     assert sampler.guess(logits, None, [], []) == []
-    with pytest.raises(UsageError, match="no token can be chosen"):
+    with pytest.raises(BundleCorruptError, match="NaN or infinity in place of logits"):
         sampler.choose(logits, [])
 
 
@@ -333,8 +333,15 @@ def test_what_a_processor_returns_may_have_another_type(chosen: dict[str, Any]) 
 @pytest.mark.parametrize("chosen", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
 @pytest.mark.parametrize("row", [[-np.inf] * 4, [np.nan] * 4, [9, 8, np.nan, 7], [1, np.inf, 2, 3]], ids=str)
 def test_a_row_that_leaves_nothing_to_choose_is_an_error(chosen: dict[str, Any], row: list[float]) -> None:
-    with pytest.raises(UsageError, match="no token can be chosen"):
-        Sampler(SamplingOptions(**chosen)).choose(np.array(row, np.float32), [])
+    """The model's own, or that of a logits processor; a distribution has the same errors."""
+    options, given = SamplingOptions(**chosen), np.array(row, np.float32)
+    sampler, changing = Sampler(options), Sampler(options, [lambda logits, _: given])
+    for choose in (sampler.choose, sampler.distribution):
+        with pytest.raises(BundleCorruptError, match="NaN or infinity in place of logits"):
+            choose(given, [])
+    for choose in (changing.choose, changing.distribution):
+        with pytest.raises(UsageError, match="no token can be chosen"):
+            choose(np.zeros(4, np.float32), [])
 
 
 CHI_SQUARE_19_DF = 43.8

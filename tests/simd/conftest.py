@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -18,6 +18,7 @@ from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice_export import export
 from tests.conftest import MakePair, Once
 from tests.pairwise import pairwise_cases
+from tests.simd.hostile_forwards import write_all
 from tests.tiny_models import QUANTISED
 from tests.trained_models import TRAINED
 
@@ -47,6 +48,12 @@ def bundles(make_pair: MakePair, once: Once, kernels: None) -> dict[str, Bundle]
 
     directory = once("tiny", export_all)
     return {family: Bundle.open(directory / family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def hostile(once: Once, bundles: dict[str, Bundle]) -> Callable[[str], Path]:
+    """A function that returns the directory of a family's bundles and session files with hostile numbers."""
+    return lambda family: once(f"hostile-{family}", lambda directory: write_all(bundles[family].path, directory))
 
 
 @pytest.fixture(scope="session", params=FAMILIES)

@@ -1,14 +1,16 @@
 """Forwards of bundles and session files that hold hostile numbers, with all memory between guard bytes.
 
-`python -m tests.simd.hostile_forwards DIRECTORY` runs what `write_all` wrote there on this instruction set, and prints
-what came of each; it fails where a guard byte was written, or a draft step returned a token outside the vocabulary.
+`python -m tests.simd.hostile_forwards [--each-once] DIRECTORY...` runs what `write_all` wrote to directories, on this
+instruction set, and prints what came of it. It fails where a guard byte was written, or a token outside the vocabulary
+proposed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +21,7 @@ from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.errors import BundleCorruptError
+from ondevice.native import library
 from tests.guards import Guards
 from tests.hostile import MIXTURES, Change, hostile_bundle, hostile_session, numbers, patterns
 
@@ -51,6 +54,10 @@ BUNDLES: dict[str, Mapping[str, Change]] = {
 SESSIONS = ("nan", "inf", "-inf", "3e38", "denormal", "equal", *MIXTURES, "random")
 """What the rows of hostile session files hold."""
 
+NO_NUMBERS = ("k_norm of 3e38", "norms of 3e38", "layer scalars of 3e38", "scales of infinity in a table", "nan", "inf")
+"""Names of BUNDLES and kinds of SESSIONS with which no logit can be a number, if activations have scales of their own:
+those with a static scale are clamped, NaN too."""
+
 LOOKUPS = {
     "exact": None,
     "lookup": LookupSettings(keys=32, window=64, learn=64),
@@ -64,51 +71,56 @@ PROMPT = np.random.default_rng(0).integers(0, 384, 200).tolist()
 TREE = TokenTree(np.arange(12), np.array([-1, 0, 1, 2, 0, 4, 5, 1, -1, 8, 9, 10]))
 
 
+Run = tuple[KVCacheType, str, str]
+"""Type of the cache, kind of attention, and a name of BUNDLES or a kind of SESSIONS."""
+
+EVERY_RUN: list[Run] = list(product(get_args(KVCacheType), LOOKUPS, (*BUNDLES, *SESSIONS)))
+
+
+def each_once(first: int = 0) -> list[Run]:
+    """Every bundle and session once, with all caches and kinds of attention in turn from number `first` on."""
+    turns = cycle(product(get_args(KVCacheType), LOOKUPS))
+    return [(*turn, name) for turn, name in zip(islice(turns, first, None), (*BUNDLES, *SESSIONS), strict=False)]
+
+
 def write_all(bundle: Path, directory: Path) -> None:
-    """Write every bundle of BUNDLES to `directory/hostile/NAME`, and the bundle's own session files with rows of every
-    kind in SESSIONS to `directory/sessions/CACHE ATTENTION KIND`.
+    """Write to a directory what `run` runs: a link to the bundle, every one of BUNDLES, and session files of the bundle
+    with rows of every kind in SESSIONS.
     """
+    (directory / "bundle").symlink_to(bundle)
     for name, changes in BUNDLES.items():
-        hostile_bundle(bundle, directory / "hostile" / name, changes)
-    (directory / "sessions").mkdir()
+        hostile_bundle(bundle, directory / name, changes)
     for cache in get_args(KVCacheType):
         for attention, lookup in LOOKUPS.items():
             engine = SimdEngine(Bundle.open(bundle), 1, kv_cache=cache, lookup=lookup)
             session = engine.open_session()
             _extend(engine, session, PROMPT)
             for kind in SESSIONS:
-                path = directory / "sessions" / f"{cache} {attention} {kind}"
+                path = directory / f"{cache} {attention} {kind}"
                 session.save(path)
                 hostile_session(path, patterns(kind, "float16" if cache == "fp16" else "float32"))
             engine.close()
 
 
-def run_bundle(bundle: Path, cache: KVCacheType, attention: str) -> str:
-    """Run a prefill, a tree, draft steps and heads of a bundle.
+def run(directory: Path, cache: KVCacheType, attention: str, name: str) -> str:
+    """Load a bundle and run a prefill, or load a session; then run a tree, draft steps and heads.
 
     Returns:
-        "refused" if it is not loaded, else the share of its logits that are numbers, in percent.
+        "refused" if the bundle is not loaded, else the share of its logits that are numbers, in percent.
     """
-    guards = Guards()
+    guards, is_session = Guards(), name in SESSIONS
     with guards.around_all(), np.errstate(all="ignore"):
+        bundle = Bundle.open(directory / ("bundle" if is_session else name))
         try:
-            engine = SimdEngine(Bundle.open(bundle), 2, kv_cache=cache, lookup=LOOKUPS[attention])
+            engine = SimdEngine(bundle, 2, kv_cache=cache, lookup=LOOKUPS[attention])
         except BundleCorruptError:
             return "refused"
-        session = engine.open_session()
-        _extend(engine, session, PROMPT)
+        if is_session:
+            session = engine.load_session(directory / f"{cache} {attention} {name}")
+        else:
+            session = engine.open_session()
+            _extend(engine, session, PROMPT)
         share = _continued(engine, session)
-        engine.close()
-    guards.check()
-    return share
-
-
-def run_session(bundle: Path, path: Path, cache: KVCacheType, attention: str) -> str:
-    """Continue a session file; the result is that of `run_bundle`."""
-    guards = Guards()
-    with guards.around_all(), np.errstate(all="ignore"):
-        engine = SimdEngine(Bundle.open(bundle), 2, kv_cache=cache, lookup=LOOKUPS[attention])
-        share = _continued(engine, engine.load_session(path))
         engine.close()
     guards.check()
     return share
@@ -139,18 +151,11 @@ def _continued(engine: SimdEngine, session: SimdSession) -> str:
     return f"{100 * np.isfinite(logits).mean():.0f} %"
 
 
-def results(bundle: Path, directory: Path) -> Iterator[tuple[str, str]]:
-    """Run everything that `write_all` wrote; yields what was run and what came of it."""
-    for cache in get_args(KVCacheType):
-        for attention in LOOKUPS:
-            for name in BUNDLES:
-                path = directory / "hostile" / name
-                yield f"{cache}, {attention}: {name}", run_bundle(path, cache, attention)
-            for kind in SESSIONS:
-                path = directory / "sessions" / f"{cache} {attention} {kind}"
-                yield f"{cache}, {attention}: a session of {kind}", run_session(bundle, path, cache, attention)
-
-
 if __name__ == "__main__":
-    bundles = [Path(word) for word in sys.argv[1:]]
-    sys.stdout.write(json.dumps([dict(results(*bundles[at : at + 2])) for at in range(0, len(bundles), 2)]))
+    once, *directories = sys.argv[1:] if sys.argv[1] == "--each-once" else ["", *sys.argv[1:]]
+    found = {
+        f"{directory} {' '.join(each)}": run(Path(directory), *each)
+        for number, directory in enumerate(directories)
+        for each in (each_once(number) if once else EVERY_RUN)
+    }
+    sys.stdout.write(json.dumps({"set": library.choice().set, "found": found}))

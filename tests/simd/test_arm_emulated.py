@@ -21,6 +21,7 @@ from ondevice.bundle import Bundle
 from ondevice.native import shipping
 from tests.simd.conftest import AFFINE
 from tests.simd.generations import replies
+from tests.simd.hostile_forwards import each_once, run
 from tests.simd.outputs import digest
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def library_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return cache(lambda name: shipping.ship(name, "linux-aarch64", out))
 
 
-def emulated(library: Path, cpu: str, module: str, *bundles: Path) -> Any:
+def emulated(library: Path, cpu: str, module: str, *words: str | Path) -> Any:
     """The parsed output of a test module on an emulated ARM CPU: Cortex-A76 (Raspberry Pi 5), Cortex-A72 (Pi 4), or
     `max`, all that qemu emulates.
     """
@@ -52,7 +53,7 @@ def emulated(library: Path, cpu: str, module: str, *bundles: Path) -> Any:
         "PYTHONPATH": os.pathsep.join([str(system / "site"), str(ROOT)]),
     }
     emulator = [str(system / "qemu/usr/bin/qemu-aarch64-static"), "-cpu", cpu, "-L", str(system / "root")]
-    command = [*emulator, str(system / "root/usr/bin/python3.11"), "-m", module, *map(str, bundles)]
+    command = [*emulator, str(system / "root/usr/bin/python3.11"), "-m", module, *map(str, words)]
     return json.loads(subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
 
 
@@ -69,3 +70,17 @@ def test_every_drafter_generates_the_same_token_ids(
     library_of: Callable[[str], Path], tiny: Path, cpu: str, name: str
 ) -> None:
     assert emulated(library_of(name), cpu, "tests.simd.generations", tiny) == replies(tiny)
+
+
+def test_hostile_numbers_stay_in_their_memory(
+    library_of: Callable[[str], Path], hostile: Callable[[str], Path], cpu: str, name: str
+) -> None:
+    """The same logits are numbers as on this machine."""
+    directories = [hostile(family) for family in ("e2b", "26b")]
+    expected = {
+        f"{directory} {' '.join(each)}": run(directory, *each)
+        for number, directory in enumerate(directories)
+        for each in each_once(number)
+    }
+    answer = emulated(library_of(name), cpu, "tests.simd.hostile_forwards", "--each-once", *directories)
+    assert answer == {"set": name, "found": expected}

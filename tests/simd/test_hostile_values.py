@@ -6,7 +6,9 @@ mixtures, between guard bytes. Below, whole forwards run on bundles and session 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -28,10 +30,12 @@ from ondevice.engines.simd.kernels.steps.rows import best_of, shortlist
 from ondevice.engines.simd.pack_layout import PackLayout
 from tests.guards import Guards
 from tests.hostile import KINDS, filled
-from tests.simd import test_attention
+from tests.pairwise import pairwise
+from tests.simd import test_attention, test_projection
+from tests.simd.hostile_forwards import NO_NUMBERS, each_once, run
 from tests.simd.memory import cache_of
 from tests.simd.test_attention import HEAD_DIM
-from tests.simd.test_projection import NONE, Steps, pack_of, random_matrix, run
+from tests.simd.test_projection import NONE, Steps, pack_of, random_matrix
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -142,9 +146,7 @@ def assert_units(chosen: npt.NDArray[np.int64], most: int, first: int, stop: int
 
 @every_kind
 @pytest.mark.parametrize(("count", "top"), [(12, 1), (12, 5), (12, 12), (300, 8)])
-def test_the_best_are_different_and_among_those_that_there_are(
-    guards: Guards, kind: str, count: int, top: int
-) -> None:
+def test_the_best_are_different_and_among_those_that_there_are(guards: Guards, kind: str, count: int, top: int) -> None:
     for seed in range(10):
         scores, chosen = guards.copy(filled(kind, count, seed)), guards.full(top, -1, np.int64)
         best_of(scores.ctypes.data, count, chosen.ctypes.data, top)
@@ -188,7 +190,7 @@ def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: in
 
 # Codes of activations, of keys and of values.
 
-STEPS = [
+MATRICES = [
     (INT4, NONE),
     (INT8, NONE),
     *((BY_ROW[bits], Steps(step, step)) for bits in BY_ROW for step in (0.02, 1e-45, 3e38)),
@@ -197,27 +199,21 @@ STEPS = [
 ]
 
 
-@every_kind
-@pytest.mark.parametrize(("form", "steps"), STEPS, ids=str)
-@pytest.mark.parametrize("rows", [1, 5, 11])
+@pairwise(kind=KINDS, matrix=MATRICES, rows=[1, 5, 11])
 def test_activations_and_products_stay_in_their_arrays(
-    guards: Guards, kind: str, form: WeightFormat, steps: Steps, rows: int
+    guards: Guards, kind: str, matrix: tuple[WeightFormat, Steps], rows: int
 ) -> None:
     """Hostile activations times an ordinary matrix, and the other way round."""
-    rng = np.random.default_rng(rows)
-    matrix = random_matrix(rng, 32, 96, form, steps)
-    scales = filled(kind, matrix.scales.shape)
-    hostile = replace(matrix, scales=scales.astype(np.float16).astype(np.float32))
-    for each, x in ((matrix, filled(kind, (rows, 96))), (hostile, filled("equal", (rows, 96)))):
+    ordinary = random_matrix(np.random.default_rng(rows), 32, 96, *matrix)
+    hostile = replace(ordinary, scales=filled(kind, ordinary.scales.shape))
+    for each, x in ((ordinary, filled(kind, (rows, 96))), (hostile, filled("equal", (rows, 96)))):
         layout = PackLayout()
-        with guards.around_all():
+        with guards.around_all(), np.errstate(over="ignore"):
             packed = layout.add(each)
-            run(pack_of(layout), packed, x)
+            test_projection.run(pack_of(layout), packed, x)
 
 
-@pytest.mark.parametrize("form", [INT4, INT8], ids=lambda form: form.name)
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3e38])
-@pytest.mark.parametrize("rows", [1, 2, 4, 8, 11])
+@pairwise(form=[INT4, INT8], number=[np.nan, np.inf, -np.inf, 3e38], rows=[1, 2, 4, 8, 11])
 def test_a_row_with_a_number_that_has_no_code_becomes_nan(form: WeightFormat, number: float, rows: int) -> None:
     """Wherever in the row it stands; the other rows keep their bits."""
     rng = np.random.default_rng(rows)
@@ -226,12 +222,12 @@ def test_a_row_with_a_number_that_has_no_code_becomes_nan(form: WeightFormat, nu
     packed = layout.add(matrix)
     pack = pack_of(layout)
     x = rng.standard_normal((rows, 96)).astype(np.float32)
-    plain = run(pack, packed, x)
+    plain = test_projection.run(pack, packed, x)
     for place in (0, 15, 16, 31, 32, 63, 80, 95):
         row = place % rows
         bad = x.copy()
         bad[row, place] = number
-        found = run(pack, packed, bad)
+        found = test_projection.run(pack, packed, bad)
         assert np.isnan(found[row]).all()
         np.testing.assert_array_equal(np.delete(found, row, axis=0), np.delete(plain, row, axis=0))
 
@@ -251,9 +247,7 @@ def test_a_scale_of_the_int8_cache_is_nan_where_a_number_is_none(number: float) 
         assert np.isnan(quantize_head(x.ctypes.data, codes.ctypes.data, 64))
 
 
-@every_kind
-@pytest.mark.parametrize("cache", get_args(KVCacheType))
-@pytest.mark.parametrize("length", [40, 2500])
+@pairwise(kind=KINDS, cache=get_args(KVCacheType), length=[40, 2500])
 def test_attention_to_what_is_no_number_is_nan(guards: Guards, kind: str, cache: KVCacheType, length: int) -> None:
     """It is not left out: exact attention of a tree's rows over several parts of a cache that holds `kind` at the end
     of the first part, in keys or in values.
@@ -268,3 +262,21 @@ def test_attention_to_what_is_no_number_is_nan(guards: Guards, kind: str, cache:
             found = test_attention.run(query, cache_of(x, cache), tree, list(range(5)), length, window=5000)
         if np.isnan(x).any():
             assert np.isnan(found.values()).all()
+
+
+# Whole forwards.
+
+FAMILIES = ("e2b", "26b", "half")
+"""With a shortlist and per-layer embeddings, with experts, and trained quantised: every kind of step and of product."""
+
+RUNS = [(family, *run) for number, family in enumerate(FAMILIES) for run in each_once(number)]
+"""`test_instruction_sets.py` runs all caches and kinds of attention, on every instruction set."""
+
+
+@pytest.mark.parametrize(("family", "cache", "attention", "name"), RUNS)
+def test_a_forward_stays_in_its_memory(
+    hostile: Callable[[str], Path], family: str, cache: KVCacheType, attention: str, name: str
+) -> None:
+    found = run(hostile(family), cache, attention, name)
+    if name in NO_NUMBERS:
+        assert found == "0 %", "tokens without meaning in place of an error"

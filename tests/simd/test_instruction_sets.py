@@ -10,14 +10,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ondevice.bundle import Bundle
 from ondevice.native.features import native_features
-from ondevice.native.sets import PLATFORMS, SETS
+from ondevice.native.sets import PLATFORMS, SETS, best_set
 from tests.simd.conftest import AFFINE
+from tests.simd.hostile_forwards import NO_NUMBERS
 from tests.simd.outputs import digest
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +58,32 @@ def test_the_bits_are_this_machine_s_own(answers: dict[str, list[str]], compared
     if name not in answers:
         pytest.skip("this CPU does not have it")
     assert answers[name] == [digest(Bundle.open(path)) for path in compared]
+
+
+@pytest.fixture(scope="module")
+def hostile_answers(hostile: Callable[[str], Path]) -> Callable[[str], dict[str, str]]:
+    """A function: name of an instruction set -> what comes of all hostile bundles and session files on it."""
+    directories = [str(hostile(family)) for family in ("e2b", "26b", "half")]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "export"), os.environ.get("PYTHONPATH", "")])
+
+    def run(name: str) -> dict[str, str]:
+        environment = {**os.environ, "ONDEVICE_KERNELS": name, "PYTHONPATH": path}
+        command = [sys.executable, "-m", "tests.simd.hostile_forwards", *directories]
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+        answer = json.loads(done.stdout)
+        assert answer["set"] == name
+        found: dict[str, str] = answer["found"]
+        return found
+
+    return cache(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_numbers_stay_in_their_memory(hostile_answers: Callable[[str], dict[str, str]], name: str) -> None:
+    """With every kind of cache and attention; and the same logits are numbers on every instruction set."""
+    if not SETS[name].needed <= native_features():
+        pytest.skip("this CPU does not have it")
+    found = hostile_answers(name)
+    assert all(share == "0 %" for run, share in found.items() if run.endswith(NO_NUMBERS))
+    assert found == hostile_answers(best_set())

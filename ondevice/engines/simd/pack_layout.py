@@ -297,6 +297,7 @@ def _readable(matrix: Matrix) -> Matrix:
     scales = np.require(matrix.scales, np.float32, ["C", "A"])
     minimums = None if matrix.minimums is None else np.require(matrix.minimums, np.float32, ["C", "A"])
     if not matrix.format.group:
-        factor = np.float32(matrix.input_step or 1.0)
-        scales = scales * factor if matrix.format.quantised else np.ones((matrix.rows, 1), np.float32)
+        with np.errstate(over="ignore"):  # an infinite factor makes the logits NaN, and that is an error
+            factor = np.float32(matrix.input_step or 1.0)
+            scales = scales * factor if matrix.format.quantised else np.ones((matrix.rows, 1), np.float32)
     return dataclasses.replace(matrix, codes=codes, scales=scales, minimums=minimums)

@@ -148,13 +148,13 @@ class Tensors:
         return self._finite(name, self._view(tensor.offset, tensor.bytes, np.float32).reshape(tensor.shape))
 
     def integers(self, name: str, below: int) -> NDArray[np.int64]:
-        """An int64 vector.
+        """An int64 vector. It is a copy: kernels use its numbers as indices, and the mapped file may change.
 
         Raises:
             BundleCorruptError: it holds a number outside 0..below - 1.
         """
         tensor = self._table[name]
-        found: NDArray[np.int64] = self._view(tensor.offset, tensor.bytes, np.int64)
+        found: NDArray[np.int64] = self._view(tensor.offset, tensor.bytes, np.int64).copy()
         if found.min() < 0 or found.max() >= below:
             raise BundleCorruptError(f"tensor {name} holds numbers outside 0..{below - 1}: export the bundle again")
         return found
