@@ -32,6 +32,7 @@ from ondevice.cli.bench.tables import table
 from ondevice_export.checkpoint.models import checkpoint_shapes
 from ondevice_export.checkpoint.named_tensors import TensorNames
 from ondevice_export.families import read_target
+from ondevice_export.export_options import WEIGHT_FORMATS
 
 BOUND_GB = 1.5
 PREFIX = "model."
@@ -108,7 +109,7 @@ def measure(target: Path, out: Path, options: list[str]) -> Measurement:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("size", nargs="?", choices=TARGETS, default="E2B")
-    parser.add_argument("--quantize", default="int4", choices=("int4", "int8", "none"))
+    parser.add_argument("--quantize", default="int4", choices=tuple(WEIGHT_FORMATS))
     parser.add_argument("--dir", type=Path, help="where the checkpoint goes (default: the temporary directory)")
     parser.add_argument("--out", type=Path, help="where to leave the bundle (default: nowhere)")
     parser.add_argument("--zeros", action="store_true", help="weights of zero, which take no room")

@@ -1,9 +1,10 @@
 """The matrices of a forward alone: how near each shape comes to the machine's limits.
 
-    python -m benchmarks.projections BUNDLE [--rows 1 8 512] [--threads N] [--rounds 5]
+    python -m benchmarks.projections BUNDLE [OTHER ...] [--rows 1 8 512] [--threads N] [--rounds 5]
 
 All steps of one shape run together, without the steps between them in a forward. So matrices that fit into a cache are
-not read from memory, and for one row only the large ones are meaningful.
+not read from memory, and for one row only the large ones are meaningful. Bundles of one model in several formats are
+measured in turns; the last column is the time relative to that of the first one's matrices of the shape.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,45 +25,64 @@ from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, GROUPS4, GROUPS8, TILE
+from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, GROUPS4_AFFINE, IN_GROUPS, TILE
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import Gated, Project, from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
-Shape = tuple[int, int, int, bool]
-"""Inputs, outputs and bits of a matrix, and whether its weights have scales in groups."""
+
+class Shape(NamedTuple):
+    """Inputs and outputs of a matrix, and what the kind of product and the bits of its weights are."""
+
+    inputs: int
+    outputs: int
+    bits: int
+    product: int
+
+    @property
+    def format(self) -> str:
+        return f"int{self.bits}-affine" if self.product == GROUPS4_AFFINE else f"int{self.bits}"
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits per weight with the share of an fp16 scale and minimum."""
+        return self.bits + (self.product in IN_GROUPS) / 2 + (self.product == GROUPS4_AFFINE) / 2
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundles", type=Path, nargs="+", metavar="BUNDLE")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 512], metavar="N")
     parser.add_argument("--threads", type=int, default=machine.default_threads())
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    engine = SimdEngine(Bundle.open(arguments.bundle), arguments.threads)
-    session = engine.open_session()
-    steps = by_shape(engine._program.plan().steps)
-    taken = defaultdict(list)
+    engines = [SimdEngine(Bundle.open(path), arguments.threads) for path in arguments.bundles]
+    sessions = [engine.open_session() for engine in engines]
+    plans = [by_shape(engine._program.plan().steps) for engine in engines]
+    taken = defaultdict[tuple[int, int, Shape], list[float]](list)
     with RooflineMeasurement(arguments.threads) as measurement:
         for _ in range(arguments.rounds):
             measurement.read()
-            for rows in arguments.rows:
-                engine.forward([Rows(session, TokenTree.chain([1] * rows), [rows - 1])])  # numbers to work on
-                for shape, plan in steps.items():
+            for rows, (place, engine) in product(arguments.rows, enumerate(engines)):
+                chain = TokenTree.chain([1] * rows)
+                engine.forward([Rows(sessions[place], chain, [rows - 1])])  # numbers to work on
+                for shape, plan in plans[place].items():
                     started = time.perf_counter()
                     engine._program.pool._run(plan, engine._state.slots, arguments.threads)
-                    taken[rows, shape].append(time.perf_counter() - started)
+                    taken[rows, place, shape].append(time.perf_counter() - started)
     limits = measurement.median()
+    first = {(rows, *shape[:2]): median(seconds) for (rows, place, shape), seconds in taken.items() if not place}
     lines = []
-    for (rows, (inputs, outputs, bits, grouped)), seconds in taken.items():
-        plan, ms = steps[inputs, outputs, bits, grouped], 1e3 * median(seconds)
-        weights = inputs * outputs * len(plan)
+    for (rows, place, shape), seconds in sorted(taken.items(), key=lambda each: (each[0][0], *each[0][2][:2])):
+        count, ms = len(plans[place][shape]), 1e3 * median(seconds)
+        weights = shape.inputs * shape.outputs * count
         peak = 2 * weights * rows / limits.peak * 1e3 / ms
-        bandwidth = weights * (bits + grouped / 2) / 8 / limits.bandwidth * 1e3 / ms
-        size = f"{len(plan)} x {outputs} x {inputs}, int{bits}"
-        lines.append([str(rows), size, f"{ms:.2f}", f"{peak:.2f}", f"{bandwidth:.2f}"])
-    print(table(["rows", "matrices", "ms", "of dot-product peak", "of bandwidth"], lines, left={"matrices"}))
+        bandwidth = weights * shape.stored_bits / 8 / limits.bandwidth * 1e3 / ms
+        size = f"{count} x {shape.outputs} x {shape.inputs}, {shape.format}"
+        relative = f"{ms / 1e3 / first[rows, *shape[:2]]:.2f}" if (rows, *shape[:2]) in first else ""
+        lines.append([str(rows), size, f"{ms:.2f}", f"{peak:.2f}", f"{bandwidth:.2f}", relative])
+    headings = ["rows", "matrices", "ms", "of dot-product peak", "of bandwidth", "of the first"]
+    print(table(headings, lines, left={"matrices"}))
     print(f"\n{limits.bandwidth / 1e9:.1f} GB/s, {limits.peak / 1e9:.0f} GOPS, {arguments.threads} threads")
 
 
@@ -72,7 +94,7 @@ def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
         if isinstance(step, Project | Gated) and step.row_set == slots.ALL:
             tiles = step.tiles() if isinstance(step, Gated) else step.tiles
             bits = step.tile_bytes // (4 * TILE * step.blocks)
-            found[step.blocks * BLOCK, tiles * TILE, bits, step.product in (GROUPS4, GROUPS8)].append(row)
+            found[Shape(step.blocks * BLOCK, tiles * TILE, bits, step.product)].append(row)
     return {shape: np.array(steps) for shape, steps in found.items()}
 
 

@@ -1,6 +1,7 @@
 """A random bundle of the exact shapes of any Gemma 4, with its assistant, as `e2b_shape` writes E2B's.
 
-    python -m benchmarks.shape SIZE DIRECTORY [--head-bits 4] [--no-drafter] [--towers] [--layers N]
+    python -m benchmarks.shape SIZE DIRECTORY [--quantize int4-affine] [--head-bits 4] [--no-drafter] [--towers]
+        [--layers N]
 
 It goes through the exporter, matrix by matrix, so it takes no more memory than an export does. `--towers --layers 2
 --no-drafter` writes whole towers and little else, for `benchmarks.media --towers-only`.
@@ -24,7 +25,7 @@ from ondevice_export.bundle_writer import BundleWriter
 from ondevice_export.checkpoint.directory import Checkpoint
 from ondevice_export.checkpoint.models import DrafterCheckpoint, TargetCheckpoint
 from ondevice_export.checkpoint.source import Checkout
-from ondevice_export.export_options import ExportOptions
+from ondevice_export.export_options import WEIGHT_FORMATS, ExportOptions
 from ondevice_export.families.gemma4_assistant import read_drafter
 from ondevice_export.graph_files import GraphFiles
 from ondevice_export.manifest import make_manifest
@@ -53,12 +54,14 @@ def write_bundle(
     out: Path,
     head_bits: int = 8,
     *,
+    quantize: str = "int4",
     with_drafter: bool = True,
     towers: bool = False,
     layers: int | None = None,
 ) -> None:
     """Write the bundle, optionally with towers or only the last layers; an older one there is replaced."""
-    options = ExportOptions(drafter="auto" if with_drafter else "none", head_bits=head_bits)
+    drafted = "auto" if with_drafter else "none"
+    options = ExportOptions(drafter=drafted, quantize=quantize, head_bits=head_bits)
     with tempfile.TemporaryDirectory() as name, BundleWriter(out) as bundle:
         target = target_model(size, Path(name), layers)
         vision, audio = (VISION[size], AUDIO.get(size)) if towers else (None, None)
@@ -87,6 +90,7 @@ def main() -> None:
     parser.add_argument("size", choices=TARGETS)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--quantize", choices=WEIGHT_FORMATS, default="int4")
     parser.add_argument("--no-drafter", action="store_true")
     parser.add_argument(
         "--towers", action="store_true", help="with the vision tower, and the audio tower if it has one"
@@ -97,6 +101,7 @@ def main() -> None:
         arguments.size,
         arguments.directory,
         arguments.head_bits,
+        quantize=arguments.quantize,
         with_drafter=not arguments.no_drafter,
         towers=arguments.towers,
         layers=arguments.layers,

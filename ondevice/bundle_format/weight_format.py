@@ -44,8 +44,9 @@ class WeightFormat:
 
     @property
     def zero(self) -> int:
-        """The code of a zero weight, as MatMulNBits and GatherBlockQuantized assume for unsigned codes; 0 in an affine
-        format, where the minimum says what code 0 stands for."""
+        """The code of a zero weight, as MatMulNBits and GatherBlockQuantized assume for unsigned codes. In an affine
+        format, 0: the minimum is added to scale * code.
+        """
         return 0 if self.affine else 1 << (self.bits - 1)
 
     def bytes(self, weights: int) -> int:
@@ -57,8 +58,10 @@ class WeightFormat:
         return 0 if not self.quantised else width // self.group if self.group else 1
 
     def stored_bits(self, scale_bits: int) -> float:
-        """Bits per weight including its share of a scale of `scale_bits` bits, and of a minimum of as many bits. One
-        scale per row counts as none."""
+        """Bits per weight including its share of a scale of `scale_bits` bits, and of a minimum of as many.
+
+        One scale per row counts as none.
+        """
         return self.bits + (scale_bits * (2 if self.affine else 1) / self.group if self.group else 0)
 
     def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -6,10 +6,9 @@ Rows lie in groups of up to MOST_ROWS, the rows of one tile product. A form is a
 - GROUPS, with the code of a zero weight: [block][row] of ROW_BYTES, of which 40 are used: 32 int8 q, int32 start,
   float32 shift. A row's block has its own scale 2**e; `tiles` explains start and shift. With SUMS in place of the code,
   for weights with minimums, float32 sum = 2**e * sum(q) takes the place of start, which would equal the bits of shift
-  because the zero code is 0. On instruction sets
-  that multiply pairs of rows, groups of PAIRED_ROWS or more are [block][pair]: int8 q[4][2][8], int32 start[2][2],
-  float32 shift[2][2], the last dimension but for q being the row, and q in the order of `formats.paired_codes`. A last
-  single row has that order too, q[4][8].
+  because the zero code is 0. On instruction sets that multiply pairs of rows, groups of PAIRED_ROWS or more are
+  [block][pair]: int8 q[4][2][8], int32 start[2][2], float32 shift[2][2], the last dimension but for q being the row,
+  and q in the order of `formats.paired_codes`. A last single row has that order too, q[4][8].
 - STEPS, with the bits of a float32 step s, the same for all rows: int8 codes clamp(round(x / s), -128, 127) as
   [block][row][32], then int32 sums of the codes [row][block], then the sums of whole rows [row], which `sum_codes`
   writes.
