@@ -31,8 +31,8 @@ from ondevice.bundle_format.tensor_table import Shapes
 from ondevice.cli.bench.tables import table
 from ondevice_export.checkpoint.models import checkpoint_shapes
 from ondevice_export.checkpoint.named_tensors import TensorNames
-from ondevice_export.families import read_target
 from ondevice_export.export_options import WEIGHT_FORMATS
+from ondevice_export.families import read_target
 
 BOUND_GB = 1.5
 PREFIX = "model."

@@ -33,8 +33,8 @@ _AFFINE_SPANS = np.array(
 )
 """Candidates: codes between a block's smallest and largest weight, and the code of the smallest.
 
-Beyond 0..15, weights at the ends share a code. On normally distributed weights, the squared error is 0.81 of that of the
-first candidate without a fit, llama.cpp's rule for Q4_1 (`tests/export/test_quantize.py`).
+Beyond 0..15, weights at the ends share a code. On normally distributed weights, the squared error is 0.81 of that of
+the first candidate without a fit, llama.cpp's rule for Q4_1 (`tests/export/test_quantize.py`).
 """
 
 
