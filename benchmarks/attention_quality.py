@@ -263,7 +263,7 @@ def main() -> None:
     path = bundle.file(TOKENIZER)
     if path is None:
         raise SystemExit("this bundle has no tokenizer")
-    tokenizer, length = Tokenizer.from_file(path, bundle.manifest.bos_token_id), bundle.manifest.target.context_length
+    tokenizer, length = Tokenizer.from_file(path, bundle.manifest.first_token_id), bundle.manifest.target.context_length
     texts = read_texts(arguments.text, tokenizer, min(length, LONGEST), arguments.sequences)
     print(compare(bundle, texts, arguments.threads))
     if bundle.manifest.drafter is not None:

@@ -109,7 +109,7 @@ def quality(bundle: Bundle, threads: int, texts: Sequence[str]) -> str:
     path = bundle.file(TOKENIZER)
     if path is None:
         raise SystemExit("this bundle has no tokenizer: leave --text out")
-    tokenizer = Tokenizer.from_file(path, bundle.manifest.bos_token_id)
+    tokenizer = Tokenizer.from_file(path, bundle.manifest.first_token_id)
     sessions = {kind: SimdEngine(bundle, threads, kv_cache=kind).open_session() for kind in TYPES}
     most = sessions["fp16"].engine.context_length
     parts = [ids[i : i + most] for ids in map(tokenizer.encode, texts) for i in range(0, len(ids), most)]

@@ -27,9 +27,8 @@ from ondevice.native.sets import PARTS as PARTS_OF_KERNELS
 from ondevice.preparation import Preparation
 from ondevice_export import export
 from tests.guards import Guards
-from tests.tiny_models import save_pair
+from tests.tiny_models import save
 from tests.toy_engine import Clock
-from tests.trained_models import TRAINED, save_trained_pair
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "models" / "reference"
@@ -182,7 +181,9 @@ MakePair = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def make_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakePair:
-    """A function that makes a directory with a family's tiny target, drafter and heads, or copies `--tiny-models`."""
+    """A function that makes a directory with a family's tiny target, and for Gemma 4 its drafter and heads; or copies
+    `--tiny-models`.
+    """
     saved: str | None = request.config.getoption("--tiny-models")
 
     def make(family: str) -> Path:
@@ -190,7 +191,7 @@ def make_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         if saved:
             shutil.copytree(Path(saved, family), directory, dirs_exist_ok=True)
         else:
-            (save_trained_pair if family in TRAINED else save_pair)(directory, family)
+            save(family, directory)
         return directory
 
     return make

@@ -342,10 +342,22 @@ def _add_vision_tensors(path: Path) -> None:
     save_file(tensors, path)
 
 
-if __name__ == "__main__":
+def save(name: str, directory: Path) -> None:
+    """Save a pair of Gemma 4, one that was trained quantised, or the target of another family."""
+    from tests import tiny_families
     from tests.trained_models import TRAINED, save_trained_pair
 
-    for each in (*QUANTISED, *SEEING):
-        save_pair(Path(sys.argv[1]) / each, each)
-    for each in TRAINED:
-        save_trained_pair(Path(sys.argv[1]) / each, each)
+    if name in tiny_families.FAMILIES:
+        tiny_families.save_family(directory / "target", name)
+    elif name in TRAINED:
+        save_trained_pair(directory, name)
+    else:
+        save_pair(directory, name)
+
+
+if __name__ == "__main__":
+    from tests import tiny_families
+    from tests.trained_models import TRAINED
+
+    for each in (*QUANTISED, *SEEING, *TRAINED, *tiny_families.FAMILIES):
+        save(each, Path(sys.argv[1]) / each)

@@ -22,6 +22,7 @@ from ondevice_export.checkpoint.source import default_name
 from ondevice_export.export_options import ExportOptions
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from ondevice_export.quantize import BLOCK
+from ondevice_export.text_files import adds_bos, turn_ends
 
 _TOOLS = ("onnx", "onnx-ir", "numpy", "numba")
 
@@ -48,21 +49,22 @@ def make_manifest(
     Raises:
         CheckpointError: the manifest would be invalid, for instance because a token id is outside the vocabulary.
     """
-    config, token_ids = target.config, dict(target.token_ids)
-    generation = _generation(target.checkout.directory)
+    config, token_ids, directory = target.config, dict(target.token_ids), target.checkout.directory
+    generation = _generation(directory)
     token_ids |= {name: generation[name] for name in token_ids if generation.get(name)}
     sources = {"target": _source(target)}
     if drafter is not None:
         sources["drafter"] = _source(drafter)
     if heads is not None:
         sources["heads"] = Source(heads.checkout.id, heads.checkout.revision)
+    bos = _single(token_ids["bos_token_id"])
     made = Manifest(
         family=target.family,
         name=default_name(target.checkout),
         target=config,
         drafter=None if drafter is None else _drafter(drafter),
-        bos_token_id=_single(token_ids["bos_token_id"]),
-        eos_token_ids=tuple(_several(token_ids["eos_token_id"])),
+        bos_token_id=bos,
+        eos_token_ids=tuple(dict.fromkeys([*_several(token_ids["eos_token_id"]), *turn_ends(directory)])),
         pad_token_id=_single(token_ids["pad_token_id"]),
         quantization=_quantization(target, options),
         sources=sources,
@@ -70,6 +72,7 @@ def make_manifest(
         heads=() if heads is None else heads.heads,
         vision=target.vision,
         audio=target.audio,
+        add_bos=adds_bos(directory, bos, default=target.token_ids.get("add_bos_token")),
     )
     try:
         made.check()

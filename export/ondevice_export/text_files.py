@@ -55,6 +55,50 @@ def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
             raise CheckpointError(f"{source}: the chat template holds half a surrogate pair: it is damaged") from error
 
 
+def adds_bos(source: Path, bos: int | None, *, default: bool | None) -> bool:
+    """Whether texts begin with the token `bos`.
+
+    Args:
+        source: the checkpoint's directory.
+        bos: the token, None if there is none.
+        default: the family's rule, where `tokenizer_config.json` says nothing; None to follow `tokenizer.json`.
+    """
+    path = source / "tokenizer_config.json"
+    said = read_json(path).get("add_bos_token") if path.is_file() else None
+    said = said if isinstance(said, bool) else default
+    if said is not None or bos is None or not (source / TOKENIZER).is_file():
+        return bos is not None and said is not False
+    try:
+        return Tokenizer.from_file(source / TOKENIZER).encode("a")[:1] == [bos]
+    except BundleCorruptError:  # loading the bundle reports it
+        return True
+
+
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+"""Tokens that end a turn of a chat in the templates of published models."""
+
+
+def turn_ends(source: Path) -> list[int]:
+    """Ids of the tokens that end a turn in the checkpoint's chat template.
+
+    Some checkpoints name the end of a text only in `eos_token_id`, and a reply would go on with a turn of the user.
+    """
+    template = _template(source)
+    if template is None or not (source / TOKENIZER).is_file():
+        return []
+    try:
+        tokens = Tokenizer.from_file(source / TOKENIZER).control_texts
+    except BundleCorruptError:  # loading the bundle reports it
+        return []
+    return [number for number, text in tokens.items() if text in TURN_ENDS and text in template]
+
+
+def _template(source: Path) -> str | None:
+    """The checkpoint's chat template; None if it has none."""
+    path = source / CHAT_TEMPLATE
+    return path.read_text("utf-8", "replace") if path.is_file() else _configured_template(source)
+
+
 def _configured_template(source: Path) -> str | None:
     """The chat template in `tokenizer_config.json`, whose field is a string or a list of named templates."""
     path = source / "tokenizer_config.json"

@@ -154,7 +154,7 @@ def read_prompts(bundle_path: Path, path: Path | None) -> list[list[int]]:
     tokenizer_path = bundle.file(TOKENIZER)
     if tokenizer_path is None:
         raise PromptError("--verify needs a tokenizer, and the checkpoint has no tokenizer.json")
-    tokenizer = Tokenizer.from_file(tokenizer_path, bundle.manifest.bos_token_id)
+    tokenizer = Tokenizer.from_file(tokenizer_path, bundle.manifest.first_token_id)
     texts = [prompt for prompt in load_prompts(path, None, as_chat=False) if isinstance(prompt, str)]
     return [tokenizer.encode(text) for text in texts]
 

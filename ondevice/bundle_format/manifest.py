@@ -90,6 +90,7 @@ class Manifest:
     target: Target
     drafter: DrafterEntry | None
     bos_token_id: int | None
+    """The token that begins a text. Chat templates write it themselves."""
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
     quantization: Quantization
@@ -103,6 +104,8 @@ class Manifest:
     """The vision tower; None if the bundle reads no pictures, and `bundle.json` then has no such field."""
     audio: AudioEntry | None = None
     """The audio tower; None if the bundle hears nothing, as for `vision`."""
+    add_bos: bool = True
+    """Whether `bos_token_id` is put in front of a text that no chat template has rendered."""
     schema: int = SCHEMA
     sha256: str | None = None
     """Value of `digest()` when the file was written; None if unknown, as before the file is written."""
@@ -111,6 +114,11 @@ class Manifest:
         """sha256 of all fields except `sha256`; it does not depend on how the file is formatted."""
         data = _fields(dataclasses.replace(self, sha256=None))
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def first_token_id(self) -> int | None:
+        """The token that is put in front of a text that no chat template has rendered; None for none."""
+        return self.bos_token_id if self.add_bos else None
 
     @property
     def size(self) -> int:

@@ -40,7 +40,7 @@ class TextCodec:
         if path is None:
             return
         manifest = bundle.manifest
-        self.tokenizer = tokenizer = Tokenizer.from_file(path, manifest.bos_token_id)
+        self.tokenizer = tokenizer = Tokenizer.from_file(path, manifest.first_token_id)
         eos = manifest.eos_token_ids[0] if manifest.eos_token_ids else None
         names = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
         special = {name: tokenizer.text_of(token) for name, token in names.items()}

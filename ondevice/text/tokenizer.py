@@ -19,7 +19,7 @@ class Tokenizer:
 
     Args:
         backend: the tokenizer of the `tokenizers` package.
-        bos_token_id: the token that starts every sequence, or None if the model has none.
+        bos_token_id: the token that is put in front of every text, or None for none.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, bos_token_id: int | None = None) -> None:

@@ -49,7 +49,7 @@ class TargetCheckpoint:
     shapes: Shapes
     """By the names in the checkpoint."""
     token_ids: Mapping[str, Any]
-    """The fields `bos_token_id`, `eos_token_id` and `pad_token_id` of the configuration, unchecked."""
+    """`bos_token_id`, `eos_token_id`, `pad_token_id` and `add_bos_token` of the configuration, unchecked."""
     modules: QuantizedModules | None = None
     """The quantised modules; None unless the checkpoint was trained quantised."""
     vision: VisionEntry | None = None

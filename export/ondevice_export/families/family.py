@@ -55,8 +55,9 @@ class Config(Fields):
 
     @property
     def token_ids(self) -> dict[str, Any]:
-        """The fields `bos_token_id`, `eos_token_id` and `pad_token_id`, unchecked."""
-        return {name: self.data.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        """The fields `bos_token_id`, `eos_token_id`, `pad_token_id` and `add_bos_token`, unchecked."""
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "add_bos_token")
+        return {name: self.data.get(name) for name in names}
 
     def rope(self, kind: str) -> Fields:
         return self.mapping("rope_parameters", {}).mapping(kind, {})

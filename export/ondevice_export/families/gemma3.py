@@ -41,6 +41,7 @@ _DEFAULTS = {
     "bos_token_id": 2,
     "eos_token_id": 1,
     "pad_token_id": 0,
+    "add_bos_token": True,
 }
 
 FAMILIES = (

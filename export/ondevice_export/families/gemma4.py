@@ -133,6 +133,7 @@ DEFAULTS: dict[str, Any] = {
     "bos_token_id": 2,
     "eos_token_id": 1,
     "pad_token_id": 0,
+    "add_bos_token": True,
 }
 UNIFIED: dict[str, Any] = {
     **DEFAULTS,

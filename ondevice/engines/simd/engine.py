@@ -119,7 +119,7 @@ class SimdEngine:
             VIEWS[kind],
             UNITS[kind],
         )
-        index = None if self._lookup is None else KeyIndex(self._lookup, program.looked_up)
+        index = KeyIndex(self._lookup, program.looked_up) if self._lookup and program.looked_up else None
         drafts, drafter = None, program.models.drafter
         if program.drafter is not None and drafter is not None:
             drafts = DraftState(program.drafter, drafter.config.frequencies(), BITS[kind])
@@ -235,7 +235,7 @@ class SimdSession(CachedSequence):
         Args:
             engine, caches: as in `CachedSequence`.
             record: the sequence's record for the kernels.
-            index: the codes of its keys; None if attention is exact.
+            index: the codes of its keys; None if all attention is exact.
             drafts: the drafter's state, if there is one. If it were made in a generation's first draft step, which is
                 timed, this would take three times as long.
             heads: the states of heads, by kind.

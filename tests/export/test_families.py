@@ -1,0 +1,272 @@
+"""Families other than Gemma 4: float32 graphs against transformers, both spellings of config.json, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+from ondevice.bundle import Bundle
+from ondevice.bundle_format.decoder import Block, Layer
+from ondevice.engines.ort import OrtEngine
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.errors import CheckpointError
+from ondevice_export import export, families
+from ondevice_export.checkpoint.rope import rotary
+from ondevice_export.families.family import Config, Family, attention, feed_forward
+from tests.tiny_families import CONTEXT, FAMILIES, VOCAB, WINDOW, older_spelling, save_family
+
+PROMPT = np.random.default_rng(0).integers(0, VOCAB, 3 * WINDOW + 5).tolist()
+
+
+def logits_of(bundle: Path) -> np.ndarray:
+    """Logits at every position of the prompt, with a single row and a chunk behind a first chunk."""
+    engine = OrtEngine(Bundle.open(bundle), threads=1)
+    session, found, start = engine.open_session(), [], 0
+    for stop in (20, 21, len(PROMPT)):
+        count = stop - start
+        [outputs] = engine.forward([Rows(session, TokenTree.chain(PROMPT[start:stop]), range(count))])
+        session.commit(range(count))
+        found.append(outputs.logits.copy())
+        start = stop
+    engine.close()
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32_equals_transformers(name: str, tmp_path: Path) -> None:
+    model = save_family(tmp_path / "model", name, older=True)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0].numpy()
+    found = logits_of(export(tmp_path / "model", tmp_path / "bundle", quantize="none"))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_both_spellings_are_one_decoder(name: str, tmp_path: Path) -> None:
+    save_family(tmp_path / "model", name)
+    newer = json.loads((tmp_path / "model" / "config.json").read_text())
+    older = older_spelling(json.loads(json.dumps(newer)))
+    assert older.get("text_config", older)["rope_theta"]
+    assert families.read_target(newer, "newer").target == families.read_target(older, "older").target
+
+
+def test_layers_differ_as_the_configuration_says(tmp_path: Path) -> None:
+    windows = {}
+    for name in ("smollm2", "mistral", "mistral-full", "ministral", "gemma3", "smollm3"):
+        save_family(tmp_path / name, name)
+        target = families.read_target(json.loads((tmp_path / name / "config.json").read_text()), name).target
+        windows[name] = [layer.attention.window for layer in target.layers]
+        if name == "smollm3":
+            assert [layer.attention.rotary for layer in target.layers] == [0, None, 0, None]
+        elif name == "gemma3":
+            assert [layer.attention.rotary for layer in target.layers] == [0, 1, 0]
+            assert {layer.attention.scale for layer in target.layers} == {48**-0.5}
+    assert windows["smollm2"] == windows["mistral-full"] == [None] * 3
+    assert windows["mistral"] == [WINDOW] * 3
+    assert windows["ministral"] == [None, WINDOW, WINDOW]
+    assert windows["gemma3"] == [WINDOW, None, WINDOW]
+
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False, "beta_fast": 16},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "mscale": 0.7, "mscale_all_dim": 1},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "attention_factor": 1.5},
+    {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + index / 64 for index in range(64)],
+        "long_factor": [4.0] * 64,
+        "original_max_position_embeddings": 4096,
+    },
+]
+
+
+@pytest.mark.parametrize("parameters", ROPES, ids=lambda each: each["rope_type"])
+def test_rotary_embeddings_are_those_of_transformers(parameters: dict[str, Any]) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_theta": 500_000.0, **parameters}
+    found = rotary(families.family.Fields(parameters, "config.json"), 128, 16_384)
+    if parameters["rope_type"] == "default":
+        expected, factor = 1.0 / 500_000.0 ** (np.arange(0, 128, 2) / 128), 1.0
+    else:
+        config = LlamaConfig(
+            head_dim=128, hidden_size=256, num_attention_heads=2, max_position_embeddings=16_384,
+            rope_parameters=dict(parameters),
+        )  # fmt: skip
+        tensor, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+        expected = tensor.numpy()
+    np.testing.assert_allclose(found.frequencies, expected, rtol=2e-6)
+    assert found.factor == pytest.approx(factor)
+
+
+def test_a_longrope_ends_where_its_frequencies_change() -> None:
+    parameters = {**ROPES[-1], "rope_theta": 10_000.0, "short_factor": [1.0] * 16}
+    config = {**CONFIG, "max_position_embeddings": 16_384, "rope_parameters": parameters}
+    assert families.read_target(config, "config.json").target.context_length == 4096
+
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+}
+
+
+def test_a_small_configuration_takes_the_defaults_of_its_class() -> None:
+    target = families.read_target(CONFIG, "config.json").target
+    own = target.layers[0].attention
+    assert (own.heads, own.kv_heads, own.head_dim, own.scale, target.tied) == (3, 3, 32, 32**-0.5, False)
+    assert target.context_length == LlamaConfig().max_position_embeddings
+    assert target.norm_eps == LlamaConfig().rms_norm_eps
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"architectures": ["Gemma3nForConditionalGeneration"]},
+            "architecture 'Gemma3nForConditionalGeneration' is not",
+        ),
+        ({"architectures": ["Gemma4AssistantForCausalLM"]}, "this is a drafter, pass it with --drafter"),
+        ({"architectures": ["MixtralForCausalLM"]}, "supported: Gemma4"),
+        ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+        ({"use_bidirectional_attention": True}, "bidirectional attention"),
+        ({"hidden_act": "relu2"}, "activation 'relu2' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor is no list of 16"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads"),
+        ({"head_dim": 33}, "a head of 33 numbers"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types does not name 2"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
+        ({"no_rope_layers": [1]}, "no_rope_layers has not one number for each layer"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
+    ],
+)
+def test_what_is_not_supported_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(CheckpointError, match=words) as caught:
+        export(tmp_path, tmp_path.parent / "bundle")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:
+    """Qwen2's biases in a checkpoint that says it is a Llama would be left out otherwise."""
+    save_family(tmp_path / "model", "qwen2")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(CheckpointError, match=r"_proj\.bias has no place"):
+        export(tmp_path / "model", tmp_path / "bundle")
+
+
+def test_norms_that_have_their_offset_already(tmp_path: Path) -> None:
+    """GGUF files store 1 + w; their configuration says so."""
+    from safetensors.numpy import load_file, save_file
+
+    save_family(tmp_path / "model", "gemma3")
+    expected = logits_of(export(tmp_path / "model", tmp_path / "before", quantize="none"))
+    weights = tmp_path / "model" / "model.safetensors"
+    tensors = {name: value + ("norm" in name) for name, value in load_file(weights).items()}
+    save_file({name: value.astype(np.float32) for name, value in tensors.items()}, weights)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "norm_offset": 0}))
+    np.testing.assert_array_equal(logits_of(export(tmp_path / "model", tmp_path / "after", quantize="none")), expected)
+
+
+# A family that does not exist, added as CONTRIBUTING.md says: a Llama with norms behind its blocks and GELU.
+
+
+def olm_layer(config: Config, index: int) -> Layer:
+    return Layer(
+        (
+            Block(attention(config, index, bias=config.flag("qkv_bias")), norm_in=False, norm_out=True),
+            Block(feed_forward(config), norm_in=True, norm_out=False),
+        )
+    )
+
+
+OLM = Family(
+    name="olm",
+    architectures=("OlmForCausalLM",),
+    defaults={"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": 1e-5, "rope_theta": 5_000.0},
+    layer=olm_layer,
+    names={
+        "post_attention_layernorm.weight": "attn_out_norm.weight",
+        "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    },
+)
+
+
+class OlmLayer(torch.nn.Module):
+    """`transformers`' Llama layer with another order of norms."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.attn_out_norm, self.ffn_norm = layer.input_layernorm, layer.post_attention_layernorm
+
+    def forward(self, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+        hidden = hidden + self.attn_out_norm(self.self_attn(hidden_states=hidden, **options)[0])
+        return hidden + self.mlp(self.ffn_norm(hidden))
+
+
+def test_a_new_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {
+        **{name: value for name, value in CONFIG.items() if name != "architectures"},
+        "max_position_embeddings": CONTEXT,
+        "hidden_act": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0},
+    }
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**fields)).eval()
+    model.model.layers = torch.nn.ModuleList([OlmLayer(layer) for layer in model.model.layers])
+    with torch.no_grad():
+        for value in model.parameters():
+            value.uniform_(0.5, 1.5) if value.dim() == 1 else value.normal_(0.0, 0.1)
+        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0].numpy()
+    model.save_pretrained(tmp_path / "model")
+    own = {name: value for name, value in fields.items() if name not in ("hidden_act", "rope_parameters")}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"architectures": ["OlmForCausalLM"], **own}))
+    with pytest.raises(CheckpointError, match="'OlmForCausalLM' is not supported"):
+        export(tmp_path / "model", tmp_path / "bundle", quantize="none")
+    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, OLM))
+    found = logits_of(export(tmp_path / "model", tmp_path / "bundle", quantize="none"))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3"])
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    """Of the fields that a config.json may leave out. A window that is off has no size there."""
+    [family] = [family for family in families.FAMILIES if family.name == name]
+    config = AutoConfig.for_model({"gemma3": "gemma3_text"}.get(name, name))
+    compared = [field for field in family.defaults if hasattr(config, field) and field != "sliding_window"]
+    assert len(compared) >= 6
+    assert {field: getattr(config, field) for field in compared} == {
+        field: family.defaults[field] for field in compared
+    }
