@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
@@ -30,6 +31,15 @@ _UNMAPPED = {
 """Names that the gguf package does not map: of a layer, or of a drafter."""
 STILL = 1e30
 """Divisor of the frequencies without rotation."""
+
+
+def random_model(model: Any) -> Any:
+    """The model with norms and biases away from 0 and 1."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, 0.3, 0.2)
+    return model.eval()
 
 
 def state_of(model: Any) -> dict[str, NDArray[np.float32]]:

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from ondevice.errors import CheckpointError
 from ondevice_export.gguf.checkpoint import GgufCheckpoint
-from tests.gguf.files_made import CONTEXT, WINDOW, gemma4_divisors, state_of, write_gguf
+from tests.gguf.files_made import CONTEXT, WINDOW, gemma4_divisors, random_model, state_of, write_gguf
 from tests.published import published
 from tests.tiny_models import save_drafter, save_target
 
@@ -30,17 +30,8 @@ _SIZES = {
 }
 
 
-def _random(model: Any) -> Any:
-    """The model with norms and biases away from 0 and 1."""
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, 0.3, 0.2)
-    return model.eval()
-
-
 def _llama(**fields: Any) -> Any:
-    return _random(
+    return random_model(
         transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, "num_hidden_layers": 2, **fields}))
     )
 
@@ -50,12 +41,12 @@ def _made(name: str) -> Any:
     if name == "llama":
         return _llama(tie_word_embeddings=False)
     if name == "qwen2":
-        return _random(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_SIZES, num_hidden_layers=2)))
+        return random_model(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_SIZES, num_hidden_layers=2)))
     if name == "qwen3":
         config = transformers.Qwen3Config(**_SIZES, num_hidden_layers=2, tie_word_embeddings=True)
-        return _random(transformers.Qwen3ForCausalLM(config))
+        return random_model(transformers.Qwen3ForCausalLM(config))
     config = transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, query_pre_attn_scalar=32)
-    return _random(transformers.Gemma3ForCausalLM(config))
+    return random_model(transformers.Gemma3ForCausalLM(config))
 
 
 def _written(path: Path, architecture: str, model: Any, **options: Any) -> GgufCheckpoint:

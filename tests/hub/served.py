@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -67,6 +68,14 @@ def serving() -> Iterator[Hub]:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        """As GET, without the content: what huggingface_hub asks before a download."""
+        content = self.hub.files.get(unquote(self.path))
+        about = {"X-Repo-Commit": self.hub.commit}
+        if content is not None:
+            about |= {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Content-Length": str(len(content))}
+        self._answer(404 if content is None else 200, about)
 
     def do_GET(self) -> None:
         hub, path = self.hub, unquote(self.path)
