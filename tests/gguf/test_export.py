@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 import ondevice
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import Tensor
+from ondevice.engines.choice import EngineName
 from ondevice.errors import CheckpointError, PairMismatchError, UsageError
 from ondevice_export import export
 from ondevice_export.checkpoint.source import default_name, locate
@@ -120,7 +120,7 @@ def test_types_without_a_format_become_int8(llama: tuple[Path, Any], tmp_path: P
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_both_engines_run_it_with_its_tokenizer(
-    llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: str, kernels: None
+    llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
 ) -> None:
     path = _file(llama, Kind[kind])
     bundle = export(path, tmp_path / "bundle")
@@ -143,7 +143,7 @@ def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, archit
         "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
     }
     made, configured = classes[architecture]
-    fields = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
+    fields: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_hidden_layers": 7, "max_position_embeddings": 256}
     if architecture != "qwen2":
         fields["head_dim"] = 32
     if architecture == "gemma3":
@@ -185,9 +185,9 @@ def test_a_gemma_4_pair(tmp_path: Path, family: str) -> None:
     found = Bundle.open(own).manifest.drafter
     assert found is not None
     assert found.shortlist is None
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(files[1].read_bytes().replace(b"_length_out\x04\0\0\0\x40", b"_length_out\x04\0\0\0\x20"))
     with pytest.raises(PairMismatchError, match="hidden size"):
-        wrong = tmp_path / "wrong.gguf"
-        wrong.write_bytes(files[1].read_bytes().replace(b"_length_out\x04\0\0\0\x40", b"_length_out\x04\0\0\0\x20"))
         export(files[0], tmp_path / "pair", drafter=str(wrong))
 
 
@@ -252,11 +252,7 @@ def test_the_hub_is_asked_for_one_file(llama: tuple[Path, Any], tmp_path: Path) 
             (repository / name).write_bytes(path.read_bytes() if name == path.name else b"large")
         hub.commit = "c0ffee" * 6 + "beef"
         hub.offer("org/repo", repository)
-        names = [{"rfilename": name} for name in sorted(os.listdir(repository))]
-        about = json.dumps({"id": "org/repo", "sha": hub.commit, "siblings": names}).encode()
-        for revision in ("main", hub.commit):
-            hub.files[f"/api/models/org/repo/revision/{revision}"] = about
-        hub.files["/api/models/org/repo"] = about
+        hub.describe("org/repo", repository)
         environment = {
             **os.environ,
             "HF_ENDPOINT": hub.url,
@@ -282,8 +278,7 @@ def test_the_hub_is_asked_for_one_file(llama: tuple[Path, Any], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_published_files_in_float32_are_transformers(name: str, tmp_path: Path) -> None:
-    """Logits within 1e-3, and the formats that the default keeps."""
+def test_published_files_in_float32_write_what_transformers_writes(name: str, tmp_path: Path) -> None:
     path = published(name)
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     bundle = export(path, tmp_path / "bundle", quantize="none")
@@ -293,4 +288,4 @@ def test_published_files_in_float32_are_transformers(name: str, tmp_path: Path) 
     assert ids[0] == 2 or name == "smollm2"
     with torch.no_grad():
         expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
-    assert found == expected[: len(found)]
+    assert list(found) == expected[: len(found)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -39,6 +40,19 @@ class Hub:
                 for named in (revision, self.commit):
                     key = f"/{repository}/resolve/{named}/{path.relative_to(directory).as_posix()}"
                     self.files[key] = path.read_bytes()
+
+    def describe(self, repository: str, directory: Path) -> None:
+        """What huggingface_hub asks about a repository before it downloads files."""
+        names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+        about = {"id": repository, "sha": self.commit, "siblings": [{"rfilename": name} for name in names]}
+        tree = [
+            {"type": "file", "path": name, "oid": self.commit, "size": (directory / name).stat().st_size}
+            for name in names
+        ]
+        for revision in ("main", self.commit):
+            address = f"/api/models/{repository}"
+            self.files[f"{address}/revision/{revision}"] = json.dumps(about).encode()
+            self.files[f"{address}/tree/{revision}?recursive=true&expand=false"] = json.dumps(tree).encode()
 
     def asked(self, name: str) -> list[str | None]:
         """The ranges that a file was asked for."""
