@@ -20,11 +20,11 @@ import ondevice
 from ondevice.options import GenerationKeywords
 from ondevice_export import export
 from tests.fuzz.bundles import IDS, Mutants
-from tests.fuzz.exports import Exports
+from tests.fuzz.exports import Exports, GgufExports
 from tests.fuzz.media import Media
 from tests.fuzz.options import Calls
 
-Fuzzed = Mutants | Exports | Calls | Media
+Fuzzed = Mutants | Exports | GgufExports | Calls | Media
 
 PAIR = Path(__file__).parents[2] / "models" / "reference"
 
@@ -34,7 +34,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="default: 60")
     parser.add_argument("--seed", type=int, help="seed of the first mutant; later ones count up (default: random)")
     parser.add_argument("--count", type=int, default=sys.maxsize, help="most mutants")
-    parser.add_argument("--only", choices=["bundles", "exports", "options", "media"], help="one kind (default: all)")
+    parser.add_argument(
+        "--only", choices=["bundles", "exports", "gguf", "options", "media"], help="one kind (default: all)"
+    )
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
@@ -53,10 +55,15 @@ def main() -> int:
         kinds: dict[str, Fuzzed] = {
             "bundles": Mutants(bundle, room),
             "exports": Exports(PAIR, room),
+            "gguf": GgufExports(PAIR, room),
             "options": Calls(bundle),
             "media": Media(),
         }
-        names = [args.only] if args.only else ["bundles"] * 6 + ["exports"] * 2 + ["options"] * 2 + ["media"] * 2
+        names = (
+            [args.only]
+            if args.only
+            else ["bundles"] * 6 + ["exports"] * 2 + ["gguf"] * 2 + ["options"] * 2 + ["media"] * 2
+        )
         return _fuzz(kinds, names, seed, args)
 
 
