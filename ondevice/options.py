@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from ondevice.bundle_format.vision import BUDGETS
 from ondevice.engines.protocol import MOST_SESSIONS
-from ondevice.errors import BundleCorruptError, UsageError, reason
+from ondevice.errors import BundleCorruptError, UsageError, reason, shown
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftSampling
 from ondevice.generate.drafters.protocol import Drafter
@@ -167,18 +167,18 @@ class GenerationOptions:
         check_whole("copies", self.copies, 0, MOST_SESSIONS)
         if self.image_tokens is not None and (isinstance(self.image_tokens, bool) or self.image_tokens not in BUDGETS):
             raise UsageError(
-                f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {self.image_tokens!r:.99}"
+                f"image_tokens must be one of {', '.join(map(str, BUDGETS))}, not {shown(self.image_tokens)}"
             )
         if self.num_assistant_tokens is not None:
             check_whole("num_assistant_tokens", self.num_assistant_tokens)
         for name in ("logprobs", "prompt_logprobs", "parallel_tool_calls"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r:.99}")
+                raise UsageError(f"{name} must be True or False, not {shown(getattr(self, name))}")
         top = self.top_logprobs
         if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise UsageError(f"top_logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {top!r:.99}")
+            raise UsageError(f"top_logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {shown(top)}")
         if self.stop is not None and not isinstance(self.stop, Iterable):
-            raise UsageError(f"stop must be a string or a list of strings, not {self.stop!r:.99}")
+            raise UsageError(f"stop must be a string or a list of strings, not {shown(self.stop)}")
         if isinstance(self.drafter, PathLike):
             object.__setattr__(self, "drafter", fspath(self.drafter))
         named = isinstance(self.drafter, str) or self.drafter is None
@@ -187,9 +187,9 @@ class GenerationOptions:
         _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
         processors = self.logits_processors
         if processors is not None and not (isinstance(processors, Sequence) and all(map(callable, processors))):
-            raise UsageError(f"logits_processors must be a list of functions, not {processors!r:.99}")
+            raise UsageError(f"logits_processors must be a list of functions, not {shown(processors)}")
         if self.on_prefill is not None and not callable(self.on_prefill):
-            raise UsageError(f"on_prefill must be a function, not {self.on_prefill!r:.99}")
+            raise UsageError(f"on_prefill must be a function, not {shown(self.on_prefill)}")
         _check_choice("num_assistant_tokens_schedule", self.num_assistant_tokens_schedule, get_args(ScheduleName))
         if self.drafter == registry.NONE and self.num_assistant_tokens is not None:
             raise UsageError("num_assistant_tokens has no effect with the drafter none: leave one of them out")
@@ -275,12 +275,12 @@ def check_whole(name: str, value: object, least: int = 1, most: int | None = Non
     """Raise UsageError unless an option is a whole number from `least` to `most`; None sets no upper limit."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name} must be a whole number {limits}, not {value!r:.99}")
+        raise UsageError(f"{name} must be a whole number {limits}, not {shown(value)}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r:.99}")
+        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")
 
 
 def _has_attributes(value: object, *names: str) -> bool:
@@ -293,5 +293,5 @@ def _token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[i
     found = [] if value is None else value if isinstance(value, list) else [value]
     for token in found:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-            raise UsageError(f"{name} must hold token ids from 0 to {vocab_size - 1}, not {token!r:.99}")
+            raise UsageError(f"{name} must hold token ids from 0 to {vocab_size - 1}, not {shown(token)}")
     return tuple(found)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.errors import UsageError
+from ondevice.errors import UsageError, shown
 from ondevice.progress import Progress, silent
 
 MAX_PENALTY = 1e6
@@ -190,13 +190,13 @@ def _biases(given: object) -> dict[int, float] | None:
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise UsageError(f"logit_bias must be a mapping of token ids to numbers, not {given!r:.99}")
+        raise UsageError(f"logit_bias must be a mapping of token ids to numbers, not {shown(given)}")
     biases = {int(_number("a token id in logit_bias", token, whole=True)): bias for token, bias in given.items()}
     for token, bias in biases.items():
         if token < 0:
             raise UsageError(f"a token id in logit_bias must be 0 or more, not {token}")
         if not abs(_number(f"the logit_bias of token {token}", bias, whole=False)) <= MAX_PENALTY:
-            raise UsageError(f"the logit_bias of token {token} must be at most {MAX_PENALTY:.0f}, not {bias!r:.99}")
+            raise UsageError(f"the logit_bias of token {token} must be at most {MAX_PENALTY:.0f}, not {shown(bias)}")
     return {token: float(bias) for token, bias in biases.items()}
 
 
@@ -204,7 +204,7 @@ def _number(name: str, value: object, *, whole: bool) -> float:
     """An option as a Python int (`whole`) or float. Raises UsageError for another type, NaN or infinity."""
     kind = "whole number" if whole else "number"
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
-        raise UsageError(f"{name} must be a {kind}, not {value!r:.99}")
+        raise UsageError(f"{name} must be a {kind}, not {shown(value)}")
     if isinstance(value, Integral) and whole:
         return int(value)
     try:
@@ -212,5 +212,5 @@ def _number(name: str, value: object, *, whole: bool) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise UsageError(f"{name} must be a finite number, not {value!r:.99}")
+        raise UsageError(f"{name} must be a finite number, not {shown(value)}")
     return number

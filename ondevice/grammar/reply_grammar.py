@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ondevice.errors import GrammarError, UsageError
+from ondevice.errors import GrammarError, UsageError, shown
 from ondevice.grammar.response_format import Grammar, ToolChoice, pattern, quoted
 from ondevice.text.messages import plain_tools
 
@@ -264,7 +264,7 @@ class CallRules:
                 for part in str(reference).removeprefix("#").split("/")[1:]:
                     schema = schema[part.replace("~1", "/").replace("~0", "~")]
             except (KeyError, TypeError) as error:
-                raise GrammarError(f"a tool's parameters have no {reference!r:.99}, which $ref names") from error
+                raise GrammarError(f"a tool's parameters have no {shown(reference)}, which $ref names") from error
             self._references[known] = name = self._rule("")  # the rule may refer to itself
             self._rules[name] = self._value(schema)
         return self._references[known]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ondevice.errors import UsageError
+from ondevice.errors import UsageError, shown
 
 Grammar = dict[str, Any]
 """One entry of llguidance's list of grammars."""
@@ -29,7 +29,7 @@ def answer_grammar(value: object) -> Grammar | None:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(kind, str) or kind not in _GRAMMARS:
         raise UsageError(
-            f'response_format must be {{"type": ...}} with a type of {", ".join(_GRAMMARS)}, not {value!r:.99}'
+            f'response_format must be {{"type": ...}} with a type of {", ".join(_GRAMMARS)}, not {shown(value)}'
         )
     needed = () if kind in ("text", "json_object") else (kind,)
     _check_fields(value, ("type", *needed), needed, f"response_format of the type {kind}")
@@ -39,12 +39,12 @@ def answer_grammar(value: object) -> Grammar | None:
 def _schema(value: Mapping[str, Any]) -> Grammar:
     described = value["json_schema"]
     if not isinstance(described, Mapping):
-        raise UsageError(f'json_schema must be {{"name": ..., "schema": ...}}, not {described!r:.99}')
+        raise UsageError(f'json_schema must be {{"name": ..., "schema": ...}}, not {shown(described)}')
     _check_fields(described, ("name", "description", "schema", "strict"), ("schema",), "json_schema")
     schema, strict = described["schema"], described.get("strict")
     if not isinstance(schema, Mapping) or not isinstance(strict, bool | None):
         wrong, what = ("schema", "an object") if isinstance(strict, bool | None) else ("strict", "true or false")
-        raise UsageError(f"json_schema's {wrong} must be {what}, not {described[wrong]!r:.99}")
+        raise UsageError(f"json_schema's {wrong} must be {what}, not {shown(described[wrong])}")
     try:
         plain = json.loads(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:
@@ -58,10 +58,10 @@ def _schema(value: Mapping[str, Any]) -> Grammar:
 def _choice(value: Mapping[str, Any]) -> Grammar:
     choices = value["choice"]
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-        raise UsageError(f"choice must be a list of strings, not {choices!r:.99}")
+        raise UsageError(f"choice must be a list of strings, not {shown(choices)}")
     for each in choices:
         if not isinstance(each, str) or not each:
-            raise UsageError(f"choice must be a list of strings that are not empty, not one with {each!r:.99}")
+            raise UsageError(f"choice must be a list of strings that are not empty, not one with {shown(each)}")
     return {"lark_grammar": "start: " + " | ".join(map(quoted, choices))}
 
 
@@ -89,7 +89,7 @@ def pattern(text: str) -> str:
 def _text(value: Mapping[str, Any], name: str) -> str:
     text = value[name]
     if not isinstance(text, str) or not text:
-        raise UsageError(f"{name} must be a string that is not empty, not {text!r:.99}")
+        raise UsageError(f"{name} must be a string that is not empty, not {shown(text)}")
     return text
 
 
@@ -99,7 +99,7 @@ def _check_fields(value: Mapping[str, Any], known: Sequence[str], needed: Sequen
             raise UsageError(f"{place} needs the field {name}")
     for name in value:
         if name not in known:
-            raise UsageError(f"{place} has the fields {', '.join(known)}, and not {name!r:.99}")
+            raise UsageError(f"{place} has the fields {', '.join(known)}, and not {shown(name)}")
 
 
 WORDS = ("auto", "none", "required")
@@ -139,12 +139,12 @@ class ToolChoice:
         if not isinstance(name, str):
             raise UsageError(
                 'tool_choice must be auto, none, required or {"type": "function", "function": {"name": ...}}, '
-                f"not {value!r:.99}"
+                f"not {shown(value)}"
             )
         chosen = [tool for tool in tools or () if _name(tool) == name]
         if not chosen:
             known = ", ".join(filter(None, map(_name, tools or ()))) or "none"
-            raise UsageError(f"tool_choice names the function {name!r:.99}, and these are declared: {known}")
+            raise UsageError(f"tool_choice names the function {shown(name)}, and these are declared: {known}")
         return cls("one", chosen[:1])
 
 

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ondevice.errors import PromptError, reason
+from ondevice.errors import PromptError, reason, shown
 
 PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"})
 """What a chat template sees of a picture or video, and of a sound."""
@@ -114,7 +114,7 @@ def picture_of_url(url: object, detail: object, place: str) -> Image:
         PromptError: another address, invalid base64, more than MOST_BYTES, or an unknown detail.
     """
     if detail is not None and not (isinstance(detail, str) and detail in DETAILS):
-        raise PromptError(f"{place} has a picture with the detail {detail!r:.60}: use one of {', '.join(DETAILS)}")
+        raise PromptError(f"{place} has a picture with the detail {shown(detail, 60)}: use one of {', '.join(DETAILS)}")
     if not isinstance(url, str) or not url.startswith("data:"):
         raise PromptError(f"{place} has a picture that is no data: URI, and no address is opened: send its bytes")
     head, comma, data = url.partition(",")

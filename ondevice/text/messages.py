@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ondevice.errors import PromptError, UsageError, reason
+from ondevice.errors import PromptError, UsageError, reason, shown
 from ondevice.text.media_parts import PLACEHOLDERS
 
 Message = Mapping[str, Any]
@@ -31,8 +31,8 @@ FUNCTION_NAME = re.compile(r"[\w.-]{1,128}")
 """Names that a function may have: those that the APIs of OpenAI and Anthropic allow, and what the parser of Gemma 4's
 replies reads as a name. Quotes, braces or control tokens would end the call in the middle of its name."""
 
-OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token")
-"""Variables of a template that `template_options` cannot set."""
+OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "self")
+"""Variables of a template that `template_options` cannot set; `self` is Jinja's name for the template."""
 
 THINKING = "enable_thinking"
 
@@ -82,14 +82,14 @@ class ChatOptions:
     def __post_init__(self) -> None:
         tools = self.tools
         if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Sequence)):
-            raise UsageError(f"tools must be a list of declarations, not {tools!r:.60}")
+            raise UsageError(f"tools must be a list of declarations, not {shown(tools, 60)}")
         if self.thinking is not None and not isinstance(self.thinking, bool):
-            raise UsageError(f"thinking must be True, False or None, not {self.thinking!r:.99}")
+            raise UsageError(f"thinking must be True, False or None, not {shown(self.thinking)}")
         options = self.template_options
         if options is None:
             return
         if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
-            raise UsageError(f"template_options must be a mapping of names to values, not {options!r:.99}")
+            raise UsageError(f"template_options must be a mapping of names to values, not {shown(options)}")
         for name in options:
             if name in OWN or (name == THINKING and self.thinking is not None):
                 raise UsageError(f"template_options cannot set {name}: it has an option of its own, or is not yours")
@@ -135,12 +135,12 @@ def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
             raise PromptError(
-                f'tool {number} is no {{"type": "function", "function": {{"name": ...}}}} but {tool!r:.60}'
+                f'tool {number} is no {{"type": "function", "function": {{"name": ...}}}} but {shown(tool, 60)}'
             )
         if not FUNCTION_NAME.fullmatch(function["name"]):
             raise PromptError(
                 f"tool {number} has a function name that is not 1 to 128 letters, digits, _, - or .: "
-                f"{function['name']!r:.60}"
+                f"{shown(function['name'], 60)}"
             )
         declared.append(plain(tool, f"tool {number}"))
     return declared
@@ -168,7 +168,7 @@ def _plain(value: Any, place: str) -> Any:
         return {_plain(key, place): _plain(item, place) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, place) for item in value]
-    raise PromptError(f"{place} holds {value!r:.60}, which is not JSON")
+    raise PromptError(f"{place} holds {shown(value, 60)}, which is not JSON")
 
 
 def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, Any]:
@@ -177,10 +177,10 @@ def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, 
         called: ids of the tool calls of earlier messages; those of this message are added.
     """
     if not isinstance(message, Mapping):
-        raise PromptError(f"{place} is not a mapping with 'role' and 'content' but {message!r:.60}")
+        raise PromptError(f"{place} is not a mapping with 'role' and 'content' but {shown(message, 60)}")
     role = message.get("role")
     if role not in ROLES:
-        raise PromptError(f"{place} has the role {role!r}: use one of {', '.join(ROLES)}")
+        raise PromptError(f"{place} has the role {shown(role)}: use one of {', '.join(ROLES)}")
     _check_content(message, place)
     made: dict[str, Any] = plain(message, place)
     if made.get("tool_calls") is not None:
@@ -188,7 +188,7 @@ def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, 
         called |= {call["id"] for call in made["tool_calls"] if isinstance(call.get("id"), str)}
     answered = made.get("tool_call_id")
     if role == "tool" and answered is not None and answered not in called and not made.get("name"):
-        raise PromptError(f"{place} answers the tool call {answered!r:.60}, which no message before it makes")
+        raise PromptError(f"{place} answers the tool call {shown(answered, 60)}, which no message before it makes")
     # As in transformers: some templates read one name, some another.
     thoughts = next((made[name] for name in THOUGHTS if made.get(name) is not None), None)
     return made if thoughts is None else {"thinking": thoughts, **made, "reasoning_content": thoughts}
@@ -199,20 +199,22 @@ def _check_content(message: Message, place: str) -> None:
     if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
         return
     if not isinstance(content, list | tuple) or not all(isinstance(part, Mapping) for part in content):
-        raise PromptError(f"{place} needs a string as its 'content', or a list of parts, not {content!r:.60}")
+        raise PromptError(f"{place} needs a string as its 'content', or a list of parts, not {shown(content, 60)}")
     for part in content:
         if part in PLACEHOLDERS:
             continue
         if part.get("type") != "text":
             kind = part.get("type")
-            raise PromptError(f"{place} has a part of the type {kind!r:.60}: parts are text, image, audio and video")
+            raise PromptError(
+                f"{place} has a part of the type {shown(kind, 60)}: parts are text, image, audio and video"
+            )
         if not isinstance(part.get("text"), str):
-            raise PromptError(f"{place} has a text part whose 'text' is {part.get('text')!r:.60}")
+            raise PromptError(f"{place} has a text part whose 'text' is {shown(part.get('text'), 60)}")
 
 
 def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise PromptError(f"{place} needs a list as its 'tool_calls', not {calls!r:.60}")
+        raise PromptError(f"{place} needs a list as its 'tool_calls', not {shown(calls, 60)}")
     return [_call(call, f"{place}, tool call {number}") for number, call in enumerate(calls, 1)]
 
 
@@ -220,7 +222,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     """A call with its arguments as a mapping: templates write them one by one, and refuse a string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise PromptError(f'{place} is no {{"function": {{"name": ..., "arguments": ...}}}} but {call!r:.60}')
+        raise PromptError(f'{place} is no {{"function": {{"name": ..., "arguments": ...}}}} but {shown(call, 60)}')
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -228,5 +230,5 @@ def _call(call: Any, place: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise PromptError(f"{place} has arguments that are no JSON: {reason(error)}") from error
     if arguments is not None and not isinstance(arguments, dict):
-        raise PromptError(f"{place} has arguments that are no JSON object: {arguments!r:.60}")
+        raise PromptError(f"{place} has arguments that are no JSON object: {shown(arguments, 60)}")
     return {**call, "function": {**function, "arguments": arguments}}
