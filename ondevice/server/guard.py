@@ -7,6 +7,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,12 +15,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ondevice.errors import UsageError, shown
 from ondevice.server import page
 from ondevice.server.requests import RequestError
 
 OPEN_PATHS = (*page.FILES, "/health", "/v1/health")
 """Paths without an API key: they reveal nothing, and the page itself asks the user for the key."""
 
+KEY = re.compile(r"[!-~]+")
 HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::\d+)?")
 
 
@@ -29,11 +32,19 @@ class Rules:
     hosts : accepted in the Host header, in addition to `localhost`, this machine's name, and all IP addresses
     origins : origins of browser pages that may use the server; `*` for all
     api_key : that clients must send; None for no key
+
+    Raises:
+        UsageError: a key that a header cannot carry. Some clients send letters outside ASCII as UTF-8, others as
+            Latin-1, and browsers refuse to send them.
     """
 
     hosts: Collection[str] = ()
     origins: Collection[str] = ()
     api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not KEY.fullmatch(self.api_key):
+            raise UsageError("an API key consists of ASCII letters, digits and punctuation, without spaces")
 
 
 class Guard:
@@ -72,7 +83,7 @@ class Guard:
         match = HOST.fullmatch(header)
         host = match[1].lower().removesuffix(".") if match else ""
         if host not in self._hosts and not _is_address(host):
-            raise RequestError(403, f"host {header!r:.99} is not allowed: start the server with --allow-host")
+            raise RequestError(403, f"host {shown(header)} is not allowed: start the server with --allow-host")
 
     def _is_foreign(self, origin: str, host: str) -> bool:
         """Whether the request comes from a page of another origin.
@@ -80,10 +91,11 @@ class Guard:
         Raises:
             RequestError: from one that is not allowed.
         """
-        if urlsplit(origin).netloc.lower() == host.lower():
-            return False
+        with suppress(ValueError):  # no address, as `http://[`: it is not in the rules either
+            if urlsplit(origin).netloc.lower() == host.lower():
+                return False
         if "*" not in self._rules.origins and origin not in self._rules.origins:
-            raise RequestError(403, f"origin {origin!r:.99} is not allowed: start the server with --allow-origin")
+            raise RequestError(403, f"origin {shown(origin)} is not allowed: start the server with --allow-origin")
         return True
 
     def _check_key(self, path: str, headers: Headers) -> None:
