@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,17 +15,26 @@ from starlette.types import ASGIApp
 
 from ondevice import __version__
 from ondevice.bundle import CHAT_TEMPLATE, Bundle
+from ondevice.errors import shown
 from ondevice.generate.drafters import registry
 from ondevice.model import Model
 from ondevice.server.anthropic import count_tokens, read_message
-from ondevice.server.delivery import CLIENT_LEFT, MakeWriter, deliver
+from ondevice.server.bodies import Bodies
+from ondevice.server.delivery import (
+    CLIENT_LEFT,
+    MakeWriter,
+    ResponseWriter,
+    deliver,
+    json_response,
+    unless_disconnected,
+)
 from ondevice.server.guard import Guard, Rules
 from ondevice.server.metrics import Metrics
 from ondevice.server.model_manager import ModelManager
 from ondevice.server.openai import read_chat_completion, read_completion
 from ondevice.server.page import page_routes
 from ondevice.server.replies import AdmissionQueue, Replies
-from ondevice.server.requests import CompletionRequest, Fields, RequestError, read_fields
+from ondevice.server.requests import CompletionRequest, Fields, RequestError
 from ondevice.server.responses import read_response
 from ondevice.text.tokenizer import Tokenizer
 
@@ -35,6 +43,18 @@ ReadRequest = Callable[[Fields], tuple[CompletionRequest, MakeWriter]]
 """Reads a request of one API: what it asks of the model, and what makes the writer of its response."""
 Query = Callable[[Model, Fields], dict[str, Any]]
 """Answers a request that generates nothing."""
+
+
+class Begun(NamedTuple):
+    """A request that was read.
+
+    names : of its fields, for errors
+    """
+
+    replies: Replies
+    writer: ResponseWriter
+    stream: bool
+    names: Collection[str]
 
 
 def make_app(bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics, rules: Rules) -> ASGIApp:
@@ -68,12 +88,13 @@ def make_app(bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metri
 class Endpoints:
     """What answers each path. `generate` and `query` make endpoints, the other methods are endpoints.
 
-    Fields are read, and queries are answered, in other threads: walking a body of 15 MB takes seconds, in which other
-    requests and replies must go on.
+    Nothing of a request's size runs on the event loop: `Bodies` parses in a thread of its own, and
+    `AdmissionQueue.work` does the rest in others. A client that disconnects meanwhile ends its request.
     """
 
     def __init__(self, bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics) -> None:
         self._bundle = bundle
+        self._bodies = Bodies()
         self._manager = manager
         self._queue = queue
         self._metrics = metrics
@@ -83,30 +104,52 @@ class Endpoints:
         """The endpoint of an API that generates."""
 
         async def answer(request: Request) -> Response:
-            fields = await read_fields(request)
-            stream = fields.flag("stream")
-            asked, make_writer = await asyncio.to_thread(read_request, fields)
+            begun = await self._begin(request, read_request)
+            if begun is None:
+                return Response(status_code=CLIENT_LEFT)
             try:
-                replies = await Replies.begin(asked, self._manager, self._queue, self._metrics)
-                writer = make_writer(replies.model, replies.choices)
-                return await deliver(request, replies, writer, stream)
+                return await deliver(request, begun.replies, begun.writer, begun.stream)
             except Exception as error:
-                raise RequestError.of(error, fields) from error
+                raise RequestError.of(error, begun.names) from error
 
         return answer
 
     def query(self, answer_query: Query) -> Endpoint:
-        """An endpoint that needs the model but generates nothing."""
+        """An endpoint that needs the model but generates nothing. It is admitted as if it generated."""
 
-        async def answer(request: Request) -> Response:
-            fields = await read_fields(request)
+        async def answered(fields: Fields) -> Response:
+            self._manager.check_loaded_once()
+            self._queue.enter()
             try:
                 async with self._manager.borrow() as model:
-                    return await asyncio.to_thread(lambda: JSONResponse(answer_query(model, fields)))
-            except Exception as error:
-                raise RequestError.of(error, fields) from error
+                    return await self._queue.work(lambda: json_response(answer_query(model, fields)))
+            finally:
+                self._queue.leave()
+
+        async def answer(request: Request) -> Response:
+            async with self._bodies.receive(request) as fields:
+                try:
+                    response = await unless_disconnected(request.receive, answered(fields))
+                except Exception as error:
+                    raise RequestError.of(error, fields) from error
+            return Response(status_code=CLIENT_LEFT) if response is None else response
 
         return answer
+
+    async def _begin(self, request: Request, read_request: ReadRequest) -> Begun | None:
+        """Read a request and prepare its replies; None if the client disconnects. Then its body is no longer needed."""
+
+        async def begin(fields: Fields) -> Begun:
+            stream = fields.flag("stream")
+            asked, make_writer = await self._queue.work(read_request, fields)
+            replies = await Replies.begin(asked, self._manager, self._queue, self._metrics)
+            return Begun(replies, make_writer(replies.model, replies.choices), stream, frozenset(fields))
+
+        async with self._bodies.receive(request) as fields:
+            try:
+                return await unless_disconnected(request.receive, begin(fields))
+            except Exception as error:
+                raise RequestError.of(error, fields) from error
 
     async def health(self, request: Request) -> Response:
         self._manager.check_loaded_once()
@@ -117,7 +160,7 @@ class Endpoints:
 
     async def model(self, request: Request) -> Response:
         if (name := request.path_params["name"]) != self._bundle.manifest.name:
-            raise RequestError(404, f"no model {name!r:.99} here, only {self._bundle.manifest.name!r}")
+            raise RequestError(404, f"no model {shown(name)} here, only {self._bundle.manifest.name!r}")
         return JSONResponse(self._model_card())
 
     async def props(self, request: Request) -> Response:
@@ -207,9 +250,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     path, headers = request.url.path, {}
     if isinstance(error, HTTPException):
         lost = error.status_code == 404
-        message = f"no such path: {path!r:.99}" if lost else f"{path} does not accept {request.method}"
+        message = f"no such path: {shown(path)}" if lost else f"{path} does not accept {request.method}"
         error, headers = RequestError(error.status_code, message), error.headers
-    refusal = RequestError.of(error, {})
+    refusal = RequestError.of(error)
     return JSONResponse(refusal.body(path), refusal.status, {**refusal.headers, **(headers or {})})
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ondevice.generation import FinishReason, Step
@@ -163,10 +163,10 @@ async def deliver(request: Request, replies: Replies, writer: ResponseWriter, st
     if stream:
         return EventStream(replies, writer)
     try:
-        whole = await _unless_disconnected(request.receive, _whole(replies, writer))
+        response = await unless_disconnected(request.receive, _whole(replies, writer))
     finally:
         await replies.close()
-    return Response(status_code=CLIENT_LEFT) if whole is None else JSONResponse(whole)
+    return Response(status_code=CLIENT_LEFT) if response is None else response
 
 
 class EventStream(Response):
@@ -182,7 +182,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _unless_disconnected(receive, self._send(send))
+            await unless_disconnected(receive, self._send(send))
         finally:
             await self._replies.close()
 
@@ -195,21 +195,32 @@ class EventStream(Response):
     async def _texts(self) -> AsyncIterator[str]:
         try:
             async for events in _written(self._replies, self._writer):
-                if text := "".join(event.encode() for event in events):
+                if text := _encoded(events):
                     yield text
+            yield await self._replies.work(lambda: _encoded(self._writer.closing()))
         except Exception as error:
-            yield "".join(event.encode() for event in self._writer.failure(RequestError.of(error, {})))
+            yield _encoded(self._writer.failure(RequestError.of(error)))
 
 
-async def _whole(replies: Replies, writer: ResponseWriter) -> dict[str, Any]:
+def _encoded(events: Iterable[ServerSentEvent]) -> str:
+    return "".join(event.encode() for event in events)
+
+
+async def _whole(replies: Replies, writer: ResponseWriter) -> Response:
     async for events in _written(replies, writer):
         for _ in events:
             pass
-    return writer.whole()
+
+    def write() -> Response:
+        for _ in writer.closing():
+            pass
+        return json_response(writer.whole())
+
+    return await replies.work(write)
 
 
 async def _written(replies: Replies, writer: ResponseWriter) -> AsyncIterator[Iterable[ServerSentEvent]]:
-    """What the writer makes of each event of the replies."""
+    """What the writer makes of each event of the replies, but for the end: that can be as long as a whole reply."""
     yield writer.opening()
     async for event in replies.events(KEEP_ALIVE_S):
         if isinstance(event, KeepAlive):
@@ -218,10 +229,15 @@ async def _written(replies: Replies, writer: ResponseWriter) -> AsyncIterator[It
             yield writer.prefill(event)
         else:
             yield writer.step(event.choice, event.step)
-    yield writer.closing()
 
 
-async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+def json_response(value: dict[str, Any]) -> Response:
+    """A response with a JSON object, written in small parts, between which other threads run."""
+    written = "".join(json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).iterencode(value))
+    return Response(written.encode(), media_type="application/json")
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
     """Run `work`, and cancel it if the client disconnects.
 
     Returns:

@@ -8,11 +8,14 @@ the request is found before the first byte of the response. `Replies.events` gen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from time import perf_counter
+from typing import Any, TypeVar
 
 from ondevice.generate.stats import Stats
 from ondevice.generation import AsyncGeneration, FinishReason, Reply, Step
@@ -27,11 +30,20 @@ from ondevice.text.reply_stream import TokenOffsets
 
 LONGEST_RETRY_S = 60
 
+WORKERS = 2
+"""Threads for the work on requests, so that a long prompt does not hold up a short one."""
+
+Result = TypeVar("Result")
+
 
 class AdmissionQueue:
     """Admission control: running replies, a bounded queue of requests, and status 503 with `Retry-After` beyond it.
 
-    A request counts as waiting until its first reply has a slot. Replies get slots first come, first served.
+    A request counts as waiting until its first reply has a slot, or until it is answered if it generates nothing.
+    Replies get slots first come, first served.
+
+    What is computed of a request's size runs in `work`, in a few threads of its own: templates, tokens, grammars, and
+    the JSON of a long response. Other work waits behind it there, never the event loop or a running reply.
     """
 
     def __init__(self, slots: int, max_waiting: int) -> None:
@@ -42,6 +54,7 @@ class AdmissionQueue:
         """
         self.slots = slots
         self._max_waiting = max_waiting
+        self._workers = ThreadPoolExecutor(WORKERS, "ondevice-request")
         self._semaphore = asyncio.Semaphore(slots)
         self._typical_s = 1.0
         """Moving average of the time for which a reply holds a slot."""
@@ -65,6 +78,13 @@ class AdmissionQueue:
     def leave(self) -> None:
         """Take an admitted request out of the queue."""
         self.waiting -= 1
+
+    async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function in one of the threads for requests.
+
+        A call that has begun goes on when the task is cancelled: its inputs are limited, so it ends soon.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._workers, partial(function, *arguments))
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -209,7 +229,7 @@ class Replies:
             raise
         replies = cls(model, manager, queue, metrics)
         try:
-            replies.choices = await asyncio.to_thread(replies._make_choices, request, asyncio.get_running_loop())
+            replies.choices = await queue.work(replies._make_choices, request, asyncio.get_running_loop())
         except BaseException:
             await replies.close()
             raise
@@ -254,6 +274,10 @@ class Replies:
         self._leave_queue()
         self._manager.release()
 
+    async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """See `AdmissionQueue.work`."""
+        return await self._queue.work(function, *arguments)
+
     def _make_choices(self, request: CompletionRequest, loop: asyncio.AbstractEventLoop) -> list[Choice]:
         """Check options and encode prompts. Runs in another thread, since a long prompt takes a while."""
         choices: list[Choice] = []
@@ -261,6 +285,8 @@ class Replies:
             first = None
             echo = Echo.of(prompt, self.model) if request.echoes else None
             for number in range(request.choices):
+                if self._closed:  # the client has disconnected
+                    return choices
                 choice = Choice(len(choices), first, echo)
                 options = self._options(request, number)
                 if first is not None:

@@ -1,4 +1,4 @@
-"""Read a request: HTTP body to `Fields`, fields to a `CompletionRequest`; what cannot be read raises a `RequestError`.
+"""Read a request: its JSON as `Fields`, and these as a `CompletionRequest`; a mistake raises a `RequestError`.
 
 The modules of the APIs (openai.py, anthropic.py, responses.py) read the fields that only they have. Sampling, token
 limit, stop strings, drafter and response format are read here, for all of them.
@@ -6,24 +6,24 @@ limit, stop strings, drafter and response format are read here, for all of them.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from starlette.requests import Request
-
 from ondevice.engines.protocol import MOST_SESSIONS
-from ondevice.errors import ContextOverflowError, MissingDependencyError, OndeviceError, PromptError, UsageError, reason
+from ondevice.errors import (
+    ContextOverflowError,
+    MissingDependencyError,
+    OndeviceError,
+    PromptError,
+    UsageError,
+    shown,
+)
 from ondevice.generate.drafters import registry
 from ondevice.options import GenerationKeywords
 from ondevice.text.codec import Prompt
-from ondevice.text.media_parts import MOST_BYTES
-
-MAX_REQUEST_BYTES = 4 * MOST_BYTES // 3 + (1 << 22)
-"""Longest body: the largest picture in base64, and a context of 262,144 tokens, about 1.3 million characters."""
 
 NUMBERS = {
     "temperature": "temperature",
@@ -36,6 +36,16 @@ NUMBERS = {
 }
 """Fields that hold a number, and the generation option that each one sets. The same in all APIs."""
 
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 256
+"""Most stop strings of a request, and the longest one. Every token is compared with the beginnings of all of them."""
+
+MAX_BIASES = 1024
+"""Most entries of `logit_bias`."""
+
+MAX_CHOICES = 64
+"""Most replies of a request: its number of prompts times `n`."""
+
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 """OpenAI's reasoning efforts. Gemma's templates only switch thinking on or off: all but `none` switch it on."""
 
@@ -45,6 +55,7 @@ ERROR_TYPES = {
     403: ("permission_error", "permission_error"),
     404: ("not_found_error", "not_found_error"),
     405: ("invalid_request_error", "invalid_request_error"),
+    408: ("timeout_error", "timeout_error"),
     413: ("invalid_request_error", "request_too_large"),
     500: ("server_error", "api_error"),
     503: ("unavailable_error", "overloaded_error"),
@@ -107,7 +118,7 @@ def read_request(
     if (max_tokens := _max_tokens(fields, names)) is not None:
         options["max_new_tokens"] = max_tokens
     if stop := fields.texts(names.stop):
-        options["stop"] = stop
+        options["stop"] = _stops(fields, names.stop, stop)
     # a name, never a path: clients must not be able to open files of this machine
     if (drafter := fields.choice("drafter", registry.names())) is not None:
         options["drafter"] = drafter
@@ -120,6 +131,10 @@ def read_request(
     if response_format := dict(fields.inner("response_format")):
         options["response_format"] = response_format
     choices = 1 if names.choices is None else fields.whole(names.choices, 1, MOST_SESSIONS) or 1
+    if choices * len(prompts) > MAX_CHOICES:
+        raise RequestError(
+            400, f"{len(prompts)} prompts with {choices} replies each are more than {MAX_CHOICES} replies"
+        )
     return CompletionRequest(prompts, options, choices, fields.flag("return_progress"))
 
 
@@ -165,6 +180,12 @@ def _max_tokens(fields: Fields, names: FieldNames) -> int | None:
     return None
 
 
+def _stops(fields: Fields, name: str, stops: Sequence[str]) -> Sequence[str]:
+    if len(stops) > MAX_STOPS or max(map(len, stops)) > MAX_STOP_CHARACTERS:
+        raise fields.wrong(name, f"at most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
 def _sampling(fields: Fields) -> GenerationKeywords:
     numbers = {option: value for name, option in NUMBERS.items() if (value := fields.number(name)) is not None}
     options = cast("GenerationKeywords", numbers)
@@ -181,33 +202,11 @@ def _sampling(fields: Fields) -> GenerationKeywords:
 def _biases(fields: Fields, biases: Any) -> dict[int, float]:
     """Biases by token id, from OpenAI's object or llama.cpp's list of pairs."""
     try:
+        if len(biases) > MAX_BIASES:
+            raise fields.wrong("logit_bias", f"at most {MAX_BIASES} token ids with biases")
         return {int(token): bias for token, bias in (biases.items() if isinstance(biases, dict) else biases)}
     except (ValueError, TypeError, OverflowError) as error:
         raise fields.wrong("logit_bias", "an object of token ids and biases") from error
-
-
-async def read_fields(request: Request) -> Fields:
-    """Read and parse the body of a request.
-
-    Raises:
-        RequestError: the body is longer than MAX_REQUEST_BYTES, or not a JSON object.
-    """
-    too_large = RequestError(413, f"the request has more than {MAX_REQUEST_BYTES} bytes")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_REQUEST_BYTES:
-        raise too_large
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_REQUEST_BYTES:
-            raise too_large
-    try:
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the request is not valid JSON: {reason(error)}") from error
-    if not isinstance(values, dict):
-        raise RequestError(400, f"the request must be a JSON object, not {type(values).__name__}")
-    return Fields(values)
 
 
 class Fields(Mapping[str, Any]):
@@ -315,7 +314,7 @@ class Fields(Mapping[str, Any]):
 
     def wrong(self, name: str, wanted: str) -> RequestError:
         """The error for a field with a wrong value."""
-        message = f"{self._path}{name} must be {wanted}, not {self[name]!r:.99}"
+        message = f"{self._path}{name} must be {wanted}, not {shown(self[name])}"
         return RequestError(400, message, param=self._path + name)
 
     def unsupported(self, name: str, message: str) -> RequestError:
@@ -353,12 +352,12 @@ class RequestError(Exception):
         self._kind = kind
 
     @classmethod
-    def of(cls, error: Exception, fields: Mapping[str, Any]) -> RequestError:
+    def of(cls, error: Exception, names: Collection[str] = ()) -> RequestError:
         """The error that a client is sent for any exception. An exception that is not the client's fault is logged.
 
         Args:
             error: raised while the request was answered.
-            fields: the request. If the message begins with the name of one of its fields, that field is `param`.
+            names: of the request's fields. If the message begins with one of them, that field is `param`.
         """
         if isinstance(error, RequestError):
             return error
@@ -373,17 +372,21 @@ class RequestError(Exception):
         if isinstance(error, PromptError | UsageError | MissingDependencyError):
             message = str(error)
             first = re.match(r"\w*", message)
-            return cls(400, message, param=first[0] if first and first[0] in fields else None)
+            return cls(400, message, param=first[0] if first and first[0] in names else None)
+        if isinstance(error, RecursionError):
+            return cls(400, "the request holds too many lists or objects in each other")
         if isinstance(error, OndeviceError):
             return cls(500, str(error))
         _log.error("a request failed", exc_info=error)
-        if isinstance(error, MemoryError):
-            return cls(500, "not enough memory for this request: try a shorter prompt")
-        return cls(500, f"internal error ({type(error).__name__}): see the server's log")
+        short = isinstance(error, MemoryError)
+        failed = f"internal error ({type(error).__name__}): see the server's log"
+        return cls(500, "not enough memory for this request: try a shorter prompt" if short else failed)
 
     @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 408:  # the rest of the body may still arrive
+            headers["Connection"] = "close"
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def openai(self) -> dict[str, Any]:

@@ -1,17 +1,23 @@
-"""Run a server: listen, load the model, answer until a signal or `Server.stop`, then cancel and unload."""
+"""Run a server: listen, load the model, answer until a signal or `Server.stop`, then cancel and unload.
+
+`Connection` limits what clients can do before there is a request: their number, and the time for its headers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ipaddress
+import json
 import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import MOST_SESSIONS
@@ -27,6 +33,13 @@ from ondevice.server.replies import AdmissionQueue
 from ondevice.server.requests import RequestError
 
 MAX_PORT = 65535
+
+MAX_CONNECTIONS = 128
+"""Most connections. A further one takes the place of the oldest without a request."""
+
+MAX_HEADER_S = 30.0
+"""Seconds from the beginning of a connection, or the end of a response, within which the headers of a request must have
+arrived. Uvicorn itself closes a connection that sends nothing for five seconds after a response."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,8 @@ class Server:
             ws="none",
             server_header=False,
             proxy_headers=False,
-            http="h11",
+            log_level="error",
+            http=Connection,
             loop="asyncio",
         )
         self._uvicorn = _Uvicorn(config, self._manager)
@@ -136,6 +150,51 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._manager.close()
         await super().shutdown(sockets)
+
+
+class Connection(H11Protocol):
+    """Uvicorn's connection with limits, which it has none of: half-sent headers would stay open for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
+        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+        if len(others) < MAX_CONNECTIONS:
+            return
+        if waiting := [each for each in others if not each._is_answering]:
+            min(waiting, key=lambda each: each._deadline.when()).transport.abort()
+        else:
+            self._refuse(503, f"{MAX_CONNECTIONS} connections are open: try again later")
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering:
+            self._deadline.cancel()
+
+    def on_response_complete(self) -> None:
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
+        super().on_response_complete()
+        if self._is_answering:  # the next request had arrived already
+            self._deadline.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether the headers of a request have arrived, and the response is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Close the connection with an error, which has to be written by hand: there is no request to respond to."""
+        body = json.dumps(RequestError(status, message).openai()).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        )
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
 
 
 def _end_at_next_signal() -> None:

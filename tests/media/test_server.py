@@ -14,7 +14,7 @@ import pytest
 
 from ondevice import Image, Model
 from ondevice.media.images import Picture
-from ondevice.server.requests import MAX_REQUEST_BYTES
+from ondevice.server.bodies import MAX_REQUEST_BYTES
 from ondevice.text.media_parts import MOST_BYTES
 from tests.media.pictures_made import png
 from tests.server.served import Answer, Served, serving
