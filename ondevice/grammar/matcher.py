@@ -14,6 +14,7 @@ import numpy as np
 
 from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, pass_on, reason
 from ondevice.generate.request import Mask
+from ondevice.grammar.limits import library_limits
 from ondevice.grammar.reply_grammar import CALL, Thoughts, reply_grammar
 from ondevice.grammar.response_format import Grammar, ToolChoice
 from ondevice.text.tokenizer import Tokenizer
@@ -88,7 +89,7 @@ class Compiler:
                 self._index = LLTokenizer(self._tokenizer_json(), self._vocab_size, self._end_ids or None)
             except Exception as error:  # the library raises nothing narrower
                 raise GrammarError(f"llguidance cannot read this bundle's tokenizer: {reason(error)}") from error
-        matcher = LLMatcher(self._index, grammar, log_level=0)
+        matcher = LLMatcher(self._index, grammar, log_level=0, limits=library_limits())
         if matcher.is_error():
             raise GrammarError(f"this grammar cannot be compiled: {said(matcher.get_error())}")
         return matcher
@@ -113,7 +114,7 @@ def _check(grammar: str) -> None:
     except ImportError as error:
         raise MissingDependencyError("llguidance", "grammar", what="a reply with a grammar") from error
     try:
-        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=library_limits())
     except BaseException as error:
         pass_on(error)
         raise GrammarError(f"this grammar cannot be compiled: {reason(error)}") from error
@@ -133,12 +134,12 @@ class _State:
 
     Attributes:
         over: whether the reply is complete.
-        forced: the only allowed token; None if there are several, False if not computed yet.
+        forced: the tokens that the grammar forces, one after another; empty if it allows several, None if not computed.
         mask: bits of the allowed tokens, uint32 words; None if not computed yet.
     """
 
     over: bool
-    forced: int | bool | None = False
+    forced: Sequence[int] | None = None
     mask: Mask | None = None
 
 
@@ -245,17 +246,17 @@ class Matcher:
                 self._check()
                 return None
             self._ahead.append(token)
-            self._states.append(_State(self._matcher.is_stopped()))
+            later = (state.forced or ())[1:]  # the tokens of a long forced text are made once, not at each of them
+            self._states.append(_State(self._matcher.is_stopped(), later or None))
         return self._states[-1]
 
     def _forced_at(self, state: _State, ahead: int) -> int | None:
         if state.over:
             return None
-        if state.forced is False:
+        if state.forced is None:
             self._back(ahead)
-            tokens = self._matcher.compute_ff_tokens()
-            state.forced = tokens[0] if tokens else None
-        return state.forced
+            state.forced = self._matcher.compute_ff_tokens()
+        return state.forced[0] if state.forced else None
 
     def _back(self, ahead: int) -> None:
         """Go back to the state after the first `ahead` tokens of `_ahead`."""
@@ -275,6 +276,8 @@ class Matcher:
 
 
 def said(message: str) -> str:
-    """An error message of llguidance in one line, without its pictures of the place and of the parser's state."""
-    lines = message.partition("<state>")[0].partition("; following special tokens")[0].splitlines()
+    """An error message of llguidance in one line, without pictures of the place, the parser's state or the stack."""
+    for more in ("<state>", "<non-verbose/>", "<backtrace>", "; following special tokens"):
+        message = message.partition(more)[0]
+    lines = message.splitlines()
     return one_line(" ".join(line.strip() for line in lines if not PICTURE.fullmatch(line)))[:300].strip()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ondevice.errors import GrammarError, UsageError, shown
+from ondevice.grammar.limits import check_tools
 from ondevice.grammar.response_format import Grammar, ToolChoice, pattern, quoted
 from ondevice.text.messages import plain_tools
 
@@ -65,6 +66,7 @@ def reply_grammar(
         return None
     said, rules = "answer", [] if answer is None else ["answer: @answer"]
     if calling:
+        check_tools(choice.tools)
         calls = CallRules(plain_tools(choice.tools) or (), _call_tokens(control_ids, choice))
         rules += [f"call: {calls.start}", calls.text]
         said = {"auto": "answer | call+", "required": "call+", "one": "call"}[choice.kind]

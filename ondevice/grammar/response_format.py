@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ondevice.errors import UsageError, shown
+from ondevice.grammar.limits import check_lark, check_length, check_schema, check_words
 
 Grammar = dict[str, Any]
 """One entry of llguidance's list of grammars."""
@@ -45,6 +46,7 @@ def _schema(value: Mapping[str, Any]) -> Grammar:
     if not isinstance(schema, Mapping) or not isinstance(strict, bool | None):
         wrong, what = ("schema", "an object") if isinstance(strict, bool | None) else ("strict", "true or false")
         raise UsageError(f"json_schema's {wrong} must be {what}, not {shown(described[wrong])}")
+    check_schema(schema)
     try:
         plain = json.loads(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:
@@ -62,16 +64,30 @@ def _choice(value: Mapping[str, Any]) -> Grammar:
     for each in choices:
         if not isinstance(each, str) or not each:
             raise UsageError(f"choice must be a list of strings that are not empty, not one with {shown(each)}")
-    return {"lark_grammar": "start: " + " | ".join(map(quoted, choices))}
+    check_words(choices)
+    # One terminal: alternatives of a rule would cost a time in the square of their number, and 2,000 are possible.
+    return {"lark_grammar": "start: WORD\nWORD: " + " | ".join(map(quoted, choices))}
+
+
+def _regex(value: Mapping[str, Any]) -> Grammar:
+    text = _text(value, "regex")
+    check_length(text, "a regex")
+    return {"lark_grammar": f"start: {pattern(text)}"}
+
+
+def _lark(value: Mapping[str, Any]) -> Grammar:
+    text = _text(value, "lark")
+    check_lark(text)
+    return {"lark_grammar": text}
 
 
 _GRAMMARS: dict[str, Callable[[Mapping[str, Any]], Grammar | None]] = {
     "text": lambda value: None,
     "json_object": lambda value: {"json_schema": {"type": "object", "x-guidance": SPACING}},
     "json_schema": _schema,
-    "regex": lambda value: {"lark_grammar": f"start: {pattern(_text(value, 'regex'))}"},
+    "regex": _regex,
     "choice": _choice,
-    "lark": lambda value: {"lark_grammar": _text(value, "lark")},
+    "lark": _lark,
 }
 """Kind of answer -> its grammar. Each kind but the first two needs a field of its own name."""
 

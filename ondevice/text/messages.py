@@ -158,6 +158,19 @@ def plain(value: Any, place: str) -> Any:
         raise PromptError(f"{place} holds too many lists in each other") from error
 
 
+def text_length(value: Any) -> int:
+    """Characters of all texts in a value of JSON, names included, and one for every element."""
+    length, left = 0, [value]
+    while left:
+        each = left.pop()
+        length += len(each) if isinstance(each, str) else 1
+        if isinstance(each, Mapping):
+            left += [*each, *each.values()]
+        elif isinstance(each, list | tuple):
+            left += each
+    return length
+
+
 def _plain(value: Any, place: str) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value

@@ -1,0 +1,172 @@
+"""What a grammar may cost: checked before it is compiled, in addition to llguidance's own limits.
+
+A grammar comes from a stranger, and compiling it must take neither seconds nor gigabytes. llguidance counts its work
+as "fuel", which bounds repetitions (`(a{1000}){1000}`), long texts and large schemas. Two things escape it, because a
+single step of it can take any time: the intersection of many patterns, which doubles with every pattern (a schema of
+2 KB with 40 patterns in an `allOf` takes all memory of the machine), and `multipleOf`, whose automaton has a state per
+remainder (12 s for 1,000,003).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from ondevice.errors import GrammarError, shown
+from ondevice.text.messages import text_length
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+MAX_CHARACTERS = 1 << 17
+"""Longest grammar: texts and names of a schema or of tools, a pattern, or all words of a `choice`."""
+
+MAX_WORDS = 10_000
+"""Most words of a `choice`."""
+
+MAX_PATTERNS = 8
+"""Most patterns of a schema that may intersect them: eight take 1.5 s, and every further one takes 2.6 times that."""
+
+MAX_OPERATORS = 3
+"""Most `&` and `~` of a Lark grammar. Each can double the number of patterns that are intersected, through a rule that
+is used twice."""
+
+MAX_DIVISOR = 10_000
+"""Largest `multipleOf`, without its factors 2 and 5, which cost nothing."""
+
+FUEL = 100_000
+"""llguidance's limit for compiling, and for the text that a grammar forces at one place: 50,000 characters take 80 ms,
+in which no other thread runs."""
+
+MAX_STATES = 50_000
+"""llguidance's limit for the states of a lexer, of 1 to 2 KB each."""
+
+COMBINING = ("anyOf", "oneOf", "$ref")
+DESCRIBING = ("pattern", "format", "multipleOf", "properties", "patternProperties", "additionalProperties", "items")
+
+TOKENS = re.compile(
+    r"""(?x)
+    (?://|\#)[^\n]*                # comment
+    | "(?:\\.|[^"\\\n])*+"?        # text
+    | /(?:\\.|[^/\\])++/?          # pattern
+    | <[^<>\s]+>                   # special token
+    | (?P<operator>&|~(?!\s*\d))   # `~ 3` is a repetition
+    | (?P<json>%json\s*)
+    """
+)
+"""Tokens of llguidance's Lark in which an operator is none, and those that count. An open text or pattern is an error
+of the compiler."""
+
+
+def library_limits() -> LLParserLimits:
+    """The limits that llguidance keeps itself."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(initial_lexer_fuel=FUEL, max_lexer_states=MAX_STATES, verbose_errors=False)
+
+
+def check_length(value: Any, what: str) -> None:
+    """
+    Raises:
+        GrammarError: the texts in a value of JSON are longer than MAX_CHARACTERS.
+    """
+    if (length := text_length(value)) > MAX_CHARACTERS:
+        raise GrammarError(f"{what} of {length} characters is too long: {MAX_CHARACTERS} are possible")
+
+
+def check_schema(schema: Any) -> None:
+    """
+    Raises:
+        GrammarError: a JSON schema is too long, intersects too many patterns, or has too large a `multipleOf`.
+    """
+    check_length(schema, "a schema")
+    nodes = list(_objects(schema))
+    intersects = any(map(_intersects, nodes))
+    patterns = {(name, str(node[name])) for node in nodes for name in ("pattern", "format") if name in node}
+    if intersects and len(patterns) > MAX_PATTERNS:
+        raise GrammarError(
+            f"a schema with allOf, or with {', '.join(COMBINING)} beside other keywords, may have {MAX_PATTERNS} "
+            f"different patterns and formats, not {len(patterns)}"
+        )
+    _check_divisors(nodes, intersects=intersects)
+
+
+def check_tools(tools: Any) -> None:
+    """
+    Raises:
+        GrammarError: declarations of tools are too long, or have too large a `multipleOf`.
+    """
+    check_length(tools, "declarations of tools")
+    _check_divisors(_objects(tools), intersects=False)
+
+
+def check_lark(text: str) -> None:
+    """
+    Raises:
+        GrammarError: a Lark grammar is too long, has too many operators, or a schema that `check_schema` refuses.
+    """
+    check_length(text, "a grammar")
+    operators = 0
+    for token in TOKENS.finditer(text):
+        operators += token["operator"] is not None
+        if token["json"] is not None:
+            try:
+                schema, _ = json.JSONDecoder().raw_decode(text, token.end())
+            except (ValueError, RecursionError):
+                continue  # the compiler says where it is wrong
+            check_schema(schema)
+    if operators > MAX_OPERATORS:
+        raise GrammarError(f"a grammar may have {MAX_OPERATORS} operators & and ~, not {operators}")
+
+
+def check_words(words: Sequence[str]) -> None:
+    """
+    Raises:
+        GrammarError: a `choice` has too many words, or they are too long.
+    """
+    if len(words) > MAX_WORDS:
+        raise GrammarError(f"choice has {len(words)} words: {MAX_WORDS} are possible")
+    check_length(words, "a choice")
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """All objects in a value of JSON. Some may be no schemas, as those in an `enum`."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            yield each
+            left += each.values()
+        elif isinstance(each, list | tuple):
+            left += each
+
+
+def _check_divisors(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> None:
+    """
+    Args:
+        intersects: whether a number may have to be a multiple of several of them.
+    """
+    divisors = [_divisor(node["multipleOf"]) for node in nodes if "multipleOf" in node]
+    if (largest := lcm(*divisors) if intersects else max(divisors, default=1)) > MAX_DIVISOR:
+        raise GrammarError(f"multipleOf may be {MAX_DIVISOR} without its factors 2 and 5, not {shown(largest)}")
+
+
+def _intersects(node: Mapping[str, Any]) -> bool:
+    """Whether a value must follow two descriptions at the same time."""
+    combined = sum(name in node for name in COMBINING)
+    return "allOf" in node or combined > 1 or (combined == 1 and any(name in node for name in DESCRIBING))
+
+
+def _divisor(value: Any) -> int:
+    """The digits of a number as a whole number without factors 2 and 5; 1 for what is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+        return 1
+    digits = abs(int("".join(map(str, Decimal(str(value)).as_tuple().digits))))
+    for factor in (2, 5):
+        while digits % factor == 0:
+            digits //= factor
+    return digits
