@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, MANIFEST, RESPONSE_TEMPLATE, TOKENIZER, Bundle, sha256
 from ondevice.bundle_format.manifest import FileEntry
 from ondevice.text.tokenizer import Tokenizer
-from ondevice_export.text_files import GEMMA_4 as GEMMA_4_RESPONSES
+from ondevice_export.response_templates import GEMMA_4 as GEMMA_4_RESPONSES
 from tests.text.templates import GEMMA_4
 from tests.text.tokenizers_made import gemma_chat
 

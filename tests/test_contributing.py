@@ -16,7 +16,7 @@ from ondevice.generate.drafters.registry import DrafterEntry
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-DRAFTER, ENTRY, DRAFTER_TEST, KERNEL, KERNEL_TEST = (
+DRAFTER, ENTRY, DRAFTER_TEST, _FAMILY, KERNEL, KERNEL_TEST = (
     dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
 )
 PROMPT = "import os\nimport re\nimport sys\n\n\nclass Stack:\n    def push(self, item):\n"

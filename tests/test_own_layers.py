@@ -221,6 +221,25 @@ def test_which_drafters_are_offered(directory: Path) -> None:
         assert "self" in registry.offered(model.engine)
 
 
+def test_auto_has_own_layers_only_where_tune_measured_that_they_pay(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ondevice.load(directory, engine="simd", threads=1) as model:
+        monkeypatch.setattr(model.engine, "has_drafter", False)
+        if not free_sub_layers(model.engine.target):
+            return
+
+        def parts() -> set[str]:
+            made = registry.entry("auto", model.engine).make(model.engine, model._scheduler._costs)
+            return {drafter.name for drafter in made} & {"self", "swift"}
+
+        assert parts() == set()
+        remember(model, some(model, 0), speed_up=0.9)
+        assert parts() == set()
+        remember(model, some(model, 0), speed_up=1.1)
+        assert parts() == {"self", "swift"}
+
+
 def test_self_can_be_tried_where_it_is_expected_to_lose(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the best layers that were found, and only where it is named."""
     with ondevice.load(directory, engine="simd", threads=1) as model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from ondevice.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, RESPONSE_TEMPLATE, TOKENIZER
 from ondevice.errors import BundleCorruptError, CheckpointError, reason
@@ -13,30 +12,7 @@ from ondevice.text.reply_parser import ResponseTemplate
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.checkpoint.json_fields import read_json
 from ondevice_export.checkpoint.source import Note
-
-GEMMA_4: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": ["<|turn>model\n", "<tool_response|>"],
-    "fields": {
-        "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
-        "tool_calls": {
-            "open_pattern": r"<\|tool_call>call:(?P<name>[\w.-]+)",
-            "close": "<tool_call|>",
-            "repeats": True,
-            "content": "json",
-            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-        },
-        "content": {"close": ["<turn|>", "<|tool_response>", "<eos>"], "content": "text"},
-    },
-}
-"""The template for checkpoints without one, from transformers 5.22.2 (`_RESPONSE_TEMPLATE_FALLBACKS` in
-cli/serving/utils.py). One difference: function names may contain dots and dashes, which OpenAI allows and `\\w+` does
-not.
-"""
-
-NEEDED = ("<|turn>", "<|channel>", "<|tool_call>")
-"""Control tokens of Gemma 4's format; the template above is used only if the tokenizer has all of them."""
+from ondevice_export.response_templates import known_template
 
 
 def copy_text_files(source: Path, bundle: Path, note: Note) -> None:
@@ -110,7 +86,7 @@ def _configured_template(source: Path) -> str | None:
 
 
 def _write_response_template(source: Path, bundle: Path, note: Note) -> None:
-    """Write the checkpoint's response template, or the known one for Gemma 4's format, into a bundle.
+    """Write the checkpoint's response template, or the known one for its control tokens, into a bundle.
 
     A bundle without a template returns replies as plain text.
 
@@ -127,8 +103,7 @@ def _write_response_template(source: Path, bundle: Path, note: Note) -> None:
         return
     path = source / "tokenizer_config.json"
     template = read_json(path).get("response_template") if path.is_file() else None
-    if template is None and set(NEEDED) <= set(tokenizer.control_texts.values()):
-        template = GEMMA_4
+    template = known_template(tokenizer) if template is None else template
     if template is None:
         return
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from ondevice.bundle import Bundle
-from ondevice.bundle_format.decoder import Block, Layer
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError
 from ondevice_export import export, families
+from ondevice_export.checkpoint.json_fields import Fields
 from ondevice_export.checkpoint.rope import rotary
-from ondevice_export.families.family import Config, Family, attention, feed_forward
+from ondevice_export.families.family import Family
+from tests.conftest import ROOT
 from tests.tiny_families import CONTEXT, FAMILIES, VOCAB, WINDOW, older_spelling, save_family
 
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 3 * WINDOW + 5).tolist()
@@ -102,7 +104,7 @@ def test_rotary_embeddings_are_those_of_transformers(parameters: dict[str, Any])
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = {"rope_theta": 500_000.0, **parameters}
-    found = rotary(families.family.Fields(parameters, "config.json"), 128, 16_384)
+    found = rotary(Fields(parameters, "config.json"), 128, 16_384)
     if parameters["rope_type"] == "default":
         expected, factor = 1.0 / 500_000.0 ** (np.arange(0, 128, 2) / 128), 1.0
     else:
@@ -198,28 +200,16 @@ def test_norms_that_have_their_offset_already(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(export(tmp_path / "model", tmp_path / "after", quantize="none")), expected)
 
 
-# A family that does not exist, added as CONTRIBUTING.md says: a Llama with norms behind its blocks and GELU.
-
-
-def olm_layer(config: Config, index: int) -> Layer:
-    return Layer(
-        (
-            Block(attention(config, index, bias=config.flag("qkv_bias")), norm_in=False, norm_out=True),
-            Block(feed_forward(config), norm_in=True, norm_out=False),
-        )
-    )
-
-
-OLM = Family(
-    name="olm",
-    architectures=("OlmForCausalLM",),
-    defaults={"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": 1e-5, "rope_theta": 5_000.0},
-    layer=olm_layer,
-    names={
-        "post_attention_layernorm.weight": "attn_out_norm.weight",
-        "pre_feedforward_layernorm.weight": "ffn_norm.weight",
-    },
-)
+def family_of_the_page() -> tuple[Family, ...]:
+    """The families of the file that CONTRIBUTING.md shows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    [source] = [
+        block for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "Family(" in block
+    ]
+    scope: dict[str, Any] = {}
+    exec(compile(source, "CONTRIBUTING.md", "exec"), scope)
+    found: tuple[Family, ...] = scope["FAMILIES"]
+    return found
 
 
 class OlmLayer(torch.nn.Module):
@@ -235,7 +225,7 @@ class OlmLayer(torch.nn.Module):
         return hidden + self.mlp(self.ffn_norm(hidden))
 
 
-def test_a_new_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_family_that_the_page_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {
         **{name: value for name, value in CONFIG.items() if name != "architectures"},
         "max_position_embeddings": CONTEXT,
@@ -255,7 +245,7 @@ def test_a_new_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps({"architectures": ["OlmForCausalLM"], **own}))
     with pytest.raises(CheckpointError, match="'OlmForCausalLM' is not supported"):
         export(tmp_path / "model", tmp_path / "bundle", quantize="none")
-    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, OLM))
+    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, *family_of_the_page()))
     found = logits_of(export(tmp_path / "model", tmp_path / "bundle", quantize="none"))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 

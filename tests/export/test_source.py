@@ -16,7 +16,8 @@ from ondevice.errors import CheckpointError
 from ondevice_export import export
 from ondevice_export.checkpoint import source
 from ondevice_export.checkpoint.source import Checkout, default_name, locate, locate_drafter
-from ondevice_export.text_files import GEMMA_4, copy_text_files
+from ondevice_export.response_templates import GEMMA_4
+from ondevice_export.text_files import copy_text_files
 from tests.export.conftest import Pair
 from tests.text.tokenizers_made import gemma_chat, gemma_like
 

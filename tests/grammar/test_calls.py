@@ -18,7 +18,7 @@ from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
-from ondevice_export.text_files import GEMMA_4 as RESPONSES
+from ondevice_export.response_templates import GEMMA_4 as RESPONSES
 from tests.grammar.schemas import random_schema
 from tests.grammar.walks import compiler, end_ids, ids_in, matcher, walk
 from tests.text.conversations import CLOCK, WEATHER

@@ -16,7 +16,7 @@ from ondevice import Model
 from ondevice.bundle import CHAT_TEMPLATE, MANIFEST, RESPONSE_TEMPLATE, TOKENIZER, Bundle, sha256
 from ondevice.bundle_format.manifest import FileEntry
 from ondevice_export import export
-from ondevice_export.text_files import GEMMA_4 as GEMMA_4_RESPONSES
+from ondevice_export.response_templates import GEMMA_4 as GEMMA_4_RESPONSES
 from tests.conftest import MakePair, Once
 from tests.media.towers import reference_model
 from tests.server.browsing import browser, open_page

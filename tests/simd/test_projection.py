@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from ondevice.bundle_format.weight_format import (
 )
 from ondevice.engines.simd.kernels.matmul.project import Activations, FloatRows, InputRows, PackedMatrix, gated, project
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, groups_form
+from ondevice.engines.simd.kernels.steps.layouts import GELU, SILU
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import input_form, product_kind
 from ondevice.engines.simd.tensor_files import Matrix
@@ -178,7 +180,10 @@ def test_the_softcap() -> None:
 @pytest.mark.parametrize("form", [INT4, INT4_AFFINE], ids=lambda form: form.name)
 @pytest.mark.parametrize("with_up", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 11])
-def test_gelu_of_the_gate_times_up(rows: int, with_up: bool, form: WeightFormat) -> None:
+@pytest.mark.parametrize(("function", "twin"), [(GELU, twins.gelu), (SILU, twins.silu)], ids=["gelu", "silu"])
+def test_the_gate_times_up(
+    function: int, twin: Callable[[twins.Wide], twins.Wide], rows: int, with_up: bool, form: WeightFormat
+) -> None:
     rng = np.random.default_rng(rows)
     width, inner = 64, 96
     gate, up = (random_matrix(rng, inner, width, form) for _ in range(2))
@@ -194,13 +199,14 @@ def test_gelu_of_the_gate_times_up(rows: int, with_up: bool, form: WeightFormat)
         matrix_of(pack, packed),
         Activations(records.ctypes.data, rows, input_form(gate)),
         FloatRows(0 if with_up else factor.ctypes.data, factor.strides[0]),
+        function,
         InputRows(out.ctypes.data, inner // 32, out_form),
         scratch.ctypes.data,
         0,
         inner // 32,
     )
     other = expected(up, x) if with_up else factor
-    product = twins.gelu(expected(gate, x).astype(np.float64)) * other
+    product = twin(expected(gate, x).astype(np.float64)) * other
     found = read_records(out, rows)
     step = np.exp2(found.exponents).repeat(32, axis=1)
     assert (np.abs(found.values() - product) <= 0.5001 * step + 1e-5 * np.abs(product)).all()

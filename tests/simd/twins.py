@@ -100,6 +100,10 @@ def gelu(x: Wide) -> Wide:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def silu(x: Wide) -> Wide:
+    return x / (1 + np.exp(-x))
+
+
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Wide:
     wide = x.astype(np.float64)
     return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + eps) * weight

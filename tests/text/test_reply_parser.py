@@ -12,7 +12,7 @@ from ondevice.errors import BundleCorruptError
 from ondevice.text.messages import ToolCall
 from ondevice.text.reply_parser import Parsed, ReplyParser, ResponseTemplate, begun_reply
 from ondevice.text.reply_stream import ReplyStream
-from ondevice_export.text_files import GEMMA_4
+from ondevice_export.response_templates import GEMMA_4
 from tests.fuzz.mutations import change_json
 from tests.text.tokenizers_made import gemma_chat
 

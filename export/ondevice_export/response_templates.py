@@ -1,0 +1,95 @@
+"""How to read replies of published models: response templates for checkpoints that have none of their own.
+
+A template is chosen by the tokenizer's control tokens, in the order of `TEMPLATES`. `ondevice.text.reply_parser` says
+what its fields mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ondevice.text.tokenizer import Tokenizer
+
+
+class Known(NamedTuple):
+    """A response template, and the control tokens that a tokenizer needs for it."""
+
+    needed: tuple[str, ...]
+    template: Mapping[str, Any]
+
+
+GEMMA_4: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ["<|turn>model\n", "<tool_response|>"],
+    "fields": {
+        "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"<\|tool_call>call:(?P<name>[\w.-]+)",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": ["<turn|>", "<|tool_response>", "<eos>"], "content": "text"},
+    },
+}
+"""From transformers 5.22.2 (`_RESPONSE_TEMPLATE_FALLBACKS` in cli/serving/utils.py). One difference: function names may
+contain dots and dashes, which OpenAI allows and `\\w+` does not.
+"""
+
+_QWEN_2: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": ["<|im_end|>", "<|endoftext|>"], "content": "text"},
+    },
+}
+"""Qwen2.5. From the same place, without thoughts."""
+
+_QWEN_3 = {
+    **_QWEN_2,
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        **_QWEN_2["fields"],
+    },
+}
+
+_LLAMA_3: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"(?:<\|python_tag\|>\{|\{)"
+            r'(?:"type": "function", )?"name": "(?P<name>[\w.-]+)", "parameters": ',
+            "close_pattern": r"\}(?:<\|eot_id\|>|<\|eom_id\|>)",
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": ["<|eot_id|>", "<|eom_id|>"], "content": "text"},
+    },
+}
+"""Llama 3.1 to 3.3, whose template asks for a call as `{"name": NAME, "parameters": {...}}` and nothing else. Only the
+end of the turn is a control token, so an answer that ends with such an object is a call too.
+"""
+
+TEMPLATES = (
+    Known(("<|turn>", "<|channel>", "<|tool_call>"), GEMMA_4),
+    Known(("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>"), _QWEN_3),
+    Known(("<|im_start|>", "<|im_end|>", "<tool_call>"), _QWEN_2),
+    Known(("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA_3),
+)
+
+
+def known_template(tokenizer: Tokenizer) -> Mapping[str, Any] | None:
+    """The template for a tokenizer's control tokens; None if its replies are plain text."""
+    texts = set(tokenizer.control_texts.values())
+    return next((known.template for known in TEMPLATES if texts.issuperset(known.needed)), None)

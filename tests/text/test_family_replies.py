@@ -1,0 +1,175 @@
+"""Replies of Qwen and Llama: thoughts and calls apart from the answer, however the text is divided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import decoders
+
+from ondevice.text.chat_template import ChatTemplate
+from ondevice.text.messages import ToolCall
+from ondevice.text.reply_parser import Parsed, ReplyParser, ResponseTemplate, begun_reply
+from ondevice.text.reply_stream import ReplyStream
+from ondevice.text.tokenizer import Tokenizer
+from ondevice_export.response_templates import known_template
+from ondevice_export.text_files import adds_bos, turn_ends
+from tests.published import published
+from tests.text.tokenizers_made import _byte_fallback
+
+QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"]
+THINKING = [*QWEN, "<think>", "</think>"]
+LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"]
+
+QWEN_PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+LLAMA_PROMPT = (
+    "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+
+
+def tokenizer_with(control: list[str]) -> Tokenizer:
+    return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], control)
+
+
+def parsed(tokenizer: Tokenizer, prompt: str, reply: str, *, at_once: bool) -> Parsed:
+    spec = known_template(tokenizer)
+    assert spec is not None
+    template = ResponseTemplate(spec, tokenizer)
+    begun = begun_reply(template, tokenizer, tokenizer.encode(prompt, add_special_tokens=False))
+    assert begun is not None
+    stream = ReplyStream(tokenizer, (), ReplyParser(template, begun))
+    ids, given = tokenizer.encode(reply, add_special_tokens=False), Parsed()
+    for part in [ids] if at_once else [[token] for token in ids]:
+        given = given.then(stream.feed(part))
+    return given.then(stream.finish())
+
+
+CALL = ToolCall("get_weather", {"city": "Zürich", "days": [1, {"x": None}]})
+ARGUMENTS = json.dumps(CALL.arguments, ensure_ascii=False)
+
+CASES: dict[str, tuple[list[str], str, str, Parsed]] = {
+    "an answer": (THINKING, QWEN_PROMPT, "Yes.<|im_end|>", Parsed("Yes.")),
+    "a thought": (THINKING, QWEN_PROMPT, "<think>\nHm.\n</think>\n\nYes.<|im_end|>", Parsed("Yes.", "Hm.")),
+    "an empty thought in the prompt": (
+        THINKING,
+        f"{QWEN_PROMPT}<think>\n\n</think>\n\n",
+        "Yes.<|im_end|>",
+        Parsed("Yes."),
+    ),
+    "a thought that the prompt begins": (
+        THINKING,
+        f"{QWEN_PROMPT}<think>\n",
+        "Hm.\n</think>\n\nYes.<|im_end|>",
+        Parsed("Yes.", "Hm."),
+    ),
+    "a call after a thought": (
+        THINKING,
+        QWEN_PROMPT,
+        f'<think>\nHm.\n</think>\n\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>',
+        Parsed("", "Hm.", (CALL,)),
+    ),
+    "two calls of a model without thoughts": (
+        QWEN,
+        QWEN_PROMPT,
+        f'I look.\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>',
+        Parsed("I look.", "", (CALL, ToolCall("f", {}))),
+    ),
+    "a call that is cut off": (
+        QWEN,
+        QWEN_PROMPT,
+        '<tool_call>\n{"name": "f", ',
+        Parsed('<tool_call>\n{"name": "f",'),
+    ),
+    "Llama's answer": (LLAMA, LLAMA_PROMPT, "Yes.<|eot_id|>", Parsed("Yes.")),
+    "Llama's call": (
+        LLAMA,
+        LLAMA_PROMPT,
+        f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}<|eot_id|>',
+        Parsed("", "", (CALL,)),
+    ),
+    "Llama's call with a type, as a message to a program": (
+        LLAMA,
+        LLAMA_PROMPT,
+        f'<|python_tag|>{{"type": "function", "name": "get_weather", "parameters": {ARGUMENTS}}}<|eom_id|>',
+        Parsed("", "", (CALL,)),
+    ),
+    "Llama's answer in JSON": (
+        LLAMA,
+        LLAMA_PROMPT,
+        '{"name": "Zoe", "age": 3}<|eot_id|>',
+        Parsed('{"name": "Zoe", "age": 3}'),
+    ),
+}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_a_reply_is_told_apart(case: str, at_once: bool) -> None:
+    control, prompt, reply, expected = CASES[case]
+    assert parsed(tokenizer_with(control), prompt, reply, at_once=at_once) == expected
+
+
+def test_a_call_that_is_spelled_out_is_none() -> None:
+    """A model may write the letters of a control token because a text asked for it."""
+    tokenizer = tokenizer_with(THINKING)
+    spec = known_template(tokenizer)
+    assert spec is not None
+    template = ResponseTemplate(spec, tokenizer)
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    stream = ReplyStream(tokenizer, (), ReplyParser(template, ""))
+    given = stream.feed(tokenizer.encode(text, add_special_tokens=False, parse_special=False))
+    assert given.then(stream.finish()) == Parsed(text)
+
+
+def test_a_tokenizer_without_such_tokens_has_no_template() -> None:
+    assert known_template(tokenizer_with(["<|user|>", "<|assistant|>"])) is None
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def published_chat(name: str) -> tuple[Path, Tokenizer, ChatTemplate]:
+    directory = published(f"{name}-tokenizer")
+    config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+    special = {name: config[name] for name in ("bos_token", "eos_token", "pad_token") if config.get(name)}
+    return directory, Tokenizer.from_file(directory / "tokenizer.json"), ChatTemplate(config["chat_template"], special)
+
+
+def test_published_qwen3() -> None:
+    directory, tokenizer, template = published_chat("qwen3")
+    asked = [{"role": "user", "content": "hi"}]
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call><|im_end|>'
+    for thinking, reply in ((True, f"<think>\nHm.\n</think>\n\n{call}"), (False, call)):
+        prompt = template.render(asked, tools=[TOOL], enable_thinking=thinking)
+        found = parsed(tokenizer, prompt, reply, at_once=False)
+        assert found == Parsed("", "Hm." if thinking else "", (ToolCall("get_weather", {"city": "Bern"}),))
+    assert not adds_bos(directory, None, default=None)
+    assert [tokenizer.text_of(token) for token in turn_ends(directory)] == ["<|im_end|>"]
+
+
+def test_published_llama3() -> None:
+    directory, tokenizer, template = published_chat("llama3.1")
+    prompt = template.render([{"role": "user", "content": "hi"}])
+    assert prompt.startswith("<|begin_of_text|>")
+    call = '{"name": "get_weather", "parameters": {"city": "Bern"}}<|eot_id|>'
+    found = parsed(tokenizer, prompt, call, at_once=False)
+    assert found == Parsed("", "", (ToolCall("get_weather", {"city": "Bern"}),))
+    assert adds_bos(directory, 128_000, default=None)
+    assert [tokenizer.text_of(token) for token in turn_ends(directory)] == ["<|eot_id|>"]
+
+
+def test_published_gemma3() -> None:
+    directory, tokenizer, template = published_chat("gemma3")
+    assert template.render([{"role": "user", "content": "hi"}]).endswith("<start_of_turn>model\n")
+    assert known_template(tokenizer) is None
+    assert adds_bos(directory, 2, default=True)
+    assert [tokenizer.text_of(token) for token in turn_ends(directory)] == ["<end_of_turn>"]
