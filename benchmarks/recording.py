@@ -311,7 +311,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     """The script's own arguments, and those after `--`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path, help="a bundle's directory")
-    parser.add_argument("--prompt", type=Path, default=PROMPT, metavar="FILE", help="(default: that of `make demo`)")
+    parser.add_argument("--prompt", type=Path, default=PROMPT, metavar="FILE", help="(default: that of `make pair`)")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of the reply (default: 96)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the draws (default: 1)")
     parser.add_argument("--out", type=Path, default=PICTURE, metavar="FILE", help="(default: docs/recording.svg)")

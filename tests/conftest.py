@@ -202,7 +202,7 @@ Once = Callable[[str, Callable[[Path], object]], Path]
 
 @pytest.fixture(scope="session")
 def reference_export(once: Once) -> Path:
-    """The bundle of the repository's reference pair, exported as by `make demo`: int4 weights, int8 head."""
+    """The bundle of the repository's reference pair, exported as by `make pair`: int4 weights, int8 head."""
     return once("bundles", lambda directory: export(REFERENCE / "target", directory / "reference")) / "reference"
 
 

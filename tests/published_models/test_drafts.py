@@ -1,0 +1,89 @@
+"""Published models: drafts, batches, caches and engines change no token, and what surrounds a model works with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ondevice import Model
+from tests.published_models.conftest import LoadModel
+
+CODE = '''def parse_line(line):
+    """Split a line into a key and a value."""
+    key, _, value = line.partition("=")
+    return key.strip(), value.strip()
+
+
+def parse_lines(lines):
+    """Parse every line into a dictionary."""
+'''
+QUESTION = [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]
+
+PROMPTS: dict[str, dict[str, Any]] = {"smollm2": {"chat": QUESTION, "code": CODE}, "gemma3": {"code": CODE}}
+CASES = [(name, prompt) for name, prompts in PROMPTS.items() for prompt in prompts]
+
+
+def generate(model: Model, prompt: Any, drafter: str, temperature: float, **options: Any) -> tuple[int, ...]:
+    reply = model.generate(prompt, max_new_tokens=48, seed=5, drafter=drafter, temperature=temperature, **options)
+    return reply.token_ids
+
+
+@pytest.mark.parametrize(("name", "prompt"), CASES)
+@pytest.mark.parametrize("engine", ["simd", pytest.param("ort", marks=pytest.mark.needs("onnxruntime"))])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_no_token(loaded: LoadModel, name: str, prompt: str, engine: str, temperature: float) -> None:
+    model, text = loaded(name, engine=engine), PROMPTS[name][prompt]
+    plain = generate(model, text, "none", temperature)
+    assert len(plain) > 8
+    for drafter in ("ngram", "auto"):
+        assert generate(model, text, drafter, temperature) == plain
+    forced = generate(
+        model, text, "ngram", temperature, num_assistant_tokens=4, num_assistant_tokens_schedule="constant"
+    )
+    assert forced == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_own_layers_change_no_token(loaded: LoadModel, name: str, temperature: float) -> None:
+    model = loaded(name)
+    plain = generate(model, CODE, "none", temperature)
+    for drafter in ("self", "swift"):
+        assert generate(model, CODE, drafter, temperature) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"kv_cache": "int8"}, {"attention": "lookup"}])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_other_caches_and_attention(loaded: LoadModel, name: str, options: dict[str, str]) -> None:
+    """Behind more than 2,560 tokens, where lookups begin, and past Gemma 3's window."""
+    model = loaded(name, **options)
+    text = "".join(f"def f_{number}(x):\n    return x * {number}\n\n\n" for number in range(170)) + "def f_170("
+    assert len(model.encode(text)) > 2560
+    plain = generate(model, text, "none", 1.0)
+    assert generate(model, text, "auto", 1.0) == plain
+
+
+def test_a_question_is_answered_in_words(loaded: LoadModel) -> None:
+    """The end token of SmolLM2's turns ends a reply, and its chat template is the file's."""
+    reply = loaded("smollm2").generate(
+        [{"role": "user", "content": "What is the capital of France?"}], max_new_tokens=64, temperature=0.0
+    )
+    assert "Paris" in reply.text
+    assert reply.finish_reason == "stop"
+    assert "<|im_end|>" not in reply.text
+
+
+@pytest.mark.needs("llguidance")
+def test_a_schema_is_kept(loaded: LoadModel) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    options: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    }
+    model = loaded("smollm2")
+    plain = model.generate(QUESTION, max_new_tokens=40, temperature=0.0, drafter="none", **options)
+    assert plain.text.startswith("{")
+    drafted = model.generate(QUESTION, max_new_tokens=40, temperature=0.0, **options)
+    assert drafted.token_ids == plain.token_ids
