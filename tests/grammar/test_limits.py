@@ -108,11 +108,13 @@ def test_words_that_begin_alike(made: Compiler) -> None:
     ],
 )
 def test_the_library_refuses_what_is_too_large_in_one_line(made: Compiler, wanted: Any) -> None:
-    constraint = None
-    with pytest.raises(GrammarError) as caught:
+    def walk_forced() -> None:
         constraint = matcher(made, wanted)
         while (token := constraint.forced([])) is not None:
             constraint.take([token])
+
+    with pytest.raises(GrammarError) as caught:
+        walk_forced()
     assert "\n" not in str(caught.value)
     assert "<" not in str(caught.value)
     assert walk(matcher(made, {"type": "regex", "regex": "[a-z]{3}"}), random.Random(1), ENDS) is not None
@@ -136,7 +138,8 @@ def test_tokens_of_a_long_forced_text_are_made_once(made: Compiler, monkeypatch:
     monkeypatch.setattr(constraint, "_matcher", Counting(constraint._matcher))
     reply = []
     while not constraint.finished:
-        assert (token := constraint.forced([])) is not None
+        token = constraint.forced([])
+        assert token is not None
         reply.append(token)
         constraint.take([token])
     assert TOKENIZER.decode(reply) == text

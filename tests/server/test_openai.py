@@ -6,9 +6,9 @@ import math
 import pytest
 
 from ondevice.generation import Step
+from ondevice.server.bodies import MAX_REQUEST_BYTES
 from ondevice.server.openai import ChatCompletionWriter
 from ondevice.server.replies import Choice
-from ondevice.server.bodies import MAX_REQUEST_BYTES
 from tests.server.served import text_of
 from tests.text.conversations import WEATHER
 

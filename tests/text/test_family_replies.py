@@ -66,7 +66,8 @@ CASES: dict[str, tuple[list[str], str, str, Parsed]] = {
     "a call after a thought": (
         THINKING,
         QWEN_PROMPT,
-        f'<think>\nHm.\n</think>\n\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>',
+        "<think>\nHm.\n</think>\n\n"
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>',
         Parsed("", "Hm.", (CALL,)),
     ),
     "two calls of a model without thoughts": (
