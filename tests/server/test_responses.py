@@ -38,7 +38,8 @@ def test_a_conversation_with_a_tool(client, scripted):
     response = client.responses.create(input=asked, **options)
     reasoning, call = response.output
     assert reasoning.content[0].text == "I need the weather."
-    assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+    thoughts = scripted.model.tokenizer.encode("I need the weather.", add_special_tokens=False)
+    assert response.usage.output_tokens_details.reasoning_tokens == len(thoughts) < response.usage.output_tokens
     assert (call.type, call.name, json.loads(call.arguments)) == (
         "function_call",
         "get_weather",

@@ -1,3 +1,4 @@
+import base64
 import json
 
 import pytest
@@ -91,6 +92,12 @@ def test_a_table_that_claims_too_much_memory_does_not_end_the_process(tmp_path, 
     with pytest.raises(BundleCorruptError, match="is not a tokenizer") as caught:
         Tokenizer.from_file(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_is_as_long_as_it_claims_is_read(tmp_path):
+    """A trie of one entry, 4 bytes, and no texts behind it."""
+    table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\4\0\0\0" + bytes(4)).decode()}
+    assert Tokenizer.from_file(altered(tmp_path / "tokenizer.json", normalizer=table)).vocab_size
 
 
 @pytest.mark.parametrize(
