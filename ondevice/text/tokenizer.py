@@ -153,7 +153,8 @@ def _failure(doing: str, error: BaseException) -> BundleCorruptError:
 
 
 def _check_charsmaps(text: str) -> None:
-    """Refuse a normaliser's table that claims to be longer than it is: the library would abort the process.
+    """Refuse a normaliser's table that claims to be longer than it is, for which the library would abort the process,
+    or that has no trie, for which each encoding would fail.
 
     Raises:
         ValueError: there is such a table.
@@ -170,7 +171,7 @@ def _check_charsmaps(text: str) -> None:
             left += node.values()
             if node.get("type") == "Precompiled":
                 table = base64.b64decode(node.get("precompiled_charsmap", ""))
-                if len(table) < 4 or int.from_bytes(table[:4], "little") > len(table) - 4:
+                if not 4 <= int.from_bytes(table[:4], "little") <= len(table) - 4:
                     raise ValueError("its character map is damaged")
 
 

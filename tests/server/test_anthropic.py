@@ -69,11 +69,15 @@ def test_one_call_where_parallel_ones_are_disabled(client, scripted):
 def test_streamed_message(client, scripted):
     scripted.says(f"{THOUGHT}One moment. {CALL}{CALL}<|tool_response>")
     with client.messages.stream(model="any", max_tokens=200, messages=ASKED, tools=[WEATHER]) as stream:
-        kinds = [event.type for event in stream]
+        events = list(stream)
         message = stream.get_final_message()
-    assert kinds[0] == "message_start"
-    assert kinds[-1] == "message_stop"
-    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
+    assert events[0].type == "message_start"
+    assert events[-1].type == "message_stop"
+    for kind in ("content_block_start", "content_block_stop"):
+        assert [event.index for event in events if event.type == kind] == [0, 1, 2, 3]
+    deltas = [event.index for event in events if event.type == "content_block_delta"]
+    assert sorted(deltas) == deltas
+    assert set(deltas) == {0, 1, 2, 3}
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert message.content[0].thinking == "I need the weather."
     assert message.content[1].text == "One moment."

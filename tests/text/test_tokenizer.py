@@ -81,12 +81,13 @@ def altered(path, **parts):
     [
         {"type": "Precompiled", "precompiled_charsmap": "////////"},
         {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+        {"type": "Precompiled", "precompiled_charsmap": "AAAAAGFiYwA="},
         {"type": "Precompiled", "precompiled_charsmap": 5},
         {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "////////"}]},
     ],
 )
 @pytest.mark.parametrize("name", ["Precompiled", r"\u0050recompiled"])
-def test_a_table_that_claims_too_much_memory_does_not_end_the_process(tmp_path, normalizer, name):
+def test_a_table_that_claims_too_much_memory_or_has_no_trie_does_not_end_the_process(tmp_path, normalizer, name):
     path = altered(tmp_path / "tokenizer.json", normalizer=normalizer)
     path.write_text(path.read_text("utf-8").replace("Precompiled", name), "utf-8")
     with pytest.raises(BundleCorruptError, match="is not a tokenizer") as caught:
@@ -95,9 +96,9 @@ def test_a_table_that_claims_too_much_memory_does_not_end_the_process(tmp_path, 
 
 
 def test_a_table_that_is_as_long_as_it_claims_is_read(tmp_path):
-    """A trie of one entry, 4 bytes, and no texts behind it."""
-    table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\4\0\0\0" + bytes(4)).decode()}
-    assert Tokenizer.from_file(altered(tmp_path / "tokenizer.json", normalizer=table)).vocab_size
+    """A trie of 256 empty entries, 1024 bytes, and no texts behind it."""
+    table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\0\4\0\0" + bytes(1024)).decode()}
+    assert Tokenizer.from_file(altered(tmp_path / "tokenizer.json", normalizer=table)).encode("abc")
 
 
 @pytest.mark.parametrize(
