@@ -53,21 +53,23 @@ KINDS = (*NUMBERS, *MIXTURES)
 # Bundles.
 
 Change = Callable[[Tensor, NDArray[np.uint8]], None]
-"""Changes the bytes of a tensor, or of its scales, in place."""
+"""Changes the bytes of a tensor, or of its scales and minimums, in place."""
 
 
 def numbers(kind: str, share: float = 1.0, seed: int = 0) -> Change:
-    """A change that writes hostile numbers to a share of a tensor's float32, or of its scales' if it has codes."""
+    """A change that writes hostile numbers to a share of a tensor's float32, or of its scales and minimums."""
 
     def change(tensor: Tensor, data: NDArray[np.uint8]) -> None:
-        scales = tensor.scales
-        offset, size = (tensor.offset, tensor.bytes) if scales is None else (scales.offset, scales.bytes)
-        dtype = np.dtype(scales.dtype if scales is not None else "float32")
-        part = data[offset : offset + size].view(dtype)
-        with np.errstate(over="ignore"):
-            written = filled(kind, part.shape, seed).astype(dtype)
-        chosen = np.random.default_rng(seed).random(part.shape) < share
-        part[chosen] = written[chosen]
+        factors = [each for each in (tensor.scales, tensor.minimums) if each is not None]
+        ranges = [(each.offset, each.bytes, each.dtype) for each in factors] or [
+            (tensor.offset, tensor.bytes, "float32")
+        ]
+        for number, (offset, size, dtype) in enumerate(ranges):
+            part = data[offset : offset + size].view(np.dtype(dtype))
+            with np.errstate(over="ignore"):
+                written = filled(kind, part.shape, seed).astype(dtype)
+            chosen = np.random.default_rng(seed + number).random(part.shape) < share
+            part[chosen] = written[chosen]
 
     return change
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from numba import njit
 
-from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, INT4, INT8, WeightFormat
+from ondevice.bundle_format.weight_format import BFLOAT16, BY_ROW, IN_GROUPS, WeightFormat
 from ondevice.engines.protocol import KVCacheType, TokenTree
 from ondevice.engines.simd.kernels.attention import key_codes, lookup
 from ondevice.engines.simd.kernels.attention.key_codes import SUMS
@@ -32,6 +32,7 @@ from tests.guards import Guards
 from tests.hostile import KINDS, filled
 from tests.pairwise import pairwise
 from tests.simd import test_attention, test_projection
+from tests.simd.conftest import AFFINE
 from tests.simd.hostile_forwards import NO_NUMBERS, each_once, run
 from tests.simd.memory import cache_of
 from tests.simd.test_attention import HEAD_DIM
@@ -191,8 +192,7 @@ def test_rows_are_grouped_by_existing_experts(guards: Guards, kind: str, top: in
 # Codes of activations, of keys and of values.
 
 MATRICES = [
-    (INT4, NONE),
-    (INT8, NONE),
+    *((form, NONE) for form in IN_GROUPS),
     *((BY_ROW[bits], Steps(step, step)) for bits in BY_ROW for step in (0.02, 1e-45, 3e38)),
     (BY_ROW[4], NONE),
     (BFLOAT16, NONE),
@@ -205,7 +205,8 @@ def test_activations_and_products_stay_in_their_arrays(
 ) -> None:
     """Hostile activations times an ordinary matrix, and the other way round."""
     ordinary = random_matrix(np.random.default_rng(rows), 32, 96, *matrix)
-    hostile = replace(ordinary, scales=filled(kind, ordinary.scales.shape))
+    minimums = None if ordinary.minimums is None else filled(kind, ordinary.minimums.shape)
+    hostile = replace(ordinary, scales=filled(kind, ordinary.scales.shape), minimums=minimums)
     for each, x in ((ordinary, filled(kind, (rows, 96))), (hostile, filled("equal", (rows, 96)))):
         layout = PackLayout()
         with guards.around_all(), np.errstate(over="ignore"):
@@ -213,7 +214,7 @@ def test_activations_and_products_stay_in_their_arrays(
             test_projection.run(pack_of(layout), packed, x)
 
 
-@pairwise(form=[INT4, INT8], number=[np.nan, np.inf, -np.inf, 3e38], rows=[1, 2, 4, 8, 11])
+@pairwise(form=IN_GROUPS, number=[np.nan, np.inf, -np.inf, 3e38], rows=[1, 2, 4, 8, 11])
 def test_a_row_with_a_number_that_has_no_code_becomes_nan(form: WeightFormat, number: float, rows: int) -> None:
     """Wherever in the row it stands; the other rows keep their bits."""
     rng = np.random.default_rng(rows)
@@ -266,8 +267,10 @@ def test_attention_to_what_is_no_number_is_nan(guards: Guards, kind: str, cache:
 
 # Whole forwards.
 
-FAMILIES = ("e2b", "26b", "half")
-"""With a shortlist and per-layer embeddings, with experts, and trained quantised: every kind of step and of product."""
+FAMILIES = ("e2b", "26b", "half", AFFINE)
+"""With a shortlist and per-layer embeddings, with experts, trained quantised, and affine: every kind of step and of
+product.
+"""
 
 RUNS = [(family, *run) for number, family in enumerate(FAMILIES) for run in each_once(number)]
 """`test_instruction_sets.py` runs all caches and kinds of attention, on every instruction set."""
