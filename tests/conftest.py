@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "models" / "reference"
 
 PARTS = {
-    "oracle": ("export", "recipe"),
+    "oracle": ("export", "gguf", "recipe"),
     "onnxruntime": (
         "engines/test_exactness.py",
         "engines/test_ort.py",
@@ -58,7 +58,7 @@ PARTS = {
 
 Tests in other files have the marker `needs`.
 
-oracle : torch, transformers and optimum, whose results ours are compared with
+oracle : torch, transformers, optimum, gguf and llama.cpp, whose results ours are compared with
 clients : the clients of OpenAI and Anthropic, and a browser's
 ray : ray, which has no wheels for Intel Macs and the newest Python versions
 """

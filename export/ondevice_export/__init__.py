@@ -3,6 +3,7 @@
 Input: checkpoint directories or hub ids. Output: a bundle directory, which appears complete or not at all
 (`bundle_writer`). Read `exporter` first.
 
+    gguf/        GGUF files as checkpoints
     checkpoint/  finds and opens checkpoints; checks configuration and every tensor
     graph/       the ONNX graphs
     graph_files  writes the graphs while `matrices` quantises their weights into data files (`data_file`, `quantize`) in

@@ -1,10 +1,11 @@
-"""Finds and reads checkpoints: input is a directory or a hub id, output are checked configurations and tensors.
+"""Finds and reads checkpoints: input is a directory, a GGUF file or a hub id, output are checked configurations and tensors.
 
 Read `models` first: it opens target and drafter and checks every tensor's shape; `heads` does so for trained heads.
 
     source               local directories, or repositories on the hub, which are downloaded
     config               `config.json` as an `ondevice.bundle_format.model_config`; `json_fields` checks each field
     vision, audio        the towers of a target, if its checkpoint has them; `towers` is what both have in common
-    directory            tensors by name, in one safetensors file or in shards; `safetensors_file` reads one file
+    directory            what all checkpoints offer; a directory's tensors, in one safetensors file (`safetensors_file`)
+                         or in shards
     gemma_quantization   which modules of a checkpoint were trained quantised; `quantized_modules` reads their codes
 """

@@ -1,9 +1,8 @@
 """One GGUF file: its metadata and tensor entries are checked in full, its tensors are read in pieces.
 
-Own code instead of the `gguf` package. That package maps the file, whose pages count as resident memory, and makes
-several arrays for every token: opening Gemma 3 270M took 10.4 s and 716 MB with version 0.19.0, and 0.9 s and 180 MB
-here. It also trusts lengths: an array that claims 2**60 numbers is a loop without an end, and of `tests/fuzz`'s mutants
-many end in a traceback of numpy.
+Own code instead of the `gguf` package (0.19.0), which maps the file, so that its pages count as resident memory, and
+makes several arrays for every token: opening Gemma 3 270M took 10.4 s and 716 MB, and takes 0.3 s and 53 MB here. It
+trusts what it reads, too: of 200 mutants of `tests/fuzz`, 177 ended in a traceback.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 """
