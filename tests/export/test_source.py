@@ -28,7 +28,7 @@ COMMIT = "0123456789abcdef"
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A hub that has `google/tiny` and `google/tiny-assistant`, and nothing else."""
     for name in ("google/tiny", "google/tiny-assistant"):
-        (tmp_path / name / "snapshots" / COMMIT).mkdir(parents=True)
+        _snapshot(tmp_path / name)
 
     def download(repo_id: str, **_: object) -> str:
         if not (tmp_path / repo_id).is_dir():
@@ -37,6 +37,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return tmp_path
+
+
+def _snapshot(repository: Path) -> None:
+    """A downloaded repository with a configuration."""
+    (repository / "snapshots" / COMMIT).mkdir(parents=True)
+    (repository / "snapshots" / COMMIT / "config.json").touch()
 
 
 def test_hub_ids(hub: Path) -> None:
@@ -54,7 +60,7 @@ def test_hub_ids(hub: Path) -> None:
 
 
 def test_a_variant_that_was_trained_quantised_has_the_plain_model_s_drafter(hub: Path) -> None:
-    (hub / "google/tiny-qat-mobile" / "snapshots" / COMMIT).mkdir(parents=True)
+    _snapshot(hub / "google/tiny-qat-mobile")
     notes: list[str] = []
     drafter = locate_drafter("auto", locate("google/tiny-qat-mobile"), notes.append)
     assert drafter is not None
@@ -90,11 +96,20 @@ def test_drafter_beside_a_directory(tmp_path: Path, place: str) -> None:
 
 def test_download_asks_for_text_models_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, object] = {}
+    (tmp_path / "config.json").touch()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda _, **options: asked.update(options) or tmp_path)
     source.locate("google/tiny", "v1")
     assert asked["revision"] == "v1"
     assert "*.bin" not in str(asked["allow_patterns"])
     assert "*.safetensors" in str(asked["allow_patterns"])
+
+
+def test_a_repository_without_a_configuration_may_have_gguf_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda _, **options: tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no config\.json: if it has GGUF files, name one with --gguf"):
+        locate("google/tiny")
 
 
 def test_text_side_and_defaults(e2b: Pair, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finds and reads checkpoints: input is a directory, a GGUF file or a hub id, output are checked configurations and tensors.
+"""Finds and reads checkpoints: input is a directory, a file or a hub id, output are checked configurations and tensors.
 
 Read `models` first: it opens target and drafter and checks every tensor's shape; `heads` does so for trained heads.
 
