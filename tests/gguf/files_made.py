@@ -58,7 +58,7 @@ def write_gguf(
     config: Any,
     state: State,
     *,
-    kind: Kind = Kind.F32,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
     divisors: NDArray[np.float32] | None = None,
     more: Callable[[Any], None] = lambda writer: None,
     names_of: str | None = None,
@@ -68,7 +68,7 @@ def write_gguf(
     Args:
         config: the text model's configuration.
         state: its tensors by the hub's names.
-        kind: type of the matrices.
+        kind: type of the matrices, or a function of a matrix's name.
         divisors: of rotary frequencies.
         more: adds further metadata.
         names_of: the architecture whose tensor names are used, if gguf does not know `architecture`.
@@ -81,8 +81,9 @@ def write_gguf(
         writer.add_tensor("rope_freqs.weight", divisors)
     for name, values in state.items():
         own, data = _own_name(name, names), _converted(architecture, name, values, config)
-        if data.ndim > 1 and kind is not Kind.F32 and not name.endswith("router.proj.weight"):
-            writer.add_tensor(own, gguf.quantize(data, kind), raw_dtype=kind)
+        stored = kind if isinstance(kind, Kind) else kind(name)
+        if data.ndim > 1 and stored is not Kind.F32 and not name.endswith("router.proj.weight"):
+            writer.add_tensor(own, gguf.quantize(data, stored), raw_dtype=stored)
         else:
             writer.add_tensor(own, np.ascontiguousarray(data))
     writer.write_header_to_file()

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from gguf import GGMLQuantizationType as Kind
 import ondevice
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.tensor_table import Tensor
-from ondevice.engines.choice import EngineName
+from ondevice.engines.choice import EngineName, open_engine
+from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.errors import CheckpointError, PairMismatchError, UsageError
 from ondevice_export import export
-from ondevice_export.checkpoint.source import default_name, locate
+from ondevice_export.checkpoint.source import default_name, locate, locate_drafter
+from ondevice_export.gguf.checkpoint import GgufCheckpoint
 from tests.conftest import ENGINES
 from tests.gguf.files_made import add_vocabulary, gemma4_divisors, random_model, state_of, write_gguf
 from tests.hub.served import serving
@@ -133,6 +136,34 @@ def test_both_engines_run_it_with_its_tokenizer(
         assert plain.token_ids
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer_of_several_types(tmp_path: Path, engine: EngineName, kernels: None) -> None:
+    """As in a Q4_K_M file: queries, keys and values, or gate and up, differ in bits and minimums."""
+    model = _llama()
+    kinds = {"v_proj": Kind.Q8_0, "k_proj": Kind.Q5_1, "up_proj": Kind.Q4_0, "down_proj": Kind.BF16, "embed": Kind.Q4_1}
+
+    def kind(name: str) -> Kind:
+        return next((kind for part, kind in kinds.items() if part in name), Kind.Q4_1)
+
+    path = write_gguf(tmp_path / "mixed.gguf", "llama", model.config, state_of(model), kind=kind, more=_tokens)
+    forms = {}
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    for name in ("q_proj", "k_proj", "v_proj"):
+        tensor = _stored(bundle, f"layers.0.self_attn.{name}.weight")[0]
+        forms[name] = (tensor.format, tensor.minimums is not None)
+    assert forms == {"q_proj": ("int4", True), "k_proj": ("int8", False), "v_proj": ("int8", False)}
+    ids = list(range(5, 45))
+    with GgufCheckpoint(path) as file:
+        weights = {name: torch.tensor(file.read(name)) for name in file.names}
+    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    with closing(open_engine(engine, bundle, 1)) as opened:
+        session = opened.open_session()
+        [outputs] = opened.forward([Rows(session, TokenTree.chain(ids), range(len(ids)))])
+        np.testing.assert_allclose(outputs.logits, expected, atol=0.05 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_a_float_file_gives_the_bundle_of_its_safetensors(tmp_path: Path, architecture: str) -> None:
     """Weights and graph are the same bytes; the norms of Gemma 3 have their 1 added before or after."""
@@ -222,11 +253,21 @@ def test_options_that_contradict_a_file(llama: tuple[Path, Any], tmp_path: Path)
 def test_local_files(llama: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _file(llama, Kind.Q8_0)
     found = locate(str(path))
-    assert (found.file, found.id, default_name(found)) == (path.resolve(), path.name, "model-Q8_0")
+    assert (found.file, found.id, default_name(found)) == (path, path.name, "model-Q8_0")
+    (tmp_path / "linked.gguf").symlink_to(path)
+    assert default_name(locate(str(tmp_path / "linked.gguf"))) == "linked"
+    (tmp_path / "linked.gguf").unlink()
     part = tmp_path / "large-Q8_0-00001-of-00002.gguf"
     part.touch()
     assert default_name(locate(str(part))) == "large-Q8_0"
     assert locate(str(path.parent), gguf=path.name) == found
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "config.json").touch()
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model.gguf").touch()
+    notes: list[str] = []
+    assert locate_drafter("auto", locate(str(tmp_path / "files" / "model.gguf")), notes.append) is None
+    assert notes == ["no drafter beside model.gguf: name one with --drafter"]
     monkeypatch.chdir(tmp_path)
     cases = {
         "model.gguf": "model.gguf does not exist: name a GGUF file",

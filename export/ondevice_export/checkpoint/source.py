@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +87,8 @@ def _local(source: str, path: Path, gguf: str | None) -> Checkout:
         raise CheckpointError(f"{file} does not exist: name a GGUF file, a directory or a hub id")
     if file.suffix.lower() != GGUF:
         raise CheckpointError(f"{file} is no GGUF file: a checkpoint is a *{GGUF} file, a directory or a hub id")
-    return Checkout(file.resolve().parent, file.name, None, file.resolve())
+    file = file.absolute()  # a link's target, as in Hugging Face's cache, has another name
+    return Checkout(file.parent, file.name, None, file)
 
 
 def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | None:
@@ -110,14 +111,8 @@ def locate_drafter(drafter: str, target: Checkout, note: Note) -> Checkout | Non
             except _AbsentError:
                 note(f"no drafter: {name} was not found")
         return None
-    directory = target.directory
-    for found in (
-        directory.parent / "drafter",
-        directory / "drafter",
-        directory.with_name(directory.name + "-assistant"),
-    ):
-        if (found / "config.json").is_file() and found != directory:
-            return locate(str(found))
+    if (found := next(_beside(target, "drafter"), None)) is not None:
+        return locate(str(found))
     note(f"no drafter beside {target.path.name}: name one with --drafter")
     return None
 
@@ -137,11 +132,21 @@ def locate_heads(heads: str, target: Checkout) -> Checkout | None:
         return None
     if heads != "auto":
         return locate(heads)
+    found = next(_beside(target, "heads"), None)
+    return None if found is None else locate(str(found))
+
+
+def _beside(target: Checkout, name: str) -> Iterator[Path]:
+    """Directories with a configuration that belong to a local target: `name` in or beside its directory, and
+    `<directory>-assistant`; of a GGUF file only `name` in its directory, where other models may lie too.
+    """
     directory = target.directory
-    for found in (directory.parent / "heads", directory / "heads"):
-        if (found / "config.json").is_file() and found != directory:
-            return locate(str(found))
-    return None
+    places = [directory / name]
+    if target.file is None:
+        places = [directory.parent / name, directory / name]
+        if name == "drafter":
+            places.append(directory.with_name(directory.name + "-assistant"))
+    return (found for found in places if (found / "config.json").is_file() and found != directory)
 
 
 def default_name(target: Checkout) -> str:
