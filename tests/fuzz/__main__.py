@@ -23,8 +23,12 @@ from tests.fuzz.bundles import IDS, Mutants
 from tests.fuzz.exports import Exports, GgufExports
 from tests.fuzz.media import Media
 from tests.fuzz.options import Calls
+from tests.fuzz.values import Values
 
-Fuzzed = Mutants | Exports | GgufExports | Calls | Media
+Fuzzed = Mutants | Exports | GgufExports | Calls | Media | Values
+
+KINDS = {"bundles": 6, "values": 4, "exports": 2, "gguf": 2, "options": 2, "media": 2}
+"""Kinds of mutants, and how often each is made in comparison with the others."""
 
 PAIR = Path(__file__).parents[2] / "models" / "reference"
 
@@ -34,9 +38,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="default: 60")
     parser.add_argument("--seed", type=int, help="seed of the first mutant; later ones count up (default: random)")
     parser.add_argument("--count", type=int, default=sys.maxsize, help="most mutants")
-    parser.add_argument(
-        "--only", choices=["bundles", "exports", "gguf", "options", "media"], help="one kind (default: all)"
-    )
+    parser.add_argument("--only", choices=KINDS, help="one kind (default: all)")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
@@ -54,16 +56,13 @@ def main() -> int:
                 model.generate(IDS, **options)
         kinds: dict[str, Fuzzed] = {
             "bundles": Mutants(bundle, room),
+            "values": Values(bundle, room),
             "exports": Exports(PAIR, room),
             "gguf": GgufExports(PAIR, room),
             "options": Calls(bundle),
             "media": Media(),
         }
-        names = (
-            [args.only]
-            if args.only
-            else ["bundles"] * 6 + ["exports"] * 2 + ["gguf"] * 2 + ["options"] * 2 + ["media"] * 2
-        )
+        names = [args.only] if args.only else [kind for kind, share in KINDS.items() for _ in range(share)]
         return _fuzz(kinds, names, seed, args)
 
 

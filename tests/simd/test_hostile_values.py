@@ -214,7 +214,7 @@ def test_activations_and_products_stay_in_their_arrays(
             test_projection.run(pack_of(layout), packed, x)
 
 
-@pairwise(form=IN_GROUPS, number=[np.nan, np.inf, -np.inf, 3e38], rows=[1, 2, 4, 8, 11])
+@pairwise(form=IN_GROUPS, number=[np.nan, np.inf, -np.inf, 3e38, -2.6e33], rows=[1, 2, 4, 8, 11])
 def test_a_row_with_a_number_that_has_no_code_becomes_nan(form: WeightFormat, number: float, rows: int) -> None:
     """Wherever in the row it stands; the other rows keep their bits."""
     rng = np.random.default_rng(rows)

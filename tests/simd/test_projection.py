@@ -126,7 +126,7 @@ def test_extreme_values_do_not_overflow(form: WeightFormat) -> None:
     codes[::2] = 255
     ones = np.full((32, 3), 1.0, np.float32)
     matrix = Matrix(codes, ones, form, minimums=-8 * ones if form.affine else None)
-    x = np.array([[127.0] * 96, [-127.0] * 96, [1e-38] * 96, [3e30] * 96, [0.0] * 96], np.float32)
+    x = np.array([[127.0] * 96, [-127.0] * 96, [1e-38] * 96, [3e30] * 96, [2e33] * 96, [0.0] * 96], np.float32)
     layout = PackLayout()
     packed = layout.add(matrix)
     out = run(pack_of(layout), packed, x)

@@ -19,24 +19,24 @@ class Quantized:
     codes: npt.NDArray[np.int64]
     """Signed codes, [rows, blocks, 32]."""
     exponents: npt.NDArray[np.int64]
-    """Exponent e of each block's scale 2**e, [rows, blocks]; over 100 for a block of NaN."""
+    """Exponent e of each block's scale 2**e, [rows, blocks]; 105 for a block of NaN."""
 
     def values(self) -> Wide:
         """The numbers that the codes stand for, [rows, blocks * 32]."""
-        scales: Wide = np.where(self.exponents > 100, np.nan, np.exp2(self.exponents))[..., None]
+        scales: Wide = np.where(self.exponents > 104, np.nan, np.exp2(self.exponents))[..., None]
         scaled: Wide = np.multiply(self.codes, scales)
         return scaled.reshape(len(self.codes), -1)
 
 
 def quantize(x: Floats) -> Quantized:
-    """Codes x / 2**e, ties to even; e is the smallest exponent in -100..100 that keeps a block's codes within 127."""
+    """Codes x / 2**e, ties to even; e is the smallest exponent in -100..104 that keeps a block's codes within 127."""
     blocks = x.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(axis=-1).astype(np.float64)
     exponents = np.full(largest.shape, -100)
     positive = largest > 0
     exponents[positive] = np.ceil(np.log2(largest[positive] / 127)).astype(np.int64)
     exponents += largest > 127 * np.exp2(exponents)  # corrects a logarithm that was rounded down
-    exponents = np.clip(exponents, -100, 100)
+    exponents = np.clip(exponents, -100, 104)
     codes = np.rint(blocks * np.exp2(-exponents)[..., None]).astype(np.int64)
     return Quantized(codes, exponents)
 

@@ -76,7 +76,8 @@ def read_keys(keys: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
     codes = tiles[..., : -4 * TILE].reshape(count, kv_heads, 2, dims // 4, TILE, 4)
     rows = codes.transpose(0, 2, 4, 1, 3, 5).reshape(count * UNIT, kv_heads, dims).astype(np.float32) - np.float32(128)
     scales = np.ascontiguousarray(tiles[..., -4 * TILE :]).view(np.float32)
-    rows *= scales.transpose(0, 2, 3, 1).reshape(count * UNIT, kv_heads, 1)
+    with np.errstate(over="ignore", invalid="ignore"):  # scales from a damaged file; no index follows from a NaN
+        rows *= scales.transpose(0, 2, 3, 1).reshape(count * UNIT, kv_heads, 1)
     return rows[: stop - start]
 
 

@@ -237,8 +237,10 @@ def _layer(tensors: Tensors, prefix: str, config: Layer, hidden: int, source: in
             matrices[name.removesuffix(".weight")] = tensors.matrix(prefix + name)
     experts, found = None, config.feed_forward.experts
     if found is not None:
+        with np.errstate(over="ignore"):  # an infinite score makes the logits NaN, and that is an error
+            router = floats["router.proj"] * floats["router.scale"]
         experts = Experts(
-            router=floats["router.proj"] * floats["router.scale"],
+            router=router,
             scale=floats["router.per_expert_scale"],
             top=found.top,
             pre_norm=floats["pre_feedforward_layernorm_2"],

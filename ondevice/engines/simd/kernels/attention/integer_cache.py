@@ -53,7 +53,6 @@ from ondevice.engines.simd.kernels.matmul.sizes import TILE
 
 _ZERO, _MOST_WEIGHT = np.float32(0.0), np.float32(127.0)
 _LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)
-_NAN = np.float32(np.nan)
 _FLOOR = np.float32(-60.0)
 """Scores are clamped to this distance below the largest one: a weight times a scale must not be denormal, because
 arithmetic on denormals takes a hundred cycles."""
@@ -212,10 +211,8 @@ def weigh(
             store_rounded_int8(to, left)
             store_rounded_int8(to + TILE, right)
             summed = sum_lanes(left + right)
-            if summed == summed:  # noqa: PLR0124 - a weight is NaN, as an int8 code cannot be
-                start = -_OFFSET * np.int64(summed)
-            else:
-                scale = _NAN
+            start = -_OFFSET * np.int64(summed)
+            scale += summed * _ZERO  # NaN if a weight is, as an int8 code cannot be
         else:
             store_rounded_int8(to, zeros)
             store_rounded_int8(to + TILE, zeros)

@@ -264,6 +264,16 @@ def max_lanes(builder: Any, value: Any) -> Any:
     return _fold(builder, value, lambda a, b: _larger(builder, a, b))
 
 
+@emits(types.int64, floats16, floats16)
+def largest_bits(builder: Any, a: Any, b: Any) -> Any:
+    """The bits of the largest |x| of 32 lanes, which are ordered as the numbers; over those of infinity for a NaN.
+
+    No lane hides a NaN, as in a maximum of floats, and a maximum of integers takes less time.
+    """
+    low, high = (builder.and_(builder.bitcast(each, VI32), constant(0x7FFFFFFF, VI32)) for each in (a, b))
+    return builder.zext(_fold(builder, _larger_int(builder, low, high), lambda *two: _larger_int(builder, *two)), I64)
+
+
 @emits(types.int64, floats16)
 def argmax_lanes(builder: Any, value: Any) -> Any:
     """The index of the largest lane, the lowest index of equal ones; 0..15 also where lanes are NaN.
@@ -291,6 +301,10 @@ def count_at_least(builder: Any, value: Any, least: Any) -> Any:
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+
+def _larger_int(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed(">", b, a), b, a)
 
 
 def _fold(builder: Any, value: Any, combine: Any) -> Any:

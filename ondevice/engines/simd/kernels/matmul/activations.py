@@ -25,7 +25,6 @@ from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
-    float_bits,
     read_f32,
     read_i32,
     read_i64,
@@ -35,9 +34,8 @@ from ondevice.engines.simd.kernels.isa.memory import (
 from ondevice.engines.simd.kernels.isa.vector import (
     fma,
     full,
+    largest_bits,
     load,
-    magnitude,
-    max_lanes,
     maximum,
     minimum,
     round_even,
@@ -61,9 +59,8 @@ from ondevice.engines.simd.kernels.matmul.sizes import (
     SUMS,
 )
 
-_MOST_EXPONENT = np.int64(100)
-_NAN = np.int32(0x7FC00000)
-"""The bits of a float32 NaN. With a block's dot product, of magnitude below 2**21, added to them, they remain a NaN."""
+_LEAST_EXPONENT, _NO_EXPONENT = np.int64(-100), np.int64(105)
+"""Bounds of the exponent e of a block. With 105, the bits of its shift, 1.5 * 2**(23 + e), are those of a NaN."""
 
 PAIRS = instruction_set.current().pairs
 ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
@@ -74,8 +71,8 @@ ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int) -> None:
     """Write a block of GROUPS: q = round(x / 2**e) of 32 numbers, with the smallest e for which all |q| <= 127.
 
-    If a number is NaN, infinite or too large for e <= 100, start and shift are NaN, and so are all products of the
-    block: an int8 code has no NaN, and products of other codes would be numbers without meaning.
+    Where e would have to be 105 or more, or a number is NaN, the shift is NaN and so are all products of the block: an
+    int8 code has no NaN, and products of other codes would be numbers without meaning.
 
     Args:
         low, high: the numbers, 16 lanes each.
@@ -83,22 +80,18 @@ def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int
         out: address of the block of all rows of the group.
         row, rows: number of the row in the group, and their number.
     """
-    largest = max_lanes(maximum(magnitude(low), magnitude(high)))
     # 127 = 1.984375 * 2**6: a mantissa beyond that carries into the exponent
-    exponent = ((np.int64(float_bits(largest)) + 0x1FFFF) >> 23) - 133
-    is_finite = exponent <= _MOST_EXPONENT
-    exponent = min(max(exponent, -_MOST_EXPONENT), _MOST_EXPONENT)
+    exponent = ((largest_bits(low, high) + 0x1FFFF) >> 23) - 133
+    exponent = min(max(exponent, _LEAST_EXPONENT), _NO_EXPONENT)
     inverse = full(bits_float(np.int32((127 - exponent) << 23)))
     low = round_even(low * inverse)
     high = round_even(high * inverse)
+    shift = np.int32(((exponent + 150) << 23) | 0x400000)  # the bits of 1.5 * 2**(23 + exponent)
     total = sum_lanes(low + high)
-    start = shift = _NAN
-    if is_finite and total == total:  # noqa: PLR0124 - NaN, which the largest number may not show
-        shift = np.int32(((exponent + 150) << 23) | 0x400000)  # the bits of 1.5 * 2**(23 + exponent)
-        if zero == SUMS:
-            start = np.int32(float_bits(total * bits_float(np.int32((127 + exponent) << 23))))
-        else:
-            start = np.int32(shift - zero * np.int64(total))
+    if zero == SUMS:
+        start = np.int32(float_bits(total * bits_float(np.int32((127 + exponent) << 23))))
+    else:
+        start = np.int32(shift - zero * np.int64(total))
     if PAIRS and rows >= PAIRED_ROWS:
         place, count = row % 2, min(2, rows - row // 2 * 2)
         out += ROW_BYTES * (row - place)
