@@ -1,4 +1,4 @@
-"""Runs Gemma 4 on CPUs, offline, with speculative decoding that never changes the output.
+"""Runs Gemma, Llama, Mistral and Qwen on CPUs, offline, with speculative decoding that never changes the output.
 
     import ondevice
 

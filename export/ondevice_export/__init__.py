@@ -1,10 +1,11 @@
-"""Exports a Gemma 4 checkpoint, its MTP drafter and its heads to a bundle, without torch.
+"""Exports a checkpoint, its MTP drafter and its heads to a bundle, without torch.
 
 Input: checkpoint directories or hub ids. Output: a bundle directory, which appears complete or not at all
 (`bundle_writer`). Read `exporter` first.
 
     gguf/        GGUF files as checkpoints
     checkpoint/  finds and opens checkpoints; checks configuration and every tensor
+    families/    what each family of models computes, as data
     graph/       the ONNX graphs
     graph_files  writes the graphs while `matrices` quantises their weights into data files (`data_file`, `quantize`) in
                  chunks of rows, so that no whole matrix is ever in memory

@@ -19,7 +19,9 @@ LOADS_TRAINED_QUANTISED = (5, 23)
 
 @dataclass(frozen=True)
 class Reference:
-    """The target's outputs for one prompt: logits [T, V], post-norm hidden states [1, T, H], and the shared caches."""
+    """The target's outputs for one prompt: logits [T, V], post-norm hidden states [1, T, H], and the caches that a
+    drafter reads; none without one.
+    """
 
     logits: npt.NDArray[np.float32]
     hidden: Any
@@ -45,11 +47,11 @@ class Original:
     def run(self, prompt: list[int]) -> Reference:
         import torch
 
+        shared = {"return_shared_kv_states": True} if self.has_drafter else {}
         with torch.inference_mode():
-            output = self._target(
-                torch.tensor([prompt]), output_hidden_states=True, return_shared_kv_states=True, use_cache=False
-            )
-        return Reference(output.logits[0].numpy(), output.hidden_states[-1], dict(output.shared_kv_states))
+            output = self._target(torch.tensor([prompt]), output_hidden_states=True, use_cache=False, **shared)
+        caches = dict(output.shared_kv_states) if self.has_drafter else {}
+        return Reference(output.logits[0].numpy(), output.hidden_states[-1], caches)
 
     def draft(self, reference: Reference, length: int, token: int) -> int:
         """The first drafted token after the prompt's first `length` tokens and `token`.

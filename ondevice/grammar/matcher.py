@@ -14,8 +14,9 @@ import numpy as np
 
 from ondevice.errors import GrammarError, MissingDependencyError, UsageError, one_line, pass_on, reason
 from ondevice.generate.request import Mask
+from ondevice.grammar.call_forms import call_opening
 from ondevice.grammar.limits import library_limits
-from ondevice.grammar.reply_grammar import CALL, Thoughts, reply_grammar
+from ondevice.grammar.reply_grammar import Thoughts, reply_grammar
 from ondevice.grammar.response_format import Grammar, ToolChoice
 from ondevice.text.tokenizer import Tokenizer
 
@@ -74,7 +75,7 @@ class Compiler:
 
     def forbidden(self, choice: ToolChoice) -> list[int]:
         """Tokens that the reply must not contain: the opening of a call, if `choice` forbids calls."""
-        opening = self._control_ids.get(CALL[0])
+        opening = call_opening(self._control_ids)
         return [] if choice.kind != "none" or opening is None else [opening]
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from ondevice_export import export, families
 from ondevice_export.checkpoint.json_fields import Fields
 from ondevice_export.checkpoint.rope import rotary
 from ondevice_export.families.family import Family
+from ondevice_export.verify import verify
 from tests.conftest import ROOT
 from tests.tiny_families import CONTEXT, FAMILIES, VOCAB, WINDOW, older_spelling, save_family
 
@@ -47,6 +48,16 @@ def test_float32_equals_transformers(name: str, tmp_path: Path) -> None:
         expected = model(torch.tensor([PROMPT])).logits[0].numpy()
     found = logits_of(export(tmp_path / "model", tmp_path / "bundle", quantize="none"))
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3-multimodal", "qwen2"])
+def test_a_bundle_is_verified_against_its_original(name: str, tmp_path: Path) -> None:
+    save_family(tmp_path / "model", name)
+    bundle = export(tmp_path / "model", tmp_path / "bundle", quantize="none")
+    found = verify(bundle, tmp_path / "model", None, [PROMPT], threads=1)
+    assert found.passes
+    assert found.largest_logit_error < 1e-4
+    assert found.drafts == 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import decoders
 
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.messages import ToolCall
@@ -16,7 +15,7 @@ from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import known_template
 from ondevice_export.text_files import adds_bos, turn_ends
 from tests.published import published
-from tests.text.tokenizers_made import _byte_fallback
+from tests.text.tokenizers_made import chat_with
 
 QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"]
 THINKING = [*QWEN, "<think>", "</think>"]
@@ -26,10 +25,6 @@ QWEN_PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 LLAMA_PROMPT = (
     "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 )
-
-
-def tokenizer_with(control: list[str]) -> Tokenizer:
-    return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], control)
 
 
 def parsed(tokenizer: Tokenizer, prompt: str, reply: str, *, at_once: bool) -> Parsed:
@@ -109,12 +104,12 @@ CASES: dict[str, tuple[list[str], str, str, Parsed]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_reply_is_told_apart(case: str, at_once: bool) -> None:
     control, prompt, reply, expected = CASES[case]
-    assert parsed(tokenizer_with(control), prompt, reply, at_once=at_once) == expected
+    assert parsed(chat_with(control), prompt, reply, at_once=at_once) == expected
 
 
 def test_a_call_that_is_spelled_out_is_none() -> None:
     """A model may write the letters of a control token because a text asked for it."""
-    tokenizer = tokenizer_with(THINKING)
+    tokenizer = chat_with(THINKING)
     spec = known_template(tokenizer)
     assert spec is not None
     template = ResponseTemplate(spec, tokenizer)
@@ -125,7 +120,7 @@ def test_a_call_that_is_spelled_out_is_none() -> None:
 
 
 def test_a_tokenizer_without_such_tokens_has_no_template() -> None:
-    assert known_template(tokenizer_with(["<|user|>", "<|assistant|>"])) is None
+    assert known_template(chat_with(["<|user|>", "<|assistant|>"])) is None
 
 
 TOOL = {

@@ -57,6 +57,11 @@ def gemma_seeing() -> Tokenizer:
     return _byte_fallback(decoder, [*CHANNELS, *IMAGES, *SOUNDS])
 
 
+def chat_with(control: Sequence[str]) -> Tokenizer:
+    """As `gemma_chat`, with these control tokens."""
+    return _byte_fallback([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()], [*control])
+
+
 def llama_like() -> Tokenizer:
     """As `gemma_like`, and the first word's space is stripped."""
     return _byte_fallback(

@@ -3,8 +3,10 @@
 Read `models` first: it opens target and drafter and checks every tensor's shape; `heads` does so for trained heads.
 
     source               local directories, or repositories on the hub, which are downloaded
-    config               `config.json` as an `ondevice.bundle_format.model_config`; `json_fields` checks each field
+    config               `config.json` in one spelling, which `families` reads; `json_fields` checks each field
+    rope                 rotary frequencies of every type
     vision, audio        the towers of a target, if its checkpoint has them; `towers` is what both have in common
+    named_tensors        tensors by the names that they have in a bundle
     directory            what all checkpoints offer; a directory's tensors, in one safetensors file (`safetensors_file`)
                          or in shards
     gemma_quantization   which modules of a checkpoint were trained quantised; `quantized_modules` reads their codes

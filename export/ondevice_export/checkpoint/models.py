@@ -94,7 +94,7 @@ def open_target(checkout: Checkout, note: Note, *, text_only: bool = False) -> I
         sharing = (index for index, layer in enumerate(config.layers) if layer.attention.kv_source is not None)
         skipped = _unread(own_names, shapes, _unused_kv(prefix, sharing), prefix)
         vision, audio = None, None
-        if not text_only:
+        if family.towers and not text_only:
             quantised = modules is not None
             vision = vision_towers.read_vision(opened.directory, checkpoint, config, note, quantised=quantised)
             audio = audio_towers.read_audio(opened.directory, checkpoint, config, note, quantised=quantised)

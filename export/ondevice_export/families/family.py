@@ -103,6 +103,8 @@ class Family:
     """Whether the token embedding is multiplied by sqrt(hidden_size)."""
     per_layer: Callable[[Config], PerLayerEmbeddings | None] = _no_embeddings
     """The per-layer embeddings, if its models have them."""
+    towers: bool = False
+    """Whether vision and audio towers of its checkpoints can be read; those of others are left out."""
     spelling: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is
     """Changes to the configuration, once it is in the newer spelling."""
 

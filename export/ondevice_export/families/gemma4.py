@@ -150,6 +150,7 @@ def _family(name: str, architectures: tuple[str, ...], defaults: dict[str, Any])
         defaults=defaults,
         layer=layer,
         scaled_embedding=True,
+        towers=True,
         per_layer=_per_layer,
         spelling=last_is_full,
     )

@@ -32,6 +32,7 @@ from ondevice.engines.simd.kernels.isa.memory import (
     write_i64,
 )
 from ondevice.engines.simd.kernels.isa.vector import (
+    float_bits,
     fma,
     full,
     largest_bits,

@@ -1,0 +1,125 @@
+"""Calls of Qwen and Llama: what a choice wants, what a schema allows, and what their reply parsers read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ondevice.errors import UsageError
+from ondevice.grammar.matcher import Compiler, Matcher
+from ondevice.grammar.response_format import ToolChoice
+from ondevice.text.reply_parser import ReplyParser, ResponseTemplate
+from ondevice.text.reply_stream import ReplyStream
+from ondevice.text.tokenizer import Tokenizer
+from ondevice_export.response_templates import known_template
+from tests.grammar.walks import compiler, end_ids, matcher, schema_format, walk
+from tests.text.conversations import CLOCK, WEATHER
+from tests.text.test_family_replies import LLAMA, THINKING
+from tests.text.tokenizers_made import chat_with
+
+TOKENIZERS = {"qwen": chat_with([*THINKING, "<eos>"]), "llama": chat_with([*LLAMA, "<eos>"])}
+CALLS = {
+    "qwen": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>',
+    "llama": '{"name": "get_weather", "parameters": {"city": "Zürich", "days": 2}}',
+}
+CLOCKS = {
+    "qwen": '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+    "llama": '{"name": "clock", "parameters": {}}',
+}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Compiler]:
+    name = str(request.param)
+    return name, compiler(TOKENIZERS[name], tmp_path_factory.mktemp(name))
+
+
+def ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def is_whole(name: str, constraint: Matcher, text: str) -> bool:
+    """Whether this may be the whole reply."""
+    said = ids(TOKENIZERS[name], text)
+    ends = end_ids(TOKENIZERS[name])
+    return constraint.allows(said) and constraint.take(said) == len(said) and (
+        constraint.finished or constraint.allows(ends[:1])
+    )  # fmt: skip
+
+
+def parsed(name: str, token_ids: list[int]) -> tuple[list[tuple[str, Any]], str]:
+    tokenizer = TOKENIZERS[name]
+    stream = ReplyStream(tokenizer, parser=ReplyParser(ResponseTemplate(known_template(tokenizer), tokenizer)))
+    end = "<|im_end|>" if name == "qwen" else "<|eot_id|>"
+    found = stream.feed([*token_ids, *ids(tokenizer, end)]).then(stream.finish())
+    return [(each.name, each.arguments) for each in found.tool_calls], found.text
+
+
+def test_a_required_call_is_one_of_the_tools(model: tuple[str, Compiler]) -> None:
+    name, made = model
+    options: dict[str, Any] = {"tool_choice": "required", "tools": [WEATHER, CLOCK]}
+    for text in (CALLS[name], CLOCKS[name]):
+        assert is_whole(name, matcher(made, **options), text)
+    wrong = CALLS[name].replace("get_weather", "get_wether")
+    for text in ("Yes.", wrong, CALLS[name].replace("2", '"two"'), CALLS[name][:-1]):
+        assert not is_whole(name, matcher(made, **options), text)
+    twice = f"{CALLS[name]}\n{CLOCKS[name]}"
+    assert is_whole(name, matcher(made, **options), twice) == (name == "qwen")
+
+
+def test_random_calls_are_read_back(model: tuple[str, Compiler]) -> None:
+    name, made = model
+    rng, found = random.Random(3), 0
+    for _ in range(40):
+        constraint = matcher(
+            made, tool_choice={"type": "function", "function": {"name": "get_weather"}}, tools=[WEATHER]
+        )
+        said = walk(constraint, rng, end_ids(TOKENIZERS[name]))
+        if said is not None:
+            found += 1
+            calls, text = parsed(name, said)
+            assert [call for call, _ in calls] == ["get_weather"]
+            assert isinstance(calls[0][1]["city"], str)
+            assert text == ""
+    assert found
+
+
+def test_calls_are_allowed_beside_text_of_a_form(model: tuple[str, Compiler]) -> None:
+    name, made = model
+    form = schema_format({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    for text in ('{"a": 1}', CALLS[name]):
+        assert is_whole(name, matcher(made, form, tool_choice="auto", tools=[WEATHER]), text)
+    assert not is_whole(name, matcher(made, form, tool_choice="auto", tools=[WEATHER]), "Yes.")
+
+
+def test_a_call_in_free_text(model: tuple[str, Compiler]) -> None:
+    """Llama's calls begin with no token of their own, so nothing is constrained there."""
+    name, made = model
+    choice = ToolChoice.of("auto", [WEATHER])
+    constraint = made.constraint(None, choice, False, [2])
+    if name == "llama":
+        assert constraint is None
+        assert made.forbidden(ToolChoice.of("none", [WEATHER])) == []
+        return
+    assert constraint is not None
+    assert is_whole(name, constraint, f"I look.\n{CALLS[name]}")
+    assert made.forbidden(ToolChoice.of("none", [WEATHER])) == ids(TOKENIZERS[name], "<tool_call>")
+
+
+def test_a_thought_comes_before_a_call(model: tuple[str, Compiler]) -> None:
+    name, made = model
+    if name == "llama":
+        return
+    options: dict[str, Any] = {"tool_choice": "required", "tools": [WEATHER], "thinking": True}
+    assert is_whole(name, matcher(made, **options), f"<think>\nHm.\n</think>\n\n{CALLS[name]}")
+    begun = ids(TOKENIZERS[name], "<|im_start|>assistant\n<think>\n")
+    assert is_whole(name, matcher(made, **options, prompt_ids=begun), f"Hm.\n</think>\n\n{CALLS[name]}")
+
+
+def test_a_model_without_a_form_of_calls(tmp_path: Path) -> None:
+    made = compiler(chat_with(["<|user|>", "<eos>"]), tmp_path)
+    with pytest.raises(UsageError, match="as Gemma 4, Qwen or Llama 3 does"):
+        matcher(made, tool_choice="required", tools=[WEATHER])
