@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ondevice.bundle import MANIFEST, Bundle, sha256
+from ondevice.bundle_format.decoder import rotary_numbers
 from ondevice.bundle_format.manifest import FileEntry, Manifest, Quantization, Source
 from ondevice.bundle_format.model_config import HeadsEntry, Shortlist, Target
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, UnsupportedBundleError
@@ -141,6 +143,25 @@ def test_a_manifest_that_is_only_laid_out_otherwise(bundle: Path) -> None:
 
 
 HEADS = (HeadsEntry("medusa", "m", 3, 256), HeadsEntry("exit", "e", 1, 64, 1, shortlist=Shortlist(16, 4)))
+
+
+@pytest.mark.parametrize(("add_bos", "first"), [(True, 2), (False, None)])
+def test_a_begin_token_may_be_the_chat_template_s_alone(add_bos: bool, first: int | None) -> None:
+    read = Manifest.from_json(manifest(add_bos=add_bos).to_json())
+    assert (read.bos_token_id, read.first_token_id) == (2, first)
+
+
+def test_numbers_of_a_rotary_embedding_lie_in_one_line() -> None:
+    """They become the same float32 numbers, and a large model's bundle.json stays readable."""
+    frequencies = (1e6 ** -(np.arange(0, 512, 2) / 512)).astype(np.float32)
+    made = manifest()
+    layers = tuple(layer(head_dim=512, rotary=0) for _ in range(2))
+    text = dataclasses.replace(
+        made, target=dataclasses.replace(made.target, rotary=(rotary_numbers(frequencies),), layers=layers)
+    ).to_json()
+    np.testing.assert_array_equal(Manifest.from_json(text).target.frequencies(), [frequencies])
+    assert len(text.splitlines()) < 120
+    assert sum("0.9474" in line for line in text.splitlines()) == 1
 
 
 def test_heads_are_read_back() -> None:

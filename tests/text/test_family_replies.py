@@ -15,7 +15,7 @@ from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.response_templates import known_template
 from ondevice_export.text_files import adds_bos, turn_ends
 from tests.published import published
-from tests.text.tokenizers_made import chat_with
+from tests.text.tokenizers_made import BOS, byte_level, chat_with, gemma_like
 
 QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"]
 THINKING = [*QWEN, "<think>", "</think>"]
@@ -121,6 +121,30 @@ def test_a_call_that_is_spelled_out_is_none() -> None:
 
 def test_a_tokenizer_without_such_tokens_has_no_template() -> None:
     assert known_template(chat_with(["<|user|>", "<|assistant|>"])) is None
+
+
+def test_whether_a_text_begins_with_a_token(tmp_path: Path) -> None:
+    """`tokenizer_config.json` decides, then the family, then what `tokenizer.json` does itself."""
+    places = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
+    assert not adds_bos(tmp_path, None, default=True)
+    assert adds_bos(tmp_path, BOS, default=None)
+    for made, does in ((byte_level(), True), (gemma_like(), False)):
+        places[0].write_text(made._backend.to_str(), "utf-8")
+        assert adds_bos(tmp_path, BOS, default=None) == does
+        assert adds_bos(tmp_path, BOS, default=True)
+        for said in (True, False):
+            places[1].write_text(json.dumps({"add_bos_token": said}), "utf-8")
+            assert adds_bos(tmp_path, BOS, default=True) == said
+        places[1].unlink()
+
+
+def test_tokens_that_end_a_turn(tmp_path: Path) -> None:
+    """Only those that the chat template writes."""
+    tokenizer = chat_with([*QWEN, "<|eot_id|>"])
+    (tmp_path / "tokenizer.json").write_text(tokenizer._backend.to_str(), "utf-8")
+    assert turn_ends(tmp_path) == []
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>", "utf-8")
+    assert [tokenizer.text_of(token) for token in turn_ends(tmp_path)] == ["<|im_end|>"]
 
 
 TOOL = {

@@ -59,6 +59,19 @@ class Config(Fields):
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "add_bos_token")
         return {name: self.data.get(name) for name in names}
 
+    def of_layer(self, index: int) -> Fields:
+        """The fields in which a layer differs from others: its entry of `per_layer_config`, as transformers saves it.
+
+        The keys are padded with zeros, such as `04` in a model of 35 layers.
+        """
+        layers = self.mapping("per_layer_config", {})
+        for name in layers.data:
+            if not name.isdecimal() or len(name) > 9:
+                raise CheckpointError(f"{layers.origin}: {name!r:.99} is not the number of a layer")
+            if int(name) == index:
+                return layers.mapping(name, {})
+        return Fields({}, layers.origin)
+
     def rope(self, kind: str) -> Fields:
         return self.mapping("rope_parameters", {}).mapping(kind, {})
 
@@ -144,9 +157,11 @@ def attention(
     head_dim : numbers of a head, `Config.head_dim` if None
     own : further fields of `Attention`, in place of those of the configuration
     """
-    heads, size = config.integer("num_attention_heads"), config.head_dim if head_dim is None else head_dim
+    heads, special = config.integer("num_attention_heads"), config.of_layer(index)
+    size = special.integer("head_dim", config.head_dim) if head_dim is None else head_dim
     rope, factor = config.rotary(index, size)
-    sizes: dict[str, Any] = {"kv_heads": config.integer("num_key_value_heads", heads), **own}
+    kv_heads = special.integer("num_key_value_heads", config.integer("num_key_value_heads", heads))
+    sizes: dict[str, Any] = {"kv_heads": kv_heads, **own}
     if heads % sizes["kv_heads"]:
         raise CheckpointError(f"{config.origin}: {heads} query heads cannot share {sizes['kv_heads']} KV heads")
     if size % 2:

@@ -20,28 +20,33 @@ def layer(config: Config, index: int) -> Layer:
     )
 
 
-_DEFAULTS = {
-    "vocab_size": 262_208,
+COMMON = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
-    "num_hidden_layers": 26,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
-    "norm_offset": 1,
-    "query_pre_attn_scalar": 256,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
     "max_position_embeddings": 131_072,
-    "sliding_window": 4096,
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
     "bos_token_id": 2,
     "eos_token_id": 1,
     "pad_token_id": 0,
     "add_bos_token": True,
+}
+"""Defaults that Gemma 4 has too."""
+
+_DEFAULTS = {
+    **COMMON,
+    "vocab_size": 262_208,
+    "num_hidden_layers": 26,
+    "norm_offset": 1,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "sliding_window": 4096,
 }
 
 FAMILIES = (

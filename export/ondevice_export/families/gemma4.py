@@ -13,8 +13,8 @@ from ondevice.bundle_format.decoder import MOST_EXPERTS, Block, ExpertsConfig, F
 from ondevice.bundle_format.model_config import PerLayerEmbeddings
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.config import FULL
-from ondevice_export.checkpoint.json_fields import Fields
 from ondevice_export.families.family import Config, Family, attention
+from ondevice_export.families.gemma3 import COMMON
 
 
 def layer(config: Config, index: int) -> Layer:
@@ -35,7 +35,7 @@ def made_layer(
     own : further fields of its attention
     """
     writes, is_full = kv_source is None, config.kind(index) == FULL
-    sizes = _sizes(config, index, is_full=is_full)
+    sizes = _sizes(config, is_full=is_full)
     k_eq_v = writes and is_full and config.flag("attention_k_eq_v")
     norms = {"q_norm": True, "k_norm": writes, "v_norm": writes}
     body = attention(config, index, scale=1.0, kv_source=kv_source, k_eq_v=k_eq_v, **sizes, **norms, **own)
@@ -79,29 +79,15 @@ def _experts(config: Config) -> ExpertsConfig | None:
     return ExpertsConfig(count, config.integer("top_k_experts", maximum=count), config.integer("moe_intermediate_size"))
 
 
-def _sizes(config: Config, index: int, *, is_full: bool) -> dict[str, int]:
-    """Numbers of a head and KV heads of a layer."""
-    found = {"head_dim": config.head_dim, "kv_heads": config.integer("num_key_value_heads")}
-    if config.data.get("per_layer_config") is not None:
-        own = _overrides(config.mapping("per_layer_config", {}), index)
-        names = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
-        return {field: own.integer(name, found[field]) for field, name in names.items()}
-    if is_full:
-        found["head_dim"] = config.integer("global_head_dim", 512)
-        # Gemma4TextConfig reads the global KV heads only where attention_k_eq_v is set
-        if config.flag("attention_k_eq_v"):
-            found["kv_heads"] = config.integer("num_global_key_value_heads", found["kv_heads"])
+def _sizes(config: Config, *, is_full: bool) -> dict[str, int]:
+    """Numbers of a head and KV heads of a layer in the hub's spelling, where these differ from other layers'."""
+    if not is_full or "per_layer_config" in config.data:
+        return {}
+    found = {"head_dim": config.integer("global_head_dim", 512)}
+    # Gemma4TextConfig reads the global KV heads only where attention_k_eq_v is set
+    if config.flag("attention_k_eq_v") and "num_global_key_value_heads" in config.data:
+        found["kv_heads"] = config.integer("num_global_key_value_heads")
     return found
-
-
-def _overrides(layers: Fields, index: int) -> Fields:
-    """One layer's entry of `per_layer_config`. Its keys are padded with zeros, such as `04` in a model of 35 layers."""
-    for name in layers.data:
-        if not name.isdecimal() or len(name) > 9:
-            raise CheckpointError(f"{layers.origin}: {name!r:.99} is not the number of a layer")
-        if int(name) == index:
-            return layers.mapping(name, {})
-    return Fields({}, layers.origin)
 
 
 def last_is_full(data: dict[str, Any]) -> dict[str, Any]:
@@ -110,30 +96,17 @@ def last_is_full(data: dict[str, Any]) -> dict[str, Any]:
 
 
 DEFAULTS: dict[str, Any] = {
+    **COMMON,
     "vocab_size": 262_144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
     "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     },
-    "max_position_embeddings": 131_072,
     "sliding_window": 512,
-    "sliding_window_pattern": 6,
     "hidden_size_per_layer_input": 256,
     "vocab_size_per_layer_input": 262_144,
-    "tie_word_embeddings": True,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "add_bos_token": True,
 }
 UNIFIED: dict[str, Any] = {
     **DEFAULTS,
