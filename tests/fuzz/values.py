@@ -143,11 +143,11 @@ def _each_drafter(
     model: ondevice.Model, prompt: list[int], options: dict[str, Any], drafters: list[str] | None = None
 ) -> list[tuple[str, tuple[int, ...] | str]]:
     found: list[tuple[str, tuple[int, ...] | str]] = []
-    drafting = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+    drafting: dict[str, Any] = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
     for drafter in drafters or _drafters(model):
-        own = {} if drafter == "none" else drafting
+        own = options if drafter == "none" else options | drafting
         try:
-            found.append((drafter, model.generate(prompt, drafter=drafter, **own, **options).token_ids))
+            found.append((drafter, model.generate(prompt, drafter=drafter, **own).token_ids))
         except ondevice.OndeviceError as error:
             found.append((drafter, str(error)))
     return found

@@ -25,6 +25,7 @@ from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
+    float_bits,
     read_f32,
     read_i32,
     read_i64,
@@ -32,7 +33,6 @@ from ondevice.engines.simd.kernels.isa.memory import (
     write_i64,
 )
 from ondevice.engines.simd.kernels.isa.vector import (
-    float_bits,
     fma,
     full,
     largest_bits,
