@@ -323,6 +323,7 @@ class Model:
             GrammarError: a `response_format` or `tool_choice` that cannot be compiled.
             MissingDependencyError: a `response_format` or `tool_choice` without the extra `[grammar]` installed, a
                 picture without `[images]`, or a sound that is no WAV file without `[audio]`.
+            BundleCorruptError: from the generation's steps: the model computes NaN or infinity in place of logits.
         """
         cancellation, scheduler = self._cancellation(), self._scheduler
         chosen = GenerationOptions.of(options)

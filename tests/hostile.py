@@ -32,6 +32,8 @@ NUMBERS = {
     "equal": 0.25,
 }
 """Numbers that break comparisons, conversions and sums, by name; and numbers that are all equal."""
+INTEGERS = (-(2**63), -1, 0, 1, 6143, 6144, 2**31, 2**62)
+"""Token ids, most of them outside the reference pair's vocabulary of 6,144."""
 MIXTURES = ("nan among numbers", "all kinds")
 
 
@@ -70,6 +72,18 @@ def numbers(kind: str, share: float = 1.0, seed: int = 0) -> Change:
                 written = filled(kind, part.shape, seed).astype(dtype)
             chosen = np.random.default_rng(seed + number).random(part.shape) < share
             part[chosen] = written[chosen]
+
+    return change
+
+
+def token_ids(share: float = 1.0, seed: int = 0) -> Change:
+    """A change that writes integers outside a vocabulary, and some inside, to a share of a tensor's int64."""
+
+    def change(tensor: Tensor, data: NDArray[np.uint8]) -> None:
+        rng = np.random.default_rng(seed)
+        part = data[tensor.offset : tensor.offset + tensor.bytes].view(np.int64)
+        chosen = rng.random(part.shape) < share
+        part[chosen] = rng.choice(np.array(INTEGERS), int(chosen.sum()))
 
     return change
 

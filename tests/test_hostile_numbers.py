@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ondevice
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import Rows, TokenTree
+from ondevice.engines.simd.engine import SimdEngine
 from ondevice.errors import BundleCorruptError
 from tests.conftest import ENGINES
-from tests.hostile import hostile_bundle, hostile_session, numbers, patterns
+from tests.hostile import hostile_bundle, hostile_session, numbers, patterns, token_ids
 
 IDS = [2, 300, 301, 17, 99, 420]
 
@@ -63,3 +68,49 @@ def test_a_saved_prefix_that_is_no_numbers_is_one_error(
         assert model.load_prefix(path) == len(IDS * 20)
         assert_refused(model, [*IDS * 20, 7])
         assert model.generate([5, 6, 7], max_new_tokens=4, temperature=0.0).token_ids == expected
+
+
+ORDERING = "token_ordering"
+"""End of the names of tensors with the token ids of shortlists: of the drafter and of heads."""
+
+
+def test_token_ids_outside_the_vocabulary_are_refused_by_simd(reference_bundle: Path, tmp_path: Path) -> None:
+    for name in ("masked_embedding.token_ordering", "shortlist.token_ordering"):
+        bundle = hostile_bundle(reference_bundle, tmp_path / "bundle", {name: token_ids(0.001)})
+        with pytest.raises(BundleCorruptError, match=rf"tensor {name} holds numbers outside 0\.\.6143"):
+            ondevice.load(bundle, engine="simd", threads=1)
+
+
+def test_token_ids_that_change_after_they_were_checked_are_not_used(reference_bundle: Path, tmp_path: Path) -> None:
+    """A bundle's data files stay mapped, and another program may write to them."""
+    changed = hostile_bundle(reference_bundle, tmp_path / "changed", {ORDERING: token_ids()})
+    bundle = Path(shutil.copytree(reference_bundle, tmp_path / "bundle"))
+    engine = SimdEngine(Bundle.open(bundle), 1)
+    session = engine.open_session()
+    engine.forward([Rows(session, TokenTree.chain(IDS), [0])])
+    session.commit(range(len(IDS)))
+    for path in bundle.glob("*.data"):
+        with path.open("r+b") as file:
+            file.write((changed / path.name).read_bytes())
+    hidden = np.ones(engine.target.hidden_size, np.float32)
+    found = [
+        session.draft_step(7, hidden).candidates,
+        *(session.propose(kind, hidden).candidates for kind in engine.heads),
+    ]
+    engine.close()
+    assert all(((each >= 0) & (each < engine.target.vocab_size)).all() for each in found)
+
+
+@pytest.mark.needs("onnxruntime")
+def test_proposals_outside_the_vocabulary_are_left_out_by_ort(reference_bundle: Path, tmp_path: Path) -> None:
+    """Its graphs read the ids; the text stays what it was."""
+    bundle = hostile_bundle(reference_bundle, tmp_path / "bundle", {ORDERING: token_ids(0.5)})
+    replies = []
+    for each in (reference_bundle, bundle):
+        with ondevice.load(each, engine="ort", threads=1) as model:
+            for drafter in ("mtp", "medusa", "blockwise"):
+                options: dict[str, Any] = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+                replies.append(
+                    model.generate(IDS, max_new_tokens=12, temperature=0.0, drafter=drafter, **options).token_ids
+                )
+    assert len(set(replies)) == 1

@@ -23,7 +23,7 @@ from ondevice.bundle_format.tensor_table import DRAFTER_ORDERING, ORDERING, Tens
 from ondevice.engines.protocol import ATTENTION_TYPES, KVCacheType
 from tests.fuzz import child
 from tests.fuzz.bundles import ENGINES, IDS
-from tests.hostile import KINDS, Change, hostile_bundle, hostile_session, numbers, patterns
+from tests.hostile import KINDS, Change, hostile_bundle, hostile_session, numbers, patterns, token_ids
 
 SECONDS = 120.0
 """Limit of a child: it generates several times, after up to 2,600 tokens."""
@@ -32,9 +32,6 @@ NEW_TOKENS = 6
 
 SHORT, LONG = IDS * 3, IDS * 430
 """Prompts. Lookups begin after 2,560 tokens."""
-
-IDS_OF_TOKENS = (-(2**63), -1, 0, 1, 6143, 6144, 2**31, 2**62)
-"""What is written among the token ids of a shortlist."""
 
 
 class Values:
@@ -84,7 +81,7 @@ class Values:
         for name in rng.sample(self._names, rng.choice((1, 1, 2, 3))):
             kind, share, seed = rng.choice((*KINDS, "codes")), rng.choice((1.0, 0.1, 0.001)), rng.randrange(1 << 30)
             if name in (ORDERING, DRAFTER_ORDERING):
-                changes[name] = partial(_change_ids, share, seed)
+                changes[name] = token_ids(share, seed)
             elif kind == "codes":
                 changes[name] = partial(_change_codes, seed)
             else:
@@ -96,13 +93,6 @@ def _ending(name: str) -> str:
     """The name of a tensor without the number of its layer, so that a change is of all layers."""
     words = name.split(".")
     return ".".join(words[words.index(next(filter(str.isdecimal, words))) + 1 :]) if "layers" in words else name
-
-
-def _change_ids(share: float, seed: int, tensor: Tensor, data: NDArray[np.uint8]) -> None:
-    rng = np.random.default_rng(seed)
-    part = data[tensor.offset : tensor.offset + tensor.bytes].view(np.int64)
-    chosen = rng.random(part.shape) < share
-    part[chosen] = rng.choice(np.array(IDS_OF_TOKENS), int(chosen.sum()))
 
 
 def _change_codes(seed: int, tensor: Tensor, data: NDArray[np.uint8]) -> None:

@@ -1,7 +1,9 @@
 """Kernels on raw addresses, compiled by numba before they run, for x86-64 (AVX2 to AVX-512 VNNI) and ARM NEON.
 
 In: a plan int64[steps, WIDTH] and a forward's slots, both full of addresses. Out: what the steps write to memory.
-Kernels check nothing: `ondevice.engines.simd.plan` makes every address from arrays whose shapes were checked. Each
+Kernels check nothing: `ondevice.engines.simd.plan` makes every address from arrays whose shapes were checked. But
+weights and caches may hold any numbers: an index that follows from a comparison of numbers, such as the largest of some
+lanes, is within its range whatever they are, and NaN and infinity stay what they are where numbers are quantised. Each
 output element is summed in one fixed order, whatever the number of rows, the thread or the instruction set.
 
     entries.py  the functions that Python calls; `ondevice.native` builds, loads and calls them
