@@ -59,7 +59,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         {"num_key_value_heads": 2, "sliding_window": WINDOW, "layer_types": [_SLIDING] * 5 + [_FULL]},
     ),
-    "qwen2": ("Qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    # seven query heads per KV head, as Qwen2.5 0.5B
+    "qwen2": ("Qwen2", {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 64}),
 }
 """Name -> transformers' name of the family, and fields of the configuration."""
