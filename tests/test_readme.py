@@ -36,7 +36,7 @@ def test_the_readme_leads_to_every_page() -> None:
 
 def test_the_first_screens_say_how_to_install_and_what_was_not_run() -> None:
     assert "pip install '.[export]'" in FIRST_SCREENS
-    assert "no published Gemma weights have been run yet" in FIRST_SCREENS
+    assert "No published Gemma 4 weights have been run yet" in FIRST_SCREENS
 
 
 def test_installing_says_whose_name_ondevice_is() -> None:
