@@ -100,10 +100,18 @@ def test_a_tokenizer_that_makes_no_tokens():
         encode_prompt("hi", silent, None)
 
 
-@pytest.mark.parametrize("prompt", ["a" * 10**6, user("a" * 10**6), user("<eos>" * 10**6)])
+@pytest.mark.parametrize("prompt", ["a" * 60_000, user("a" * 60_000), user("<eos>" * 12_000)])
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer, template, prompt, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("it was encoded"))
     with pytest.raises(ContextOverflowError, match=r"at least \d+ tokens and the context holds 100"):
+        encode_prompt(prompt, tokenizer, template, 100)
+
+
+@pytest.mark.parametrize("prompt", ["a" * 10**6, user("a" * 10**6)])
+def test_more_characters_than_any_prompt_has_are_refused_first(tokenizer, template, prompt, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "fewest_tokens", lambda *_: pytest.fail("its tokens were counted"))
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: pytest.fail("it was rendered"))
+    with pytest.raises(PromptError, match="65536 are possible with a context of 100 tokens"):
         encode_prompt(prompt, tokenizer, template, 100)
 
 
