@@ -115,7 +115,10 @@ class Tokenizer:
             # This option belongs to the shared backend, not to a call.
             with self._lock:
                 self._backend.encode_special_tokens = not parse_special
-                ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+                if len(text) < 1 << 14:
+                    ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+                else:
+                    ids = list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         except (TypeError, UnicodeEncodeError) as error:
             raise PromptError(_why_not_text(text)) from error
         except BaseException as error:

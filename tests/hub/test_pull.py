@@ -183,7 +183,7 @@ def test_a_manifest_of_another_version(hub):
 
 
 def test_an_altered_manifest(hub):
-    edited(hub, lambda data: data["target"].update(context_length=7))
+    edited(hub, lambda data: data["target"].update(context_length=data["target"]["context_length"] - 1))
     with pytest.raises(BundleError, match="altered"):
         ondevice.pull(REPOSITORY)
 

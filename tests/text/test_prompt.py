@@ -100,7 +100,7 @@ def test_a_tokenizer_that_makes_no_tokens():
         encode_prompt("hi", silent, None)
 
 
-@pytest.mark.parametrize("prompt", ["a" * 60_000, user("a" * 60_000), user("<eos>" * 12_000)])
+@pytest.mark.parametrize("prompt", ["a" * 60_000, user("a" * 60_000), user("<eos>" * 8_000)])
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer, template, prompt, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("it was encoded"))
     with pytest.raises(ContextOverflowError, match=r"at least \d+ tokens and the context holds 100"):
