@@ -229,11 +229,15 @@ def test_clients_that_disconnect_before_their_work_begins(serve_toy, monkeypatch
     with serve_toy() as served:
         blocked = Blocked(Fields.texts)
         monkeypatch.setattr(Fields, "texts", blocked)
+
+        def entered(count):
+            return lambda: blocked.calls == count
+
         connections = [served.connect() for _ in range(WORKERS + 6)]
         for number, connection in enumerate(connections):
             connection.request("POST", TEXT, b'{"prompt": "abc", "max_tokens": 2}')
             if number < WORKERS:
-                wait_until(lambda number=number: blocked.calls == number + 1)
+                wait_until(entered(number + 1))
         served.let_it_notice()
         for connection in connections:
             connection.close()
