@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
+from ondevice.text.marked_text import joined
 from ondevice.text.messages import Message
 
+USER: Message = {"role": "user", "content": "x"}
 PARTS: Message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
-NULL: list[Message] = [
-    {"role": "user", "content": "x"},
-    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "x", "arguments": {}}}]},
-]
+CALL: Message = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "x", "type": "function", "function": {"name": "x", "arguments": {}}}],
+}
+ANSWER: Message = {"role": "assistant", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object"}}}
 """Messages that tell whether a template supports parts and null content: one that does not prints Python's repr."""
+
+SAMPLES: tuple[list[Message], ...] = (
+    [USER],
+    [{"role": "system", "content": "x"}, USER, ANSWER, USER],
+    [USER, {**CALL, "content": ""}, {"role": "tool", "tool_call_id": "x", "name": "x", "content": "x"}],
+)
+"""Chats in which all roles occur, for the texts that a template makes of them, such as `'<|' + role + '|>'`."""
+
+
+class Compiled(NamedTuple):
+    """A compiled template: renders variables; and the texts in its source."""
+
+    render: Callable[[Mapping[str, Any]], str]
+    texts: Sequence[str]
 
 
 class ChatTemplate:
@@ -48,8 +66,10 @@ class ChatTemplate:
             raise BundleCorruptError(f"cannot read {path} ({error}): export the bundle again") from error
         return cls(source, special_tokens)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """The prompt text, control tokens and `<bos>` included: encode it without adding special tokens.
+
+        It is a `MarkedText` where the messages or variables hold such.
 
         Args:
             messages: as `plain_messages` makes them, oldest first.
@@ -61,13 +81,22 @@ class ChatTemplate:
             BundleCorruptError: the template is not Jinja.
         """
         understood = [self._understood(message) for message in messages]
-        # None, not undefined: templates ask `tools is not none`.
-        known = {"tools": None, "documents": None, **self._special_tokens, **variables}
-        render = self._compiled
+        own = {"messages": understood, "add_generation_prompt": add_generation_prompt}
+        render = self._compiled.render
         try:
-            return render(messages=understood, add_generation_prompt=add_generation_prompt, **known)
+            # None, not undefined: templates ask `tools is not none`.
+            return render({"tools": None, "documents": None, **self._special_tokens, **variables, **own})
         except Exception as error:  # a template can make Python raise anything
             raise PromptError(f"the chat template refuses these messages: {reason(error)}") from error
+
+    @cached_property
+    def written(self) -> str:
+        """The texts that the template writes by itself, one after another with NUL between them.
+
+        These are the texts in its source, and what it makes of chats of one letter.
+        """
+        made = (self._tried(messages, tools) for messages in SAMPLES for tools in (None, [TOOL]))
+        return "\0".join([*self._compiled.texts, *(text for text in made if text is not None)])
 
     def _understood(self, message: Message) -> Message:
         """The message with its content as a string, if the template supports no other form."""
@@ -75,53 +104,42 @@ class ChatTemplate:
         if isinstance(content, list) and not self._reads_parts:
             if any(part.get("type") != "text" for part in content):
                 raise PromptError("this bundle's chat template has no place for pictures and sounds: leave them out")
-            return {**message, "content": "\n".join(part["text"] for part in content)}
+            return {**message, "content": joined("\n", (part["text"] for part in content))}
         if content is None and not self._reads_null:
             return {**message, "content": ""}
         return message
 
     @cached_property
     def _reads_parts(self) -> bool:
-        return not self._tried([PARTS]).count("'type'")
+        text = self._tried([PARTS])
+        return text is not None and "'type'" not in text
 
     @cached_property
     def _reads_null(self) -> bool:
-        return not self._tried(NULL).count("None")
+        text = self._tried([USER, CALL])
+        return text is not None and "None" not in text
 
-    def _tried(self, messages: Sequence[Message]) -> str:
-        """The rendered messages; Python's repr of them if the template refuses them."""
-        render = self._compiled
+    def _tried(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str | None:
+        """The rendered messages, and what opens the reply; None if the template refuses them."""
+        own = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        render = self._compiled.render
         try:
-            return render(messages=messages, tools=None, documents=None, **self._special_tokens)
+            return render({**self._special_tokens, **own})
         except Exception:  # as above
-            return str(messages)
+            return None
 
     @cached_property
-    def _compiled(self) -> Callable[..., str]:
-        """Renders the template with variables, within the sandbox's limits."""
+    def _compiled(self) -> Compiled:
         from jinja2 import TemplateSyntaxError
 
         from ondevice.text.template_sandbox import LimitedEnvironment
 
-        environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment = LimitedEnvironment()
         try:
-            template = environment.compiled(self._source)
+            template, texts = environment.compiled(self._source)
         except Exception as error:  # also RecursionError, and Python's SyntaxError for the code that Jinja generates
             where = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
             raise BundleCorruptError(
                 f"the chat template is not valid Jinja ({where}{reason(error)}): export the bundle again"
             ) from error
-
-        def render(**variables: Any) -> str:
-            environment.restart()
-            return template.render(**variables)
-
-        return render
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
+        return Compiled(lambda variables: environment.rendered(template, variables), texts)

@@ -7,13 +7,14 @@ from operator import index
 from typing import TypeGuard
 
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
+from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.messages import ChatOptions, Message, plain, plain_messages, plain_tools
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate, begun_reply
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
-from ondevice.text.untrusted_text import UntrustedText
+from ondevice.text.untrusted_text import ControlTokens, marked_messages, marked_values
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text, a list of messages, or a list of token ids."""
@@ -33,7 +34,7 @@ class TextCodec:
             BundleCorruptError: a file cannot be read.
         """
         self.tokenizer: Tokenizer | None = None
-        self._template: ChatTemplate | None = None
+        self._controls: ControlTokens | None = None
         self._response: ResponseTemplate | None = None
         self._vocab_size = bundle.manifest.target.vocab_size
         path, template = bundle.file(TOKENIZER), bundle.file(CHAT_TEMPLATE)
@@ -44,9 +45,10 @@ class TextCodec:
         eos = manifest.eos_token_ids[0] if manifest.eos_token_ids else None
         names = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
         special = {name: tokenizer.text_of(token) for name, token in names.items()}
-        self._template = None if template is None else ChatTemplate.from_file(template, special)
         if (response := bundle.file(RESPONSE_TEMPLATE)) is not None:
             self._response = ResponseTemplate.from_file(response, tokenizer)
+        if template is not None:
+            self._controls = ControlTokens(tokenizer, ChatTemplate.from_file(template, special), self._acting(manifest))
 
     def encode(self, prompt: Prompt, context_length: int, chat: ChatOptions = PLAIN) -> list[int]:
         """Token ids of a prompt, checked against the vocabulary and the context.
@@ -55,7 +57,7 @@ class TextCodec:
             PromptError: as `encode_prompt` does, or for an id out of range.
             ContextOverflowError: no room is left for a reply.
         """
-        token_ids = encode_prompt(prompt, self.tokenizer, self._template, context_length, chat)
+        token_ids = encode_prompt(prompt, self.tokenizer, self._controls, context_length, chat)
         for token in token_ids:
             if not 0 <= token < self._vocab_size:
                 raise PromptError(f"token id {token} is out of range: this model has ids 0 to {self._vocab_size - 1}")
@@ -78,6 +80,15 @@ class TextCodec:
         text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
         return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, text_ids), single_call=single_call)
 
+    def _acting(self, manifest: Manifest) -> set[int]:
+        """Ids of the tokens that end a reply or stand around and for media, and those of the response template."""
+        acting = set(manifest.eos_token_ids) | set(self._response.controls if self._response else ())
+        if (vision := manifest.vision) is not None:
+            acting |= {vision.begin_token_id, vision.image_token_id, vision.end_token_id}
+        if (audio := manifest.audio) is not None:
+            acting |= {audio.begin_token_id, audio.audio_token_id, audio.end_token_id}
+        return acting
+
     def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> ReplyParser | None:
         """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""
         if self._response is None:
@@ -89,7 +100,7 @@ class TextCodec:
 def encode_prompt(
     prompt: Prompt,
     tokenizer: Tokenizer | None,
-    template: ChatTemplate | None,
+    controls: ControlTokens | None,
     most_tokens: int | None = None,
     chat: ChatOptions = PLAIN,
 ) -> list[int]:
@@ -99,6 +110,8 @@ def encode_prompt(
     In untrusted text they are plain characters (`text.untrusted_text`): only the application can end or begin a turn.
 
     Args:
+        tokenizer: the bundle's; None if it has none.
+        controls: the control tokens of chats, with the chat template; None if the bundle has none.
         most_tokens: longest prompt; a text that must have more is refused before it is encoded.
         chat: tools and other variables of the template.
 
@@ -127,11 +140,10 @@ def encode_prompt(
     messages = [item for item in prompt if isinstance(item, Mapping)]
     if len(messages) < len(prompt):
         raise PromptError("a prompt list holds either messages with 'role' and 'content' or token ids, nothing else")
-    if template is None:
+    if controls is None:
         raise PromptError("this bundle has no chat_template.jinja: pass the prompt as plain text instead of messages")
-    return _not_empty(
-        _encode_chat(messages, tokenizer, template, most_tokens, chat), "chat template makes no text of these messages"
-    )
+    ids = _encode_chat(messages, controls, most_tokens, chat)
+    return _not_empty(ids, "chat template makes no text of these messages")
 
 
 def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
@@ -150,17 +162,10 @@ def _check_length(text: str, tokenizer: Tokenizer, most_tokens: int | None) -> N
 
 
 def _encode_chat(
-    messages: Sequence[Message],
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    most_tokens: int | None,
-    chat: ChatOptions,
+    messages: Sequence[Message], controls: ControlTokens, most_tokens: int | None, chat: ChatOptions
 ) -> list[int]:
-    checked = plain_messages(messages)
+    checked = marked_messages(plain_messages(messages))
     variables = plain({**chat.variables, "tools": plain_tools(chat.tools)}, "template_options")
-    untrusted = UntrustedText(tokenizer)
-    marked = untrusted.marked(checked, variables)
-    checked, variables = marked or (checked, variables)
-    text = template.render(checked, **variables)
-    _check_length(text, tokenizer, most_tokens)
-    return untrusted.encode(text) if marked else tokenizer.encode(text, add_special_tokens=False)
+    text = controls.template.render(checked, **marked_values(variables))
+    _check_length(text, controls.tokenizer, most_tokens)
+    return controls.encode(text)
