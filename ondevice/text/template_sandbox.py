@@ -222,6 +222,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             return not attr.startswith("_")
         return any(isinstance(obj, kind) and attr in names for kind, names in ATTRIBUTES)
 
+    def wrap_str_format(self, value: Any) -> None:
+        """jinja2 lets a template read `format` and `format_map` before it asks whether that is safe; here `call` looks."""
+
     def getitem(self, obj: Any, argument: Any) -> Any:
         self._left.spend()
         return super().getitem(obj, argument)
@@ -229,8 +232,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Every call in a template: of a macro, a method, a function."""
         self._left.spend()
-        method = getattr(obj, "__wrapped__", obj)  # jinja2 wraps str.format
-        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if owner is self and name in ("each", "concatenate", "made"):
             return obj(*args)
         named = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}
@@ -510,7 +512,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 def _text(value: Any) -> str:
     """A value as it is printed."""
-    return value if isinstance(value, str) else _like(str(value), value)
+    return value if isinstance(value, str) else _like(str(value), getattr(value, "__self__", value))
 
 
 def _plain(value: Any) -> Any:

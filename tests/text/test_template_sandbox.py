@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from ondevice.errors import BundleCorruptError, PromptError
 from ondevice.text import template_sandbox
 from ondevice.text.chat_template import ChatTemplate
 
+ROOT = Path(__file__).parents[2]
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 REPEAT = "{% set n = namespace(x='ab') %}{% for a in range(60) %}"
@@ -45,12 +49,16 @@ ENORMOUS = {
     "arguments of arguments": "{% macro f(n) %}{% if n < 60 %}{{ f(n + 1, varargs, varargs) }}{% else %}{{ varargs }}"
     "{% endif %}{% endmacro %}{{ f(0) }}",
     "variables": "".join(f"{{% set a{number} = 'x' * 10 ** 7 %}}" for number in range(50)),
-    "a wide format": "{{ '{:1000000000}'.format(1) }}",
-    "a wide format of a mapping": "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
-    "a wide format of safe text": "{{ ('{:1000000000}'|safe).format(1) }}",
     "one value in many fields": "{{ ('{0}' * 10 ** 6).format('x' * 10 ** 6) }}",
-    "an old format": "{{ '%1000000000d' % 1 }}",
-    "an old format as a filter": "{{ '%1000000000d'|format(1) }}",
+    "one value in many old fields": "{{ ('%(a)s' * 10 ** 6) % {'a': 'x' * 10 ** 6} }}",
+    "many wide fields": "{{ ('{0:999}' * 10 ** 6).format(1) }}",
+    "many wide old fields": "{{ ('%(a)999s' * 10 ** 5)|format(a=1) }}",
+    "a long text": "{{ 'x' * (2 ** 22 + 1) }}",
+    "words": "{{ ('x ' * 10 ** 6).split()|length }}",
+    "lines": "{{ ('x\\n' * 10 ** 6).splitlines()|length }}",
+    "letters": "{{ ('x' * 10 ** 6)|list|length }}",
+    "letters of a loop": "{% for a in 'x' * 10 ** 6 %}{{ loop.length }}{% endfor %}",
+    "slices": "{% set x = range(99999)|list %}" + "{% set y = x[1:] %}" * 99,
     "an indent": "{{ ('x\n' * 1000)|indent(10 ** 9) }}",
     "an indent that is a text": "{{ ('x\n' * 1000)|indent('x' * 10 ** 6) }}",
     "a replacement": "{{ ('x' * 10 ** 5)|replace('x', 'y' * 10 ** 5) }}",
@@ -60,7 +68,7 @@ ENORMOUS = {
     "separators of JSON": "{{ ([1] * 10 ** 5)|tojson(separators=('x' * 10 ** 5, '')) }}",
     "a sum of lists": "{{ ([[0] * 80] * 10 ** 4)|sum(start=[])|length }}",
     "escapes of escapes": "{% set n = namespace(x='&' * 1000) %}{% for a in range(99999) %}"
-    "{% set n.x = n.x|forceescape %}{% endfor %}",
+    "{% set n.x = n.x|replace('&', '&amp;') %}{% endfor %}",
 }  # fmt: skip
 
 REFUSED = {
@@ -74,6 +82,13 @@ REFUSED = {
     "endless recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     "a loop in itself": ("{% for x in [1] recursive %}{{ loop([1, 2]) }}{% endfor %}", "recursion"),
     "a block in itself": ("{% block a %}{{ self.a() }}{% endblock %}", "recursion"),
+    "a wide format": ("{{ '{:1000000000}'.format(1) }}", "a width that is a value or too large"),
+    "an old wide format": ("{{ '%1000000000d' % 1 }}", "a width that is a value or too large"),
+    "an old wide format as a filter": ("{{ '%1000000000d'|format(1) }}", "a width that is a value or too large"),
+    "letters to strip": ("{{ 'x'.strip('y' * 1000) }}", "a text of more than 256 characters"),
+    "a search from the end": ("{{ 'x'.rsplit('y' * 1000) }}", "a text of more than 256 characters"),
+    "a long path": ("{{ [namespace()]|map(attribute='a.' * 1000)|list }}", "a text of more than 256 characters"),
+    "a form of times": ("{{ strftime_now('%Y' * 1000) }}", "a text of more than 256 characters"),
     "padding": ("{{ 'x'.ljust(10 ** 9) }}", "attribute 'ljust'"),
     "bytes": ("{{ (1).to_bytes(10 ** 10, 'big') }}", "attribute 'to_bytes'"),
     "a division": ("{{ 1 / 0 }}", "division by zero"),
@@ -94,9 +109,10 @@ def test_time_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("source", ENORMOUS.values(), ids=ENORMOUS)
 def test_size_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MOST_CHARACTERS", 1 << 24)
+    monkeypatch.setattr(template_sandbox, "MOST_TEXT", 1 << 22)
     measured = machine.reset_peak_rss()
     before = machine.peak_rss_bytes()
-    with pytest.raises(PromptError, match="it makes more than 16 million characters"):
+    with pytest.raises(PromptError, match=r"it makes (a text of )?more than (4|16) million characters"):
         ChatTemplate(source).render(MESSAGES)
     assert not measured or machine.peak_rss_bytes() - before < 1 << 28
 
@@ -118,14 +134,18 @@ def test_control_characters_of_a_template_do_not_reach_the_terminal() -> None:
     "source",
     [
         "{{ 'x'|center(80) }}",
+        "{{ 'x' is odious }}",
         "{{ 'x' ",
         "(" * 5000 + "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}",
         "{% for a in b %}" * 30 + "{% endfor %}" * 30,
         "{{ 1" + "+1" * 5000 + " }}",
-        " " * (1 << 21),
+        " " * (1 << 19),
     ],
-    ids=["a filter that was removed", "not closed", "deep", "deep loops", "a long sum", "too long"],
-)
+    ids=[
+        "a filter that is not listed", "a test that does not exist", "not closed", "deep", "deep loops", "a long sum",
+        "too long",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_compiled_is_the_bundles_fault(source: str) -> None:
     with pytest.raises(BundleCorruptError, match="the chat template is not valid Jinja") as caught:
         ChatTemplate(source).render(MESSAGES)
@@ -149,6 +169,12 @@ def test_what_cannot_be_compiled_is_the_bundles_fault(source: str) -> None:
         "{% set n = namespace(l=[], s='') %}{% for a in 'abc' %}{% set n.l = n.l + [a] %}{% endfor %}{{ n.l }}",
         "{% set (a, b), c = (1, [2]), {'x': (3,)} %}{{ a }}{{ b }}{{ c }}{{ [1] * 2 }}{{ 2 * 'x' }}{{ 2 ** 9 }}",
         "{{ {'b': [1, 'é'], 'a': none}|tojson(sort_keys=true) }}{{ [1, {'x': 2}]|tojson(indent=2) }}",
+        "{% for a in 'ab' %}{{ a.replace('a', 'c').strip() }}{{ 'x-{}'.format(a) }}{% endfor %}",
+        "{% for a in [1] %}{% generation %}a{{ a }}{% endgeneration %} b{% endfor %}",
+        "{{ 'x.y.z'.rsplit('.', 1) }}{{ 'a b '.split() }}{{ 'a\nb'.splitlines() }}{{ ' a'.title() ~ 'é b'|title }}",
+        "{{ '%s %d%% %5.1f' % ('a', 2, 3) }}{{ '%(k)s' % {'k': 1} }}{{ '%r'|format('x') }}{{ '{0!r:>5}'.format('x') }}",
+        "{{ dict([('a', 1)], b=2) }}{{ dict({'a': 1}).items()|list }}{{ [3, 1]|sort|first }}{{ 'ab'|reverse }}",
+        "{{ none|selectattr('a')|list }}{{ 'ab'|last }}{{ [1, [2]]|string }}{{ {'a': none} ~ 1 }}",
         "{{ messages|map(attribute='content')|list }}{{ messages|selectattr('role', 'equalto', 'user')|list }}",
     ],
 )
@@ -161,7 +187,8 @@ def test_what_templates_do_is_as_in_transformers(source: str) -> None:
 
 def test_each_rendering_has_its_own_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in several threads at the same time."""
-    template = ChatTemplate("{% for a in range(100) %}{{ 'x' * 400000 }}{% endfor %}")
+    made = "{% for a in range(100) %}{% set n.x = 'x' * 400000 %}{% endfor %}"
+    template = ChatTemplate("{% set n = namespace() %}" + made + "{{ n.x }}")
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(len(template.render(MESSAGES)))) for _ in range(3)]
     for thread in threads:
@@ -169,4 +196,25 @@ def test_each_rendering_has_its_own_allowance(monkeypatch: pytest.MonkeyPatch) -
     for thread in threads:
         thread.join()
     found.append(len(template.render(MESSAGES)))
-    assert found == [40_000_000] * 4
+    assert found == [400_000] * 4
+
+
+def test_nothing_that_a_template_reaches_takes_more_than_linear_time() -> None:
+    """Everything that is listed, with operands whose product would take an hour: the process ends within seconds."""
+    _run_costs(120)
+
+
+@pytest.mark.slow
+def test_nothing_takes_more_than_linear_time_with_any_operands() -> None:
+    _run_costs(1200, "--all")
+
+
+def _run_costs(seconds: float, *words: str) -> None:
+    command = [sys.executable, "-m", "tests.text.template_costs", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds, cwd=ROOT)
+    except subprocess.TimeoutExpired as expired:
+        names = (expired.stdout or b"").decode().splitlines()
+        pytest.fail(f"this does not end: {names[-1] if names else 'the start'}")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 200
