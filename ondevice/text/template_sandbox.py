@@ -223,7 +223,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return any(isinstance(obj, kind) and attr in names for kind, names in ATTRIBUTES)
 
     def wrap_str_format(self, value: Any) -> None:
-        """jinja2 lets a template read `format` and `format_map` before it asks whether that is safe; here `call` looks."""
+        """No wrapper: `is_safe_attribute` is asked about `format` and `format_map` too, and `call` formats."""
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         self._left.spend()
@@ -238,8 +238,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         named = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}
         if isinstance(owner, str):
             return self.made(self._called(owner, name, args, named))
-        if isinstance(obj, Macro):
-            self.made([args, named])  # the macro sees them as `varargs` and `kwargs`
+        if isinstance(obj, Macro) and (obj.catch_varargs or obj.catch_kwargs):
+            self.made([args, named])  # it reads them as `varargs` and `kwargs`
         if isinstance(obj, LoopContext) and args:
             args = (self.each(args[0]), *args[1:])
         return self.made(super().call(context, obj, *args, **kwargs))
@@ -412,18 +412,24 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         if length > MOST_TEXT:
             raise TemplateLimitError(f"it makes a text of more than {MOST_TEXT >> 20} million characters")
 
-    def _weight(self, value: Any) -> int:
-        """Characters of a value and of all that it holds; what it holds twice counts twice."""
-        total = 0
-        for held in _values(value):
+    def _weight(self, value: Any) -> None:
+        """Check the size of a value with all that it holds; what it holds twice counts twice."""
+        most, total, left = self._left.characters, 0, [value]
+        while left:
+            held = left.pop()
             total += HELD
             if isinstance(held, str):
                 self._check_text(len(held))
                 total += len(held)
             elif isinstance(held, int):
                 total += held.bit_length()
-            self._left.check(total)
-        return total
+            elif isinstance(held, dict):
+                left += held
+                left += held.values()
+            elif isinstance(held, _SEQUENCES):
+                left += held
+            if total > most:
+                self._left.check(total)
 
 
 class _Allowance(threading.local):
@@ -504,10 +510,10 @@ def _values(value: Any) -> Iterator[Any]:
     while left:
         held = left.pop()
         yield held
-        if isinstance(held, _SEQUENCES):
-            left += held
-        elif isinstance(held, Mapping):
+        if isinstance(held, dict):
             left += held.items()
+        elif isinstance(held, _SEQUENCES):
+            left += held
 
 
 def _text(value: Any) -> str:
@@ -521,8 +527,8 @@ def _plain(value: Any) -> Any:
 
 def _like(text: str, source: Any) -> str:
     """A text that was made of a value: untrusted if that is, or holds untrusted text."""
-    untrusted = any(isinstance(each, MarkedText) and each.bounds for each in _values(source))
-    return MarkedText(text) if untrusted else text
+    untrusted = (isinstance(each, MarkedText) and each.bounds for each in _values(source))
+    return MarkedText(text) if not isinstance(source, int | None) and any(untrusted) else text
 
 
 def _title(value: Any) -> str:

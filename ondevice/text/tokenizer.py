@@ -135,8 +135,9 @@ class Tokenizer:
         for encoding in self._encoded(texts, False, parse_special):
             ids = encoding.ids
             numbers = [] if wanted.isdisjoint(ids) else [number for number, each in enumerate(ids) if each in wanted]
-            places = (encoding.token_to_chars(number) or (0, 0) for number in numbers)
-            made.append((ids, [Found(number, ids[number], *place) for number, place in zip(numbers, places, strict=True)]))
+            places = [encoding.token_to_chars(number) or (0, 0) for number in numbers]
+            found = [Found(number, ids[number], *place) for number, place in zip(numbers, places, strict=True)]
+            made.append((ids, found))
         return made
 
     def normalized(self, text: str) -> str:

@@ -46,15 +46,7 @@ VALUES: dict[str, Any] = {
 }
 GIVEN = ("almost", "almost backwards", "periodic", "marked", "collisions", "path", "long path", "number")
 
-SOME = [
-    ("alike", "almost"), ("alike", "almost backwards"), ("marked", "marked"), ("texts", "path"), ("number", "number"),
-]  # fmt: skip
-    ("alike", "almost"),
-    ("alike", "almost backwards"),
-    ("marked", "marked"),
-    ("texts", "path"),
-    ("number", "number"),
-]
+SOME = [("alike", "almost"), ("alike", "almost backwards"), ("marked", "marked"), ("texts", "path")]
 """The operands that are tried without `--all`."""
 
 

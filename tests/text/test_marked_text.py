@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
+from jinja2.filters import FILTERS as FILTERS_OF_JINJA2
+from jinja2.tests import TESTS as TESTS_OF_JINJA2
 
 from ondevice.text.marked_text import METHODS, MarkedText, concatenated
 from ondevice.text.template_sandbox import ATTRIBUTES, FILTERS, FUNCTIONS, TESTS, LimitedEnvironment
@@ -140,7 +141,7 @@ def test_cutting_and_joining_agree() -> None:
         assert text.covers(start, stop) == all(marks)
 
 
-VALUES = ("a", MarkedText("a"), 1, 1.5, True, None, [1], (1,), {"a": 1}, {}.items(), range(2), "abc".split)
+VALUES: list[Any] = ["a", MarkedText("a"), 1, 1.5, True, None, [1], (1,), {"a": 1}, {}.items(), range(2), "abc".split]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -155,6 +156,6 @@ def test_a_name_that_is_not_listed_is_refused(value: Any) -> None:
 
 def test_what_later_versions_of_jinja2_add_is_not_there() -> None:
     environment = LimitedEnvironment()
-    assert environment.filters.keys() == FILTERS < DEFAULT_FILTERS.keys()
-    assert environment.tests.keys() == TESTS <= DEFAULT_TESTS.keys()
+    assert environment.filters.keys() == FILTERS < FILTERS_OF_JINJA2.keys()
+    assert environment.tests.keys() == TESTS <= TESTS_OF_JINJA2.keys()
     assert environment.globals.keys() == FUNCTIONS | {"raise_exception", "strftime_now"}
