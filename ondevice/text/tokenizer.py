@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from ondevice.errors import BundleCorruptError, PromptError, pass_on, reason
 
 LONG = 1 << 14
 """Characters of a text that is encoded while other threads of Python run."""
+
+MOST_AT_ONCE = 1 << 12
+"""Texts encoded by one call of the library, which makes its results while no other thread of Python runs."""
 
 
 class Found(NamedTuple):
@@ -132,7 +136,8 @@ class Tokenizer:
         Args, raises: as `encode`.
         """
         wanted, made = frozenset(wanted), list[tuple[list[int], list[Found]]]()
-        for encoding in self._encoded(texts, False, parse_special):
+        some = (texts[start : start + MOST_AT_ONCE] for start in range(0, len(texts), MOST_AT_ONCE))
+        for encoding in chain.from_iterable(self._encoded(each, False, parse_special) for each in some):
             ids = encoding.ids
             numbers = [] if wanted.isdisjoint(ids) else [number for number, each in enumerate(ids) if each in wanted]
             places = [encoding.token_to_chars(number) or (0, 0) for number in numbers]

@@ -163,14 +163,19 @@ class ControlTokens:
         """
         done, left = dict[int, list[int]](), {0: text}
         while left:
-            encoded = self.tokenizer.encode_and_find(list(left.values()), self.ids, parse_special=False)
+            parts = sorted(set(left.values()))  # a text of forged tokens repeats itself
+            encoded = self.tokenizer.encode_and_find(parts, self.ids, parse_special=False)
+            found = {
+                part: (ids, [token for token in tokens if self._acts(token, part)])
+                for part, (ids, tokens) in zip(parts, encoded, strict=True)
+            }
             cut = dict[int, str]()
-            for (place, part), (ids, found) in zip(left.items(), encoded, strict=True):
-                acting = [token for token in found if self._acts(token, part)]
-                if not acting:
+            for place, part in left.items():
+                ids, tokens = found[part]
+                if not tokens:
                     done[place] = ids
                 elif len(part) > 1:
-                    cut |= {place + start: part[start:stop] for start, stop in _cuts(part, acting)}
+                    cut |= {place + start: part[start:stop] for start, stop in _cuts(part, tokens)}
             left = cut
         return [token for place in sorted(done) for token in done[place]]
 
