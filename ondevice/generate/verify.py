@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ondevice.arrays import Float32Array, Float64Array
+from ondevice.errors import OndeviceError
 from ondevice.generate.drafters.protocol import ROOT, Draft
 from ondevice.generate.sampling import Sampler
 
@@ -58,11 +59,17 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
     Valid for any draft, chain or tree, that was made without random numbers, or with the noise that the target's own
     draws take (`Sampler.guess`), wherever it was cut short.
 
+    A node at which nothing can be chosen ends the walk before it: as in plain decoding, the tokens before it are
+    emitted, and the error is that of the next round.
+
     Args:
         draft: n nodes.
         logits: float32[1 + n, V]; row 0 follows the newest token, row i + 1 follows node i.
         context: every token up to the newest one.
         sampler: the target's choice at each node, independent of the draft.
+
+    Raises:
+        OndeviceError: as `Sampler.choose` does, at the root.
     """
     children: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
@@ -71,7 +78,12 @@ def accept_matching(draft: Draft, logits: Float32Array, context: Sequence[int], 
     path = [0]
     emitted: list[int] = []
     while True:
-        token = sampler.choose(logits[node + 1], context, emitted)
+        try:
+            token = sampler.choose(logits[node + 1], context, emitted)
+        except OndeviceError:
+            if not emitted:
+                raise
+            return Verdict(tuple(path[:-1]), tuple(emitted))
         emitted.append(token)
         if (node, token) not in children:
             return Verdict(tuple(path), tuple(emitted))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ondevice.arrays import Float32Array
+from ondevice.errors import BundleCorruptError
 from ondevice.generate import verify
 from ondevice.generate.drafters.protocol import Draft
 from ondevice.generate.request import SamplingOptions
@@ -53,6 +54,16 @@ def test_matching_takes_the_sibling_that_fits_and_skips_other_branches() -> None
     draft = Draft(np.array([1, 3, 2, 4, 5]), np.array([-1, -1, 0, 1, 3]))
     verdict = accept_matching(draft, one_hot(3, 0, 4, 0, 5, 1), [0], Sampler(GREEDY))
     assert (verdict.path, verdict.emitted) == ((0, 2, 4, 5), (3, 4, 5, 1))
+
+
+def test_the_tokens_before_a_row_of_nan_are_emitted() -> None:
+    """As by plain decoding; the next round's newest token is the last of them, and its row the one of NaN."""
+    logits, sampler = one_hot(1, 2, 3), Sampler(GREEDY)
+    logits[2] = np.nan
+    verdict = accept_matching(Draft.chain([1, 2]), logits, [0], sampler)
+    assert (verdict.path, verdict.emitted) == ((0, 1), (1, 2))
+    with pytest.raises(BundleCorruptError):
+        accept_matching(Draft.chain([3]), logits[2:].repeat(2, axis=0), [0, 1, 2], sampler)
 
 
 def test_the_context_of_a_choice_holds_the_draft_path() -> None:
