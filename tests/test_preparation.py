@@ -43,7 +43,7 @@ def test_everything_that_generations_need_is_compiled_at_once(reference_export: 
     ready = (first_preparation / "prepare").read_text("utf-8")
     assert ready.startswith(f"{reference_export}: ready on this machine")
     cache = first_preparation / "cache"
-    assert {path.suffix for path in cache.rglob("*") if path.is_file()} <= {".o", ".json", ".pack", ".used"}
+    assert {path.suffix for path in cache.rglob("*") if path.is_file()} <= {".block", ".json", ".pack", ".used"}
 
     ended = subprocess.run(
         [sys.executable, "-c", SECOND, str(reference_export)],

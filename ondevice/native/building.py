@@ -1,7 +1,8 @@
 """Builds parts of the kernel library on this machine, each by `builder` in a process of its own.
 
 The process is `python -m ondevice.native.builder ...` or, in a frozen application, its own executable, started again
-(`freeze_support`). It prints a line for each function that is translated, and writes an object to the cache directory.
+(`freeze_support`). It prints a line for each function that is translated, and writes a code block to the cache
+directory.
 
 `from ondevice import freeze_support` must stay cheap: this module imports no numba.
 """
@@ -39,7 +40,7 @@ TERMINATE_S = 3.0
 _log = logging.getLogger("ondevice")
 _freeze_support_called = False
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
-"""Directories of objects that cannot be kept; they are removed when the process ends."""
+"""Directories of files that cannot be kept; they are removed when the process ends."""
 
 
 class Build:
@@ -47,7 +48,7 @@ class Build:
 
     Attributes:
         part: the part.
-        file: the object that is written.
+        file: the file that is written.
     """
 
     def __init__(self, part: Part) -> None:
@@ -61,7 +62,7 @@ class Build:
             self.file = library.cached(part)
         else:
             _temporary.append(tempfile.TemporaryDirectory(prefix="ondevice-", ignore_cleanup_errors=True))
-            self.file = Path(_temporary[-1].name) / f"{part.stem}.o"
+            self.file = Path(_temporary[-1].name) / library.file_name(part)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         command = [*_command(), "--set", library.choice().set, "--part", part.name, "--out", str(self.file)]
         command += [word for kind in sorted(KINDS - part.kinds) for word in ("--without", kind)]
@@ -103,7 +104,7 @@ class Build:
         return 1.0 if self._process.returncode == 0 else min(1.0, self._translated / functions_of(self.part))
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait at most so many seconds; returns whether the object is there.
+        """Wait at most so many seconds; returns whether the file is there.
 
         Raises:
             OndeviceError: the process failed.
@@ -135,7 +136,7 @@ def functions_of(part: Part) -> int:
 
 
 def build_now(part: Part) -> Path:
-    """Build a part that was not prepared, and return its object; one line is logged."""
+    """Build a part that was not prepared, and return its file; one line is logged."""
     kept = library.can_keep()
     _log.warning("compiling kernels for this CPU (%s)", library.when(kept))
     with Build(part) as build:

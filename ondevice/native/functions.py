@@ -221,11 +221,11 @@ _LOADING = ForkedLock()
 """Held while a part is built or loaded."""
 
 _files: dict[Part, Path] = {}
-"""Objects that this process has built, for the case that the cache directory cannot be written."""
+"""Files that this process has built, for the case that the cache directory cannot be written."""
 
 
 def adopt(part: Part, file: Path) -> None:
-    """Use an object that was just built for a part."""
+    """Use a file that was just built for a part."""
     _files[part] = file
 
 
@@ -243,4 +243,4 @@ def _loaded(part: Part) -> Callable[[str], int]:
         adopt(part, path)
     with suppress(OSError):
         os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
-    return library.load_object(path)
+    return library.load_block(path)

@@ -5,8 +5,8 @@ A library is a file of machine code with a description beside it, a JSON file of
 - the file that the environment variable ONDEVICE_KERNELS names;
 - in `libraries/`, the library of this platform and of the fastest instruction set that this CPU has, or that
   ONDEVICE_KERNELS names: `shipping` builds them for the wheels of a platform;
-- objects in the cache directory, which `building` makes on this machine and LLVM loads: one for each part that is
-  needed, with the kinds of work that are needed. Another kind is built when it is.
+- code blocks in the cache directory, which `building` makes on this machine: one for each part that is needed, with the
+  kinds of work that are needed. Another kind is built when it is.
 
 A file is used only if it is intact, was built from these sources for this platform, and needs no instruction that this
 CPU lacks. Otherwise one line is logged and the next place counts.
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import ondevice
 from ondevice.machine import cache_directory
+from ondevice.native.code_block import CodeBlock
 from ondevice.native.features import native_features
 from ondevice.native.sets import PARTS, PLATFORMS, SETS, Part, best_set, native_platform
 
@@ -41,10 +42,15 @@ CHOICE = "ONDEVICE_KERNELS"
 SHIPPED = Path(__file__).parent / "libraries"
 """Directory of shared libraries, in a directory for each platform."""
 
+SUFFIX = ".block"
+"""Of the names of files of code blocks."""
+
 KERNELS = "ondevice.engines.simd.kernels"
 SOURCES = (
     "ondevice.native.builder",
+    "ondevice.native.code_block",
     "ondevice.native.functions",
+    "ondevice.native.linking",
     "ondevice.native.sets",
     "ondevice.generate.elementary",
     "ondevice.generate.sampling_kernels",
@@ -62,7 +68,7 @@ class Choice(NamedTuple):
     """The library that this process uses.
 
     set : name of its instruction set
-    file : the shared library; None if it is built on this machine, as objects
+    file : the shared library; None if it is built on this machine, as code blocks
     """
 
     set: str
@@ -107,17 +113,9 @@ def load_library(file: Path) -> Callable[[str], int]:
 
 
 @cache
-def load_object(file: Path) -> Callable[[str], int]:
-    """`load_library` for an object, with LLVM's run-time linker, which llvmlite contains; numba is not imported."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(file.read_bytes()))
-    engine.finalize_object()
-    return lambda name, engine=engine: int(engine.get_function_address(name))  # type: ignore[misc]
+def load_block(file: Path) -> Callable[[str], int]:
+    """`load_library` for a code block."""
+    return CodeBlock.from_bytes(file.read_bytes()).load()
 
 
 # Files and their descriptions.
@@ -125,18 +123,23 @@ def load_object(file: Path) -> Callable[[str], int]:
 
 def cached(part: Part) -> Path:
     """The file of a part that is built on this machine."""
-    return code_directory() / f"{part.stem}.o"
+    return code_directory() / file_name(part)
+
+
+def file_name(part: Part) -> str:
+    """The name of the file of a part that is built on this machine."""
+    return f"{part.stem}{SUFFIX}"
 
 
 def code_directory() -> Path:
-    """Directory of objects for these sources and this CPU's set. It may not exist or be writable."""
+    """Directory of code blocks for these sources and this CPU's set. It may not exist or be writable."""
     key = hashlib.sha256(repr((stamp(), choice().set, native_platform(), ondevice.__version__)).encode()).hexdigest()
     return cache_directory() / f"kernels-{key[:16]}"
 
 
 def kept(part: Part) -> Path | None:
-    """The object in the cache directory that has a part, perhaps with more kinds of work than it."""
-    for file in sorted(code_directory().glob(f"{part.name}*.o")):
+    """The file in the cache directory that has a part, perhaps with more kinds of work than it."""
+    for file in sorted(code_directory().glob(f"{part.name}*{SUFFIX}")):
         if Part.of_stem(file.stem).has(part):
             with suppress(OSError, ValueError):
                 _check(file)
@@ -152,7 +155,7 @@ def missing(parts: Iterable[Part] = tuple(PARTS.values())) -> list[Part]:
 
 
 def can_keep() -> bool:
-    """Whether the directory of objects is writable. Asking creates it."""
+    """Whether the directory of code blocks is writable. Asking creates it."""
     directory = code_directory()
     try:
         directory.mkdir(parents=True, exist_ok=True)
