@@ -69,7 +69,7 @@ class Preparation:
         parts = library.missing(parts)
         if not parts:
             return
-        self._work.insert(0, f"compiling kernels {library.when(library.can_keep())}")
+        self._work.insert(0, f"compiling kernels {library.when(library.obstacle())}")
         for part in parts:
             self._builds.append(self._processes.enter_context(Build(part)))
         for build in self._builds:

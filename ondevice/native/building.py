@@ -58,7 +58,7 @@ class Build:
         """
         self.part = part
         self._translated = 0
-        if library.can_keep():
+        if library.obstacle() is None:
             self.file = library.cached(part)
         else:
             _temporary.append(tempfile.TemporaryDirectory(prefix="ondevice-", ignore_cleanup_errors=True))
@@ -137,8 +137,7 @@ def functions_of(part: Part) -> int:
 
 def build_now(part: Part) -> Path:
     """Build a part that was not prepared, and return its file; one line is logged."""
-    kept = library.can_keep()
-    _log.warning("compiling kernels for this CPU (%s)", library.when(kept))
+    _log.warning("compiling kernels for this CPU (%s)", library.when(library.obstacle()))
     with Build(part) as build:
         build.wait()
         return build.file

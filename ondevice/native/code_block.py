@@ -1,8 +1,8 @@
 """Machine code as one block of memory: its file, and loading it into this process.
 
-A block is code, its constants and a table of addresses of C functions, linked when it is built (`linking`): every
-reference inside is a distance inside, so the block runs at any address. To load it is to copy it, to fill in the table,
-and to make the memory executable. Nothing of LLVM is needed for this.
+A block is code, its constants and a table of addresses of C functions, linked when it is built (`linking`): references
+inside are distances inside, so the block runs at any address. To load it is to copy it, to fill in the addresses, and
+to make the memory executable. Nothing of LLVM is needed for this.
 
 LLVM's linkers load objects too, with what llvmlite 0.50 offers of them:
 
@@ -26,6 +26,7 @@ import json
 import mmap
 import os
 import platform
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,8 +35,8 @@ from typing import NamedTuple, Self
 
 from ondevice.errors import OndeviceError
 
-ADDRESS_BYTES = 8
-"""Bytes of an address in a block's table."""
+ADDRESS = struct.Struct("<Q")
+"""An address in a block. Every processor that kernels are built for is little endian."""
 
 
 class CodeBlock(NamedTuple):
@@ -44,15 +45,17 @@ class CodeBlock(NamedTuple):
     content : the bytes of the block
     functions : offsets of the functions that can be called, by name
     imports : offsets of the addresses of C functions that it calls, by name
+    pointers : offsets of addresses in the block itself: as long as it is not loaded, they are offsets, too
     """
 
     content: bytes
     functions: dict[str, int]
     imports: dict[str, int]
+    pointers: list[int]
 
     def to_bytes(self) -> bytes:
         """The content of a file: a line of JSON, then the block."""
-        tables = {"functions": self.functions, "imports": self.imports}
+        tables = {"functions": self.functions, "imports": self.imports, "pointers": self.pointers}
         return json.dumps(tables, sort_keys=True).encode() + b"\n" + self.content
 
     @classmethod
@@ -64,12 +67,13 @@ class CodeBlock(NamedTuple):
         line, _, content = data.partition(b"\n")
         try:
             tables = json.loads(line)
-            block = cls(content, dict(tables["functions"]), dict(tables["imports"]))
+            block = cls(content, dict(tables["functions"]), dict(tables["imports"]), list(tables["pointers"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError("this is no block of machine code") from error
-        ends = [*block.functions.values(), *(offset + ADDRESS_BYTES for offset in block.imports.values())]
-        if not all(isinstance(end, int) and 0 <= end <= len(content) for end in ends):
-            raise ValueError("this is no block of machine code")
+        addresses = [*block.imports.values(), *block.pointers]
+        for offsets, size in ((block.functions.values(), 1), (addresses, ADDRESS.size)):
+            if not content or not all(isinstance(each, int) and 0 <= each <= len(content) - size for each in offsets):
+                raise ValueError("this is no block of machine code")
         return block
 
     def load(self) -> Callable[[str], int]:
@@ -79,16 +83,21 @@ class CodeBlock(NamedTuple):
             OndeviceError: the system does not allow new machine code, or lacks a C function.
         """
         content = bytearray(self.content)
-        for name, offset in self.imports.items():
-            content[offset : offset + ADDRESS_BYTES] = c_function(name).to_bytes(ADDRESS_BYTES, sys.byteorder)
+        addresses = {offset: c_function(name) for name, offset in self.imports.items()}
         try:
-            address = CodePages(bytes(content)).address
+            pages = CodePages(len(content))
+            for offset in self.pointers:
+                (target,) = ADDRESS.unpack_from(content, offset)
+                addresses[offset] = pages.address + target
+            for offset, address in addresses.items():
+                ADDRESS.pack_into(content, offset, address)
+            pages.seal(content)
         except OSError as error:
             raise OndeviceError(
                 f"this system allows no machine code that a program has written ({error.strerror}): install a wheel of "
                 "ondevice-runtime for this platform, which has the kernels in a library"
             ) from error
-        return lambda name: address + self.functions[name]
+        return lambda name: pages.address + self.functions[name]
 
 
 def c_function(name: str) -> int:
@@ -113,7 +122,7 @@ def _c_libraries() -> tuple[ctypes.CDLL, ...]:
 
 
 class CodePages:
-    """Pages of executable memory, which are never writable at the same time.
+    """Pages of memory for machine code, which are never writable and executable at once.
 
     They are there until `free` is called: at the end of a process, threads may still run code when objects are deleted.
 
@@ -121,47 +130,54 @@ class CodePages:
         address: of the first page.
     """
 
-    def __init__(self, code: bytes) -> None:
-        """Copy machine code to new pages.
+    def __init__(self, size: int) -> None:
+        """Allocate pages for so many bytes.
 
         Raises:
             OSError: the system refuses.
         """
-        self._size = len(code)
-        self.address = _windows_pages(code) if sys.platform == "win32" else _posix_pages(code)
+        self._size = size
+        self.address = _windows_pages(size) if sys.platform == "win32" else _posix_pages(size)
+
+    def seal(self, code: bytes | bytearray) -> None:
+        """Copy machine code to the pages, and make them executable and read-only.
+
+        Raises:
+            OSError: the system refuses; the pages are returned to it.
+        """
+        ctypes.memmove(self.address, bytes(code), len(code))
+        seal = _windows_seal if sys.platform == "win32" else _posix_seal
+        try:
+            seal(self.address, self._size)
+        except OSError:
+            self.free()
+            raise
 
     def free(self) -> None:
         """Return the pages to the system."""
         if sys.platform == "win32":
-            _windows_free(self.address)
+            ctypes.CDLL("kernel32").VirtualFree(ctypes.c_void_p(self.address), ctypes.c_size_t(0), MEM_RELEASE)
         else:
-            _posix_free(self.address, self._size)
+            _posix().munmap(ctypes.c_void_p(self.address), ctypes.c_size_t(self._size))
 
 
-def _posix_pages(code: bytes) -> int:
-    system, size = _posix(), ctypes.c_size_t(len(code))
+def _posix_pages(size: int) -> int:
     flags, protection = mmap.MAP_PRIVATE | mmap.MAP_ANON, mmap.PROT_READ | mmap.PROT_WRITE
-    address = system.mmap(None, size, protection, flags, -1, ctypes.c_long(0))
+    address = _posix().mmap(None, ctypes.c_size_t(size), protection, flags, -1, ctypes.c_long(0))
     if address == MAP_FAILED:
         raise _posix_error()
-    start, end = ctypes.c_void_p(address), ctypes.c_void_p(address + len(code))
-    ctypes.memmove(start, code, len(code))
-    if system.mprotect(start, size, mmap.PROT_READ | mmap.PROT_EXEC):
-        error = _posix_error()
-        _posix_free(address, len(code))
-        raise error
-    if sys.platform == "darwin":
-        system.sys_icache_invalidate(start, size)
-    elif (
-        platform.machine() == "aarch64"
-    ):  # Linux does it too, when pages become executable; no other processor needs it
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL("libgcc_s.so.1").__clear_cache(start, end)
     return int(address)
 
 
-def _posix_free(address: int, size: int) -> None:
-    _posix().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+def _posix_seal(address: int, size: int) -> None:
+    system, start = _posix(), ctypes.c_void_p(address)
+    if system.mprotect(start, ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC):
+        raise _posix_error()
+    if sys.platform == "darwin":
+        system.sys_icache_invalidate(start, ctypes.c_size_t(size))
+    elif platform.machine() == "aarch64":  # x86 needs none, and Linux does it for new executable pages, too
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL("libgcc_s.so.1").__clear_cache(start, ctypes.c_void_p(address + size))
 
 
 def _posix() -> ctypes.CDLL:
@@ -179,20 +195,17 @@ MAP_FAILED = (1 << 64) - 1
 MEM_COMMIT_RESERVE, MEM_RELEASE, PAGE_READWRITE, PAGE_EXECUTE_READ = 0x3000, 0x8000, 0x04, 0x20
 
 
-def _windows_pages(code: bytes) -> int:
-    kernel, size = ctypes.CDLL("kernel32"), ctypes.c_size_t(len(code))
+def _windows_pages(size: int) -> int:
+    kernel = ctypes.CDLL("kernel32")
     kernel.VirtualAlloc.restype = ctypes.c_void_p
-    address = kernel.VirtualAlloc(None, size, MEM_COMMIT_RESERVE, PAGE_READWRITE)
+    address = kernel.VirtualAlloc(None, ctypes.c_size_t(size), MEM_COMMIT_RESERVE, PAGE_READWRITE)
     if not address:
         raise OSError(0, "VirtualAlloc failed")
-    start = ctypes.c_void_p(address)
-    ctypes.memmove(start, code, len(code))
-    if not kernel.VirtualProtect(start, size, PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
-        _windows_free(address)
-        raise OSError(0, "VirtualProtect failed")
-    kernel.FlushInstructionCache(ctypes.c_void_p(-1), start, size)  # -1: this process
     return int(address)
 
 
-def _windows_free(address: int) -> None:
-    ctypes.CDLL("kernel32").VirtualFree(ctypes.c_void_p(address), ctypes.c_size_t(0), MEM_RELEASE)
+def _windows_seal(address: int, size: int) -> None:
+    kernel, start, length = ctypes.CDLL("kernel32"), ctypes.c_void_p(address), ctypes.c_size_t(size)
+    if not kernel.VirtualProtect(start, length, PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
+        raise OSError(0, "VirtualProtect failed")
+    kernel.FlushInstructionCache(ctypes.c_void_p(-1), start, length)  # -1: this process

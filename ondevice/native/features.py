@@ -247,7 +247,8 @@ def cpuid_at(address: int) -> Callable[[int, int], Registers]:
 def _windows_x86(kernel: ctypes.CDLL) -> frozenset[str]:
     kernel.GetEnabledXStateFeatures.restype = ctypes.c_uint64
     try:
-        pages = CodePages(CPUID_CODE)
+        pages = CodePages(len(CPUID_CODE))
+        pages.seal(CPUID_CODE)
     except OSError:
         return frozenset()
     try:

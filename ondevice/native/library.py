@@ -9,7 +9,8 @@ A library is a file of machine code with a description beside it, a JSON file of
   kinds of work that are needed. Another kind is built when it is.
 
 A file is used only if it is intact, was built from these sources for this platform, and needs no instruction that this
-CPU lacks. Otherwise one line is logged and the next place counts.
+CPU lacks; outside of this package, also only if no other user can have written it (`files.distrust`), because its code
+is run. Otherwise one line is logged and the next place counts.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import ondevice
+from ondevice.files import distrust, make_cache_directory, replacing, trusted
 from ondevice.machine import cache_directory
 from ondevice.native.code_block import CodeBlock
 from ondevice.native.features import native_features
@@ -91,7 +93,7 @@ def choice() -> Choice:
         places += SHIPPED.glob(f"{platform}/{name}{PLATFORMS[platform].suffix}")
     for file in places:
         try:
-            about = _check(file)
+            about = _check_named(file) if file == Path(named) else _check(file)
             load_library(file)
             return Choice(about["set"], file)
         except (OSError, ValueError) as error:
@@ -140,7 +142,7 @@ def code_directory() -> Path:
 def kept(part: Part) -> Path | None:
     """The file in the cache directory that has a part, perhaps with more kinds of work than it."""
     for file in sorted(code_directory().glob(f"{part.name}*{SUFFIX}")):
-        if Part.of_stem(file.stem).has(part):
+        if Part.of_stem(file.stem).has(part) and all(map(trusted, _files(file))):
             with suppress(OSError, ValueError):
                 _check(file)
                 return file
@@ -154,22 +156,22 @@ def missing(parts: Iterable[Part] = tuple(PARTS.values())) -> list[Part]:
     return [] if choice().file is not None else [part for part in parts if kept(part) is None]
 
 
-def can_keep() -> bool:
-    """Whether the directory of code blocks is writable. Asking creates it."""
+def obstacle() -> str | None:
+    """Why code blocks cannot be kept; None if they can. Asking creates their directory."""
     directory = code_directory()
+    if not trusted(directory):
+        return f"{cache_directory()} is not used"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_cache_directory(directory)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError:
-        return False
-    return True
+        return f"{cache_directory()} cannot be written to"
+    return None
 
 
-def when(kept: bool) -> str:
+def when(obstacle: str | None) -> str:
     """How often kernels are compiled, for a message: once, or at every start and why."""
-    if kept:
-        return "once"
-    return f"at every start, because {cache_directory()} cannot be written to: set ONDEVICE_CACHE"
+    return "once" if obstacle is None else f"at every start, because {obstacle}: set ONDEVICE_CACHE"
 
 
 def write(file: Path, code: bytes, name: str, platform: str) -> None:
@@ -182,10 +184,22 @@ def write(file: Path, code: bytes, name: str, platform: str) -> None:
         "sha256": hashlib.sha256(code).hexdigest(),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in ((file, code), (file.with_suffix(".json"), json.dumps(about, indent=1).encode())):
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_bytes(content)
-        part.replace(path)
+    for path, content in zip(_files(file), (code, json.dumps(about, indent=1).encode()), strict=True):
+        with replacing(path) as opened:
+            opened.write(content)
+
+
+def _files(file: Path) -> tuple[Path, Path]:
+    """The file of machine code and that of its description."""
+    return file, file.with_suffix(".json")
+
+
+def _check_named(file: Path) -> dict[str, Any]:
+    """`_check` for a library that the environment names."""
+    for each in _files(file):
+        if reason := distrust(each):
+            raise ValueError(reason)
+    return _check(file)
 
 
 def _check(file: Path) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 LLVM writes ELF for any system, with that system's calling convention, so one linker of few relocations is enough: those
 of position-independent code without variables, in the small code model. A relocation of another type ends the build.
 
-Calls of C functions go through a stub behind the code, which jumps to an address in the block's table:
+Calls of C functions go through a stub behind the code, which jumps to an address in the block's table; some code reads
+an address from there instead:
 
     sections: code, constants | stubs | table of addresses
 
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.native.code_block import ADDRESS_BYTES, CodeBlock
+from ondevice.native.code_block import ADDRESS, CodeBlock
 
 TABLE_ALIGN, STUB_ALIGN = 64, 16
 """The table does not share a cache line with code."""
@@ -41,11 +42,13 @@ class Relocation(NamedTuple):
 class Machine(NamedTuple):
     """What is particular to a processor.
 
-    relocations : by ELF's numbers of their types
+    pointer : ELF's number of the relocation of an address, 64 bits
+    relocations : the others, by ELF's numbers of their types
     stub : machine code that jumps to an address in the table
     stub_references : places in it, the relocations there, and their addends
     """
 
+    pointer: int
     relocations: dict[int, Relocation]
     stub: bytes
     stub_references: tuple[tuple[int, Relocation, int], ...]
@@ -69,7 +72,8 @@ def link(data: bytes, allowed: Container[str]) -> CodeBlock:
     placed = {number: _append(content, elf.content(number), align) for number, align in elf.loaded()}
     stubs = {name: _append(content, machine.stub, STUB_ALIGN) for name in imported}
     content += bytes(-len(content) % TABLE_ALIGN)
-    table = {name: _append(content, bytes(ADDRESS_BYTES), ADDRESS_BYTES) for name in imported}
+    table = {name: _append(content, bytes(ADDRESS.size), ADDRESS.size) for name in imported}
+    pointers: list[int] = []
     for name, stub in stubs.items():
         for place, relocation, addend in machine.stub_references:
             relocation.write(content, stub + place, table[name] + addend)
@@ -83,13 +87,19 @@ def link(data: bytes, allowed: Container[str]) -> CodeBlock:
 
     for section, start in placed.items():
         for place, kind, symbol, addend in elf.references(section):
-            found = machine.relocations.get(kind)
-            if found is None or (found.by_table and symbol.section != UNDEFINED):
+            if kind == machine.pointer:
+                ADDRESS.pack_into(content, start + place, offset(symbol) + addend)
+                pointers.append(start + place)
+                continue
+            if (found := machine.relocations.get(kind)) is None:
                 raise RuntimeError(f"there is no linker for ELF's relocation {kind} of {symbol.name or 'a section'}")
+            if found.by_table and symbol.name not in table:
+                pointers.append(_append(content, ADDRESS.pack(offset(symbol)), ADDRESS.size))
+                table[symbol.name] = pointers[-1]
             target = table[symbol.name] if found.by_table else offset(symbol)
             found.write(content, start + place, target + addend)
     exported = {each.name: offset(each) for each in elf.symbols if each.is_global and each.section != UNDEFINED}
-    return CodeBlock(bytes(content), exported, table)
+    return CodeBlock(bytes(content), exported, {name: table[name] for name in imported}, sorted(pointers))
 
 
 def _append(content: bytearray, added: bytes, align: int) -> int:
@@ -142,6 +152,7 @@ def _signed(value: int, bits: int) -> int:
 
 
 X86_64 = Machine(
+    1,
     {
         2: Relocation(_distance),  # PC32
         4: Relocation(_distance),  # PLT32
@@ -153,6 +164,7 @@ X86_64 = Machine(
     ((2, Relocation(_distance), -4),),
 )
 AARCH64 = Machine(
+    257,
     {
         261: Relocation(_distance),  # PREL32
         275: Relocation(_page),  # ADR_PREL_PG_HI21
@@ -217,8 +229,8 @@ PROGRAM, SYMBOLS, RELOCATIONS = 1, 2, 4
 """Types of sections."""
 WRITABLE, LOADED, CODE = 1, 2, 4
 """Flags of sections."""
-UNWINDING = ".eh_frame"
-"""Name of the section with unwinding tables."""
+UNWINDING, CONSTANT_POINTERS = ".eh_frame", ".data.rel.ro"
+"""Names of sections: unwinding tables; and constants with addresses, writable only until these are filled in."""
 UNDEFINED, GLOBAL = 0, 1
 """The section of an undefined symbol, and the binding of one that other objects see."""
 
@@ -278,7 +290,8 @@ class _Object:
             name = _string(names, section["name"])
             if not section["flags"] & LOADED or not section["size"] or name == UNWINDING:
                 continue
-            if section["type"] != PROGRAM or section["flags"] & WRITABLE:
+            is_constant = name.startswith(CONSTANT_POINTERS) or not section["flags"] & WRITABLE
+            if section["type"] != PROGRAM or not is_constant:
                 raise RuntimeError(f"kernels have no variables, but there is a section {name}")
             found.append((number, max(int(section["align"]), 1)))
         return sorted(found, key=lambda each: not self._sections["flags"][each[0]] & CODE)

@@ -26,11 +26,11 @@ def result_of(address: int) -> int:
 
 
 def block() -> CodeBlock:
-    return CodeBlock(bytes(16) + SEVEN[processor], {"seven": 16}, {})
+    return CodeBlock(bytes(16) + SEVEN[processor], {"seven": 16}, {}, [])
 
 
 def test_a_block_of_a_file_is_the_one_that_was_written() -> None:
-    made = block()._replace(imports={"memset": 0})
+    made = block()._replace(imports={"memset": 0}, pointers=[8])
     assert CodeBlock.from_bytes(made.to_bytes()) == made
     assert result_of(CodeBlock.from_bytes(block().to_bytes()).load()("seven")) == 7
 
@@ -42,11 +42,13 @@ def test_a_block_of_a_file_is_the_one_that_was_written() -> None:
         b"\n",
         b"[]\ncode",
         b"{}\ncode",
-        b'{"functions": {"f": 5}, "imports": {}}\ncode',
-        b'{"functions": {"f": -1}, "imports": {}}\ncode',
-        b'{"functions": {"f": "1"}, "imports": {}}\ncode',
-        b'{"functions": {}, "imports": {"g": 0}}\ncode',
-        b'{"functions": 3, "imports": {}}\ncode',
+        b'{"functions": {}, "imports": {}, "pointers": []}\n',
+        b'{"functions": {"f": 16}, "imports": {}, "pointers": []}\n16 bytes of code',
+        b'{"functions": {"f": -1}, "imports": {}, "pointers": []}\n16 bytes of code',
+        b'{"functions": {"f": "1"}, "imports": {}, "pointers": []}\n16 bytes of code',
+        b'{"functions": {}, "imports": {"g": 9}, "pointers": []}\n16 bytes of code',
+        b'{"functions": {}, "imports": {}, "pointers": [9]}\n16 bytes of code',
+        b'{"functions": 3, "imports": {}, "pointers": []}\n16 bytes of code',
     ],
 )
 def test_a_file_that_is_no_block_is_refused(data: bytes) -> None:
@@ -56,7 +58,8 @@ def test_a_file_that_is_no_block_is_refused(data: bytes) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_code_is_never_writable() -> None:
-    pages = CodePages(SEVEN[processor])
+    pages = CodePages(len(SEVEN[processor]))
+    pages.seal(SEVEN[processor])
     lines = Path("/proc/self/maps").read_text("ascii").splitlines()
     (protection,) = [line.split()[1] for line in lines if int(line.partition("-")[0], 16) == pages.address]
     assert protection == "r-xp"
@@ -70,7 +73,8 @@ def test_code_is_never_writable() -> None:
 def test_windows_functions_load_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel32()
     pretend_windows(monkeypatch, kernel)
-    pages = CodePages(SEVEN[processor])
+    pages = CodePages(len(SEVEN[processor]))
+    pages.seal(SEVEN[processor])
     assert result_of(pages.address) == 7
     pages.free()
     assert not kernel.pages
@@ -92,7 +96,7 @@ from ondevice.native.code_block import CodeBlock
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE: no page becomes executable later
     sys.exit("unknown")
 try:
-    CodeBlock(bytes(8), {}, {}).load()
+    CodeBlock(bytes(8), {}, {}, []).load()
 except OndeviceError as error:
     print(error)
 """

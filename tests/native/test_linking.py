@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ondevice.native.code_block import ADDRESS_BYTES, CodeBlock
+from ondevice.native.code_block import ADDRESS, CodeBlock
 from ondevice.native.features import architecture
 from ondevice.native.linking import AARCH64, X86_64, Machine, link
 from ondevice.native.sets import block_triple, native_platform
@@ -20,8 +20,16 @@ declare float @fmaf(float, float, float)
 declare ptr @memset(ptr, i32, i64)
 
 @pair = internal constant [2 x i64] [i64 1234567890123, i64 -5], align 16
+@pointers = internal constant [3 x ptr] [ptr @calls, ptr getelementptr (i8, ptr @pair, i64 8), ptr @memset]
 
-define dso_local i64 @constant(i64 %i) {
+define i64 @pointer(i64 %i) {
+  %at = getelementptr [3 x ptr], ptr @pointers, i64 0, i64 %i
+  %value = load ptr, ptr %at
+  %address = ptrtoint ptr %value to i64
+  ret i64 %address
+}
+
+define i64 @constant(i64 %i) {
   %at = getelementptr [2 x i64], ptr @pair, i64 0, i64 %i
   %value = load i64, ptr %at
   ret i64 %value
@@ -32,7 +40,7 @@ define internal i64 @inner(i64 %x) noinline {
   ret i64 %square
 }
 
-define dso_local i64 @calls(i64 %x) {
+define i64 @calls(i64 %x) {
   %square = call i64 @inner(i64 %x)
   %sum = add i64 %square, 1
   ret i64 %sum
@@ -107,6 +115,17 @@ def test_references_inside_lead_there(call: Callable[..., Any]) -> None:
     assert [call("table", i) for i in range(6)] == [49, 2, -3, 9, -5, 0]
 
 
+def test_addresses_of_constants_and_functions_are_those_after_loading(call: Callable[..., Any]) -> None:
+    calls, value, fill = (call("pointer", i) for i in range(3))
+    assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(calls)(9) == 82
+    assert ctypes.c_int64.from_address(value).value == -5
+    room = bytearray(8)
+    ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)(fill)(
+        ctypes.addressof(ctypes.c_char.from_buffer(room)), 3, 4
+    )
+    assert room == bytes([3] * 4 + [0] * 4)
+
+
 def test_references_to_the_c_library_lead_there(call: Callable[..., Any]) -> None:
     room = bytearray(128)
     call("fills", ctypes.addressof(ctypes.c_char.from_buffer(room)))
@@ -140,9 +159,9 @@ def test_code_for_every_platform_is_linked(system: str, machine: str) -> None:
     """With the same bytes each time. What the references lead to on ARM, `tests/simd/test_arm_emulated.py` tests."""
     data = compiled(FUNCTIONS, block_triple(f"{system}-{machine}"))
     block = link(data, IMPORTED)
-    assert set(block.functions) == {"constant", "calls", "fills", "address", "floats", "table"}
+    assert set(block.functions) == {"constant", "calls", "fills", "address", "floats", "table", "pointer"}
     assert set(block.imports) == set(IMPORTED)
-    assert all(not any(block.content[offset : offset + ADDRESS_BYTES]) for offset in block.imports.values())
+    assert all(not any(block.content[offset : offset + ADDRESS.size]) for offset in block.imports.values())
     assert link(data, IMPORTED).to_bytes() == block.to_bytes()
 
 
@@ -181,7 +200,7 @@ def test_a_constant_that_is_not_aligned_is_an_error() -> None:
 REFUSED = {
     "a variable": ("@count = global i64 0\n", "kernels have no variables"),
     "a value": ("@count = global i64 7\n", "kernels have no variables"),
-    "pointers": ("@all = constant [1 x ptr] [ptr @one]\n", "kernels have no variables"),
+    "a thread's own value": ("@count = thread_local global i64 7\n", "kernels have no variables"),
     "another function": (
         "declare i64 @time(ptr)\ndefine i64 @now() { %t = call i64 @time(ptr null) ret i64 %t }\n",
         "time",

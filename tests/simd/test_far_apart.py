@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from ondevice.native import library
 from tests.simd.outputs import digest
 
 ROOT = Path(__file__).parents[2]
-GIGABYTES = (1, 2, 3, 6)
+RUNS = [(2, 0), (6, 0), *(pytest.param(*run, marks=pytest.mark.slow) for run in product((1, 2, 3, 6), range(1, 13)))]
+"""Gigabytes, and seeds of the sizes of mappings."""
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +26,7 @@ def expected(bundles: dict[str, Bundle]) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="maps memory with Linux's flags")
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 13))], ids="seed{}".format
-)
-@pytest.mark.parametrize("gigabytes", GIGABYTES, ids="{}GB".format)
+@pytest.mark.parametrize(("gigabytes", "seed"), RUNS)
 def test_outputs_are_the_same_in_a_full_address_space(tiny: Path, expected: str, gigabytes: int, seed: int) -> None:
     if library.choice().file is not None:
         pytest.skip("a shared library is used")
