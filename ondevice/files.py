@@ -189,8 +189,8 @@ def _passed(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _others_may_write(status: os.stat_result) -> bool:
     mode = status.st_mode
-    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
-        return False
+    if stat.S_ISLNK(mode) or stat.S_ISCHR(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+        return False  # a device, such as `NO_HOME`, has nothing in it
     return bool(mode & stat.S_IWOTH) or bool(mode & stat.S_IWGRP and not _is_own_group(status.st_gid))
 
 

@@ -161,6 +161,14 @@ def test_a_user_s_own_group_may_write(
     assert distrust(directory) is not None
 
 
+def test_without_a_home_directory_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a device then, below which nothing can be."""
+    monkeypatch.setattr(files, "home", lambda: machine.NO_HOME)
+    assert distrust(machine.NO_HOME / ".cache" / "ondevice") is None
+    with pytest.raises(NotADirectoryError):
+        make_cache_directory(machine.NO_HOME / ".cache" / "ondevice")
+
+
 def test_an_unknown_user_or_group_has_no_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container."""
 
@@ -292,7 +300,7 @@ def test_nothing_is_removed_from_a_directory_that_others_may_write(cache: Path) 
 
 @pytest.mark.slow
 def test_a_bundle_runs_without_the_cache_and_says_why_in_two_lines(reference_export: Path, cache: Path) -> None:
-    """Kernels are built in a directory of the process, which is removed."""
+    """Kernels that are built are in memory only."""
     cache.mkdir(mode=0o755)
     cache.chmod(0o777)
     command = [sys.executable, "-m", "ondevice", "generate", str(reference_export), "x", "--max-new-tokens", "2"]

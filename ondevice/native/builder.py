@@ -1,6 +1,6 @@
 """Compiles the kernel library: numba's front end for every entry, then one LLVM module, one optimisation, one object.
 
-    python -m ondevice.native.builder --set NAME [--part PART ...] [--without KIND ...] [--object] --out FILE
+    python -m ondevice.native.builder --set NAME [--part PART ...] [--without KIND ...] [--object] [--out FILE]
 
 The object is linked to a `CodeBlock`, which `library` loads; `--object` leaves it to a platform's linker (`shipping`).
 
@@ -255,7 +255,7 @@ def _never_called(context: Any, library: Any, description: Any, environment: Any
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build parts of the library for a set, and print a line for each function that numba has translated."""
+    """Build parts of the library for a set, and print an empty line for each function that numba has translated."""
     parser = argparse.ArgumentParser(prog="python -m ondevice.native.builder", description=main.__doc__)
     parser.add_argument("--set", required=True, choices=SETS, help="instruction set")
     parser.add_argument("--platform", choices=PLATFORMS, help="platform to build for (default: this one)")
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--without", action="append", default=[], choices=sorted(KINDS), help="kinds of work to leave out"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: the output)")
     args = parser.parse_args(arguments)
     platform = args.platform or native_platform()
     triple = PLATFORMS[platform].triple if args.object else block_triple(platform)
@@ -273,7 +273,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = build(SETS[args.set], triple, parts, lambda: print(flush=True))  # noqa: T201
     if not args.object:
         code = link(code, LIBC).to_bytes()
-    library.write(args.out, code, args.set, platform)
+    if args.out is not None:
+        library.write(args.out, code, args.set, platform)
+        return
+    with open(1, "wb", closefd=False) as output:
+        output.write(code)
 
 
 if __name__ == "__main__":

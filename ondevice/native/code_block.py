@@ -35,6 +35,9 @@ from typing import NamedTuple, Self
 
 from ondevice.errors import OndeviceError
 
+BEGINNING = b'{"functions": '
+"""The first bytes of a block's file."""
+
 ADDRESS = struct.Struct("<Q")
 """An address in a block. Every processor that kernels are built for is little endian."""
 
@@ -56,7 +59,7 @@ class CodeBlock(NamedTuple):
     def to_bytes(self) -> bytes:
         """The content of a file: a line of JSON, then the block."""
         tables = {"functions": self.functions, "imports": self.imports, "pointers": self.pointers}
-        return json.dumps(tables, sort_keys=True).encode() + b"\n" + self.content
+        return json.dumps(tables).encode() + b"\n" + self.content
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

@@ -6,7 +6,7 @@ A library is a file of machine code with a description beside it, a JSON file of
 - in `libraries/`, the library of this platform and of the fastest instruction set that this CPU has, or that
   ONDEVICE_KERNELS names: `shipping` builds them for the wheels of a platform;
 - code blocks in the cache directory, which `building` makes on this machine: one for each part that is needed, with the
-  kinds of work that are needed. Another kind is built when it is.
+  kinds of work that are needed. Another kind is built when it is. Those that cannot be kept are in memory only.
 
 A file is used only if it is intact, was built from these sources for this platform, and needs no instruction that this
 CPU lacks; outside of this package, also only if no other user can have written it (`files.distrust`), because its code
@@ -120,6 +120,32 @@ def load_block(file: Path) -> Callable[[str], int]:
     return CodeBlock.from_bytes(file.read_bytes()).load()
 
 
+_unkept: dict[Part, Callable[[str], int]] = {}
+"""Code blocks that this process has built and could not keep, loaded."""
+
+
+def adopt(part: Part, code: bytes) -> None:
+    """Load a code block that was just built and cannot be kept."""
+    _unkept[part] = CodeBlock.from_bytes(code).load()
+
+
+def find(part: Part) -> Callable[[str], int] | None:
+    """Load the file that has a part; returns a function from symbols to addresses, or None if it has to be built."""
+    if (file := choice().file) is not None:
+        return load_library(file)
+    if (loaded := _unkept_with(part)) is not None:
+        return loaded
+    if (path := kept(part)) is None:
+        return None
+    with suppress(OSError):
+        os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
+    return load_block(path)
+
+
+def _unkept_with(part: Part) -> Callable[[str], int] | None:
+    return next((loaded for built, loaded in _unkept.items() if built.has(part)), None)
+
+
 # Files and their descriptions.
 
 
@@ -150,10 +176,12 @@ def kept(part: Part) -> Path | None:
 
 
 def missing(parts: Iterable[Part] = tuple(PARTS.values())) -> list[Part]:
-    """Those of some parts that have to be built on this machine: neither the library nor the cache directory has
-    them.
+    """Those of some parts that have to be built on this machine: neither the library, nor the cache directory, nor this
+    process has them.
     """
-    return [] if choice().file is not None else [part for part in parts if kept(part) is None]
+    if choice().file is not None:
+        return []
+    return [part for part in parts if _unkept_with(part) is None and kept(part) is None]
 
 
 def obstacle() -> str | None:

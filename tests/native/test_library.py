@@ -182,7 +182,6 @@ def test_loading_dates_the_directory(kernels: None, tmp_path: Path, monkeypatch:
         pytest.skip("a shared library is used")
     shutil.copytree(library.code_directory(), tmp_path / library.code_directory().name)
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path))
-    monkeypatch.setattr(functions, "_files", {})
     os.utime(library.code_directory(), (0, 0))
     functions._loaded.__wrapped__(PARTS["tokens"])
     assert library.code_directory().stat().st_mtime > 0

@@ -123,7 +123,7 @@ def test_code_blocks_are_loaded_anywhere(
 ) -> None:
     """As `test_far_apart` on this machine: gigabytes are mapped before and between loads."""
     bundle = bundles["e2b"]
-    words = ["-m", "tests.simd.far_apart", str(gigabytes), str(seed), bundle.path]
+    words = ("-m", "tests.simd.far_apart", str(gigabytes), str(seed), bundle.path)
     found = json.loads(emulated_python(cpu, *words, ONDEVICE_CACHE=str(blocks_for(cpu, name))))
     assert found["digest"] == digest(bundle)
     assert found["loaded"] > 4
