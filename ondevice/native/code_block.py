@@ -12,8 +12,7 @@ LLVM's linkers load objects too, with what llvmlite 0.50 offers of them:
 - MCJIT with llvmlite's own memory manager, the default on ARM, maps an object as a whole. On x86-64 it ends every
   process: `Assertion "All memory must be pre-allocated"`.
 - JITLink maps an object as a whole, too. llvmlite does not offer it on Windows.
-- The large code model has no distances. ELF for ARM does not have it for position-independent code, and on x86-64 every
-  constant takes another instruction.
+- The large code model has no distances, but takes more instructions for every constant and call.
 
 A linker of the system, which makes a shared library, is missing on most machines. The platforms' wheels have such
 libraries.
