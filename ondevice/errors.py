@@ -158,7 +158,7 @@ def _beginning(value: object, most: int, depth: int = 3) -> object:
     if not isinstance(value, list | tuple | dict):
         return value
     if not depth:
-        return ...
+        return "..."
     first, inner = islice(value, most // 3 + 1), depth - 1  # an element takes three characters at least
     if isinstance(value, dict):
         return {_beginning(key, most): _beginning(value[key], most, inner) for key in first}

@@ -39,6 +39,9 @@ from ondevice.server.responses import read_response
 from ondevice.text.codec import check_characters
 from ondevice.text.tokenizer import Tokenizer
 
+LEAST_TOKENS = 1 << 16
+"""Token ids that `/detokenize` takes even if the context is shorter."""
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 ReadRequest = Callable[[Fields], tuple[CompletionRequest, MakeWriter]]
 """Reads a request of one API: what it asks of the model, and what makes the writer of its response."""
@@ -235,6 +238,8 @@ def detokenize(model: Model, fields: Fields) -> dict[str, Any]:
     """llama.cpp's `/detokenize`: the text of token ids, control tokens included."""
     fields.required("tokens")
     tokens = fields.array("tokens")
+    if len(tokens) > (longest := max(LEAST_TOKENS, model.context_length)):
+        raise RequestError(400, f"tokens has {len(tokens)} token ids: {longest} are possible", param="tokens")
     most = model.manifest.target.vocab_size - 1
     if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= most for each in tokens):
         raise RequestError(400, f"tokens must be token ids from 0 to {most}", param="tokens")

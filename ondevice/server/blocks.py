@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 from ondevice.errors import PromptError
@@ -63,11 +65,11 @@ def read_parts(fields: Fields, name: str, readers: Mapping[str, Callable[[Fields
 def content_of(parts: Iterable[Part], separator: str = "") -> str | list[Part]:
     """The content of a message: texts that follow each other are joined, and a message of text only is a string."""
     made: list[Part] = []
-    for part in parts:
-        if made and made[-1]["type"] == part["type"] == "text":
-            made[-1] = {"type": "text", "text": f"{made[-1]['text']}{separator}{part['text']}"}
+    for kind, alike in groupby(parts, itemgetter("type")):
+        if kind == "text":
+            made.append({"type": "text", "text": separator.join(part["text"] for part in alike)})
         else:
-            made.append(part)
+            made += alike
     if not made:
         return ""
     return str(made[0]["text"]) if [part["type"] for part in made] == ["text"] else made

@@ -90,24 +90,26 @@ def read_input(fields: Fields) -> list[dict[str, Any]]:
             messages.append({"role": role, "content": content_of(parts)})
         else:
             if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
+                messages.append({"role": "assistant", "content": [], "reasoning_content": [], "tool_calls": []})
             _add_to_assistant(messages[-1], item, kind)
-    for message in messages:
-        if message["content"] is None and "tool_calls" not in message:
-            message["content"] = ""
-    return after_results(messages)
+    return after_results([_assistant(message) if message["role"] == "assistant" else message for message in messages])
 
 
-def _add_to_assistant(message: dict[str, Any], item: Fields, kind: str) -> None:
-    """Add an item to an assistant's message: consecutive thoughts, calls and texts are one turn."""
+def _add_to_assistant(turn: dict[str, Any], item: Fields, kind: str) -> None:
+    """Add an item to an assistant's turn: consecutive thoughts, calls and texts are one."""
     if kind == "function_call":
         function = {"name": item.required("name"), "arguments": item.text("arguments") or ""}
-        call = {"id": item.required("call_id"), "type": "function", "function": function}
-        message["tool_calls"] = [*message.get("tool_calls", []), call]
+        turn["tool_calls"].append({"id": item.required("call_id"), "type": "function", "function": function})
     else:
         name = "reasoning_content" if kind == "reasoning" else "content"
-        texts = [part["text"] for part in read_parts(item, "content", TEXTS)]
-        message[name] = "".join([message.get(name) or "", *texts])
+        turn[name] += (part["text"] for part in read_parts(item, "content", TEXTS))
+
+
+def _assistant(turn: dict[str, Any]) -> dict[str, Any]:
+    """The message of a turn."""
+    thoughts, calls = "".join(turn["reasoning_content"]), turn["tool_calls"]
+    message = {"role": "assistant", "content": "".join(turn["content"]) or (None if calls else "")}
+    return message | ({"reasoning_content": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
 
 
 def _options(fields: Fields) -> GenerationKeywords:

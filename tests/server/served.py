@@ -1,4 +1,4 @@
-"""A server in this process, and an HTTP client for it."""
+"""An HTTP client for servers, and a server in this process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Answer(NamedTuple):
     body: Any
 
 
-class Served:
-    """A running server, and requests to it."""
+class Client:
+    """Requests to a running server."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.url = server.url
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
 
     def connect(self) -> HTTPConnection:
-        return HTTPConnection(self.server.host, self.server.port, timeout=PATIENCE_S)
+        return HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send a request. A body that is not bytes is sent as JSON."""
@@ -86,6 +86,15 @@ class Served:
 
     def wait_until_idle(self) -> None:
         wait_until(lambda: self.gauge("requests_processing") == 0 and self.gauge("requests_deferred") == 0)
+
+
+class Served(Client):
+    """A running server in this process."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.host, server.port)
+        self.server = server
+        self.url = server.url
 
 
 @contextmanager
