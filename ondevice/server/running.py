@@ -158,7 +158,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._deadline = self.loop.call_later(MAX_HEADER_S, self._refuse, 408, "the headers did not arrive in time")
-        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+        connections = [each for each in self.connections if isinstance(each, Connection)]
+        others = [each for each in connections if each is not self and not each.transport.is_closing()]
         if len(others) < MAX_CONNECTIONS:
             return
         if waiting := [each for each in others if not each._is_answering]:

@@ -20,10 +20,10 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 PLAIN = ChatOptions()
 
-CHARACTERS_PER_TOKEN = 16
+CHARACTERS_PER_TOKEN = 8
 LEAST_CHARACTERS = 1 << 16
 """Most characters of a prompt for each token of the context, and for a small context. Text has 3 to 5 in a token.
-Encoding takes 200 bytes of memory for each character."""
+Encoding takes up to 300 bytes of memory for each character."""
 
 
 class TextCodec:

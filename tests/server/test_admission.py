@@ -5,10 +5,13 @@ import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from ondevice import machine
+from ondevice.server.replies import WORKERS
+from ondevice.server.requests import Fields
 from tests.server.served import Answer, wait_until
 
 TEXT = "/v1/completions"
@@ -161,6 +164,85 @@ def test_stopping_the_server_cancels_replies(serve_toy, gate, stream):
             gate.step()
             thread.join(0.02)
     assert found[0]["error"]["code"] == 503
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/tokenize", {"content": "abc"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "abc"}]}),
+    ],
+)
+def test_requests_that_generate_nothing_are_admitted_too(serve_toy, gate, path, fields):
+    with serve_toy(max_sequences=1, max_waiting=0) as served:
+        assert served.post(path, **fields).status == 200
+        gate.close()
+        answers: list[Answer] = []
+        thread = in_background(served, answers, prompt="abc", max_tokens=3)
+        wait_until(lambda: served.gauge("requests_processing") == 1)
+        refused = served.post(path, **fields)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        gate.open()
+        thread.join()
+        assert served.post(path, **fields).status == 200
+        served.wait_until_idle()
+
+
+class Blocked:
+    """Replaces a method: every call waits until it may end."""
+
+    def __init__(self, really):
+        self._really = really
+        self.calls = 0
+        self.may_end = threading.Event()
+
+    def __get__(self, owner, kind):
+        return partial(self, owner)
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        assert self.may_end.wait(300)
+        return self._really(*arguments)
+
+
+def test_slow_requests_fill_no_pool_that_others_need(serve_toy, gate, monkeypatch):
+    """Their work has threads of its own: health, properties, the page and running replies go on."""
+    with serve_toy(max_sequences=2) as served, served.stream(TEXT, prompt="abc", drafter="none") as lines:
+        next(lines)
+        blocked = Blocked(Fields.texts)
+        monkeypatch.setattr(Fields, "texts", blocked)
+        answers: list[Answer] = []
+        threads = [in_background(served, answers, prompt="abc", max_tokens=2) for _ in range(12)]
+        wait_until(lambda: blocked.calls == WORKERS)
+        for path in ("/health", "/v1/models", "/props", "/metrics", "/", "/page.js"):
+            assert served.get(path).status == 200
+        for _ in range(20):
+            next(lines)
+        blocked.may_end.set()
+        for thread in threads:
+            thread.join()
+        assert [answer.status for answer in answers] == [200] * 12
+
+
+def test_clients_that_disconnect_before_their_work_begins(serve_toy, monkeypatch):
+    with serve_toy() as served:
+        blocked = Blocked(Fields.texts)
+        monkeypatch.setattr(Fields, "texts", blocked)
+        connections = [served.connect() for _ in range(WORKERS + 6)]
+        for number, connection in enumerate(connections):
+            connection.request("POST", TEXT, b'{"prompt": "abc", "max_tokens": 2}')
+            if number < WORKERS:
+                wait_until(lambda number=number: blocked.calls == number + 1)
+        served.let_it_notice()
+        for connection in connections:
+            connection.close()
+        served.let_it_notice()
+        blocked.may_end.set()
+        served.wait_until_idle()
+        assert blocked.calls == WORKERS
+        assert served.post(TEXT, prompt="abc", max_tokens=2).status == 200
+        assert served.gauge("tokens_predicted_total") == 2
 
 
 def options_of(number):

@@ -1,0 +1,104 @@
+"""Limits before there is a request: the number of connections, and the time for headers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import ExitStack, closing, suppress
+
+import pytest
+
+from ondevice.server import running
+from tests.server.served import Answer, wait_until
+
+TEXT = "/v1/completions"
+HALF = b"GET /health HTTP/1.1\r\nhost: localh"
+
+
+def connect(served, sent=b""):
+    connection = socket.create_connection((served.host, served.port), timeout=300)
+    connection.sendall(sent)
+    return closing(connection)
+
+
+def received(connection):
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("sent", [b"", HALF])
+def test_headers_that_do_not_arrive(serve_toy, monkeypatch, before, sent):
+    monkeypatch.setattr(running, "MAX_HEADER_S", 0.3)
+    with serve_toy() as served, connect(served, before + sent) as connection:
+        answer = received(connection)
+    assert answer.count(b"HTTP/1.1 200 ") == bool(before)
+    last = answer.rpartition(b"HTTP/1.1 408 ")[2]
+    head, _, body = last.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert json.loads(body)["error"]["type"] == "timeout_error"
+
+
+def test_a_request_may_take_longer_than_its_headers(serve_toy, gate, monkeypatch):
+    monkeypatch.setattr(running, "MAX_HEADER_S", 0.1)
+    with serve_toy() as served:
+        gate.close()
+        answers: list[Answer] = []
+        thread = threading.Thread(target=lambda: answers.append(served.post(TEXT, prompt="abc", max_tokens=2)))
+        thread.start()
+        wait_until(lambda: gate.arrived == 1)
+        with connect(served, HALF) as connection:
+            received(connection)  # its time is over
+        gate.open()
+        thread.join()
+    assert answers[0].status == 200
+
+
+def test_a_new_connection_replaces_the_oldest_without_a_request(serve_toy, monkeypatch):
+    monkeypatch.setattr(running, "MAX_CONNECTIONS", 6)
+    with serve_toy() as served, ExitStack() as stack:
+        connections = [stack.enter_context(connect(served, HALF)) for _ in range(60)]
+        assert served.get("/health").status == 200
+        for connection in connections[:-6]:
+            with suppress(ConnectionResetError):
+                assert received(connection) == b""
+        connections[-1].sendall(b"ost\r\nconnection: close\r\n\r\n")
+        assert received(connections[-1]).startswith(b"HTTP/1.1 200 ")
+
+
+def test_too_many_requests_at_a_time(serve_toy, gate, monkeypatch):
+    monkeypatch.setattr(running, "MAX_CONNECTIONS", 3)
+    with serve_toy() as served:
+        gate.close()
+        answers: list[Answer] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(served.post(TEXT, prompt="abc", max_tokens=2)))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: running_requests(served) == 3)
+        with connect(served) as connection:
+            answer = received(connection)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "unavailable_error"
+        gate.open()
+        for thread in threads:
+            thread.join()
+        assert [each.status for each in answers] == [200] * 3
+        assert served.get("/health").status == 200
+
+
+def running_requests(served):
+    """Connections whose request has arrived."""
+    return sum(each._is_answering for each in served.server._uvicorn.server_state.connections)
+
+
+def test_nothing_is_written_about_malformed_requests(serve_toy, caplog):
+    with serve_toy() as served, caplog.at_level("WARNING"):
+        for sent in (b"\x16\x03\x01\x02\0", b"GET / HTTP/9\r\n\r\n", HALF + b"\r\n\r\n" * 3, b"x" * 100_000):
+            with connect(served, sent + b"\r\n\r\n") as connection:
+                connection.shutdown(socket.SHUT_WR)
+                assert received(connection).startswith(b"HTTP/1.1 4")
+        assert served.get("/health", Connection="upgrade", Upgrade="websocket").status == 200
+    assert not caplog.records
