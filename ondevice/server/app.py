@@ -114,7 +114,7 @@ class Endpoints:
             try:
                 return await deliver(request, begun.replies, begun.writer, begun.stream)
             except Exception as error:
-                raise RequestError.of(error, begun.names) from error
+                raise RequestError.of(error, begun.names) from None
 
         return answer
 
@@ -135,7 +135,7 @@ class Endpoints:
                 try:
                     response = await unless_disconnected(request.receive, answered(fields))
                 except Exception as error:
-                    raise RequestError.of(error, fields) from error
+                    raise RequestError.of(error, fields) from None  # it may be that error itself
             return Response(status_code=CLIENT_LEFT) if response is None else response
 
         return answer
@@ -153,7 +153,7 @@ class Endpoints:
             try:
                 return await unless_disconnected(request.receive, begin(fields))
             except Exception as error:
-                raise RequestError.of(error, fields) from error
+                raise RequestError.of(error, fields) from None  # it may be that error itself
 
     async def health(self, request: Request) -> Response:
         self._manager.check_loaded_once()

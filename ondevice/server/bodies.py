@@ -90,7 +90,9 @@ class Bodies:
                         taken = await self._take(MAX_REQUEST_BYTES)
                     if len(body) > MAX_REQUEST_BYTES:
                         raise _too_long()
-            yield await asyncio.get_running_loop().run_in_executor(self._parser, parse, body)
+            fields = await asyncio.get_running_loop().run_in_executor(self._parser, parse, body)
+            del body
+            yield fields
         finally:
             self._give_back(taken)
 

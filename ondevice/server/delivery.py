@@ -251,6 +251,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+        del working  # its exception refers to this frame: the request would stay in memory for a while
 
 
 async def _disconnected(receive: Receive) -> None:

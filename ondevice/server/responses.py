@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from ondevice.model import Model
@@ -181,7 +182,8 @@ class OpenAIResponseWriter(BlockWriter):
         yield self._event(f"response.{status}", response=self._response(status))
 
     def failure(self, error: RequestError) -> Iterator[ServerSentEvent]:
-        failed = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}
+        code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
+        failed = self._response("failed") | {"error": {"code": code, "message": error.message}}
         yield self._event("response.failed", response=failed)
 
     def whole(self) -> dict[str, Any]:
