@@ -4,7 +4,7 @@ In: a prompt (text, messages or ids) and a bundle's tokenizer, chat template and
 the loop, and `Parsed` parts of the reply while it is generated. Nothing here imports an engine or the command line.
 
 Read `codec.py` first. A prompt passes `media_parts.py` (takes pictures and sounds out), `messages.py` (checks),
-`untrusted_text.py` (marks control tokens), `chat_template.py` (renders, within the limits of `template_sandbox.py`) and
-`tokenizer.py`; a reply passes `reply_stream.py` (detokeniser, stop strings) and `reply_parser.py` (thoughts and calls).
+`untrusted_text.py` (marks what is untrusted, with `marked_text.py`), `chat_template.py` (renders, within the limits of
+`template_sandbox.py`), `untrusted_text.py` again (no control token is forged) and `tokenizer.py`; a reply passes `reply_stream.py` (detokeniser, stop strings) and `reply_parser.py` (thoughts and calls).
 `prompt_file.py` reads prompts from files.
 """
