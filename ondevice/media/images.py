@@ -3,6 +3,9 @@
 A picture is resized to fill its number of soft tokens: small ones are enlarged. Files are untrusted: the header is read
 first, and what is too large is refused before it is decoded. Transparent pixels are laid over white, a camera's
 rotation (EXIF) is applied, and of an animation the first frame is taken.
+
+A picture upright and the same on its side have as many soft tokens, so the rotation is looked up when the picture is
+decoded: a PNG file may have it behind its pixels, and Pillow decodes these to find it.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ MOST_PIXELS = 50_000_000
 MOST_SIDE = 16384
 """Largest picture that is decoded."""
 
-_ROTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
-"""The EXIF field with the rotation, and its values that exchange the sides."""
+STRIP = 256
+"""Rows of pixels that are converted to RGB at once, so that a large picture is in memory once or twice, not four times."""
 
 _TO_FLOAT = (np.arange(256) * (1 / 255)).astype(np.float32)
 """Each value of a pixel from 0 to 1, rounded as the reference does: in float64, then to float32."""
@@ -84,6 +87,7 @@ class Picture:
 
     Attributes:
         counts: the number of soft tokens that it will have, the only item.
+        size: the number of its pixels.
     """
 
     def __init__(self, image: Image, vision: VisionEntry, tokens: int | None, name: str) -> None:
@@ -103,20 +107,20 @@ class Picture:
         most = next(each for each in (image.tokens, tokens, vision.tokens) if each is not None)
         if isinstance(most, bool) or most not in BUDGETS:
             raise UsageError(f"a picture takes {', '.join(map(str, BUDGETS))} tokens at most, not {most!r:.60}")
-        self._source = self._open(image.source)
-        width, height = self._source.size
+        self._most, self._source = most, self._content(image.source)
+        with self._reading(), self._opened() as picture:
+            width, height = picture.size
         if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
             raise PromptError(
                 f"{name} has {width} x {height} pixels: {MOST_PIXELS // 1_000_000} million are possible, and "
                 f"{MOST_SIDE} on a side"
             )
-        with self._reading():
-            turned = self._source.getexif().get(_ROTATION) in _ON_ITS_SIDE
-        self._size = resized(*((width, height) if turned else (height, width)), most, vision, name)
-        self.counts = [(self._size[0] // vision.side) * (self._size[1] // vision.side)]
+        tall, wide = resized(height, width, most, vision, name)
+        self.counts = [(tall // vision.side) * (wide // vision.side)]
+        self.size = width * height
 
     def pieces(self) -> Sequence[Pixels]:
-        """Decode and resize it; one piece.
+        """Decode and resize it; one piece. Nothing of the whole picture is kept.
 
         Raises:
             PromptError: it is damaged.
@@ -124,15 +128,19 @@ class Picture:
         from PIL import Image as Pillow
         from PIL import ImageOps
 
-        with self._reading():
-            picture = on_white(ImageOps.exif_transpose(self._source))
-            height, width = self._size
-            if picture.size != (width, height):
-                picture = picture.resize((width, height), Pillow.Resampling.BICUBIC)
-        return [Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)]
+        with self._reading(), self._opened() as opened:
+            if opened is self._source:  # the caller's own
+                picture = on_white(ImageOps.exif_transpose(opened))
+            else:
+                ImageOps.exif_transpose(opened, in_place=True)
+                picture = on_white(opened)
+            tall, wide = resized(picture.height, picture.width, self._most, self._vision, self._name)
+            if picture.size != (wide, tall):
+                picture = picture.resize((wide, tall), Pillow.Resampling.BICUBIC)
+            return [Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)]
 
-    def _open(self, source: Any) -> PIL.Image.Image:
-        """The picture with its header read."""
+    def _content(self, source: Any) -> Any:
+        """The bytes of a file, a picture of Pillow, or an array."""
         try:
             from PIL import Image as Pillow
         except ImportError as error:
@@ -140,24 +148,35 @@ class Picture:
         if isinstance(source, Pillow.Image):
             return source
         if isinstance(source, np.ndarray):
-            return self._of_array(source)
+            return self._checked(source)
         if not isinstance(source, str | PathLike | bytes | bytearray | memoryview):
             raise PromptError(
                 f"{self._name} is a {type(source).__name__}: pass a path, the bytes of a file, a PIL image or an array"
             )
-        content = file_content(source, self._name, MOST_BYTES)
-        # Pillow warns of large pictures, which are refused here; filters of warnings belong to the process
-        with self._reading(), _warnings_lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
-            return Pillow.open(BytesIO(content), formats=FORMATS)
+        return file_content(source, self._name, MOST_BYTES)
 
-    def _of_array(self, array: NDArray[Any]) -> PIL.Image.Image:
+    @contextmanager
+    def _opened(self) -> Iterator[PIL.Image.Image]:
+        """The picture with its header read, within `_reading`."""
         from PIL import Image as Pillow
 
+        if isinstance(self._source, Pillow.Image):
+            yield self._source
+        elif isinstance(self._source, np.ndarray):
+            yield Pillow.fromarray(np.ascontiguousarray(self._source))
+        else:
+            # Pillow warns of large pictures, which are refused here; filters of warnings belong to the process.
+            with _warnings_lock, warnings.catch_warnings():
+                warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
+                picture = Pillow.open(BytesIO(self._source), formats=FORMATS)
+            with picture:
+                yield picture
+
+    def _checked(self, array: NDArray[Any]) -> NDArray[Any]:
         good = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
         if array.dtype != np.uint8 or not good or not array.size:
             raise PromptError(f"{self._name} is an array {array.dtype}{list(array.shape)}: use uint8[height, width, 3]")
-        return Pillow.fromarray(np.ascontiguousarray(array))
+        return array
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -198,11 +217,22 @@ def on_white(picture: PIL.Image.Image) -> PIL.Image.Image:
     """The picture in RGB, transparent pixels over white; of 16-bit gray the upper 8 bits."""
     from PIL import Image as Pillow
 
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture
+    picture.load()
+    made = Pillow.new("RGB", picture.size)
+    for top in range(0, picture.height, STRIP):
+        strip = picture.crop((0, top, picture.width, min(top + STRIP, picture.height)))
+        made.paste(_strip_on_white(strip), (0, top))
+    return made
+
+
+def _strip_on_white(picture: PIL.Image.Image) -> PIL.Image.Image:
+    from PIL import Image as Pillow
+
     if picture.mode.startswith("I"):
         gray = np.clip(np.asarray(picture).astype(np.int64), 0, 65535) >> 8
         return Pillow.fromarray(gray.astype(np.uint8)).convert("RGB")
-    if picture.mode == "RGB" and "transparency" not in picture.info:
-        return picture
     if not picture.has_transparency_data:
         return picture.convert("RGB")
     layer = picture.convert("RGBA")
