@@ -198,8 +198,7 @@ def quantize_int4_blocks(  # noqa: PLR0917
                 scale = _best_scale(block, peak, targets, low, fixed)
         finite &= _encode(block, scale, low, high, codes)
         scales[index] = scale
-        for i in range(BLOCK // 2):
-            packed[index, i] = codes[2 * i] | (codes[2 * i + 1] << 4)
+        _pack_nibbles(codes, packed[index])
     return finite
 
 
@@ -224,6 +223,13 @@ def quantize_int8_blocks(  # noqa: PLR0917
         finite &= _encode(block, scale, low, high, packed[index])
         scales[index] = scale
     return finite
+
+
+@kernel
+def _pack_nibbles(codes: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]) -> None:
+    """codes [32] of 4 bits -> packed [16], the first of two codes in the low bits."""
+    for i in range(BLOCK // 2):
+        packed[i] = codes[2 * i] | (codes[2 * i + 1] << 4)
 
 
 @kernel
@@ -282,8 +288,7 @@ def quantize_affine_blocks(  # noqa: PLR0917
                 _encode_affine(block, scale, minimum, codes)
         finite &= _encode_affine(block, scale, minimum, codes)
         scales[index], minimums[index] = scale, minimum
-        for i in range(BLOCK // 2):
-            packed[index, i] = codes[2 * i] | (codes[2 * i + 1] << 4)
+        _pack_nibbles(codes, packed[index])
     return finite
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -91,15 +91,67 @@ class Checkpoint(ABC):
                 raise CheckpointError(f"{name} has shape {list(found)}, {self.origin} asks for {list(expected)}")
 
 
-class SafetensorsCheckpoint(Checkpoint):
+class TensorFile(Protocol):
+    """An open file of tensors."""
+
+    def close(self) -> None: ...
+
+
+class TensorPlace(Protocol):
+    """What a file says of one of its tensors."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+File = TypeVar("File", bound=TensorFile)
+Place = TypeVar("Place", bound=TensorPlace)
+
+
+class FilesCheckpoint(Checkpoint, Generic[File, Place]):
+    """A checkpoint whose tensors lie in files of one format.
+
+    A subclass fills `_files` and `_tensors`, by the hub's names, when it is made.
+    """
+
+    def __init__(self, location: Path) -> None:
+        """
+        Args:
+            location: what error messages name where a tensor is missing.
+        """
+        self._location = location
+        self._files: list[File] = []
+        self._tensors: dict[str, tuple[File, Place]] = {}
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._find(name)[1].shape
+
+    def _find(self, name: str) -> tuple[File, Place]:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise CheckpointError(f"{self._location}: tensor {name} is missing") from None
+
+
+class SafetensorsCheckpoint(FilesCheckpoint[SafetensorsFile, TensorEntry]):
     """A directory with `config.json` and safetensors files."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
         self.directory = directory
         self.origin = str(directory / "config.json")
         self.config = read_json(directory / "config.json")
-        self._tensors: dict[str, tuple[SafetensorsFile, TensorEntry]] = {}
-        self._files: list[SafetensorsFile] = []
         try:
             for path in _shards(directory):
                 file = SafetensorsFile(path)
@@ -111,20 +163,6 @@ class SafetensorsCheckpoint(Checkpoint):
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._find(name)[1].shape
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
 
     def dtype(self, name: str) -> str:
         return self._find(name)[1].dtype
@@ -161,12 +199,6 @@ class SafetensorsCheckpoint(Checkpoint):
         return (
             np.frombuffer(file.read(entry, 0, entry.nbytes), types[entry.dtype]).astype(np.int64).reshape(entry.shape)
         )
-
-    def _find(self, name: str) -> tuple[SafetensorsFile, TensorEntry]:
-        try:
-            return self._tensors[name]
-        except KeyError:
-            raise CheckpointError(f"{self.directory}: tensor {name} is missing") from None
 
 
 def _shards(directory: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ondevice.errors import CheckpointError
 from ondevice_export.checkpoint.json_fields import Fields
-from ondevice_export.gguf.file import TensorEntry
+from ondevice_export.gguf.file import GgufTensor
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -35,7 +35,7 @@ class Metadata(Fields):
     def __init__(
         self,
         metadata: Mapping[str, Any],
-        entries: Mapping[str, TensorEntry],
+        entries: Mapping[str, GgufTensor],
         divisors: NDArray[np.float32] | None,
         origin: str,
     ) -> None:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER
 from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, WeightFormat
 from ondevice.errors import CheckpointError
-from ondevice_export.checkpoint.directory import Checkpoint, FloatArray
+from ondevice_export.checkpoint.directory import FilesCheckpoint, FloatArray
 from ondevice_export.gguf.architectures import Metadata, find_architecture
 from ondevice_export.gguf.blocks import Blocks, TensorType, read_blocks, to_float32
-from ondevice_export.gguf.file import GgufFile, TensorEntry
+from ondevice_export.gguf.file import GgufFile, GgufTensor
 from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -34,7 +34,7 @@ its scales are rounded from 17 bits to fp16. The others have no format of their 
 for every 16 weights, Q5_1 and Q5_K have minimums)."""
 
 
-class GgufCheckpoint(Checkpoint):
+class GgufCheckpoint(FilesCheckpoint[GgufFile, GgufTensor]):
     """The model of a GGUF file, or of the parts that a large one was split into.
 
     Attributes:
@@ -51,8 +51,8 @@ class GgufCheckpoint(Checkpoint):
             CheckpointError: a file is missing or damaged, or its architecture or a tensor's type is not read.
         """
         self.path, *others = parts(path)
+        super().__init__(self.path)
         self.origin = str(self.path)
-        self._files: list[GgufFile] = []
         try:
             found = self._open([self.path, *others])
             self.metadata = self._files[0].metadata
@@ -61,7 +61,6 @@ class GgufCheckpoint(Checkpoint):
             architecture = self.metadata.get("general.architecture")
             self._architecture = find_architecture(architecture, self.origin)
             self.config = self._architecture.config(Metadata(self.metadata, entries, divisors, self.origin))
-            self._tensors: dict[str, tuple[GgufFile, TensorEntry]] = {}
             for name, place in found.items():
                 hub_name = self._architecture.hub_name(name)
                 if hub_name is None and name != _DIVISORS:
@@ -75,20 +74,6 @@ class GgufCheckpoint(Checkpoint):
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._find(name)[1].shape
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
 
     def kind(self, name: str) -> TensorType:
         """The type of a tensor in the file."""
@@ -165,13 +150,7 @@ class GgufCheckpoint(Checkpoint):
     def integers(self, name: str) -> NDArray[np.int64]:
         raise CheckpointError(f"{self.origin}: {name} is {self.dtype(name)}, expected integers")
 
-    def _find(self, name: str) -> tuple[GgufFile, TensorEntry]:
-        try:
-            return self._tensors[name]
-        except KeyError:
-            raise CheckpointError(f"{self.origin}: tensor {name} is missing") from None
-
-    def _order(self, name: str, entry: TensorEntry) -> NDArray[np.int64] | None:
+    def _order(self, name: str, entry: GgufTensor) -> NDArray[np.int64] | None:
         """The file's row for each of the hub's rows; None if they are the same.
 
         The conversion of Llama puts the two numbers that a rotation turns next to each other in every head of queries
@@ -183,9 +162,9 @@ class GgufCheckpoint(Checkpoint):
             return None
         return np.arange(entry.rows).reshape(-1, size // 2, 2).swapaxes(1, 2).reshape(-1)
 
-    def _open(self, paths: list[Path]) -> dict[str, tuple[GgufFile, TensorEntry]]:
+    def _open(self, paths: list[Path]) -> dict[str, tuple[GgufFile, GgufTensor]]:
         """Open the parts; the tensors by the file's names."""
-        found: dict[str, tuple[GgufFile, TensorEntry]] = {}
+        found: dict[str, tuple[GgufFile, GgufTensor]] = {}
         for path in paths:
             file = GgufFile(path)
             self._files.append(file)
@@ -197,7 +176,7 @@ class GgufCheckpoint(Checkpoint):
                 found[name] = (file, entry)
         return found
 
-    def _divisors(self, found: Mapping[str, tuple[GgufFile, TensorEntry]]) -> FloatArray | None:
+    def _divisors(self, found: Mapping[str, tuple[GgufFile, GgufTensor]]) -> FloatArray | None:
         """The numbers that divide rotary frequencies, if the file has them."""
         if _DIVISORS not in found:
             return None
