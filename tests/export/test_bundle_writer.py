@@ -93,6 +93,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious" / "thesis.txt").exists()
 
 
+@pytest.mark.usefixtures("kernels")  # the export says on stderr that it compiles some
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_in_the_middle(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "bundles" / "out"

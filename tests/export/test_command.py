@@ -34,6 +34,7 @@ def parse(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+@pytest.mark.usefixtures("kernels")  # the export says on stderr that it compiles some
 def test_export(e2b: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(parse(str(e2b.directory / "target"), "--out", str(tmp_path / "out"), "--head-bits", "4")) == 0
     printed = capsys.readouterr()
