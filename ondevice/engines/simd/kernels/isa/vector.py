@@ -85,7 +85,11 @@ def widen_half(builder: Any, bits: Any) -> Any:
     sign = builder.shl(builder.and_(wide, constant(0x8000, wide.type)), constant(16, wide.type))
     magnitude = builder.shl(builder.and_(wide, constant(0x7FFF, wide.type)), constant(13, wide.type))
     scaled = builder.fmul(builder.bitcast(magnitude, kind), constant(2.0**112, kind))
-    return builder.bitcast(builder.or_(builder.bitcast(scaled, wide.type), sign), kind)
+    # scaled, infinity would be 65536 and a NaN a number above that
+    is_number = builder.icmp_unsigned("<", magnitude, constant(0x7C00 << 13, wide.type))
+    no_number = builder.or_(magnitude, constant(0x7F800000, wide.type))
+    value = builder.select(is_number, builder.bitcast(scaled, wide.type), no_number)
+    return builder.bitcast(builder.or_(value, sign), kind)
 
 
 def narrow_half(builder: Any, value: Any) -> Any:
