@@ -91,7 +91,7 @@ def test_tools_are_limited_too(parameters: Any) -> None:
         schema_format({"allOf": NINE[:2], "description": "x"}),
         schema_format({"type": "integer", "multipleOf": 86_400}),
         schema_format({"type": "number", "multipleOf": 0.01}),
-        lark('start: "&~&" /[&~]&/ x~2..3 x ~ 4 // & ~ & ~\nx: "a" # & & & &\n'),
+        lark('start: "&~&" /[&~]&/ x~2 .. 3 x ~ 4 // & ~ & ~\nx: "a" # & & & &\n'),
         lark("start: T\nT: /[a-f]+/ & /.{2,4}/ & ~/abc/"),
     ],
 )

@@ -11,7 +11,7 @@ from ondevice.bundle_format.decoder import Activation, Attention, ExpertsConfig,
 from ondevice.bundle_format.model_config import PerLayerEmbeddings
 from ondevice.bundle_format.tensor_table import NORMS, PLE_TABLE
 from ondevice_export.graph.graph_builder import GraphBuilder
-from ondevice_export.graph.matrix import gather, linear
+from ondevice_export.graph.matrix import gather, linear, product
 from ondevice_export.graph.weights import Module
 
 
@@ -122,15 +122,12 @@ def _route(module: Module, hidden: ir.Value, config: ExpertsConfig) -> tuple[ir.
     """Expert routing: weights [T, top] and expert indices [T, top] of each row, likeliest first (Gemma4TextRouter).
 
     `softmax(proj(norm(hidden) * scale * H**-0.5))`; the `top` largest are scaled to sum to 1, then multiplied by
-    `per_expert_scale`. The product gets every row twice, because ONNX Runtime rounds a single row (GEMV) differently
-    from the same row among others (GEMM).
+    `per_expert_scale`.
     """
     builder, size, own = module.builder, module.config.hidden_size, module.at("router.")
     scale = own.read("scale") * np.float32(size**-0.5)
     normed = module.rms_norm(hidden, own.array("scale", scale))
-    twice = builder.reshape(builder.op("Concat", normed, normed, axis=-1), -1, size)
-    scores = builder.reshape(builder.op("Gemm", twice, own.vector("proj.weight"), transB=1), -1, 2 * config.count)
-    scores = builder.op("Slice", scores, builder.integers(0), builder.integers(config.count), builder.integers(1))
+    scores = product(builder, normed, own.vector("proj.weight"), (config.count, size))
     shares = builder.op("Softmax", scores, axis=-1)
     best, chosen = builder.ops("TopK", shares, builder.integers(config.top), axis=-1, outputs=2)
     best = builder.op("Div", best, builder.op("ReduceSum", best, builder.integers(-1), keepdims=1))

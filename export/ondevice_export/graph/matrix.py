@@ -36,7 +36,7 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
     blocks = matrix.width // BLOCK
     shape = (matrix.rows, blocks, matrix.format.bytes(BLOCK))
     data = builder.external(f"{matrix.name}.q{matrix.format.bits}", matrix.data, ir.DataType.UINT8, shape)
-    product = builder.op(
+    symmetric = builder.op(
         "MatMulNBits",
         x,
         data,
@@ -49,9 +49,24 @@ def linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value
         accuracy_level=4,  # int8 activations: a row's result then does not depend on the other rows
     )
     if matrix.minimums is None:
-        return product
+        return symmetric
     sums = builder.op("ReduceSum", builder.reshape(x, -1, blocks, BLOCK), builder.integers(-1), keepdims=0)
-    return builder.op("Add", product, _product(builder, sums, _offsets(builder, matrix, matrix.rows, blocks)))
+    # ONNX Runtime 1.25 keeps the reduced dimension where there is no row, as for an expert that no token chose.
+    sums = builder.reshape(sums, -1, blocks)
+    offsets = product(builder, sums, _offsets(builder, matrix, matrix.rows, blocks), (matrix.rows, blocks))
+    return builder.op("Add", symmetric, offsets)
+
+
+def product(builder: GraphBuilder, x: ir.Value, weight: ir.Value, shape: tuple[int, int]) -> ir.Value:
+    """`x @ weight.T`: [T, width] -> [T, rows], `shape` being the weight's (rows, width); T may be 0.
+
+    Every row is multiplied twice, side by side, because ONNX Runtime rounds a single row (GEMV) differently from the
+    same row among others (GEMM). The copies are not stacked and split: ONNX Runtime 1.25 cannot split zero rows.
+    """
+    rows, width = shape
+    twice = builder.op("Gemm", builder.reshape(builder.op("Concat", x, x, axis=-1), -1, width), weight, transB=1)
+    pairs = builder.reshape(twice, -1, 2 * rows)
+    return builder.op("Slice", pairs, builder.integers(0), builder.integers(rows), builder.integers(1))
 
 
 def row_codes(builder: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -132,7 +147,7 @@ def _trained_linear(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) ->
     """`x @ matrix.T` for a matrix that was trained quantised: [T, width] -> [T, rows]."""
     if matrix.scales is None:
         weight = builder.external(matrix.name, matrix.data, _plain_type(matrix), (matrix.rows, matrix.width))
-        return _product(builder, x, builder.op("Cast", weight, to=ir.DataType.FLOAT))
+        return product(builder, x, builder.op("Cast", weight, to=ir.DataType.FLOAT), (matrix.rows, matrix.width))
     if matrix.input_step:
         x = _codes(builder, x, matrix.input_step)
     total = {2: _two_bits, 4: _four_bits, 8: _eight_bits}[matrix.format.bits](builder, x, matrix)
@@ -186,16 +201,8 @@ def _four_bits(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.V
 
 def _eight_bits(builder: GraphBuilder, x: ir.Value, matrix: StoredMatrix) -> ir.Value:
     """`x @ codes.T` for int8 codes by Gemm: ONNX Runtime's MatMulNBits would unpack 8-bit codes at every call."""
-    return _product(builder, x, _less_zero(builder, _data(builder, matrix, matrix.width), matrix))
-
-
-def _product(builder: GraphBuilder, x: ir.Value, weight: ir.Value) -> ir.Value:
-    """`x @ weight.T`, computed with every row twice.
-
-    ONNX Runtime rounds a single row differently from the same row among others.
-    """
-    twice = builder.op("Gemm", builder.op("Concat", x, x, axis=0), weight, transB=1)
-    return builder.ops("Split", twice, outputs=2, axis=0, num_outputs=2)[0]
+    weight = _less_zero(builder, _data(builder, matrix, matrix.width), matrix)
+    return product(builder, x, weight, (matrix.rows, matrix.width))
 
 
 def _in_blocks(builder: GraphBuilder, x: ir.Value, codes: ir.Value, matrix: StoredMatrix, zero: int) -> ir.Value:
