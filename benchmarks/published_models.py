@@ -52,12 +52,12 @@ class Measured:
 
     forwards : rows -> seconds
     writing : seconds of a token
-    replies : (temperature, drafts) -> tokens per second of each prompt, the median over the rounds
+    replies : temperature and drafts -> tokens per second of each prompt, the median over the rounds
     """
 
     forwards: dict[int, list[float]] = field(default_factory=dict)
     writing: list[float] = field(default_factory=list)
-    replies: dict[tuple[float, str], list[float]] = field(default_factory=dict)
+    replies: dict[str, list[float]] = field(default_factory=dict)
     start_s: float = 0.0
     peak_bytes: int = 0
 
@@ -68,8 +68,11 @@ class Measured:
     def decode(self) -> float:
         return 1 / median(self.writing)
 
+    def add_reply(self, temperature: float, drafts: str, found: list[float]) -> None:
+        self.replies.setdefault(f"T = {temperature:g}, {drafts}", []).append(median(found))
+
     def reply(self, temperature: float, drafts: str) -> float:
-        return geometric_mean(self.replies[temperature, drafts])
+        return geometric_mean(self.replies[f"T = {temperature:g}, {drafts}"])
 
 
 def measure(gguf: Path, bundle: Path, threads: int, rounds: int) -> tuple[Measured, Measured, dict[str, object]]:
@@ -79,6 +82,7 @@ def measure(gguf: Path, bundle: Path, threads: int, rounds: int) -> tuple[Measur
         processes = {kind: stack.enter_context(LlamaProcess(gguf, threads, kind)) for kind in (PLAIN, *DRAFTS)}
         llama = processes[PLAIN]
         ours, theirs = Measured(), Measured()
+        _forwards(model, llama, 1, Measured(), Measured())  # a warm-up
         _forwards(model, llama, rounds, ours, theirs)
         _replies(model, processes, rounds, ours, theirs)
         facts = setup(model.manifest, model.engine.name, model.threads)
@@ -95,22 +99,21 @@ def _forwards(model: Model, llama: LlamaProcess, rounds: int, ours: Measured, th
     context = rng.integers(256, most, CONTEXT).tolist()
     model.engine.forward([Rows(session, TokenTree.chain(context), [0])])
     session.commit(range(CONTEXT))
-    for turn in range(rounds + 1):  # the first is a warm-up
-        for rows in (*TIMES * ROWS, PREFILL):
-            found = seconds(model.engine, session, rows, rng)
+    counts = (*TIMES * ROWS, PREFILL)
+    for _ in range(rounds):
+        for rows in counts:
+            ours.forwards.setdefault(rows, []).append(seconds(model.engine, session, rows, rng))
+        stats = model.generate(context, max_new_tokens=WRITTEN + 1, temperature=0.0, drafter="none").stats
+        ours.writing.append(stats.decode_s / (stats.new_tokens - 1))  # of a token, since a reply may end early
+        for rows in counts:
             tokens = rng.integers(256, most, rows).tolist()
             llama.ask(context, n_predict=1, cache_prompt=True)
             timings = llama.ask([*context, *tokens], n_predict=1, cache_prompt=True)
             if timings["prompt_n"] != rows:
                 raise SystemExit(f"llama.cpp read {timings['prompt_n']} tokens instead of {rows}")
-            if turn:
-                ours.forwards.setdefault(rows, []).append(found)
-                theirs.forwards.setdefault(rows, []).append(timings["prompt_ms"] / 1e3)
-        stats = model.generate(context, max_new_tokens=WRITTEN + 1, temperature=0.0, drafter="none").stats
+            theirs.forwards.setdefault(rows, []).append(timings["prompt_ms"] / 1e3)
         timings = llama.ask(context, n_predict=WRITTEN + 1, temperature=0.0, cache_prompt=False)
-        if turn:  # a reply may end early: seconds are those of a token
-            ours.writing.append(stats.decode_s / (stats.new_tokens - 1))
-            theirs.writing.append(timings["predicted_ms"] / 1e3 / timings["predicted_n"])
+        theirs.writing.append(timings["predicted_ms"] / 1e3 / timings["predicted_n"])
     session.close()
 
 
@@ -130,14 +133,14 @@ def _replies(model: Model, processes: dict[str, LlamaProcess], rounds: int, ours
                         ids, max_new_tokens=WRITTEN, temperature=temperature, seed=seed, drafter=drafter
                     ).stats
                     found.append((stats.new_tokens - 1) / stats.decode_s)
-                ours.replies.setdefault((temperature, drafter), []).append(median(found))
+                ours.add_reply(temperature, drafter, found)
             for kind, process in processes.items():
                 found = []
                 for seed in range(rounds if temperature else 1):
                     options = {"temperature": temperature, "seed": seed, "cache_prompt": False}
                     timings = process.ask(ids, n_predict=WRITTEN, **options)
                     found.append(timings["predicted_n"] / timings["predicted_ms"] * 1e3)
-                theirs.replies.setdefault((temperature, kind), []).append(median(found))
+                theirs.add_reply(temperature, kind, found)
 
 
 def _starts(gguf: Path, bundle: Path, threads: int, ours: Measured, theirs: Measured) -> None:
