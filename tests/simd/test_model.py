@@ -19,6 +19,8 @@ from tests.conftest import MakePair
 from tests.tiny_models import QUANTISED, VOCAB
 
 IDS = np.random.default_rng(3).integers(0, VOCAB, 48).tolist()
+DRAFTED = 8
+"""Draft steps that are compared: the error of a single one varies too much, in every format, for a bound."""
 FORMATS: dict[str, dict[str, Any]] = {
     "int4": {},
     "int4, head of 4 bits": {"head_bits": 4},
@@ -29,21 +31,27 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def answers(engine: Engine) -> list[np.ndarray]:
-    """Logits of a prompt's second half, of a draft step and of heads, each with one entry per token."""
+    """Logits of a prompt's second half, and of DRAFTED draft steps and rows of heads with one entry per token."""
     session = engine.open_session()
     engine.forward([Rows(session, TokenTree.chain(IDS[:24]), [0])])
     session.commit(range(24))
     (outputs,) = engine.forward([Rows(session, TokenTree.chain(IDS[24:]), range(24))])
     found = [outputs.logits[:, :VOCAB].copy()]
     session.commit(range(24))
-    # both engines get the same hidden state, so that only the computation from it can differ
-    hidden = np.random.default_rng(4).standard_normal(engine.target.hidden_size).astype(np.float32)
+    # both engines get the same hidden states, so that only the computation from them can differ
+    states = np.random.default_rng(4).standard_normal((DRAFTED, engine.target.hidden_size)).astype(np.float32)
     if engine.has_drafter:
-        step = session.draft_step(7, hidden)
-        found += [step.hidden.copy(), by_token(step.candidates, step.logits)]
+        drafted = []
+        for token, state in enumerate(states, 7):
+            step = session.draft_step(token, state)  # its arrays are valid until the next step
+            drafted.append((step.hidden.copy(), by_token(step.candidates, step.logits)))
+        found += [np.stack(each) for each in zip(*drafted, strict=True)]
     for kind in sorted(engine.heads):
-        proposals = session.propose(kind, hidden)
-        found += [by_token(*row) for row in zip(proposals.candidates, proposals.logits, strict=True)]
+        rows = []
+        for state in states:
+            proposals = session.propose(kind, state)
+            rows += [by_token(*row) for row in zip(proposals.candidates, proposals.logits, strict=True)]
+        found.append(np.stack(rows))
     engine.close()
     return found
 
@@ -58,7 +66,7 @@ def by_token(candidates: np.ndarray, logits: np.ndarray) -> np.ndarray:
 def assert_agree(bundle: Bundle) -> None:
     from ondevice.engines.ort import OrtEngine
 
-    most = 0.25 if bundle.manifest.quantization.weights == AS_TRAINED else 0.12
+    most = 0.25 if bundle.manifest.quantization.weights == AS_TRAINED else 0.1
     for ours, theirs in zip(answers(SimdEngine(bundle, threads=1)), answers(OrtEngine(bundle, threads=1)), strict=True):
         both = np.isfinite(ours) & np.isfinite(theirs)
         assert both.sum() > 0.7 * np.isfinite(theirs).sum(), "clusters that score alike may change places"
