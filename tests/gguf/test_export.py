@@ -330,3 +330,29 @@ def test_published_files_in_float32_write_what_transformers_writes(name: str, tm
     with torch.no_grad():
         expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
     assert list(found) == expected[: len(found)]
+
+
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_the_default_keeps_the_matrices_of_published_files(name: str, tmp_path: Path) -> None:
+    """Q4_1, Q5_0 and Q8_0 exactly; Q4_K within the rounding of its scales and minimums to fp16; the rest as int8."""
+    path = published(name)
+    bundle = Bundle.open(export(path, tmp_path / "bundle"))
+    kinds = set()
+    with GgufCheckpoint(path) as checkpoint:
+        for stored in bundle.manifest.tensors["target.onnx"].tensors:
+            full = f"model.{stored}"
+            if full not in checkpoint or checkpoint.kind(full).unpack is None:
+                continue
+            kind = checkpoint.kind(full).name
+            (_, found), expected = _stored(bundle, stored), checkpoint.read(full)
+            if kind == "Q4_K":
+                blocks = checkpoint.blocks(full, 0, len(expected))
+                assert blocks.minimums is not None
+                terms = blocks.codes * np.abs(blocks.scales)[..., None] + np.abs(blocks.minimums)[..., None]
+                assert (np.abs(found - expected) <= terms.reshape(found.shape) / 2**11).all(), stored
+            elif kind == "Q6_K":
+                assert np.square(found - expected).sum() < 3e-5 * np.square(expected).sum(), stored
+            else:
+                np.testing.assert_array_equal(found, expected, err_msg=stored)
+            kinds.add(kind)
+    assert kinds == {"smollm2": {"Q4_1", "Q8_0"}, "gemma3": {"Q4_K", "Q5_0", "Q6_K", "Q8_0"}}[name]
