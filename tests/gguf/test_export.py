@@ -332,7 +332,8 @@ def test_published_files_in_float32_write_what_transformers_writes(name: str, tm
     assert list(found) == expected[: len(found)]
 
 
-@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 def test_the_default_keeps_the_matrices_of_published_files(name: str, tmp_path: Path) -> None:
     """Q4_1, Q5_0 and Q8_0 exactly; Q4_K within the rounding of its scales and minimums to fp16; the rest as int8."""
     path = published(name)
