@@ -10,16 +10,18 @@ from typing import Any
 import gguf
 import pytest
 import tokenizers
+import transformers
 
 from ondevice.errors import CheckpointError
 from ondevice_export.gguf.file import GgufFile
 from ondevice_export.gguf.tokenizer import Vocabulary, make_tokenizer
-from tests.gguf.files_made import write_vocabulary
+from tests.gguf.files_made import add_vocabulary, random_model, state_of, write_gguf, write_vocabulary
 from tests.gguf.llama_cpp import token_ids
 from tests.gguf.texts_made import texts
 from tests.published import published
 
 Kinds = gguf.TokenType
+CONTROL = ["<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<table>", "<mask>"]
 
 
 def _made(path: Path, rows: int) -> tokenizers.Tokenizer:
@@ -127,12 +129,40 @@ def test_a_vocabulary_with_more_tokens_than_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 def test_published_files_give_the_ids_of_llama_cpp(name: str) -> None:
     """But for a `▁` that stands in the text itself, which llama.cpp does not join with spaces."""
-    control = ["<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<table>", "<mask>"]
     path = published(name)
-    made = [text for text in texts(control) if "▁" not in text]
+    made = [text for text in texts(CONTROL) if "▁" not in text]
     assert len(made) > 1500
     own = _made(path, {"smollm2": 49_152, "gemma3": 262_144}[name])
     for text, mine, theirs in zip(made, own.encode_batch(made), token_ids(path, made), strict=True):
+        assert mine.ids == theirs, repr(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "model", "pre"), [("smollm2", "gpt2", "gpt-2"), ("gemma3", "gemma4", None)])
+def test_kinds_of_vocabularies_without_a_published_file_give_the_ids_of_llama_cpp(
+    tmp_path: Path, name: str, model: str, pre: str | None
+) -> None:
+    """The tokens and merges of a published file, written into another model as a vocabulary of another kind."""
+    rows = {"smollm2": 49_152, "gemma3": 262_144}[name]
+    read = _vocabulary(published(name), rows)
+    merges = json.loads(make_tokenizer(read))["model"]["merges"]
+    config = transformers.Gemma3TextConfig(
+        vocab_size=rows, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=32,
+    )  # fmt: skip
+
+    def vocabulary(writer: Any) -> None:
+        add_vocabulary(
+            writer, tokens=read.texts, kinds=[Kinds(kind) for kind in read.types], model=model, pre=pre,
+            merges=[" ".join(merge) for merge in merges], bos=read.id("bos"), eos=read.id("eos"),
+        )  # fmt: skip
+
+    state = state_of(random_model(transformers.Gemma3ForCausalLM(config)))
+    path = write_gguf(
+        tmp_path / "model.gguf", "gemma3", config, state, kind=gguf.GGMLQuantizationType.F16, more=vocabulary
+    )
+    made = [text for text in texts(CONTROL) if "▁" not in text]
+    for text, mine, theirs in zip(made, _made(path, rows).encode_batch(made), token_ids(path, made), strict=True):
         assert mine.ids == theirs, repr(text)
 
 
