@@ -58,10 +58,10 @@ def test_greedy_text(loaded: LoadModel, oracle: Callable[[str], Any], name: str)
 
 
 MOST_KL = {
-    ("smollm2", "keep"): 0.012,
-    ("smollm2", "int8"): 0.012,
-    ("gemma3", "keep"): 0.01,
-    ("gemma3", "int8"): 0.01,
+    ("smollm2", "keep"): 0.006,
+    ("smollm2", "int8"): 0.007,
+    ("gemma3", "keep"): 0.006,
+    ("gemma3", "int8"): 0.006,
 }
 """Nats per token from transformers' float32 distribution on `LONG`. The int4 of blocks of 32 loses 0.2 and more."""
 

@@ -11,7 +11,7 @@ from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, UNITS, unit_type
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
 from ondevice.engines.simd.kernels.matmul.activations import PAIRS, ROW_BYTES, quantize_row
-from ondevice.engines.simd.kernels.matmul.sizes import FLOATS, GROUPS, KIND, PAIR_SHIFT, PAIRED_ROWS, SHIFT, STEPS
+from ondevice.engines.simd.kernels.matmul.sizes import FLOATS, GROUPS, KIND, PAIR_SCALE, PAIRED_ROWS, SCALE, STEPS
 from tests.simd.twins import Floats, Quantized
 
 
@@ -64,7 +64,7 @@ def read_records(records: npt.NDArray[np.uint8], rows: int) -> Quantized:
     """Decode the activation records of `rows` rows."""
     blocks = len(records) // ROW_BYTES // rows
     codes = np.zeros((rows, blocks, 32), np.int64)
-    exponents = np.zeros((rows, blocks), np.int64)
+    scales = np.zeros((rows, blocks), np.float32)
     start = 0
     for first in range(0, rows, 8):
         members = min(8, rows - first)
@@ -76,10 +76,9 @@ def read_records(records: npt.NDArray[np.uint8], rows: int) -> Quantized:
                 own = group[:, pair : pair + count].reshape(blocks, count * ROW_BYTES)
                 eights = own[:, : 32 * count].reshape(blocks, 2, 2, count, 2, 4)[:, :, :, row - pair]
                 numbers = eights.swapaxes(2, 3).reshape(blocks, 32)
-                at = SHIFT if count == 1 else PAIR_SHIFT + 4 * (row - pair)
+                at = SCALE if count == 1 else PAIR_SCALE + 4 * (row - pair)
             else:
-                own, numbers, at = group[:, row], group[:, row, :32], SHIFT
+                own, numbers, at = group[:, row], group[:, row, :32], SCALE
             codes[first + row] = numbers.view(np.int8)
-            shift = np.ascontiguousarray(own[:, at : at + 4]).view(np.int32)[:, 0]  # the bits of 1.5 * 2**(23 + e)
-            exponents[first + row] = (shift.astype(np.int64) >> 23) - 150
-    return Quantized(codes, exponents)
+            scales[first + row] = np.ascontiguousarray(own[:, at : at + 4]).view(np.float32)[:, 0]
+    return Quantized(codes, scales)

@@ -13,15 +13,15 @@ from ondevice.bundle_format.weight_format import INT4, INT4_AFFINE, INT8, Weight
 from ondevice.engines.simd.kernels.isa.memory import ticks
 
 MOST = {
-    ("neon-i8mm", INT4): {1: 108, 2: 170, 4: 244, 5: 340, 8: 378},
-    ("neon-i8mm", INT4_AFFINE): {1: 118, 2: 186, 4: 289, 5: 399, 8: 449},
-    ("neon-i8mm", INT8): {1: 121, 2: 185, 4: 282, 5: 378, 8: 416},
-    ("neon-dotprod", INT4): {1: 108, 2: 172, 4: 344, 5: 407, 8: 638},
-    ("neon-dotprod", INT4_AFFINE): {1: 119, 2: 189, 4: 373, 5: 441, 8: 684},
-    ("neon-dotprod", INT8): {1: 121, 2: 185, 4: 365, 5: 428, 8: 659},
-    ("neon", INT4): {1: 159, 2: 292, 4: 647, 5: 785, 8: 1218},
-    ("neon", INT4_AFFINE): {1: 179, 2: 323, 4: 676, 5: 819, 8: 1264},
-    ("neon", INT8): {1: 224, 2: 391, 4: 874, 5: 1088, 8: 1777},
+    ("neon-i8mm", INT4): {1: 112, 2: 172, 4: 256, 5: 365, 8: 428},
+    ("neon-i8mm", INT4_AFFINE): {1: 120, 2: 189, 4: 306, 5: 445, 8: 504},
+    ("neon-i8mm", INT8): {1: 127, 2: 184, 4: 294, 5: 399, 8: 466},
+    ("neon-dotprod", INT4): {1: 112, 2: 172, 4: 331, 5: 390, 8: 642},
+    ("neon-dotprod", INT4_AFFINE): {1: 120, 2: 189, 4: 361, 5: 424, 8: 709},
+    ("neon-dotprod", INT8): {1: 127, 2: 184, 4: 352, 5: 411, 8: 667},
+    ("neon", INT4): {1: 174, 2: 291, 4: 655, 5: 806, 8: 1323},
+    ("neon", INT4_AFFINE): {1: 183, 2: 306, 4: 684, 5: 890, 8: 1428},
+    ("neon", INT8): {1: 215, 2: 367, 4: 856, 5: 1045, 8: 1730},
 }
 """Limits of instructions per block of 32 weights of 16 output rows, by set, format and rows: LLVM 22's plus 5 %."""
 

@@ -18,6 +18,7 @@ from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, sc
 from ondevice.engines.simd.kernels.attention.scratch import scratch_at
 from ondevice.engines.simd.kernels.attention.sizes import PART, SPLIT_ROWS, UNIT
 from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import Attend, to_row
 from tests.pairwise import pairwise
@@ -59,7 +60,7 @@ def run(
     state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted), block_stop)
     state.set_window(window)
     state.set_sequences([record], scratch)
-    records = np.zeros(count * heads * head_dim // 32 * 40, np.uint8)
+    records = np.zeros(count * heads * head_dim // 32 * ROW_BYTES, np.uint8)
     row = to_row(
         Attend(
             slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
@@ -74,7 +75,7 @@ def run(
 def assert_same(found: twins.Quantized, row: int, expected: twins.Quantized, other: int) -> None:
     """Assert that two rows have the same bits."""
     np.testing.assert_array_equal(found.codes[row], expected.codes[other])
-    np.testing.assert_array_equal(found.exponents[row], expected.exponents[other])
+    np.testing.assert_array_equal(found.scales[row], expected.scales[other])
 
 
 @pairwise(kind=get_args(KVCacheType), heads=[1, 2, 3, 4, 6, 8, 11], length=[0, 1, 15, 16, 200, 2500])
@@ -89,7 +90,7 @@ def test_attention_equals_its_twin(kind: KVCacheType, heads: int, length: int) -
         codes, scales = twins.to_int8(query[0])
         query = (codes * scales[:, None])[None]
     expected = twins.attend(query[0], keys, values).reshape(1, -1)
-    step = np.exp2(found.exponents).repeat(32, axis=1)
+    step = found.scales.repeat(32, axis=1)
     # weights are rounded to 1/127 of the largest of 32, so larger errors do not come from rounding
     rounding = 1e-5 if kind == "fp16" else 2 / 127 * np.abs(values).max()
     assert (np.abs(found.values() - expected) <= 0.5001 * step + rounding).all()
@@ -156,7 +157,7 @@ def test_rows_of_a_block_see_all_of_it(kind: KVCacheType, length: int, window: i
     for row in range(count):
         seen = slice(max(0, length + row + 1 - window), stop[row])
         expected = twins.attend(query[row], keys[seen], values[seen]).reshape(-1)
-        step = np.exp2(found.exponents[row]).repeat(32)
+        step = found.scales[row].repeat(32)
         assert (np.abs(found.values()[row] - expected) <= 0.5001 * step + rounding).all(), row
         if kind == "fp16" and not first <= row < first + size - 1:
             assert_same(found, row, causal, row)

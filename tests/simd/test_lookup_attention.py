@@ -16,6 +16,7 @@ from ondevice.engines.simd.kernels.attention import key_codes
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT
+from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import (
     Attend,
@@ -57,7 +58,7 @@ class Case:
         self._state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
         self._scratch = AttentionScratch(HEAD_DIM, heads, 1, LookupScratch(heads, HEAD_DIM // CODE_WIDTH, 1))
         self._state.set_sequences([self._record], self._scratch)
-        self._out = np.zeros(heads * HEAD_DIM // 32 * 40, np.uint8)
+        self._out = np.zeros(heads * HEAD_DIM // 32 * ROW_BYTES, np.uint8)
         x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
         attend = Attend(*x, kind=0, cache=0, activations=self._out.ctypes.data, form=8)
         self.looks = LookUp(*x, 2, CODE_WIDTH, WINDOW, 0, MOST, MOST, 0, self.chosen.ctypes.data)
@@ -82,7 +83,7 @@ class Case:
 
 def assert_near(found: twins.Quantized, expected: npt.NDArray[Any], values: twins.Floats) -> None:
     """Assert equality up to the rounding of the output, of int8 queries, and of weights to 1/127."""
-    step = np.exp2(found.exponents).repeat(32, axis=1)
+    step = found.scales.repeat(32, axis=1)
     error = np.abs(found.values() - expected.reshape(1, -1))
     assert (error <= 0.5001 * step + 0.03 * np.abs(values).max()).all()
     assert error.mean() < 0.01

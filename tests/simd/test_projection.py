@@ -19,6 +19,7 @@ from ondevice.bundle_format.weight_format import (
     INT8,
     WeightFormat,
 )
+from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.matmul.project import Activations, FloatRows, InputRows, PackedMatrix, gated, project
 from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, groups_form
 from ondevice.engines.simd.kernels.steps.layouts import GELU, SILU
@@ -192,7 +193,7 @@ def test_the_gate_times_up(
     layout = PackLayout()
     packed = layout.add_gated(gate, up) if with_up else layout.add(gate)
     pack = pack_of(layout)
-    out, out_form = np.zeros(rows * inner // 32 * 40, np.uint8), groups_form(8)
+    out, out_form = np.zeros(rows * inner // 32 * ROW_BYTES, np.uint8), groups_form(8)
     scratch = np.zeros(SCRATCH_BYTES, np.uint8)
     records = records_of(x, input_form(gate))
     gated(
@@ -208,6 +209,6 @@ def test_the_gate_times_up(
     other = expected(up, x) if with_up else factor
     product = twin(expected(gate, x).astype(np.float64)) * other
     found = read_records(out, rows)
-    step = np.exp2(found.exponents).repeat(32, axis=1)
+    step = found.scales.repeat(32, axis=1)
     assert (np.abs(found.values() - product) <= 0.5001 * step + 1e-5 * np.abs(product)).all()
     assert (np.abs(found.codes).max(axis=-1) > 62).all(), "the finest scale that fits"

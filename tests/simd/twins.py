@@ -1,4 +1,4 @@
-"""The kernels reimplemented in plain numpy with the same arithmetic: int8 activations scaled by powers of two."""
+"""The kernels reimplemented in plain numpy with the same arithmetic: int8 activations with a scale per block of 32."""
 
 from __future__ import annotations
 
@@ -18,27 +18,22 @@ Wide = npt.NDArray[np.float64]
 class Quantized:
     codes: npt.NDArray[np.int64]
     """Signed codes, [rows, blocks, 32]."""
-    exponents: npt.NDArray[np.int64]
-    """Exponent e of each block's scale 2**e, [rows, blocks]; 105 for a block of NaN."""
+    scales: Floats
+    """The scale of each block, [rows, blocks]; NaN for a block of NaN."""
 
     def values(self) -> Wide:
         """The numbers that the codes stand for, [rows, blocks * 32]."""
-        scales: Wide = np.where(self.exponents > 104, np.nan, np.exp2(self.exponents))[..., None]
-        scaled: Wide = np.multiply(self.codes, scales)
+        scaled: Wide = np.multiply(self.codes, self.scales.astype(np.float64)[..., None])
         return scaled.reshape(len(self.codes), -1)
 
 
 def quantize(x: Floats) -> Quantized:
-    """Codes x / 2**e, ties to even; e is the smallest exponent in -100..104 that keeps a block's codes within 127."""
+    """Codes x / scale, ties to even; the scale is a 127th of a block's largest |x|, cut to 22 bits of precision."""
     blocks = x.reshape(len(x), -1, 32)
-    largest = np.abs(blocks).max(axis=-1).astype(np.float64)
-    exponents = np.full(largest.shape, -100)
-    positive = largest > 0
-    exponents[positive] = np.ceil(np.log2(largest[positive] / 127)).astype(np.int64)
-    exponents += largest > 127 * np.exp2(exponents)  # corrects a logarithm that was rounded down
-    exponents = np.clip(exponents, -100, 104)
-    codes = np.rint(blocks * np.exp2(-exponents)[..., None]).astype(np.int64)
-    return Quantized(codes, exponents)
+    largest = np.abs(blocks).max(axis=-1) * np.float32(1 / 127)
+    scales = np.maximum((largest.view(np.uint32) & ~np.uint32(3)).view(np.float32), np.float32(2.0**-100))
+    codes = np.rint(blocks * (np.float32(1) / scales)[..., None]).astype(np.int64)
+    return Quantized(codes, scales)
 
 
 def project(
@@ -47,21 +42,21 @@ def project(
     scales: npt.NDArray[np.floating],
     minimums: npt.NDArray[np.floating] | None = None,
 ) -> Floats:
-    """Float32 sums over blocks of minimum * 2**e * sum(q), then scale * 2**e * (w . q), fused multiplies and adds.
+    """Float32 sums over blocks of minimum * (s * sum(q)), then scale * (s * (w . q)), fused multiplies and adds.
 
     Args:
-        x: the activations.
+        x: the activations; s is their scale.
         codes: signed weights [n, blocks, 32], or unsigned ones if there are minimums.
         scales: scales of the weights, [n, blocks], exact in fp16.
         minimums: of the blocks, likewise.
     """
     sums = np.zeros((len(x.codes), len(codes)), np.float32)
-    steps = np.exp2(x.exponents).T[..., None]
-    dots = np.einsum("rbk,nbk->brn", x.codes, codes) * steps
-    totals = x.codes.sum(axis=-1).T[..., None] * steps
-    for block, dot in enumerate(dots):
+    steps = x.scales.astype(np.float64).T[..., None]
+    dots = (np.einsum("rbk,nbk->brn", x.codes, codes) * steps).astype(np.float32)
+    totals = (x.codes.sum(axis=-1).T[..., None] * steps).astype(np.float32)
+    for block, dot in enumerate(dots.astype(np.float64)):
         if minimums is not None:
-            sums = (totals[block] * minimums[:, block].astype(np.float64) + sums).astype(np.float32)
+            sums = (totals[block].astype(np.float64) * minimums[:, block].astype(np.float64) + sums).astype(np.float32)
         sums = (dot * scales[:, block].astype(np.float64) + sums).astype(np.float32)
     return sums
 

@@ -83,6 +83,18 @@ def groups_of_four(builder: Any, isa: InstructionSet, base: Any, offset: int) ->
     return [builder.bitcast(group, ir.VectorType(I8, 4 * isa.lanes)) for group in groups]
 
 
+def three_words(builder: Any, isa: InstructionSet, base: Any, offset: int) -> list[Any]:
+    """The three int32 at `offset` bytes from a pointer, each repeated in all lanes of a vector.
+
+    On ARM one load of 16 bytes that end with them serves all three, and an FMA can take one lane as its operand.
+    """
+    kind = ir.VectorType(I32, isa.lanes)
+    if isa.by_lane:
+        words = read(builder, base, kind, offset - 4)
+        return [builder.shuffle_vector(words, words, ir.Constant(kind, [lane] * 4)) for lane in (1, 2, 3)]
+    return [splat(builder, read(builder, base, I32, offset + at), isa.lanes) for at in (0, 4, 8)]
+
+
 def multiply_pairs(builder: Any, total: Any, weights: Any, activations: Any) -> Any:
     """total[2i + j] + sum over k < 8 of weights[8i + k] * activations[8j + k], as <4 x i32>, for i and j of 0 and 1.
 

@@ -3,12 +3,12 @@
 Rows lie in groups of up to MOST_ROWS, the rows of one tile product. A form is an integer: the layout in its upper bits
 (`form >> KIND`), a parameter in the lower ones. It says how a matrix reads its rows, by blocks of 32 numbers:
 
-- GROUPS, with the code of a zero weight: [block][row] of ROW_BYTES, of which 40 are used: 32 int8 q, int32 start,
-  float32 shift. A row's block has its own scale 2**e; `tiles` explains start and shift. With SUMS in place of the code,
-  for weights with minimums, float32 sum = 2**e * sum(q) takes the place of start, which would equal the bits of shift
-  because the zero code is 0. On instruction sets that multiply pairs of rows, groups of PAIRED_ROWS or more are
-  [block][pair]: int8 q[4][2][8], int32 start[2][2], float32 shift[2][2], the last dimension but for q being the row,
-  and q in the order of `formats.paired_codes`. A last single row has that order too, q[4][8].
+- GROUPS, with the code of a zero weight: [block][row] of ROW_BYTES, of which 44 are used: 32 int8 q, int32 start,
+  float32 scale and shift. `tiles` explains start and shift. With SUMS in place of the code, for weights with minimums,
+  float32 sum = scale * sum(q) takes the place of start, which would be ORIGIN_BITS because the zero code is 0. On
+  instruction sets that multiply pairs of rows, groups of PAIRED_ROWS or more are [block][pair]: int8 q[4][2][8], int32
+  start[2][2], float32 scale[2][2] and shift[2][2], the last dimension but for q being the row, and q in the order of
+  `formats.paired_codes`. A last single row has that order too, q[4][8].
 - STEPS, with the bits of a float32 step s, the same for all rows: int8 codes clamp(round(x / s), -128, 127) as
   [block][row][32], then int32 sums of the codes [row][block], then the sums of whole rows [row], which `sum_codes`
   writes.
@@ -28,9 +28,7 @@ from ondevice.engines.simd.kernels.isa.memory import (
     float_bits,
     read_f32,
     read_i32,
-    read_i64,
     write_i32,
-    write_i64,
 )
 from ondevice.engines.simd.kernels.isa.vector import (
     fma,
@@ -50,18 +48,23 @@ from ondevice.engines.simd.kernels.matmul.sizes import (
     GROUPS,
     KIND,
     MOST_ROWS,
+    ORIGIN,
+    ORIGIN_BITS,
+    PAIR_SCALE,
     PAIR_SHIFT,
     PAIR_START,
     PAIRED_BYTES,
     PAIRED_ROWS,
+    SCALE,
     SHIFT,
     START,
     STEPS,
     SUMS,
 )
 
-_LEAST_EXPONENT, _NO_EXPONENT = np.int64(-100), np.int64(105)
-"""Bounds of the exponent e of a block. With 105, the bits of its shift, 1.5 * 2**(23 + e), are those of a NaN."""
+_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), np.float32(2.0**104)
+"""Bounds of the scale of a block. Beyond 2**104 the product of scale and ORIGIN would be infinite."""
+_ONE, _PART = np.float32(1.0), np.float32(1 / 127)
 
 PAIRS = instruction_set.current().pairs
 ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
@@ -70,10 +73,11 @@ ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 
 @kernel
 def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int) -> None:
-    """Write a block of GROUPS: q = round(x / 2**e) of 32 numbers, with the smallest e for which all |q| <= 127.
+    """Write a block of GROUPS: q = round(x / scale) of 32 numbers, the scale being a 127th of the largest |x|.
 
-    Where e would have to be 105 or more, or a number is NaN, the shift is NaN and so are all products of the block: an
-    int8 code has no NaN, and products of other codes would be numbers without meaning.
+    The scale has two bits of precision less than a float32, so that its product with ORIGIN is exact. Where it is over
+    2**104, or a number is NaN, scale and shift are NaN and so are all products of the block: an int8 code has no NaN,
+    and products of other codes would be numbers without meaning.
 
     Args:
         low, high: the numbers, 16 lanes each.
@@ -81,40 +85,42 @@ def quantize_block(low: Any, high: Any, zero: int, out: int, row: int, rows: int
         out: address of the block of all rows of the group.
         row, rows: number of the row in the group, and their number.
     """
-    # 127 = 1.984375 * 2**6: a mantissa beyond that carries into the exponent
-    exponent = ((largest_bits(low, high) + 0x1FFFF) >> 23) - 133
-    exponent = min(max(exponent, _LEAST_EXPONENT), _NO_EXPONENT)
-    inverse = full(bits_float(np.int32((127 - exponent) << 23)))
+    largest = bits_float(np.int32(largest_bits(low, high)))  # NaN if a number is
+    scale = bits_float(np.int32(float_bits(largest * _PART) & ~3))
+    if scale < _LEAST_SCALE:
+        scale = _LEAST_SCALE
+    elif not scale <= _MOST_SCALE:
+        scale = np.float32(np.nan)
+    inverse = full(_ONE / scale)
     low = round_even(low * inverse)
     high = round_even(high * inverse)
-    shift = np.int32(((exponent + 150) << 23) | 0x400000)  # the bits of 1.5 * 2**(23 + exponent)
     total = sum_lanes(low + high)
-    if zero == SUMS:
-        start = np.int32(float_bits(total * bits_float(np.int32((127 + exponent) << 23))))
-    else:
-        start = np.int32(shift - zero * np.int64(total))
+    start = np.int32(float_bits(scale * total)) if zero == SUMS else np.int32(ORIGIN_BITS - zero * np.int64(total))
+    scale_bits, shift_bits = np.int32(float_bits(scale)), np.int32(float_bits(-ORIGIN * scale))
     if PAIRS and rows >= PAIRED_ROWS:
         place, count = row % 2, min(2, rows - row // 2 * 2)
         out += ROW_BYTES * (row - place)
         store_paired_int8(out + 8 * place, 8 * count, low)
         store_paired_int8(out + 8 * place + 16 * count, 8 * count, high)
-        write_start(out, place, count, start, shift)
+        write_factors(out, place, count, start, scale_bits, shift_bits)
     else:
         out += ROW_BYTES * row
         store_rounded_int8(out, low)
         store_rounded_int8(out + 16, high)
-        write_start(out, np.int64(0), np.int64(1), start, shift)
+        write_factors(out, np.int64(0), np.int64(1), start, scale_bits, shift_bits)
 
 
 @kernel
-def write_start(out: int, place: int, count: int, start: int, shift: int) -> None:
-    """Write `start`, and the bits of `shift`, of row `place` of the `count` rows that lie together at an address."""
+def write_factors(out: int, place: int, count: int, start: int, scale: int, shift: int) -> None:
+    """Write `start`, and the bits of `scale` and `shift`, of row `place` of the `count` rows that lie together."""
     if count == 1:
         write_i32(out + START, start)
+        write_i32(out + SCALE, scale)
         write_i32(out + SHIFT, shift)
     else:
         for at in (4 * place, 4 * place + 8):
             write_i32(out + PAIR_START + at, start)
+            write_i32(out + PAIR_SCALE + at, scale)
             write_i32(out + PAIR_SHIFT + at, shift)
 
 
@@ -127,10 +133,11 @@ def copy_block(source: int, out: int, row: int, rows: int) -> None:
         for word in range(8):
             at = 8 * count * (word // 4 * 2 + word % 2) + 8 * place + word // 2 % 2 * 4
             write_i32(out + at, read_i32(source + 4 * word))
-        write_start(out, place, count, read_i32(source + START), read_i32(source + SHIFT))
+        start, scale, shift = read_i32(source + START), read_i32(source + SCALE), read_i32(source + SHIFT)
+        write_factors(out, place, count, start, scale, shift)
     else:
-        for at in range(0, ACTIVATION_BYTES, 8):
-            write_i64(out + ROW_BYTES * row + at, read_i64(source + at))
+        for at in range(0, ACTIVATION_BYTES, 4):
+            write_i32(out + ROW_BYTES * row + at, read_i32(source + at))
 
 
 _LEAST, _MOST = np.float32(-128.0), np.float32(127.0)
@@ -199,9 +206,6 @@ def sum_codes(form: int, activations: int, rows: int, blocks: int) -> None:
 
 
 # Norms of single rows: addresses of float32[width], width a multiple of 32.
-
-
-_ONE = np.float32(1.0)
 
 
 @kernel

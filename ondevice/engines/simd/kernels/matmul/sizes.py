@@ -21,18 +21,21 @@ of GROUPS4_AFFINE have a minimum per block. PLAIN multiplies float32 rows with w
 IN_GROUPS = (GROUPS4, GROUPS8, GROUPS4_AFFINE)
 """The kinds whose weights have a scale for every 32."""
 
-ACTIVATION_BYTES = 40
-"""Bytes of a quantised block of activations: 32 int8 `q`, then int32 `start` or float32 `sum`, then float32 `shift`."""
-START, SHIFT = 32, 36
-"""Offsets of `start`, or `sum`, and of `shift` in such a block."""
+ACTIVATION_BYTES = 44
+"""Bytes of a quantised block of activations: 32 int8 `q`, int32 `start` or float32 `sum`, float32 `scale`, `shift`."""
+START, SCALE, SHIFT = 32, 36, 40
+"""Offsets of `start`, or `sum`, and of `scale` and `shift` in such a block."""
+
+ORIGIN, ORIGIN_BITS = np.float32(1.5 * 2**23), 0x4B400000
+"""The float32 at which integer dot products are summed in the bits of floats: see `tiles`."""
 
 PAIRED_ROWS = 4
 """Fewest rows of a group that lie in pairs, on instruction sets that multiply pairs of rows. Three rows would take 1.07
 times as many instructions in pairs."""
-PAIRED_BYTES = 48
+PAIRED_BYTES = 56
 """Bytes of a row's quantised block on these instruction sets, whether it lies in a pair or not."""
-PAIR_START, PAIR_SHIFT = 64, 80
-"""Offsets of `start` and `shift` of a pair of rows."""
+PAIR_START, PAIR_SCALE, PAIR_SHIFT = 64, 80, 96
+"""Offsets of `start`, `scale` and `shift` of a pair of rows."""
 
 MOST_ROWS = 8
 """Most rows of activations in one product. 12 or 16 are no faster: their sums do not fit in the registers."""

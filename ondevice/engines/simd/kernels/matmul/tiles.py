@@ -8,15 +8,15 @@ number of rows. Layout of weights: `formats`; of activations: `activations`.
 - `step_product`: weights with a scale per output row, times int8 activations with one static scale.
 - `float_product`: weights of any width, times float32 rows.
 
-How a block of `tile_product` is summed: the activations' scale is a power of two, 2**e. The block's `shift` is 1.5 *
-2**(23 + e), and `start` is the bits of `shift` less zero * sum(q), where `zero` is the code of a zero weight. The
-integer dot product is added to `start`. The bits of the result, read as a float32, are exactly shift + 2**e * dot,
-without rounding. What remains per block is one subtraction and one FMA with the weight's scale. A scale that is no
-power of two would take a conversion, a multiplication and an FMA, 12 % of the time at 8 rows. The price is half a bit
-of the activations: their error is 1.45 times as large, a tenth of the error of int4 weights.
+How a block of `tile_product` is summed: `start` is the bits of ORIGIN = 1.5 * 2**23 less zero * sum(q), where `zero` is
+the code of a zero weight. The integer dot product is added to it. The bits of the result, read as a float32, are
+exactly ORIGIN + dot, without a conversion. `shift` is -ORIGIN * scale, exactly, so one FMA with the activations' scale
+and `shift` gives scale * dot, rounded once, and a second one multiplies by the weight's scale and adds to the sum.
+Scales that are powers of two could do with a subtraction in place of the first FMA, and one number less per block: no
+faster, and the error of activations was 1.45 times as large.
 
-Weights with minimums are scale * code + minimum. Their zero code is 0, so `start` equals the bits of `shift` and is not
-stored; its place has `sum` = 2**e * sum(q) of the block. The minimum takes one more FMA per block, minimum * sum,
+Weights with minimums are scale * code + minimum. Their zero code is 0, so `start` is the bits of ORIGIN and is not
+stored; its place has `sum` = scale * sum(q) of the block. The minimum takes one more FMA per block, minimum * sum,
 before that with the scale.
 """
 
@@ -39,6 +39,7 @@ from ondevice.engines.simd.kernels.isa.dot import (
     interleaved,
     multiply_pairs,
     separated,
+    three_words,
 )
 from ondevice.engines.simd.kernels.isa.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
@@ -62,10 +63,14 @@ from ondevice.engines.simd.kernels.matmul.formats import UNPACK, UNPACK_SPLIT, m
 from ondevice.engines.simd.kernels.matmul.sizes import (
     ACTIVATION_BYTES,
     BLOCK,
+    ORIGIN,
+    ORIGIN_BITS,
+    PAIR_SCALE,
     PAIR_SHIFT,
     PAIR_START,
     PAIRED_BYTES,
     PAIRED_ROWS,
+    SCALE,
     SHIFT,
     START,
     TILE,
@@ -84,7 +89,7 @@ def tile_product(
     builder: Any, bits: int, affine: int, rows: int, weights: Any, scales: Any, activations: Any, blocks: Any, out: Any,
     stride: Any,
 ) -> None:  # fmt: skip
-    """out[r, n] = sum over blocks of minimum[n] * sum[r] + scale[n] * 2**e[r] * (w[n] . q[r]), block after block.
+    """out[r, n] = sum over blocks of minimum[n] * sum[r] + scale[n] * (scale[r] * (w[n] . q[r])), block after block.
 
     Args:
         bits: bits of a weight, 4 or 8.
@@ -212,23 +217,18 @@ class _Tile:
             sums: the sums, as a loop carries them.
         """
         codes, results = UNPACK[self.bits](builder, self.isa, codes_at, offset), []
-        for row, total in enumerate(sums):
-            at, before = self.row_bytes * row, total
+        floats, ints = factors[0].type, ir.VectorType(I32, self.isa.lanes)
+        for row, before in enumerate(sums):
+            at, total = self.row_bytes * row, before
+            start, scale, shift = three_words(builder, self.isa, base, at + START)
             if self.affine:
-                own = splat(builder, read(builder, base, F32, at + START), self.isa.lanes)
-                before = fused(builder, own, factors[1], total)
-            value = self._block_sum(builder, codes, base, at)
-            results.append(fused(builder, value, factors[0], before))
+                total = fused(builder, builder.bitcast(start, floats), factors[1], total)
+                start = constant(ORIGIN_BITS, ints)
+            dot = add_dots(builder, self.isa, self.bits, start, codes, groups_of_four(builder, self.isa, base, at))
+            scale, shift = builder.bitcast(scale, floats), builder.bitcast(shift, floats)
+            value = fused(builder, builder.bitcast(dot, floats), scale, shift)
+            results.append(fused(builder, value, factors[0], total))
         return results
-
-    def _block_sum(self, builder: Any, codes: Vectors, base: Any, offset: int) -> Any:
-        """2**e * (w . q), exact, for the block of one row of activations at `offset` bytes from `base`."""
-        place = SHIFT if self.affine else START
-        start = splat(builder, read(builder, base, I32, offset + place), self.isa.lanes)
-        groups = groups_of_four(builder, self.isa, base, offset)
-        total = add_dots(builder, self.isa, self.bits, start, codes, groups)
-        shift = splat(builder, read(builder, base, F32, offset + SHIFT), self.isa.lanes)
-        return builder.fsub(builder.bitcast(total, ir.VectorType(F32, self.isa.lanes)), shift)
 
     def load(self, builder: Any, lane: Any, count: int) -> Vectors:
         """Load `count` sums of the output rows from `lane` on from `out`."""
@@ -278,32 +278,36 @@ class _PairedTile(_Tile):
         weights = paired_codes(builder, self.isa, self.bits, codes_at, offset)
         doubled, results = [interleaved(builder, each, each) for each in factors], []
         for row in range(0, self.rows, 2):
-            activations, start, shift = self._activations(builder, base, row)
+            activations, start, scale, shift = self._activations(builder, base, row)
             for place in range(2):
-                result = sums[row + place]
-                total = start
+                result, total = sums[row + place], start
                 if self.affine:
-                    result = fused(builder, builder.bitcast(start, shift.type), doubled[1][place], result)
-                    total = builder.bitcast(shift, start.type)
+                    result = fused(builder, builder.bitcast(start, scale.type), doubled[1][place], result)
+                    total = constant(ORIGIN_BITS, start.type)
                 for pair, own in zip(weights, activations, strict=True):
                     total = multiply_pairs(builder, total, pair[place], own)
-                value = builder.fsub(builder.bitcast(total, shift.type), shift)
+                value = builder.bitcast(total, scale.type)
+                if self.affine:  # the same, rounded once too; with `shift` there would be too few registers
+                    value = builder.fmul(builder.fsub(value, constant(float(ORIGIN), value.type)), scale)
+                else:
+                    value = fused(builder, value, scale, shift)
                 results.append(fused(builder, value, doubled[0][place], result))
         return results
 
-    def _activations(self, builder: Any, base: Any, row: int) -> tuple[Vectors, Any, Any]:
+    def _activations(self, builder: Any, base: Any, row: int) -> tuple[Vectors, Any, Any, Any]:
         """The block of a pair of rows, or of a single last row twice: four vectors of codes, `start` (the bits of `sum`
-        if the weights have minimums) and `shift`.
+        if the weights have minimums), `scale` and `shift`.
         """
         at, words, floats = self.row_bytes * row, ir.VectorType(I32, 4), ir.VectorType(F32, 4)
         if row + 1 < self.rows:
             codes = [read(builder, base, ir.VectorType(I8, 16), at + 16 * index) for index in range(4)]
-            return codes, read(builder, base, words, at + PAIR_START), read(builder, base, floats, at + PAIR_SHIFT)
+            start = read(builder, base, words, at + PAIR_START)
+            return codes, start, *(read(builder, base, floats, at + place) for place in (PAIR_SCALE, PAIR_SHIFT))
         halves = [read(builder, base, ir.VectorType(I8, 8), at + 8 * index) for index in range(4)]
         twice = ir.Constant(ir.VectorType(I32, 16), [lane % 8 for lane in range(16)])
         codes = [builder.shuffle_vector(half, half, twice) for half in halves]
-        start, shift = (read(builder, base, kind, at + place) for kind, place in ((I32, START), (F32, SHIFT)))
-        return codes, splat(builder, start, 4), splat(builder, shift, 4)
+        start = splat(builder, read(builder, base, I32, at + START), 4)
+        return codes, start, *(splat(builder, read(builder, base, F32, at + place), 4) for place in (SCALE, SHIFT))
 
 
 def _at(builder: Any, base: Any, index: Any, size: int) -> Any:
