@@ -76,7 +76,7 @@ def test_messages(served: Served, chat_model: Model) -> None:
 
 
 def test_counting_decodes_no_picture(served: Served, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Picture, "pieces", lambda self: pytest.fail("decoded"))
+    monkeypatch.setattr(Picture, "piece", lambda self, index: pytest.fail("decoded"))
     answer = message(served, user(block(), TEXT), path=COUNT)
     assert answer.body == {"input_tokens": len(chat_model.encode([user(Image(PICTURE), TEXT)]))}
     assert answer.body["input_tokens"] > 60

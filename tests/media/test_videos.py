@@ -111,7 +111,8 @@ def test_the_pixels_of_transformers(chat_model: Model, size: tuple[int, int]) ->
     vision = chat_model.manifest.vision
     assert vision is not None
     frames = np.stack([noise(*size, seed=seed) for seed in range(4)])
-    found = np.stack([pixels.values for pixels in Frames(Video([*frames]), vision, "it").pieces()])
+    video = Frames(Video([*frames]), vision, "it")
+    found = np.stack([video._pictures[index].piece(0).values for index in range(4)])
     channels_first = torch.tensor(frames).permute(0, 3, 1, 2).contiguous()
     shape = found.shape[1:3]
     resized = torch.nn.functional.interpolate(
