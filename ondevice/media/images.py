@@ -43,6 +43,9 @@ MOST_READS = 1 << 15
 of 32 MB with PNG's usual chunks of 8 KB has 16,000; one of empty chunks would have millions, and take many seconds.
 """
 
+MOST_PROFILES = 64
+"""Most colour profiles that a PNG file may seem to have. It has one; Pillow unpacks each, a megabyte of a kilobyte."""
+
 STRIP = 256
 """Rows of pixels that are converted to RGB at once: a large picture is in memory twice then, else four times."""
 
@@ -140,6 +143,9 @@ class Picture:
         from PIL import ImageOps
 
         with self._reading(), self._opened() as opened:
+            opened.load()
+            with _without_warnings():
+                opened.getexif()
             if opened is self._source:  # the caller's own
                 picture = on_white(ImageOps.exif_transpose(opened))
             else:
@@ -168,7 +174,10 @@ class Picture:
             raise PromptError(
                 f"{self._name} is a {type(source).__name__}: pass a path, the bytes of a file, a PIL image or an array"
             )
-        return file_content(source, self._name, MOST_BYTES)
+        content = file_content(source, self._name, MOST_BYTES)
+        if content.count(b"iCCP") > MOST_PROFILES:
+            raise PromptError(f"{self._name} is damaged: it has more than {MOST_PROFILES} colour profiles")
+        return content
 
     @contextmanager
     def _opened(self) -> Iterator[PIL.Image.Image]:
@@ -180,9 +189,7 @@ class Picture:
         elif isinstance(self._source, np.ndarray):
             yield Pillow.fromarray(np.ascontiguousarray(self._source))
         else:
-            # Pillow warns of large pictures, which are refused here; filters of warnings belong to the process.
-            with _warnings_lock, warnings.catch_warnings():
-                warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
+            with _without_warnings():
                 picture = Pillow.open(_File(self._source), formats=FORMATS)
             with picture:
                 yield picture
@@ -198,6 +205,14 @@ class Picture:
             known = f"{self._name} is damaged, or no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
             said = "" if type(error).__name__ == "UnidentifiedImageError" else f" ({reason(error)})"
             raise PromptError(known + said) from error
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without Pillow's warnings of large pictures, which are refused here, and of damaged fields of EXIF."""
+    with _warnings_lock, warnings.catch_warnings():  # filters of warnings belong to the process
+        warnings.simplefilter("ignore")
+        yield
 
 
 class _File(BytesIO):

@@ -108,8 +108,8 @@ class Source(Protocol):
     channels: int
     file_bytes: int | None
 
-    def blocks(self, begin: int, end: int) -> Iterator[NDArray[Any]]:
-        """The samples from `begin` to `end`, or to the sound's end, in arrays [n, channels] of a second at most."""
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """The samples, in arrays [n, channels] of a second at most."""
         ...
 
 
@@ -137,6 +137,7 @@ class Sound:
         self._name, self._entry = name, entry
         self._source = source = self._open(audio)
         self._check()
+        self._forget()
         self.size, self.file_bytes = source.frames * source.channels, source.file_bytes
         length = converted_length(source.frames, source.rate)
         lengths = [min(MOST_SAMPLES, length - begin) for begin in range(0, length, MOST_SAMPLES)]
@@ -149,6 +150,9 @@ class Sound:
     def piece(self, index: int) -> Samples:
         """Decode 30 seconds of it, and what the conversion needs before and behind them.
 
+        Pieces are decoded in their order: an earlier one than the last begins at the first again, since no decoder
+        finds a place of an MP3 file exactly. Nothing is kept after the last.
+
         Raises:
             PromptError: it is damaged, or has samples that are no numbers, or beyond MOST_VALUE.
         """
@@ -156,18 +160,29 @@ class Sound:
         begin, margin = index * length, 0 if rate == RATE else reach(rate)
         before = min(margin, begin)
         values = self._values(begin - before, min(begin + length + margin, self._source.frames))
+        if index == len(self.counts) - 1:
+            self._forget()
         found = min(length, max(len(values) - before, 0))
         return Samples(converted(values, rate, before, converted_length(found, rate)), self._entry)
 
     def _values(self, begin: int, end: int) -> Float32Array:
         """The means of the channels, float32[n]: all from `begin` to `end` that the file has."""
-        blocks = [np.zeros(0, np.float32)]
-        with np.errstate(over="ignore", invalid="ignore"):
-            for block in self._source.blocks(begin, end):
-                blocks.append(as_float(block).mean(axis=1))
-                if not (np.abs(blocks[-1]) <= MOST_VALUE).all():
+        if begin < self._first:
+            self._forget()
+        while self._first + sum(map(len, self._heard)) < end and (block := next(self._blocks, None)) is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._heard.append(as_float(block).mean(axis=1))
+                if not (np.abs(self._heard[-1]) <= MOST_VALUE).all():
                     raise PromptError(f"{self._name} has samples that are NaN, infinite or far beyond -1 to 1")
-        return np.concatenate(blocks)
+            while self._heard and self._first + len(self._heard[0]) <= begin:
+                self._first += len(self._heard.pop(0))
+        return np.concatenate([np.zeros(0, np.float32), *self._heard])[begin - self._first : end - self._first]
+
+    def _forget(self) -> None:
+        """Begin at the first block again."""
+        self._blocks, self._first = self._source.blocks(), 0
+        self._heard: list[Float32Array] = []
+        """Blocks that were decoded last, from the sample `_first` on."""
 
     def _open(self, audio: Audio) -> Source:
         source = audio.source
@@ -219,13 +234,13 @@ class ArrayOfSamples:
     def __init__(self, samples: NDArray[Any], rate: int) -> None:
         self._samples, self.rate, (self.frames, self.channels) = samples, rate, samples.shape
 
-    def blocks(self, begin: int, end: int) -> Iterator[NDArray[Any]]:
-        for first in range(begin, end, self.rate):
-            yield self._samples[first : min(first + self.rate, end)]
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        for first in range(0, self.frames, self.rate):
+            yield self._samples[first : first + self.rate]
 
 
 class OtherFile:
-    """A `Source` of a file that soundfile reads: a header without decoding, and samples from any place on."""
+    """A `Source` of a file that soundfile reads, its header without decoding."""
 
     def __init__(self, content: bytes, name: str) -> None:
         """
@@ -238,11 +253,10 @@ class OtherFile:
         with self._opened() as file:
             self.rate, self.frames, self.channels = int(file.samplerate), int(file.frames), int(file.channels)
 
-    def blocks(self, begin: int, end: int) -> Iterator[NDArray[Any]]:
+    def blocks(self) -> Iterator[NDArray[Any]]:
         with self._opened() as file:
-            file.seek(begin)
-            while len(block := file.read(min(self.rate, end - begin), dtype="float32", always_2d=True)):
-                begin += len(block)
+            file.seekable = lambda: False  # it would seek after each read, and miss the place in an MP3 file by a frame
+            while len(block := file.read(self.rate, dtype="float32", always_2d=True)):
                 yield block
 
     @contextmanager
@@ -280,9 +294,9 @@ class WavFile:
         self.frames = len(self._data) // block
         self.file_bytes: int | None = len(content)
 
-    def blocks(self, begin: int, end: int) -> Iterator[NDArray[Any]]:
-        for first in range(begin, end, self.rate):
-            yield self._values(self._data[first * self._block : min(first + self.rate, end) * self._block])
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        for first in range(0, self.frames, self.rate):
+            yield self._values(self._data[first * self._block : min(first + self.rate, self.frames) * self._block])
 
     def _values(self, data: memoryview) -> NDArray[Any]:
         """The samples, [n, channels], of an integer type or floats."""

@@ -245,7 +245,7 @@ def test_wrong_sounds_are_refused(model: Model) -> None:
 def test_sounds_that_fill_the_context_are_refused_before_they_are_decoded(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sound, "pieces", lambda self: pytest.fail("decoded"))
+    monkeypatch.setattr(Sound, "piece", lambda self, index: pytest.fail("decoded"))
     with pytest.raises(ondevice.ContextOverflowError, match="the context holds 256"):
         model.generate(asked(wav(tone(12.0))))
     assert model.encode(asked(SHORT)).count(AUDIO) == 18  # counted by its header
