@@ -3,6 +3,9 @@
 A picture is resized to fill its number of soft tokens: small ones are enlarged. Files are untrusted: the header is read
 first, and what is too large is refused before it is decoded. Transparent pixels are laid over white, a camera's
 rotation (EXIF) is applied, and of an animation the first frame is taken.
+
+A picture has as many soft tokens upright as on its side, so the rotation is looked up when it is decoded: a PNG file
+may have it behind its pixels, and Pillow decodes these to find it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hashlib
 import math
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -35,8 +38,16 @@ MOST_PIXELS = 50_000_000
 MOST_SIDE = 16384
 """Largest picture that is decoded."""
 
-_ROTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
-"""The EXIF field with the rotation, and its values that exchange the sides."""
+MOST_READS = 1 << 15
+"""Most parts of a file that Pillow reads one by one, in Python: chunks, markers and blocks take up to four each. A file
+of 32 MB with PNG's usual chunks of 8 KB has 16,000; one of empty chunks would have millions, and take many seconds.
+"""
+
+MOST_PROFILES = 64
+"""Most colour profiles that a PNG file may seem to have. It has one; Pillow unpacks each, a megabyte of a kilobyte."""
+
+STRIP = 256
+"""Rows of pixels that are converted to RGB at once: a large picture is in memory twice then, else four times."""
 
 _TO_FLOAT = (np.arange(256) * (1 / 255)).astype(np.float32)
 """Each value of a pixel from 0 to 1, rounded as the reference does: in float64, then to float32."""
@@ -61,6 +72,11 @@ class Pixels:
         """The number of soft tokens."""
         return self.values.size // (3 * (self.patch * self.pool) ** 2)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.values.nbytes
+
     def digest(self) -> bytes:
         """Identifies the soft tokens: equal pixels have equal ones."""
         return hashlib.sha256(repr(self.values.shape).encode() + self.values.tobytes()).digest()
@@ -80,10 +96,12 @@ class Pixels:
 
 
 class Picture:
-    """A picture whose header was read and whose size was checked; `pieces` decodes it.
+    """A picture whose header was read and whose size was checked; `piece` decodes it.
 
     Attributes:
         counts: the number of soft tokens that it will have, the only item.
+        size: the number of its pixels.
+        file_bytes: see `Medium`.
     """
 
     def __init__(self, image: Image, vision: VisionEntry, tokens: int | None, name: str) -> None:
@@ -103,20 +121,20 @@ class Picture:
         most = next(each for each in (image.tokens, tokens, vision.tokens) if each is not None)
         if isinstance(most, bool) or most not in BUDGETS:
             raise UsageError(f"a picture takes {', '.join(map(str, BUDGETS))} tokens at most, not {most!r:.60}")
-        self._source = self._open(image.source)
-        width, height = self._source.size
-        if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
-            raise PromptError(
-                f"{name} has {width} x {height} pixels: {MOST_PIXELS // 1_000_000} million are possible, and "
-                f"{MOST_SIDE} on a side"
-            )
-        with self._reading():
-            turned = self._source.getexif().get(_ROTATION) in _ON_ITS_SIDE
-        self._size = resized(*((width, height) if turned else (height, width)), most, vision, name)
-        self.counts = [(self._size[0] // vision.side) * (self._size[1] // vision.side)]
+        self._most, self._source = most, self._checked(image.source)
+        self.file_bytes = len(self._source) if isinstance(self._source, bytes) else None
+        with self._reading(), self._opened() as picture:
+            width, height = picture.size
+        check_size(width, height, name)
+        tall, wide = resized(height, width, most, vision, name)
+        self.counts = [(tall // vision.side) * (wide // vision.side)]
+        self.size = width * height
 
-    def pieces(self) -> Sequence[Pixels]:
-        """Decode and resize it; one piece.
+    def piece(self, index: int) -> Pixels:
+        """Decode and resize it. Nothing of the whole picture is kept.
+
+        Args:
+            index: 0.
 
         Raises:
             PromptError: it is damaged.
@@ -124,15 +142,22 @@ class Picture:
         from PIL import Image as Pillow
         from PIL import ImageOps
 
-        with self._reading():
-            picture = on_white(ImageOps.exif_transpose(self._source))
-            height, width = self._size
-            if picture.size != (width, height):
-                picture = picture.resize((width, height), Pillow.Resampling.BICUBIC)
-        return [Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)]
+        with self._reading(), self._opened() as opened:
+            opened.load()
+            with _without_warnings():
+                opened.getexif()
+            if opened is self._source:  # the caller's own
+                picture = on_white(ImageOps.exif_transpose(opened))
+            else:
+                ImageOps.exif_transpose(opened, in_place=True)
+                picture = on_white(opened)
+            tall, wide = resized(picture.height, picture.width, self._most, self._vision, self._name)
+            if picture.size != (wide, tall):
+                picture = picture.resize((wide, tall), Pillow.Resampling.BICUBIC)
+            return Pixels(np.asarray(picture), self._vision.patch, self._vision.pool)
 
-    def _open(self, source: Any) -> PIL.Image.Image:
-        """The picture with its header read."""
+    def _checked(self, source: Any) -> Any:
+        """The bytes of a file, a picture of Pillow, or an array of pixels."""
         try:
             from PIL import Image as Pillow
         except ImportError as error:
@@ -140,24 +165,34 @@ class Picture:
         if isinstance(source, Pillow.Image):
             return source
         if isinstance(source, np.ndarray):
-            return self._of_array(source)
+            good = source.ndim == 2 or (source.ndim == 3 and source.shape[2] in (3, 4))
+            if source.dtype != np.uint8 or not good or not source.size:
+                found = f"{source.dtype}{list(source.shape)}"
+                raise PromptError(f"{self._name} is an array {found}: use uint8[height, width, 3]")
+            return source
         if not isinstance(source, str | PathLike | bytes | bytearray | memoryview):
             raise PromptError(
                 f"{self._name} is a {type(source).__name__}: pass a path, the bytes of a file, a PIL image or an array"
             )
         content = file_content(source, self._name, MOST_BYTES)
-        # Pillow warns of large pictures, which are refused here; filters of warnings belong to the process
-        with self._reading(), _warnings_lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
-            return Pillow.open(BytesIO(content), formats=FORMATS)
+        if content.count(b"iCCP") > MOST_PROFILES:
+            raise PromptError(f"{self._name} is damaged: it has more than {MOST_PROFILES} colour profiles")
+        return content
 
-    def _of_array(self, array: NDArray[Any]) -> PIL.Image.Image:
+    @contextmanager
+    def _opened(self) -> Iterator[PIL.Image.Image]:
+        """The picture with its header read, within `_reading`."""
         from PIL import Image as Pillow
 
-        good = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
-        if array.dtype != np.uint8 or not good or not array.size:
-            raise PromptError(f"{self._name} is an array {array.dtype}{list(array.shape)}: use uint8[height, width, 3]")
-        return Pillow.fromarray(np.ascontiguousarray(array))
+        if isinstance(self._source, Pillow.Image):
+            yield self._source
+        elif isinstance(self._source, np.ndarray):
+            yield Pillow.fromarray(np.ascontiguousarray(self._source))
+        else:
+            with _without_warnings():
+                picture = Pillow.open(_File(self._source), formats=FORMATS)
+            with picture:
+                yield picture
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -170,6 +205,35 @@ class Picture:
             known = f"{self._name} is damaged, or no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
             said = "" if type(error).__name__ == "UnidentifiedImageError" else f" ({reason(error)})"
             raise PromptError(known + said) from error
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without Pillow's warnings of large pictures, which are refused here, and of damaged fields of EXIF."""
+    with _warnings_lock, warnings.catch_warnings():  # filters of warnings belong to the process
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _File(BytesIO):
+    """The bytes of a file, of which MOST_READS parts at most are read."""
+
+    _reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads += 1
+        if self._reads > MOST_READS:
+            raise ValueError(f"it has more than {MOST_READS} parts")
+        return super().read(size)
+
+
+def check_size(width: int, height: int, name: str) -> None:
+    """Raise a PromptError for a picture that is too large to be decoded."""
+    if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
+        raise PromptError(
+            f"{name} has {width} x {height} pixels: {MOST_PIXELS // 1_000_000} million are possible, and "
+            f"{MOST_SIDE} on a side"
+        )
 
 
 def resized(height: int, width: int, tokens: int, vision: VisionEntry, name: str) -> tuple[int, int]:
@@ -198,11 +262,22 @@ def on_white(picture: PIL.Image.Image) -> PIL.Image.Image:
     """The picture in RGB, transparent pixels over white; of 16-bit gray the upper 8 bits."""
     from PIL import Image as Pillow
 
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture
+    picture.load()
+    made = Pillow.new("RGB", picture.size)
+    for top in range(0, picture.height, STRIP):
+        strip = picture.crop((0, top, picture.width, min(top + STRIP, picture.height)))
+        made.paste(_strip_on_white(strip), (0, top))
+    return made
+
+
+def _strip_on_white(picture: PIL.Image.Image) -> PIL.Image.Image:
+    from PIL import Image as Pillow
+
     if picture.mode.startswith("I"):
         gray = np.clip(np.asarray(picture).astype(np.int64), 0, 65535) >> 8
         return Pillow.fromarray(gray.astype(np.uint8)).convert("RGB")
-    if picture.mode == "RGB" and "transparency" not in picture.info:
-        return picture
     if not picture.has_transparency_data:
         return picture.convert("RGB")
     layer = picture.convert("RGBA")

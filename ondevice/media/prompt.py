@@ -11,17 +11,19 @@ sequences, tells pictures apart.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ondevice.arrays import Float32Array
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.interfaces import audio_interface, vision_interface
 from ondevice.errors import ContextOverflowError, PromptError
 from ondevice.generate.request import SoftTokens
-from ondevice.media.encoded import EncodedMedia
+from ondevice.media.encoded import Cancelled, EncodedMedia
 from ondevice.media.images import Picture
 from ondevice.media.sounds import Sound
 from ondevice.media.tower import Piece, Tower
@@ -29,19 +31,36 @@ from ondevice.media.videos import Frames
 from ondevice.text.media_parts import Audio, Image, Media, Video
 from ondevice.text.tokenizer import Tokenizer
 
+MOST_DECODED = 1 << 28
+"""Most pixels of pictures and samples of sounds, of all channels, that a prompt may have in sum, by the headers of its
+files. The time to decode them is in proportion to these, not to bytes or tokens, and a small file may have many. Five
+of the largest pictures, 22 photos of 12 million pixels, or 46 minutes in stereo at 48 kHz are possible.
+"""
+
 _SIGN = np.int64(-(1 << 63))
 
 
 class Medium(Protocol):
-    """A picture, a sound or a video that was opened.
+    """A picture, a sound or a video whose header was read.
 
-    counts : soft tokens of each piece, known before it is decoded
+    counts : soft tokens of each piece, by its header
+    size : pixels, or samples of all channels, that are decoded for all pieces
+    file_bytes : length of the file that a piece can be decoded from at any time; None if what it comes from is the
+        caller's, and may change
     """
 
     @property
     def counts(self) -> Sequence[int]: ...
 
-    def pieces(self) -> Sequence[Piece]: ...
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def file_bytes(self) -> int | None: ...
+
+    def piece(self, index: int) -> Piece | None:
+        """Decode a piece. It is None, or has other tokens than `counts` says, if the header is wrong about it."""
+        ...
 
 
 class Kind(NamedTuple):
@@ -74,6 +93,7 @@ class MediaEncoder:
         manifest = bundle.manifest
         self._vision, self._audio = vision, audio = manifest.vision, manifest.audio
         self._most_rows, self._tokenizer, self._encoded = most_rows, tokenizer, EncodedMedia(cache_bytes)
+        self._decoding = threading.Lock()
         self._kinds: list[Kind] = []
         if vision is not None:
             tower = Tower(bundle, vision.graph, vision_interface(vision, manifest.target), threads)
@@ -88,7 +108,9 @@ class MediaEncoder:
     ) -> tuple[list[int], list[SoftTokens]]:
         """The prompt with soft tokens, and what encodes them.
 
-        All pictures and sounds are decoded, but none before all were found to fit.
+        All pictures and sounds are decoded, but none before all were found to fit, and one at a time, whichever prompts
+        they are of. A piece that is smaller than its file is kept until the prompt is forgotten; another one is decoded
+        again when it is encoded. So a prompt takes no more memory than its files.
 
         Args:
             ids: the prompt, with a placeholder for each picture and sound.
@@ -103,27 +125,35 @@ class MediaEncoder:
             MissingDependencyError: Pillow, or a reader of the sound's format, is not installed.
         """
         opened = self._opened(ids, media, image_tokens, context_length)
-        pieces = [medium.pieces() for medium in opened]
         made, spans = list[int](), list[SoftTokens]()
         for token, kind, number in self._numbered(ids):
             if kind is None:
                 made.append(token)
                 continue
-            for piece, label in zip(pieces[number], self._labels(opened[number]), strict=True):
+            medium = opened[number]
+            for index, label in enumerate(self._labels(medium)):
+                piece = self._decoded(medium, index)
+                if piece is None or not piece.tokens:
+                    continue
                 made += label
-                digest = piece.digest()
-                encode = partial(self._encoded.rows, digest, partial(kind.tower.encode, piece))
+                digest, tokens = piece.digest(), piece.tokens
+                if medium.file_bytes is None or piece.nbytes * len(medium.counts) <= medium.file_bytes:
+                    encode = partial(kind.tower.encode, piece)
+                else:
+                    encode = partial(self._decode_and_encode, kind.tower, medium, index)
                 made.append(kind.begin)
-                spans.append(SoftTokens(len(made), piece.tokens, encode, kind.is_block))
-                made += soft_ids(digest, piece.tokens)
+                spans.append(SoftTokens(len(made), tokens, partial(self._encoded.rows, digest, encode), kind.is_block))
+                made += soft_ids(digest, tokens)
                 made.append(kind.end)
+        if len(made) >= context_length:  # a header was wrong
+            raise ContextOverflowError(len(made), context_length, counted=True)
         return made, spans
 
     def counted(
         self, ids: Sequence[int], media: Sequence[Media], image_tokens: int | None, context_length: int
     ) -> list[int]:
-        """The prompt with as many placeholders for each picture and sound as it has soft tokens; WAV files and pictures
-        are not decoded.
+        """The prompt with as many placeholders for each picture and sound as it has soft tokens, by the headers of the
+        files: nothing is decoded.
 
         The arguments and errors are those of `insert`.
         """
@@ -160,11 +190,17 @@ class MediaEncoder:
                 f"the prompt has {len(kinds)} placeholders for {len(media)} pictures and sounds, or of another kind: "
                 "these belong into the messages of users, as parts of their content"
             )
-        length, opened = len(ids), list[Medium]()
+        length, decoded, opened = len(ids), 0, list[Medium]()
         for number, (medium, kind) in enumerate(zip(media, kinds, strict=True), 1):
             opened.append(self._open(medium, image_tokens, number))
             counts = opened[-1].counts
             length += sum(counts) + 2 * len(counts) - 1 + sum(map(len, self._labels(opened[-1])))
+            decoded += opened[-1].size
+            if decoded > MOST_DECODED:
+                raise PromptError(
+                    f"the first {number} pictures and sounds have {decoded:,} pixels and samples in sum: "
+                    f"{MOST_DECODED:,} are possible in a prompt"
+                )
             if length >= context_length:
                 raise ContextOverflowError(length, context_length, counted=number == len(media))
             if kind.is_block and max(counts) > self._most_rows:
@@ -173,6 +209,16 @@ class MediaEncoder:
                     f"reads at most {self._most_rows}: use image_tokens=280, or fewer"
                 )
         return opened
+
+    def _decoded(self, medium: Medium, index: int) -> Piece | None:
+        """A piece; one is decoded at a time."""
+        with self._decoding:
+            return medium.piece(index)
+
+    def _decode_and_encode(self, tower: Tower, medium: Medium, index: int, cancelled: Cancelled) -> Float32Array | None:
+        piece = self._decoded(medium, index)
+        assert piece is not None, "it was decoded before"
+        return tower.encode(piece, cancelled)
 
     def _open(self, medium: Media, image_tokens: int | None, number: int) -> Medium:
         if isinstance(medium, Audio):

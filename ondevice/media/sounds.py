@@ -1,9 +1,9 @@
 """Opens and decodes sounds, and makes the mel spectrograms that the audio tower reads.
 
 WAV files are read here, a few other formats by `soundfile`, where it is installed (the extra `[audio]`). Files are
-untrusted: the header is read first, and what is too long is refused before it is decoded, or as soon as that many
-samples were decoded, where a header may be wrong about it. Channels are averaged, and other sample rates than 16 kHz
-are converted. A sound of more than 30 seconds becomes several, none of which is longer.
+untrusted: the header is read first, and what is too long is refused before it is decoded; more samples than a header
+says are not decoded. Channels are averaged, and other sample rates than 16 kHz are converted. A sound of more than 30
+seconds becomes several pieces, none of which is longer, and each of which is decoded by itself.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from os import PathLike
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -33,9 +34,13 @@ LEAST_RATE, MOST_RATE = 1000, 192_000
 """Sample rates that can be converted, in Hz."""
 
 MOST_SECONDS = 3600
-MOST_FRAMES = 1 << 26
-"""Most samples of a channel: they are in memory at once."""
 MOST_CHANNELS = 32
+
+UNKNOWN = (1 << 63) - 1
+"""Samples of a file that does not say its length, such as FLAC from a pipe."""
+
+MOST_CHUNKS = 1 << 12
+"""Most chunks of a WAV file before its samples."""
 
 MOST_VALUE = 100.0
 """Largest sample. Full scale is 1, which mixing may exceed a little, and numbers of another scale by far."""
@@ -71,6 +76,11 @@ class Samples:
         """The number of soft tokens."""
         return audio_tokens(self.audio, len(self.values))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.values.nbytes
+
     def digest(self) -> bytes:
         """Identifies the soft tokens: equal samples have equal ones."""
         return hashlib.sha256(b"audio" + self.values.tobytes()).digest()
@@ -84,23 +94,33 @@ class Samples:
         return {graph_io.SOUND: frames}
 
 
-@dataclass(frozen=True)
-class _Sound:
-    """A sound before it is decoded: `values()` are the samples, [n, channels]."""
+class Source(Protocol):
+    """A sound whose header was read.
+
+    rate : samples per second
+    frames : samples of each channel, as its header says: there may be fewer
+    channels : their number
+    file_bytes : length of the file; None for an array
+    """
 
     rate: int
     frames: int
-    content: NDArray[Any] | WavFile
+    channels: int
+    file_bytes: int | None
 
-    def values(self) -> NDArray[Any]:
-        return self.content if isinstance(self.content, np.ndarray) else self.content.values()
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """The samples, in arrays [n, channels] of a second at most."""
+        ...
 
 
 class Sound:
-    """A sound whose header was read and whose length was checked; `pieces` decodes it.
+    """A sound whose header was read and whose length was checked; `piece` decodes a part of it.
 
     Attributes:
-        counts: the number of soft tokens of each piece.
+        counts: the number of soft tokens of each piece. A file may have fewer samples than its header says; the pieces
+            of those that are missing have no token, or fewer.
+        size: the number of its samples, of all channels.
+        file_bytes: see `Medium`.
     """
 
     def __init__(self, audio: Audio, entry: AudioEntry, name: str) -> None:
@@ -115,30 +135,56 @@ class Sound:
             MissingDependencyError: it is no WAV file, and soundfile is not installed.
         """
         self._name, self._entry = name, entry
-        self._sound = self._open(audio)
-        length = converted_length(self._sound.frames, self._sound.rate)
+        self._source = source = self._open(audio)
+        self._check()
+        self._forget()
+        self.size, self.file_bytes = source.frames * source.channels, source.file_bytes
+        length = converted_length(source.frames, source.rate)
         lengths = [min(MOST_SAMPLES, length - begin) for begin in range(0, length, MOST_SAMPLES)]
         self.counts = [count for size in lengths if (count := audio_tokens(entry, size))]
         if not self.counts:
             raise PromptError(
-                f"{name} is too short: {self._sound.frames} samples at {self._sound.rate} Hz, and 10 ms are not enough"
+                f"{name} is too short: {source.frames} samples at {source.rate} Hz, and 10 ms are not enough"
             )
 
-    def pieces(self) -> list[Samples]:
-        """Decode it.
+    def piece(self, index: int) -> Samples:
+        """Decode 30 seconds of it, and what the conversion needs before and behind them.
+
+        Pieces are decoded in their order: an earlier one than the last begins at the first again, since no decoder
+        finds a place of an MP3 file exactly. Nothing is kept after the last.
 
         Raises:
-            PromptError: it has samples that are no numbers, or beyond MOST_VALUE.
+            PromptError: it is damaged, or has samples that are no numbers, or beyond MOST_VALUE.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = as_float(self._sound.values()).mean(axis=1)
-            if not (np.abs(values) <= MOST_VALUE).all():
-                raise PromptError(f"{self._name} has samples that are NaN, infinite or far beyond -1 to 1")
-        heard = converted(values, self._sound.rate)
-        begins = range(0, MOST_SAMPLES * len(self.counts), MOST_SAMPLES)
-        return [Samples(heard[begin : begin + MOST_SAMPLES], self._entry) for begin in begins]
+        rate, length = self._source.rate, MOST_SAMPLES // RATE * self._source.rate
+        begin, margin = index * length, 0 if rate == RATE else reach(rate)
+        before = min(margin, begin)
+        values = self._values(begin - before, min(begin + length + margin, self._source.frames))
+        if index == len(self.counts) - 1:
+            self._forget()
+        found = min(length, max(len(values) - before, 0))
+        return Samples(converted(values, rate, before, converted_length(found, rate)), self._entry)
 
-    def _open(self, audio: Audio) -> _Sound:
+    def _values(self, begin: int, end: int) -> Float32Array:
+        """The means of the channels, float32[n]: all from `begin` to `end` that the file has."""
+        if begin < self._first:
+            self._forget()
+        while self._first + sum(map(len, self._heard)) < end and (block := next(self._blocks, None)) is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._heard.append(as_float(block).mean(axis=1))
+                if not (np.abs(self._heard[-1]) <= MOST_VALUE).all():
+                    raise PromptError(f"{self._name} has samples that are NaN, infinite or far beyond -1 to 1")
+            while self._heard and self._first + len(self._heard[0]) <= begin:
+                self._first += len(self._heard.pop(0))
+        return np.concatenate([np.zeros(0, np.float32), *self._heard])[begin - self._first : end - self._first]
+
+    def _forget(self) -> None:
+        """Begin at the first block again."""
+        self._blocks, self._first = self._source.blocks(), 0
+        self._heard: list[Float32Array] = []
+        """Blocks that were decoded last, from the sample `_first` on."""
+
+    def _open(self, audio: Audio) -> Source:
         source = audio.source
         if isinstance(source, np.ndarray):
             return self._of_array(source, audio.rate)
@@ -151,16 +197,14 @@ class Sound:
         content = file_content(source, self._name, MOST_BYTES)
         if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
             try:
-                wav = WavFile(content)
+                return WavFile(content)
             except ValueError as error:
                 raise PromptError(f"{self._name} is a WAV file that cannot be read: {error}") from error
-            self._check(wav.rate, wav.frames, wav.channels)
-            return _Sound(wav.rate, wav.frames, wav)
         if not _SOUNDFILE.match(content):
             raise PromptError(f"{self._name} is no sound: WAV, and with soundfile FLAC, Ogg, MP3 and AIFF can be read")
-        return self._of_soundfile(content)
+        return OtherFile(content, self._name)
 
-    def _of_array(self, array: NDArray[Any], rate: int | None) -> _Sound:
+    def _of_array(self, array: NDArray[Any], rate: int | None) -> Source:
         good = array.ndim in (1, 2) and (any(np.issubdtype(array.dtype, each) for each in (np.int16, np.floating)))
         if not good:
             raise PromptError(
@@ -168,44 +212,69 @@ class Sound:
             )
         if not isinstance(rate, int | np.integer) or isinstance(rate, bool):
             raise PromptError(f"{self._name} is an array, whose sample rate must be given: Audio(samples, rate=16000)")
-        samples = array[:, None] if array.ndim == 1 else array
-        self._check(int(rate), *samples.shape)
-        return _Sound(int(rate), len(samples), samples)
+        return ArrayOfSamples(array[:, None] if array.ndim == 1 else array, int(rate))
 
-    def _of_soundfile(self, content: bytes) -> _Sound:
+    def _check(self) -> None:
+        rate, frames, channels = self._source.rate, self._source.frames, self._source.channels
+        if not LEAST_RATE <= rate <= MOST_RATE:
+            raise PromptError(f"{self._name} has {rate} samples per second: {LEAST_RATE} to {MOST_RATE} are possible")
+        if not 1 <= channels <= MOST_CHANNELS:
+            raise PromptError(f"{self._name} has {channels} channels: 1 to {MOST_CHANNELS} are possible")
+        if frames == UNKNOWN:
+            raise PromptError(f"{self._name} does not say how long it is: convert it to WAV")
+        if frames > MOST_SECONDS * rate:
+            raise PromptError(f"{self._name} is longer than {MOST_SECONDS // 60} minutes")
+
+
+class ArrayOfSamples:
+    """A `Source` of samples in memory, [frames, channels]."""
+
+    file_bytes: int | None = None
+
+    def __init__(self, samples: NDArray[Any], rate: int) -> None:
+        self._samples, self.rate, (self.frames, self.channels) = samples, rate, samples.shape
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        for first in range(0, self.frames, self.rate):
+            yield self._samples[first : first + self.rate]
+
+
+class OtherFile:
+    """A `Source` of a file that soundfile reads, its header without decoding."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        """
+        Raises:
+            PromptError: it is damaged.
+            MissingDependencyError: soundfile is not installed.
+        """
+        self._content, self._name = content, name
+        self.file_bytes: int | None = len(content)
+        with self._opened() as file:
+            self.rate, self.frames, self.channels = int(file.samplerate), int(file.frames), int(file.channels)
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        with self._opened() as file:
+            file.seekable = lambda: False  # it would seek after each read, and miss the place in an MP3 file by a frame
+            while len(block := file.read(self.rate, dtype="float32", always_2d=True)):
+                yield block
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
         try:
             import soundfile
         except (ImportError, OSError) as error:  # OSError: its library is missing
             raise MissingDependencyError("soundfile", "audio", what="a sound that is no WAV file") from error
         try:
-            with soundfile.SoundFile(BytesIO(content)) as file:
-                rate, blocks, frames = file.samplerate, list[NDArray[Any]](), 0
-                self._check(rate, frames, file.channels)
-                # The length in a header may be an estimate, and silence takes no bytes: only what is decoded counts.
-                while len(block := file.read(rate, dtype="float32", always_2d=True)):
-                    frames += len(block)
-                    self._check(rate, frames, file.channels)
-                    blocks.append(block.mean(axis=1, keepdims=True))
+            with soundfile.SoundFile(BytesIO(self._content)) as file:
+                yield file
         except soundfile.SoundFileError as error:
             raise PromptError(f"{self._name} is damaged, or no sound that soundfile reads") from error
-        return _Sound(rate, frames, np.concatenate([np.zeros((0, 1), np.float32), *blocks]))
-
-    def _check(self, rate: int, frames: int, channels: int) -> None:
-        if not LEAST_RATE <= rate <= MOST_RATE:
-            raise PromptError(f"{self._name} has {rate} samples per second: {LEAST_RATE} to {MOST_RATE} are possible")
-        if not 1 <= channels <= MOST_CHANNELS:
-            raise PromptError(f"{self._name} has {channels} channels: 1 to {MOST_CHANNELS} are possible")
-        if frames > MOST_SECONDS * rate:
-            raise PromptError(f"{self._name} is longer than {MOST_SECONDS // 60} minutes")
-        if frames > MOST_FRAMES:
-            raise PromptError(f"{self._name} has more than {MOST_FRAMES >> 20} million samples")
 
 
 class WavFile:
-    """A WAV file: PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64.
-
-    rate : samples per second
-    frames : samples of each channel; of a file that was cut, those that are there
+    """A `Source` of a WAV file: PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64. `frames` are those that are there,
+    also in a file that was cut.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -221,12 +290,16 @@ class WavFile:
             raise ValueError(f"format {kind} with {bits} bits is neither PCM nor float")
         if not self.channels or block != self.channels * bits // 8:
             raise ValueError(f"{self.channels} channels of {bits} bits do not take {block} bytes")
-        self._type, self._bits = kind, bits
+        self._type, self._bits, self._block = kind, bits, block
         self.frames = len(self._data) // block
+        self.file_bytes: int | None = len(content)
 
-    def values(self) -> NDArray[Any]:
-        """The samples, [frames, channels], of an integer type or floats."""
-        data = self._data[: self.frames * self.channels * self._bits // 8]
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        for first in range(0, self.frames, self.rate):
+            yield self._values(self._data[first * self._block : min(first + self.rate, self.frames) * self._block])
+
+    def _values(self, data: memoryview) -> NDArray[Any]:
+        """The samples, [n, channels], of an integer type or floats."""
         if self._type == _FLOAT:
             values: NDArray[Any] = np.frombuffer(data, f"<f{self._bits // 8}")
         elif self._bits == 8:
@@ -237,12 +310,14 @@ class WavFile:
             values = wide.view("<i4")[:, 0]
         else:
             values = np.frombuffer(data, f"<i{self._bits // 8}")
-        return values.reshape(self.frames, self.channels)
+        return values.reshape(-1, self.channels)
 
     def _chunks(self) -> tuple[bytes, memoryview]:
         """The content of the chunks `fmt ` and `data`."""
         header, place, content = None, 12, memoryview(self._content)
-        while place + 8 <= len(content):
+        for _ in range(MOST_CHUNKS):
+            if place + 8 > len(content):
+                break
             name, size = bytes(content[place : place + 4]), int.from_bytes(content[place + 4 : place + 8], "little")
             body = content[place + 8 : place + 8 + size]  # streams name no size or the largest: what is there counts
             if name == b"fmt ":
@@ -252,7 +327,7 @@ class WavFile:
                     break
                 return header, body
             place += 8 + size + size % 2
-        raise ValueError("it has no samples, or no header before them")
+        raise ValueError(f"it has no samples, no header before them, or {MOST_CHUNKS} other chunks")
 
 
 def as_float(values: NDArray[Any]) -> Float32Array:
@@ -273,8 +348,20 @@ CUTOFF = 0.92
 KAISER = 8.0
 """Shape of the window: what is beyond half the lower rate is damped by 80 dB."""
 
-PHASES = 256
-"""Phases whose weights are computed at once."""
+NODES = 8
+"""Places between two samples for which weights are computed; a polynomial interpolates between these. The largest
+difference from weights that are computed for each place was 2e-6 of full scale, in noise.
+"""
+
+BLOCK, ROWS = 1 << 11, 32
+"""Samples that are computed at once, and rows of each of the matrix products for them: OpenBLAS computes so small ones
+in the calling thread, and larger ones in threads that wait for each other where the cores are busy.
+"""
+
+
+def reach(rate: int) -> int:
+    """The samples on each side that a converted one depends on."""
+    return math.ceil(ZEROS / _scale(rate))
 
 
 def converted_length(frames: int, rate: int) -> int:
@@ -282,26 +369,40 @@ def converted_length(frames: int, rate: int) -> int:
     return -(-frames * RATE // rate)
 
 
-def converted(samples: Float32Array, rate: int) -> Float32Array:
-    """The samples at RATE, by a windowed sinc, phase by phase; at RATE already, they stay as they are."""
-    if rate == RATE or not len(samples):
-        return samples
-    common = math.gcd(rate, RATE)
-    phases, step = RATE // common, rate // common
-    scale = CUTOFF * min(1.0, RATE / rate)
-    reach = math.ceil(ZEROS / scale)
-    padded = np.concatenate([np.zeros(reach, np.float32), samples, np.zeros(reach + step + 1, np.float32)])
-    windows = sliding_window_view(padded, 2 * reach + 1)
-    out = np.empty(converted_length(len(samples), rate), np.float32)
-    taps = np.arange(-reach, reach + 1)
-    for first in range(0, min(phases, len(out)), PHASES):
-        numbers = np.arange(first, min(first + PHASES, phases, len(out)))
-        begins, beyond = np.divmod(numbers * step, phases)
-        weights = scale * _windowed_sinc(scale * (taps - beyond[:, None] / phases)).astype(np.float32)
-        for phase, begin, row in zip(numbers, begins, weights, strict=True):
-            outputs = out[phase::phases]
-            outputs[:] = windows[begin::step][: len(outputs)] @ row
+def converted(samples: Float32Array, rate: int, begin: int, count: int) -> Float32Array:
+    """`count` samples at RATE, the first at the place of `samples[begin]`, by a windowed sinc.
+
+    Beyond both ends of `samples` is silence. The time is linear in the length for every rate: the weights of a place
+    between two samples are not computed for each place, of which a rate such as 44,101 Hz has 16,000, but interpolated.
+    """
+    if rate == RATE or not count:
+        return samples[begin : begin + count]
+    margin, taps = reach(rate), 2 * reach(rate) + 1
+    padded = np.zeros((count - 1) * rate // RATE + taps, np.float32)
+    heard = samples[max(begin - margin, 0) :][: len(padded) - max(margin - begin, 0)]
+    padded[max(margin - begin, 0) :][: len(heard)] = heard
+    windows = sliding_window_view(padded, taps)
+
+    nodes = (1 - np.cos(np.pi * (np.arange(NODES) + 0.5) / NODES)) / 2  # Chebyshev's, from 0 to 1
+    scale, distances = _scale(rate), np.arange(taps) - margin - nodes[:, None]
+    weights = scale * _windowed_sinc(scale * distances).astype(np.float32)
+    polynomials = np.linalg.inv(_chebyshev(nodes))
+    out = np.empty(count, np.float32)
+    for first in range(0, count, BLOCK):
+        numbers = np.arange(first, min(first + BLOCK, count))
+        begins, beyond = np.divmod(np.resize(numbers, (-(-len(numbers) // ROWS), ROWS)) * rate, RATE)
+        shares = _chebyshev(beyond / RATE) @ polynomials
+        out[numbers] = (windows[begins] @ weights.T * shares).sum(axis=-1).reshape(-1)[: len(numbers)]
     return out
+
+
+def _scale(rate: int) -> float:
+    return CUTOFF * min(1.0, RATE / rate)
+
+
+def _chebyshev(places: Float64Array) -> Float64Array:
+    """Chebyshev's polynomials at places from 0 to 1, float64[..., NODES]."""
+    return np.polynomial.chebyshev.chebvander(2 * places - 1, NODES - 1).astype(np.float64)
 
 
 def _windowed_sinc(places: Float64Array) -> Float64Array:

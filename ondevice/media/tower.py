@@ -24,6 +24,11 @@ class Piece(Protocol):
         """The number of soft tokens."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        ...
+
     def digest(self) -> bytes:
         """Identifies the soft tokens."""
         ...

@@ -6,7 +6,8 @@ time of a frame follows from its index and the frames per second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from ondevice.bundle_format.vision import VisionEntry
 from ondevice.errors import MissingDependencyError, PromptError, reason
-from ondevice.media.images import Picture, Pixels
+from ondevice.media.images import MOST_PIXELS, Picture, Pixels, check_size, resized
 from ondevice.text.media_parts import MOST_BYTES, Image, Video
 
 MOST_FRAMES = 32
@@ -27,17 +28,22 @@ USUAL_RATE = 24.0
 
 
 class Frames:
-    """A video whose frames were chosen.
+    """A video whose frames were chosen; `piece` decodes one. The first of a file decodes all, and keeps them resized.
 
     Attributes:
-        counts: the number of soft tokens of each frame.
+        counts: the number of soft tokens of each frame, by the header of a file. A damaged one may have frames of
+            another size, or fewer frames than packets.
+        size: the number of pixels of the chosen frames.
+        file_bytes: None: no frame is decoded again.
         labels: the text before each frame, its time as minutes and seconds.
     """
+
+    file_bytes = None
 
     def __init__(self, video: Video, vision: VisionEntry, name: str) -> None:
         """
         Args:
-            video: a file is decoded now, pictures of a list are decoded by `pieces`.
+            video: the file, of which the header is read and the packets are counted, or the list of pictures.
             vision: the tower that it is for.
             name: what errors call it.
 
@@ -45,78 +51,94 @@ class Frames:
             PromptError: it cannot be read, or has no frame.
             MissingDependencyError: Pillow is not installed, or PyAV for a file.
         """
-        self._vision, self._name = vision, name
-        source = video.source
-        if isinstance(source, str | PathLike | bytes | bytearray | memoryview):
-            self._pieces, times = self._read(source)
-            self.counts = [piece.tokens for piece in self._pieces]
-        elif isinstance(source, Sequence) and source:
+        self._vision, self._name, self._source = vision, name, video.source
+        self._pieces: list[Pixels | None] = []
+        if isinstance(self._source, str | PathLike | bytes | bytearray | memoryview):
+            self._pictures = list[Picture]()
+            self._chosen, rate = self._read_header()
+        elif isinstance(self._source, Sequence) and self._source:
             rate = _checked_rate(video.fps, name)
-            chosen = evenly(len(source))
-            self._pictures = [self._picture(source[index], number) for number, index in enumerate(chosen, 1)]
-            self._pieces = []
+            self._chosen = evenly(len(self._source))
+            self._pictures = [self._picture(self._source[index], n) for n, index in enumerate(self._chosen, 1)]
             self.counts = [count for picture in self._pictures for count in picture.counts]
-            times = [index / rate for index in chosen]
+            self.size = sum(picture.size for picture in self._pictures)
         else:
-            raise PromptError(f"{name} is {source!r:.60}: pass a path, the bytes of a file, or a list of pictures")
+            raise PromptError(
+                f"{name} is {video.source!r:.60}: pass a path, the bytes of a file, or a list of pictures"
+            )
+        times = [index / rate for index in self._chosen]
         self.labels = [f"{' ' if number else ''}{clock(time)} " for number, time in enumerate(times)]
 
-    def pieces(self) -> Sequence[Pixels]:
-        """The frames, decoded and resized.
+    def piece(self, index: int) -> Pixels | None:
+        """A chosen frame, decoded and resized; None if a damaged file lacks it.
 
         Raises:
-            PromptError: one is damaged.
+            PromptError: it is damaged.
         """
-        return self._pieces or [piece for picture in self._pictures for piece in picture.pieces()]
+        if self._pictures:
+            return self._pictures[index].piece(0)
+        if not self._pieces:
+            with self._opened() as stream:
+                found = dict(self._decoded(stream))
+            self._pieces = [found.get(each) for each in self._chosen]
+        return self._pieces[index]
 
     def _picture(self, source: Any, number: int) -> Picture:
         image = source if isinstance(source, Image) else Image(source)
         return Picture(Image(image.source, FRAME_TOKENS), self._vision, None, f"frame {number} of {self._name}")
 
-    def _read(self, source: Any) -> tuple[list[Pixels], list[float]]:
-        """The chosen frames of a file, and their times in seconds."""
+    def _read_header(self) -> tuple[list[int], float]:
+        """Which frames of a file are chosen, and the frames per second. Sets `counts` and `size`."""
+        with self._opened() as stream:
+            width, height = stream.codec_context.width, stream.codec_context.height
+            rate = float(stream.average_rate or USUAL_RATE)
+            chosen = evenly(sum(packet.size > 0 for packet in stream.container.demux(stream)))
+        if not chosen:
+            raise PromptError(f"{self._name} has no frame")
+        check_size(width, height, self._name)
+        tall, wide = resized(height, width, FRAME_TOKENS, self._vision, self._name)
+        self.counts = [tall * wide // self._vision.side**2] * len(chosen)
+        self.size = width * height * len(chosen)
+        return chosen, rate
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """The first stream of a file's pictures. Bytes are read from memory, and a path must be that of a file, not an
+        address.
+        """
         try:
             import av
         except ImportError as error:
             raise MissingDependencyError("av", "video", what="a video file") from error
+        source: Any = self._source
+        if isinstance(source, str | PathLike):
+            path = Path(source)
+            if not path.is_file():
+                raise PromptError(f"{self._name} cannot be read: {path}: no such file")
+            source = str(path.absolute())
+        elif len(source) > MOST_BYTES:
+            raise PromptError(f"{self._name} has more than {MOST_BYTES >> 20} MB")
+        else:
+            source = BytesIO(source)
         try:
-            with self._opened(av.open, source) as container:
-                total = sum(packet.size > 0 for packet in container.demux(container.streams.video[0]))
-            with self._opened(av.open, source) as container:
+            with av.open(source) as container:
                 stream = container.streams.video[0]
-                rate = float(stream.average_rate or USUAL_RATE)
-                found = list(self._decoded(container.decode(stream), evenly(total)))
+                stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}  # of a frame, whatever the header says
+                yield stream
         except (av.FFmpegError, IndexError, OSError, ValueError) as error:
             raise PromptError(f"{self._name} is damaged, or no video that PyAV reads ({reason(error)})") from error
-        if not found:
-            raise PromptError(f"{self._name} has no frame")
-        return [pixels for _, pixels in found], [index / rate for index, _ in found]
 
-    def _opened(self, open_file: Callable[[Any], Any], source: Any) -> Any:
-        """A container. Bytes are read from memory, and a path must be that of a file, not an address."""
-        if isinstance(source, bytes | bytearray | memoryview):
-            if len(source) > MOST_BYTES:
-                raise PromptError(f"{self._name} has more than {MOST_BYTES >> 20} MB")
-            return open_file(BytesIO(source))
-        path = Path(source)
-        if not path.is_file():
-            raise PromptError(f"{self._name} cannot be read: {path}: no such file")
-        return open_file(str(path.absolute()))
-
-    def _decoded(self, frames: Iterator[Any], chosen: Sequence[int]) -> Iterator[tuple[int, Pixels]]:
+    def _decoded(self, stream: Any) -> Iterator[tuple[int, Pixels]]:
         """The chosen ones of a file's frames, resized at once: whole ones would take much memory."""
-        wanted = iter(chosen)
-        next_one = next(wanted, None)
-        for index, frame in enumerate(frames):
-            if next_one is None:
-                return
-            if index == next_one:
+        wanted, last = set(self._chosen), self._chosen[-1]
+        for index, frame in enumerate(stream.container.decode(stream)):
+            if index in wanted:
                 picture = frame.to_image()
                 if turned := frame.rotation:
                     picture = picture.rotate(turned, expand=True)
-                [pixels] = self._picture(picture, index + 1).pieces()
-                yield index, pixels
-                next_one = next(wanted, None)
+                yield index, self._picture(picture, index + 1).piece(0)
+            if index == last:
+                return
 
 
 def evenly(total: int) -> list[int]:

@@ -382,10 +382,10 @@ def test_pictures_that_fill_the_context_are_refused_before_they_are_decoded(
 ) -> None:
     from ondevice.media.images import Picture
 
-    def never(self: Picture) -> Any:
+    def never(self: Picture, index: int) -> Any:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(Picture, "pieces", never)
+    monkeypatch.setattr(Picture, "piece", never)
     with pytest.raises(ondevice.ContextOverflowError, match="the context holds 256"):
         model.generate(asked(SQUARE, SQUARE, SQUARE, SQUARE), image_tokens=140)
 

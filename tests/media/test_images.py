@@ -47,14 +47,14 @@ def opened(source: Any, tokens: int | None = None, vision: VisionEntry = E2B) ->
 
 
 def pixels(source: Any, tokens: int | None = None) -> np.ndarray:
-    return opened(source, tokens).pieces()[0].values
+    return opened(source, tokens).piece(0).values
 
 
 def refused(source: Any, error: type[OndeviceError] = PromptError, vision: VisionEntry = E2B) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(error) as caught:
-            opened(source, vision=vision).pieces()
+            opened(source, vision=vision).piece(0)
     message = str(caught.value)
     assert "\n" not in message
     assert len(message) < 300
@@ -99,7 +99,7 @@ def test_patches_are_those_of_transformers(mode: str, tokens: int) -> None:
     for height, width in ((45, 61), (700, 300), (5, 400)) if tokens < 1000 else ((45, 61),):
         picture = in_mode(mode, height, width)
         expected = processor([picture], return_tensors="np")
-        (made,) = opened(picture, tokens).pieces()
+        made = opened(picture, tokens).piece(0)
         patches, column, row = made.feeds().values()
         count = len(patches)
         assert made.tokens == int(expected["num_soft_tokens_per_image"][0])
@@ -146,7 +146,7 @@ def test_a_cameras_rotation_is_applied(rotation: int) -> None:
     for kind in ("PNG", "JPEG"):
         file = saved(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
         picture = opened(file, 70)
-        (made,) = picture.pieces()
+        made = picture.piece(0)
         assert [made.tokens] == picture.counts
         assert made.values.shape[1] > made.values.shape[0]
         assert abs(made.values.astype(int) - pixels(upright, 70).astype(int)).mean() < (0.001 if kind == "PNG" else 4)
@@ -262,7 +262,7 @@ def test_a_picture_chooses_before_the_generation_does() -> None:
 
 
 def test_digests() -> None:
-    first, same, other = (opened(png(seed=seed), 70).pieces()[0] for seed in (0, 0, 1))
+    first, same, other = (opened(png(seed=seed), 70).piece(0) for seed in (0, 0, 1))
     assert first.digest() == same.digest() != other.digest()
     flat = Pixels(np.zeros((48, 96, 3), np.uint8), 16, 3), Pixels(np.zeros((96, 48, 3), np.uint8), 16, 3)
     assert flat[0].digest() != flat[1].digest()

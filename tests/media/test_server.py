@@ -14,6 +14,7 @@ import pytest
 
 from ondevice import Image, Model
 from ondevice.media.images import Picture
+from ondevice.media.prompt import MediaEncoder
 from ondevice.server.bodies import MAX_REQUEST_BYTES
 from ondevice.text.media_parts import MOST_BYTES
 from tests.media.pictures_made import png
@@ -76,10 +77,38 @@ def test_messages(served: Served, chat_model: Model) -> None:
 
 
 def test_counting_decodes_no_picture(served: Served, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Picture, "pieces", lambda self: pytest.fail("decoded"))
+    monkeypatch.setattr(Picture, "piece", lambda self, index: pytest.fail("decoded"))
     answer = message(served, user(block(), TEXT), path=COUNT)
     assert answer.body == {"input_tokens": len(chat_model.encode([user(Image(PICTURE), TEXT)]))}
     assert answer.body["input_tokens"] > 60
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT, "/v1/chat/completions", RESPONSES])
+def test_the_pixels_of_a_request_are_limited(served: Served, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ondevice.media.prompt.MOST_DECODED", 2 * 50 * 50)
+    monkeypatch.setattr(Picture, "piece", lambda self, index: pytest.fail("decoded"))
+    pictures = {
+        "/v1/chat/completions": {"type": "image_url", "image_url": {"url": URL}},
+        RESPONSES: {"type": "input_image", "image_url": URL},
+    }
+    messages = [user(*[pictures.get(path, block())] * 3)]
+    answer = served.post(path, max_tokens=8, **{"input" if path == RESPONSES else "messages": messages})
+    assert answer.status == 400
+    assert "the first 3 pictures and sounds have 7,500 pixels and samples" in answer.body["error"]["message"]
+
+
+def test_pictures_are_counted_in_the_queue(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request to count them waits in the queue of those that generate, and is refused where that is full."""
+    counted = MediaEncoder.counted
+    waiting: list[float] = []
+
+    def watched(*arguments: Any) -> Any:
+        waiting.append(served.gauge("requests_deferred"))
+        return counted(*arguments)
+
+    monkeypatch.setattr(MediaEncoder, "counted", watched)
+    assert message(served, user(block(), TEXT), path=COUNT).status == 200
+    assert waiting == [1]
 
 
 def test_a_picture_in_a_tool_result_begins_the_users_message(served: Served, chat_model: Model) -> None:

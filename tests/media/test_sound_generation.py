@@ -102,7 +102,7 @@ def test_float_weights_generate_what_transformers_does(
 def test_int8_layers_are_near_float32(seeing: dict[tuple[str, str], Bundle]) -> None:
     """Rows point almost in the same direction, and are not the same."""
     towers = [seeing[FAMILY, quantize] for quantize in ("none", "int8")]
-    (piece,) = Sound(Audio(LONG), audio_entry(towers[0]), "it").pieces()
+    piece = Sound(Audio(LONG), audio_entry(towers[0]), "it").piece(0)
     exact, found = (encoded(audio_tower(bundle), piece) for bundle in towers)
     cosines = (exact * found).sum(axis=1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(found, axis=1)
     assert (found != exact).any()
@@ -245,7 +245,7 @@ def test_wrong_sounds_are_refused(model: Model) -> None:
 def test_sounds_that_fill_the_context_are_refused_before_they_are_decoded(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sound, "pieces", lambda self: pytest.fail("decoded"))
+    monkeypatch.setattr(Sound, "piece", lambda self, index: pytest.fail("decoded"))
     with pytest.raises(ondevice.ContextOverflowError, match="the context holds 256"):
         model.generate(asked(wav(tone(12.0))))
     assert model.encode(asked(SHORT)).count(AUDIO) == 18  # counted by its header

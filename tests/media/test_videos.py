@@ -111,7 +111,8 @@ def test_the_pixels_of_transformers(chat_model: Model, size: tuple[int, int]) ->
     vision = chat_model.manifest.vision
     assert vision is not None
     frames = np.stack([noise(*size, seed=seed) for seed in range(4)])
-    found = np.stack([pixels.values for pixels in Frames(Video([*frames]), vision, "it").pieces()])
+    video = Frames(Video([*frames]), vision, "it")
+    found = np.stack([video._pictures[index].piece(0).values for index in range(4)])
     channels_first = torch.tensor(frames).permute(0, 3, 1, 2).contiguous()
     shape = found.shape[1:3]
     resized = torch.nn.functional.interpolate(
@@ -232,3 +233,35 @@ def test_a_turned_video_is_shown_upright(chat_model: Model) -> None:
         chat_model._encode(asked(video), NO_OPTIONS, None)[0] for video in (Video(content), Video(frames, fps=10))
     )
     assert ids == expected
+
+
+def test_the_header_of_a_file_is_read_without_decoding(chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, vision = clip(70), chat_model.manifest.vision
+    assert vision is not None
+    expected = chat_model._encode(asked(Video(content)), NO_OPTIONS, None)[0]
+    monkeypatch.setattr(Frames, "_decoded", lambda self, stream: pytest.fail("decoded"))
+    video = Frames(Video(content), vision, "it")
+    assert (len(video.counts), video.size, video.file_bytes) == (32, 32 * 48 * 64, None)
+    assert len(chat_model.encode(asked(Video(content)))) == len(expected)
+
+
+def test_frames_of_a_file_that_are_too_large(chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the header, and if it is wrong by the decoder itself, before it has memory for a frame."""
+    content, vision = clip(3), chat_model.manifest.vision
+    assert vision is not None
+    monkeypatch.setattr("ondevice.media.images.MOST_PIXELS", 48 * 64 - 1)
+    with pytest.raises(PromptError, match="it has 64 x 48 pixels"):
+        Frames(Video(content), vision, "it")
+    monkeypatch.undo()
+    monkeypatch.setattr("ondevice.media.videos.MOST_PIXELS", 48 * 64 - 1)
+    with pytest.raises(PromptError, match="it is damaged, or no video"):
+        Frames(Video(content), vision, "it").piece(0)
+
+
+def test_a_file_with_fewer_frames_than_packets(chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames that are there are seen."""
+    content, decoded = clip(5), Frames._decoded
+    whole = chat_model._encode(asked(Video(content)), NO_OPTIONS, None)[0]
+    monkeypatch.setattr(Frames, "_decoded", lambda self, stream: list(decoded(self, stream))[:3])
+    fewer = chat_model._encode(asked(Video(content)), NO_OPTIONS, None)[0]
+    assert sum(token < 0 for token in fewer) * 5 == sum(token < 0 for token in whole) * 3
