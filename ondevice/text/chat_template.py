@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
 from ondevice.text.messages import Message
@@ -103,9 +102,7 @@ class ChatTemplate:
 
         from ondevice.text.template_sandbox import LimitedEnvironment
 
-        environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment = LimitedEnvironment()
         try:
             template = environment.compiled(self._source)
         except Exception as error:  # also RecursionError, and Python's SyntaxError for the code that Jinja generates
@@ -119,9 +116,3 @@ class ChatTemplate:
             return template.render(**variables)
 
         return render
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
