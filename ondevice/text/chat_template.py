@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ondevice.errors import BundleCorruptError, PromptError, reason
 from ondevice.text.messages import Message
@@ -17,6 +16,11 @@ NULL: list[Message] = [
     {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "x", "arguments": {}}}]},
 ]
 """Messages that tell whether a template supports parts and null content: one that does not prints Python's repr."""
+ROLES: list[list[Message]] = [
+    [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}],
+    [*NULL, {"role": "tool", "name": "x", "content": "x"}],
+]
+"""Messages whose rendering shows what a template writes around each role."""
 
 
 class ChatTemplate:
@@ -81,20 +85,25 @@ class ChatTemplate:
         return message
 
     @cached_property
+    def written(self) -> str:
+        """Text that the template writes by itself: its source, and what it joins, as by `'<|' + role + '|>'`."""
+        return "\n".join([self._source, *(self._tried(messages) or "" for messages in ([PARTS], *ROLES))])
+
+    @cached_property
     def _reads_parts(self) -> bool:
-        return not self._tried([PARTS]).count("'type'")
+        return "'type'" not in (self._tried([PARTS]) or "'type'")
 
     @cached_property
     def _reads_null(self) -> bool:
-        return not self._tried(NULL).count("None")
+        return "None" not in (self._tried(NULL) or "None")
 
-    def _tried(self, messages: Sequence[Message]) -> str:
-        """The rendered messages; Python's repr of them if the template refuses them."""
+    def _tried(self, messages: Sequence[Message]) -> str | None:
+        """The rendered messages; None if the template refuses them."""
         render = self._compiled
         try:
             return render(messages=messages, tools=None, documents=None, **self._special_tokens)
         except Exception:  # as above
-            return str(messages)
+            return None
 
     @cached_property
     def _compiled(self) -> Callable[..., str]:
@@ -103,9 +112,7 @@ class ChatTemplate:
 
         from ondevice.text.template_sandbox import LimitedEnvironment
 
-        environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment = LimitedEnvironment()
         try:
             template = environment.compiled(self._source)
         except Exception as error:  # also RecursionError, and Python's SyntaxError for the code that Jinja generates
@@ -119,9 +126,3 @@ class ChatTemplate:
             return template.render(**variables)
 
         return render
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)

@@ -13,7 +13,7 @@ from ondevice.text.messages import ChatOptions, Message, plain, plain_messages, 
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate, begun_reply
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
-from ondevice.text.untrusted_text import UntrustedText
+from ondevice.text.untrusted_text import MARK, UntrustedText
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text, a list of messages, or a list of token ids."""
@@ -38,7 +38,7 @@ class TextCodec:
             BundleCorruptError: a file cannot be read.
         """
         self.tokenizer: Tokenizer | None = None
-        self._template: ChatTemplate | None = None
+        self._untrusted: UntrustedText | None = None
         self._response: ResponseTemplate | None = None
         self._vocab_size = bundle.manifest.target.vocab_size
         path, template = bundle.file(TOKENIZER), bundle.file(CHAT_TEMPLATE)
@@ -49,9 +49,16 @@ class TextCodec:
         eos = manifest.eos_token_ids[0] if manifest.eos_token_ids else None
         names = {"bos_token": manifest.bos_token_id, "eos_token": eos, "pad_token": manifest.pad_token_id}
         special = {name: tokenizer.text_of(token) for name, token in names.items()}
-        self._template = None if template is None else ChatTemplate.from_file(template, special)
         if (response := bundle.file(RESPONSE_TEMPLATE)) is not None:
             self._response = ResponseTemplate.from_file(response, tokenizer)
+        if template is not None:
+            acting = {*manifest.eos_token_ids}
+            if (vision := manifest.vision) is not None:
+                acting |= {vision.begin_token_id, vision.image_token_id, vision.end_token_id}
+            if (audio := manifest.audio) is not None:
+                acting |= {audio.begin_token_id, audio.audio_token_id, audio.end_token_id}
+            acting |= set() if self._response is None else self._response.controls.keys()
+            self._untrusted = UntrustedText(tokenizer, ChatTemplate.from_file(template, special), acting)
 
     def encode(self, prompt: Prompt, context_length: int, chat: ChatOptions = PLAIN) -> list[int]:
         """Token ids of a prompt, checked against the vocabulary and the context.
@@ -60,7 +67,7 @@ class TextCodec:
             PromptError: as `encode_prompt` does, or for an id out of range.
             ContextOverflowError: no room is left for a reply.
         """
-        token_ids = encode_prompt(prompt, self.tokenizer, self._template, context_length, chat)
+        token_ids = encode_prompt(prompt, self.tokenizer, self._untrusted, context_length, chat)
         for token in token_ids:
             if not 0 <= token < self._vocab_size:
                 raise PromptError(f"token id {token} is out of range: this model has ids 0 to {self._vocab_size - 1}")
@@ -94,7 +101,7 @@ class TextCodec:
 def encode_prompt(
     prompt: Prompt,
     tokenizer: Tokenizer | None,
-    template: ChatTemplate | None,
+    untrusted: UntrustedText | None,
     most_tokens: int | None = None,
     chat: ChatOptions = PLAIN,
 ) -> list[int]:
@@ -104,6 +111,7 @@ def encode_prompt(
     In untrusted text they are plain characters (`text.untrusted_text`): only the application can end or begin a turn.
 
     Args:
+        untrusted: renders and encodes messages; None if the bundle has no chat template.
         most_tokens: longest prompt; a text that must have more is refused before it is encoded.
         chat: tools and other variables of the template.
 
@@ -132,10 +140,10 @@ def encode_prompt(
     messages = [item for item in prompt if isinstance(item, Mapping)]
     if len(messages) < len(prompt):
         raise PromptError("a prompt list holds either messages with 'role' and 'content' or token ids, nothing else")
-    if template is None:
+    if untrusted is None:
         raise PromptError("this bundle has no chat_template.jinja: pass the prompt as plain text instead of messages")
     return _not_empty(
-        _encode_chat(messages, tokenizer, template, most_tokens, chat), "chat template makes no text of these messages"
+        _encode_chat(messages, tokenizer, untrusted, most_tokens, chat), "chat template makes no text of these messages"
     )
 
 
@@ -174,16 +182,13 @@ def _check_length(text: str, tokenizer: Tokenizer, most_tokens: int | None) -> N
 def _encode_chat(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
-    template: ChatTemplate,
+    untrusted: UntrustedText,
     most_tokens: int | None,
     chat: ChatOptions,
 ) -> list[int]:
     check_characters(text_length([messages, chat.variables, chat.tools]), most_tokens)
     checked = plain_messages(messages)
     variables = plain({**chat.variables, "tools": plain_tools(chat.tools)}, "template_options")
-    untrusted = UntrustedText(tokenizer)
-    marked = untrusted.marked(checked, variables)
-    checked, variables = marked or (checked, variables)
-    text = template.render(checked, **variables)
-    _check_length(text, tokenizer, most_tokens)
-    return untrusted.encode(text) if marked else tokenizer.encode(text, add_special_tokens=False)
+    text = untrusted.render(checked, variables)
+    _check_length(text.replace(MARK, ""), tokenizer, most_tokens)
+    return untrusted.encode(text)

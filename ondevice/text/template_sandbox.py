@@ -1,16 +1,21 @@
 """jinja2's immutable sandbox with limits of time and size: a chat template is a program from the checkpoint's author.
 
 jinja2's sandbox keeps a template away from Python's internals, but nested loops, a macro that calls itself twice or a
-string multiplied with itself run for ever or fill the memory. There is no thread or signal that watches a rendering.
-Instead:
+string multiplied with itself run for ever or fill the memory. So:
 
-1. Every iteration, call, filter, test and operator looks at the clock.
+1. Every iteration, call, subscript, filter, test and operator looks at the clock.
 2. Every value that the template makes counts against a number of characters. Operations whose result can be larger
    than their operands (multiplication, formatting, joining, indenting, replacing) are counted before they run.
 3. A list counts with all that it holds. `[x, x]` forty times over is small in memory, but printing or comparing it
    takes 2**40 steps.
+4. A call whose time can be the product of two sizes runs only if the product is at most MOST_STEPS: a method of a text
+   with another text (`x.strip(y)` and `x.rfind(y)` take up to `len(x) * len(y)` steps), and a set of values of which
+   many have the same hash.
 
 So each single step is short, and there is a look at the clock between any two.
+
+A child process with a deadline could be killed in the middle of a call. It was rejected: a frozen desktop application
+has no interpreter to start, and every chat would wait for it. A thread or a signal cannot end a call of Python's.
 """
 
 from __future__ import annotations
@@ -19,13 +24,15 @@ import itertools
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import wraps
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from jinja2 import Template, TemplateRuntimeError, nodes
-from jinja2.filters import do_indent, do_round, make_attrgetter
+from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2.filters import do_indent, do_round, do_unique, make_attrgetter
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -37,25 +44,29 @@ MOST_SECONDS = 10.0
 MOST_CHARACTERS = 1 << 27
 """Characters made in one rendering, with intermediate results. A context of 262,144 tokens has about 1.3 million."""
 
+MOST_STEPS = 1 << 28
+"""Product of two sizes in one call, which takes under a second."""
+
 MOST_BITS = 1 << 14
 """Length of an integer: Python itself prints none that is longer."""
 
 MOST_DIGITS = 100
-"""Digits that a number is rounded to, and spaces that JSON is indented by."""
+"""Digits that a number is rounded to, spaces that JSON is indented by, and characters of a form of times."""
 
-MOST_SOURCE = 1 << 20
+MOST_SOURCE = 1 << 18
 """Characters of a template: the longest known have 60,000."""
 
 ITEM, HELD = 16, 64
 """Characters that an item of a new list counts, and a value inside a list that is measured with all that it holds."""
 
-REMOVED_FILTERS = ("batch", "center", "pprint", "slice", "urlize", "wordwrap")
+REMOVED_FILTERS = ("batch", "center", "pprint", "slice", "striptags", "urlize", "wordwrap")
 """Filters for web pages whose results are as large as an argument says, or whose time is quadratic."""
 
 REMOVED_METHODS = frozenset({
-    "center", "encode", "expandtabs", "from_bytes", "ljust", "maketrans", "rjust", "to_bytes", "translate", "zfill",
+    "center", "encode", "expandtabs", "from_bytes", "fromkeys", "isdisjoint", "ljust", "maketrans", "rjust",
+    "striptags", "to_bytes", "translate", "zfill",
 })  # fmt: skip
-"""The same among the methods of strings and numbers."""
+"""The same among the methods of texts, numbers, dictionaries and their views."""
 
 SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
@@ -65,25 +76,25 @@ class TemplateLimitError(TemplateRuntimeError):
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates end. Compile with `compiled`; call `restart` before each rendering."""
+    """A sandbox with transformers' options and functions, whose templates end. Compile with `compiled`; call `restart`
+    before each rendering.
+    """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def __init__(self, **options: Any) -> None:
-        """
-        Args:
-            options: those of jinja2's Environment.
-        """
-        super().__init__(**options)
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         self._left = _Allowance()
-        self.globals["namespace"] = _OpaqueNamespace
         del self.globals["lipsum"]
+        self.globals |= {"dict": _dict, "raise_exception": _refuse, "strftime_now": _now}
+        self.globals["namespace"] = _OpaqueNamespace
         for name in REMOVED_FILTERS:
             del self.filters[name]
         self.filters |= {name: self._limited(function) for name, function in self.filters.items()}
         self.filters |= {
             "format": self._format, "indent": self._indent, "join": self._join, "replace": self._replace,
-            "round": self._round, "sum": self._sum, "tojson": self._to_json,
+            "round": self._round, "sum": self._sum, "tojson": self._to_json, "trim": self._trim,
+            "unique": self._limited(self._unique),
         }  # fmt: skip
         self.tests |= {name: self._limited(function) for name, function in self.tests.items()}
 
@@ -124,6 +135,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(value, list | tuple | dict):
             self._weight(value)
             self._left.spend(ITEM * len(value))
+        elif isinstance(value, Iterator):
+            return map(self.made, value)
         return value
 
     def concat(self, pieces: Iterable[str]) -> str:
@@ -139,14 +152,17 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if owner is self:
             return obj(*args)
-        if isinstance(owner, str) and name == "join":
-            return self._join(args[0] if args else (), owner)
-        if isinstance(owner, str) and name == "replace":
-            return self._replace(owner, *args, **kwargs)
-        if isinstance(owner, str) and name in ("format", "format_map"):
-            if re.search(r"\{[^{}]*\{", owner.replace("{{", "")):
-                raise TemplateLimitError("it formats with a width that is a value")
-            self._spend_format(owner, "{", [args, kwargs])
+        if isinstance(owner, str):
+            if name == "join":
+                return self._join(args[0] if args else (), owner)
+            if name == "replace":
+                return self._replace(owner, *args, **kwargs)
+            if name in ("format", "format_map"):
+                if re.search(r"\{[^{}]*\{", owner.replace("{{", "")):
+                    raise TemplateLimitError("it formats with a width that is a value")
+                self._spend_format(owner, "{", [args, kwargs])
+            else:
+                _check_steps(len(owner), max((len(given) for given in args if isinstance(given, str)), default=0))
         if isinstance(obj, Macro):
             self.made([args, kwargs])  # the macro sees them as `varargs` and `kwargs`
         return self.made(super().call(context, obj, *args, **kwargs))
@@ -160,12 +176,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             self._check_percent(left, right)
         return self.made(super().call_binop(context, operator, left, right))
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if attr in REMOVED_METHODS and isinstance(obj, str | bytes | int):
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`obj[argument]`, and each part of the path of a filter's `attribute`."""
+        self._left.spend()
+        value = super().getitem(obj, argument)
+        return self.made(value) if isinstance(obj, Namespace) else value  # a list counts the namespaces in it, no more
 
-    # Filters whose result can be larger than their operands, or that take a number for a size.
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in REMOVED_METHODS and super().is_safe_attribute(obj, attr, value)
+
+    # Filters whose time or result can be larger than their operands, or that take a number for a size.
 
     def _format(self, form: Any, *args: Any, **kwargs: Any) -> Any:
         self._check_percent(str(form), kwargs or args)
@@ -181,6 +201,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             items = map(make_attrgetter(self, attribute), items)
         separated = itertools.chain.from_iterable((str(separator), str(item)) for item in items)
         return self.concat(itertools.islice(separated, 1, None))
+
+    def _trim(self, text: Any, characters: Any = None) -> Any:
+        whole, stripped = str(text), None if characters is None else str(characters)
+        _check_steps(len(whole), len(stripped or ""))
+        return self.made(whole.strip(stripped))
+
+    def _unique(self, items: Iterable[Any], case_sensitive: bool = False, attribute: str | int | None = None) -> Any:
+        every = [*items]
+        _check_hashes(every if attribute is None else map(make_attrgetter(self, attribute), every))
+        return do_unique(self, every, case_sensitive, attribute)
 
     def _replace(self, text: Any, old: Any, new: Any, count: int | None = None) -> str:
         whole, added = str(text), str(new)
@@ -205,7 +235,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return self.concat(encoder.iterencode(value))
 
     def _limited(self, function: Any) -> Callable[..., Any]:
-        """A filter or test whose result counts."""
+        """A filter or test whose result counts, also the items of one that is made while it is read."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -287,9 +317,21 @@ class _Counting(NodeTransformer):
 
     visit_Dict = visit_Tuple = visit_List  # noqa: N815
 
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
+        if isinstance(node.value, int):
+            _check_bits(node.value.bit_length())
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _method("made", node) if isinstance(node.arg, nodes.Slice) else node
+
 
 class _OpaqueNamespace(Namespace):
     """Namespaces may hold each other: printing them whole would take as long as printing a list of lists of lists."""
+
+    def __init__(self, items: Any = (), /, **named: Any) -> None:
+        super().__init__(_dict(items, **named))
 
     def __repr__(self) -> str:
         return "<Namespace>"
@@ -302,6 +344,33 @@ def _method(name: str, *args: Any) -> nodes.Call:
 def _check_bits(bits: int) -> None:
     if bits > MOST_BITS:
         raise TemplateLimitError("it computes with a number that is too long")
+
+
+def _check_steps(size: int, times: int) -> None:
+    if size * times > MOST_STEPS:
+        raise TemplateLimitError(f"it calls something that takes more than {MOST_STEPS >> 20} million steps")
+
+
+def _check_hashes(keys: Iterable[Any]) -> None:
+    """Refuse keys of which so many have the same hash that finding each among the others takes too long."""
+    alike = Counter(map(hash, keys))
+    _check_steps(alike.total(), max(alike.values(), default=0))
+
+
+def _dict(items: Any = (), /, **named: Any) -> dict[Any, Any]:
+    pairs = [*(items.items() if isinstance(items, Mapping) else items)]
+    _check_hashes(key for key, _ in pairs)
+    return dict(pairs, **named)
+
+
+def _now(form: str) -> str:
+    if len(form) > MOST_DIGITS:
+        raise TemplateLimitError(f"it writes the time in a form of {len(form)} characters")
+    return datetime.now().strftime(form)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
 
 
 def _repeated(value: Any, times: Any) -> int:

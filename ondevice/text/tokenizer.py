@@ -5,13 +5,28 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
 from ondevice.errors import BundleCorruptError, PromptError, pass_on, reason
+
+LONG = 1 << 14
+"""Characters from which a text is encoded without keeping other threads from running."""
+
+MOST_AT_ONCE = 1 << 12
+"""Texts that are encoded at once: each takes a kilobyte."""
+
+
+class Found(NamedTuple):
+    """A token in a text: its number among the text's tokens, and its first character and the one behind its last."""
+
+    number: int
+    start: int
+    stop: int
 
 
 class Tokenizer:
@@ -60,26 +75,23 @@ class Tokenizer:
         return self._backend.get_vocab()
 
     @cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of control tokens, which `decode` leaves out."""
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+    def added(self) -> dict[int, tokenizers.AddedToken]:
+        """Tokens that are found in a text before it is divided into others, by id."""
+        return self._backend.get_added_tokens_decoder()
 
     @cached_property
-    def special_texts(self) -> tuple[str, ...]:
-        """Texts of the control tokens, longest first."""
-        texts = (self._backend.id_to_token(token_id) for token_id in self.special_ids)
-        return tuple(sorted((text for text in texts if text), key=len, reverse=True))
+    def special_ids(self) -> frozenset[int]:
+        """Ids of special tokens, which `decode` leaves out."""
+        return frozenset(token_id for token_id, token in self.added.items() if token.special)
 
     @cached_property
     def control_texts(self) -> dict[int, str]:
         """Texts of control tokens by id, including added tokens in angle brackets, which some tokenizers do not mark as
         special.
         """
-        added = self._backend.get_added_tokens_decoder()
         return {
             token_id: token.content
-            for token_id, token in added.items()
+            for token_id, token in self.added.items()
             if token.content and (token.special or (token.content[0] == "<" and token.content[-1] == ">"))
         }
 
@@ -104,26 +116,70 @@ class Tokenizer:
         Args:
             add_special_tokens: put `<bos>` in front, exactly once, also where the text starts with it. A rendered chat
                 template writes its own: pass False.
-            parse_special: read a control token written in the text as that token. False for untrusted text, which must
-                not be able to end a turn with `<turn|>`.
+            parse_special: read a special token written in the text as that token, not as plain characters.
 
         Raises:
             PromptError: `text` is not a string, or not valid Unicode.
             BundleCorruptError: the tokenizer fails.
         """
+        ids = list(self._encoded([text], add_special_tokens, parse_special)[0].ids)
+        return self._with_one_bos(ids) if add_special_tokens else ids
+
+    def find(
+        self, texts: Sequence[str], wanted: Set[int], *, parse_special: bool = True
+    ) -> list[tuple[list[int], list[Found]]]:
+        """For each text its token ids, without `<bos>`, and those of `wanted` among them with their places.
+
+        Args, raises: as `encode`.
+        """
+        made = []
+        for first in range(0, len(texts), MOST_AT_ONCE):
+            some = texts[first : first + MOST_AT_ONCE]
+            for encoding in self._encoded(some, False, parse_special, with_places=True):
+                ids = encoding.ids
+                numbers = [] if wanted.isdisjoint(ids) else [at for at, token in enumerate(ids) if token in wanted]
+                made.append((ids, [Found(at, *(encoding.token_to_chars(at) or (0, 0))) for at in numbers]))
+        return made
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether texts are normalised."""
+        return self._backend.normalizer is not None
+
+    def normalized(self, text: str) -> str:
+        """The text in which added tokens with `normalized` are found."""
+        return text if self._backend.normalizer is None else str(self._backend.normalizer.normalize_str(text))
+
+    def made_by_model(self, text: str) -> list[int]:
+        """Token ids that the model makes of a text by itself, without added tokens and normalisation; none if it cannot
+        read it.
+        """
+        try:
+            return [token.id for token in self._backend.model.tokenize(text)]
+        except BaseException as error:
+            pass_on(error)
+            return []
+
+    def bytes_of(self, text: str) -> list[int]:
+        """Byte-fallback tokens of a text; none if the vocabulary lacks them."""
+        ids = [self._backend.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+        return [token_id for token_id in ids if token_id is not None]
+
+    def _encoded(
+        self, texts: Sequence[str], add_special_tokens: bool, parse_special: bool, *, with_places: bool = False
+    ) -> list[tokenizers.Encoding]:
         try:
             # This option belongs to the shared backend, not to a call.
             with self._lock:
                 self._backend.encode_special_tokens = not parse_special
-                if len(text) < 1 << 14:
-                    ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-                else:
-                    ids = list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+                if len(texts) == 1 and len(texts[0]) < LONG:
+                    return [self._backend.encode(texts[0], add_special_tokens=add_special_tokens)]
+                encode = self._backend.encode_batch if with_places else self._backend.encode_batch_fast
+                return list(encode([*texts], add_special_tokens=add_special_tokens))
         except (TypeError, UnicodeEncodeError) as error:
-            raise PromptError(_why_not_text(text)) from error
+            raise PromptError(_why_not_text(texts[0])) from error
         except BaseException as error:
             raise _failure("encode", error) from error
-        return self._with_one_bos(ids) if add_special_tokens else ids
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of a text, without encoding it, which takes 200 bytes per character.

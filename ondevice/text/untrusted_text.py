@@ -1,89 +1,292 @@
-"""Escapes control tokens in untrusted text: marked before a template is rendered, and encoded as plain characters.
+"""Control tokens that an untrusted text spells become plain characters, however they are spelled.
 
 Untrusted are the messages of users and tools, the names and arguments of calls (a model repeats text that it read), the
 declarations of tools (they come from servers) and all other variables that an application passes to the template. A
 system message is the application's own. Text of the model keeps its control tokens, because templates look for them to
 drop old thoughts.
+
+1. Before the template is rendered, each untrusted text gets a mark inside every control token that it spells, and at
+   its ends where the template or the next text may complete one (`<` before `think>`). The template's own logic does
+   not see a control token either.
+2. The rendered text is encoded without the marks, in one piece, as transformers encodes it. A control token inside of
+   which a mark was is forged; without a forged one the ids are those of plain encoding.
+3. The text is cut at the marks inside forged tokens and its parts are encoded again, until no token is forged. What is
+   between two control tokens of the template is then encoded in one piece again, if its special tokens can be read as
+   text; added tokens that are not special can only be cut.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
-from typing import Any
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
-from ondevice.text.tokenizer import Tokenizer
+from ondevice.text.chat_template import ChatTemplate
+from ondevice.text.tokenizer import Found, Tokenizer
 
-OPENING, CLOSING = "\ue000", "\ue001"
-"""Private-use characters around a control token in untrusted text, while the template is rendered."""
+MARK = "\U000e01ef"
+"""Variation selector 256, which no text needs, and which is removed from untrusted texts. Python prints it in a list as
+it is, unlike private characters.
+"""
 
 UNTRUSTED = ("user", "tool")
 """Roles whose messages neither the application nor the model writes."""
 
 
-class UntrustedText:
-    """Marks control tokens in untrusted text, and encodes the text that a template makes of it.
+class _Part(NamedTuple):
+    """A part of a text: where it begins, its token ids, and the control tokens among them, placed in the whole text."""
 
-    The beginning of a control token at the end of a text is marked too: the template may append the rest of it.
+    start: int
+    ids: list[int]
+    controls: list[Found]
+
+
+class UntrustedText:
+    """Renders a chat and encodes it, with control tokens only where the template, the application or the model wrote
+    them.
+
+    Control tokens are the special tokens and the added tokens that act as such: those that `acting` names, and those
+    that the chat template writes. Other added tokens are ordinary text: of Gemma 3's 6,415, most are runs of line
+    breaks and HTML tags.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        specials = tokenizer.special_texts
-        written = "|".join(map(re.escape, specials)) or "(?!)"
-        begun = {text[:length] for text in specials for length in range(1, len(text))}
-        beginnings = "|".join(map(re.escape, sorted(begun, key=len, reverse=True))) or "(?!)"
-        self._control = re.compile(rf"(?P<whole>{written})|(?:{beginnings})(?=\s*\Z)")
-        # One group: every second piece is a marked control token, or None where the template separated its marks.
-        self._marked = re.compile(f"{OPENING}({written}){CLOSING}|[{OPENING}{CLOSING}]")
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, acting: Iterable[int] = ()) -> None:
+        """
+        Args:
+            acting: ids of the tokens that end a reply, of media, and of the response template.
+        """
+        self._tokenizer, self._template, self._acting = tokenizer, template, frozenset(acting)
 
-    def marked(
-        self, messages: list[dict[str, Any]], variables: dict[str, Any]
-    ) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
-        """Messages and variables with marks, for the template; None if there is nothing to mark."""
-        texts = chain(_texts(variables), *(_texts(_untrusted(message)) for message in messages))
-        if not any(map(self._control.search, texts)):
-            return None
-        return [{**message, **self._mark(_untrusted(message))} for message in messages], self._mark(variables)
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The text that the template makes of messages and other variables, with marks.
+
+        Raises:
+            PromptError: the template refuses them.
+        """
+        marked = {name: _each(value, self._marked) for name, value in variables.items()}
+        return self._template.render([{**message, **self._marked_fields(message)} for message in messages], **marked)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text that a template made of marked messages."""
-        ids: list[int] = []
-        for position, piece in enumerate(self._marked.split(text)):
-            if piece:
-                ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special=position % 2 == 0)
-        return ids
+        """Token ids of a rendered text."""
+        if MARK not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        pieces = text.split(MARK)
+        plain, marks = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
+        parts = self._cut(plain, lambda start, stop: _marks_inside(marks, start, stop))
+        return parts[0].ids if len(parts) == 1 else self._joined(plain, parts)
 
-    def _mark(self, value: Any) -> Any:
-        return _each(value, self._mark_text)
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """Ids of the control tokens."""
+        tokenizer, written = self._tokenizer, self._template.written
+        normalized = tokenizer.normalized(written)
+        # A single character or white space acts as what it is, and has no other spelling.
+        acting = {
+            token_id
+            for token_id, token in tokenizer.added.items()
+            if len(token.content.strip()) > 1
+            and (
+                token_id in self._acting
+                or token.content in written
+                or (token.normalized and tokenizer.normalized(token.content) in normalized)
+            )
+        }
+        return tokenizer.special_ids | acting
 
-    def _mark_text(self, text: str) -> str:
-        text = text.replace(OPENING, "").replace(CLOSING, "")
-        return self._control.sub(lambda found: (OPENING if found["whole"] else "") + found[0] + CLOSING, text)
+    @cached_property
+    def _texts(self) -> frozenset[str]:
+        """Texts of the control tokens, as they are and normalised."""
+        texts = {self._tokenizer.text_of(token_id) for token_id in self.ids}
+        if not self._is_literal:
+            texts |= set(map(self._tokenizer.normalized, texts))
+        return frozenset(texts - {""})
+
+    @cached_property
+    def _is_literal(self) -> bool:
+        """Whether a control token has one spelling: none is found in normalised text, or made by the model itself."""
+        tokenizer = self._tokenizer
+        normalizes = any(tokenizer.added[each].normalized for each in self.ids if each in tokenizer.added)
+        makes = self.ids - self._unknown
+        return not (normalizes and tokenizer.normalizes) and all(
+            makes.isdisjoint(tokenizer.made_by_model(tokenizer.text_of(each))) for each in makes
+        )
+
+    @cached_property
+    def _unknown(self) -> frozenset[int]:
+        """The special token of characters that the vocabulary lacks; none where it has all bytes."""
+        return self.ids & set(self._tokenizer.encode("\U0010fffd", add_special_tokens=False))
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        return frozenset(text[:length] for text in self._texts for length in range(1, len(text)))
+
+    @cached_property
+    def _ends(self) -> frozenset[str]:
+        return frozenset(text[start:] for text in self._texts for start in range(1, len(text)))
+
+    @cached_property
+    def _middles(self) -> frozenset[str]:
+        """Texts of which the template makes a control token, as by `'<' ~ name ~ '>'`; without the names and words that
+        it looks for itself.
+        """
+        written = self._template.written
+        made = set[str]()
+        for text in self._texts:
+            starts = [start for start in range(1, len(text)) if text[:start] in written]
+            stops = [stop for stop in range(2, len(text)) if text[stop:] in written]
+            made |= {text[start:stop] for start in starts for stop in stops if start < stop}
+        return frozenset(made.difference(re.findall(r"[.'\"](\w+)", written)))
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._texts), default=0)
+
+    def _marked_fields(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The untrusted fields of a message. A role and a part's type are words that were checked."""
+        role, content = message["role"], message.get("content")
+        if role not in (*UNTRUSTED, "assistant"):
+            return {}
+        made = {name: _each(value, self._marked) for name, value in message.items() if name not in ("role", "content")}
+        if role == "assistant" or "content" not in message:
+            return made
+        marked = _each(content, self._marked)
+        if isinstance(content, list):
+            marked = [{**new, "type": old["type"]} for new, old in zip(marked, content, strict=True)]
+        return {**made, "content": marked}
+
+    def _marked(self, text: str) -> str:
+        """An untrusted text with marks."""
+        text = text.replace(MARK, "")
+        marks = list[int]()
+        for control in self._texts:
+            start = text.find(control)
+            while start >= 0:
+                marks += _inside(start, start + len(control))
+                start = text.find(control, start + 1)
+        if not self._is_literal:
+            marks += self._found(text)
+        marks += self._marks_at_ends(text)
+        if not marks:
+            return text
+        places = sorted({0, *marks, len(text)})
+        pieces = [text[start:stop] for start, stop in pairwise(places)]
+        return (MARK if 0 in marks else "") + MARK.join(pieces) + (MARK if len(text) in marks else "")
+
+    def _found(self, text: str) -> list[int]:
+        """Marks in the control tokens that the tokenizer itself finds in a text."""
+        marks = list[int]()
+
+        def inside(start: int, stop: int) -> list[int]:
+            marks.extend(places := _inside(start, stop))
+            return places
+
+        self._cut(text, inside)
+        return marks
+
+    def _marks_at_ends(self, text: str) -> list[int]:
+        """Where a control token may go on beyond a text: behind its last character and before its first, without the
+        white space that templates trim.
+        """
+        core = text.strip()
+        if not core:
+            return []
+        start = text.index(core[0])
+        near = self._longest if self._is_literal else 8 * self._longest  # normalised, it may be shorter
+        heads, tails = [core[:near]], [core[-near:]]
+        if not self._is_literal:
+            heads, tails = ([*each, *map(self._tokenizer.normalized, each)] for each in (heads, tails))
+        lengths = range(1, self._longest)
+        marks = list[int]()
+        if any(head[:length] in self._ends for head in heads for length in lengths):
+            marks.append(start)
+        if any(tail[-length:] in self._beginnings for tail in tails for length in lengths) or (
+            len(core) <= near and not self._middles.isdisjoint(heads)
+        ):
+            marks.append(start + len(core))
+        return marks
+
+    def _cut(self, text: str, inside: Callable[[int, int], list[int]]) -> list[_Part]:
+        """The parts of a text that is cut in its forged tokens.
+
+        Args:
+            inside: where to cut a control token with this start and stop; nowhere if it is not forged.
+        """
+        done, left = list[_Part](), [(0, text)]
+        while left:
+            parts = [*{part for _, part in left}]  # a text of forged tokens repeats itself
+            encoded = dict(zip(parts, self._tokenizer.find(parts, self.ids), strict=True))
+            cut = list[tuple[int, str]]()
+            for begin, part in left:
+                ids, found = encoded[part]
+                controls = [
+                    Found(each.number, begin + each.start, begin + each.stop)
+                    for each in found
+                    if self._is_control(ids[each.number], part[each.start : each.stop])
+                ]
+                stop = begin + len(part)
+                places = {place for each in controls for place in inside(*_core(each, text)) if begin < place < stop}
+                if places:
+                    ends = [begin, *sorted(places), stop]
+                    cut += [(start, text[start:end]) for start, end in pairwise(ends)]
+                elif len(part) == 1 and controls and inside(begin, begin + 1):
+                    done.append(_Part(begin, self._tokenizer.bytes_of(part), []))
+                else:
+                    done.append(_Part(begin, ids, controls))
+            left = cut
+        return sorted(done)
+
+    def _is_control(self, token_id: int, text: str) -> bool:
+        """Whether this is no token of characters that the vocabulary lacks."""
+        return token_id not in self._unknown or text.strip() == self._tokenizer.text_of(token_id)
+
+    def _joined(self, text: str, parts: Sequence[_Part]) -> list[int]:
+        """Token ids of a text that was cut: what is between two control tokens in one piece, where that is possible."""
+        made, pieces, start = list[int](), list[list[int]](), 0
+
+        def finish(stop: int) -> None:
+            if len(pieces) > 1:
+                [(ids, found)] = self._tokenizer.find([text[start:stop]], self.ids, parse_special=False)
+                if not any(
+                    self._is_control(ids[each.number], text[start:stop][each.start : each.stop]) for each in found
+                ):
+                    pieces[:] = [ids]
+            for ids in pieces:
+                made.extend(ids)
+            pieces.clear()
+
+        for part in parts:
+            number = 0
+            for control in part.controls:
+                pieces.append(part.ids[number : control.number])
+                finish(control.start)
+                made.append(part.ids[control.number])
+                number, start = control.number + 1, control.stop
+            pieces.append(part.ids[number:])
+        finish(len(text))
+        return made
 
 
-def _untrusted(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a message that are untrusted."""
-    role = message["role"]
-    if role in UNTRUSTED:
-        return {name: value for name, value in message.items() if name != "role"}
-    if role == "assistant":
-        return {name: value for name, value in message.items() if name not in ("role", "content")}
-    return {}
+def _inside(start: int, stop: int) -> list[int]:
+    """Where a control token is marked: behind its first character, and a single one on both sides."""
+    return [start + 1] if stop - start > 1 else [start, stop]
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All strings in a value, including keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
+def _marks_inside(marks: Sequence[int], start: int, stop: int) -> list[int]:
+    """The marks of a control token; sorted, as `marks` are."""
+    first, last = bisect_right(marks, start), bisect_left(marks, stop)
+    if stop - start > 1:
+        return [*marks[first:last]]
+    return [start, stop] if marks[first - 1 : first] == [start] and marks[last : last + 1] == [stop] else []
+
+
+def _core(token: Found, text: str) -> tuple[int, int]:
+    """Where a token begins and stops in a text, without the white space around it that some tokens take along."""
+    found = text[token.start : token.stop]
+    start = token.start + len(found) - len(found.lstrip())
+    return (start, start + len(found.strip())) if found.strip() else (token.start, token.stop)
 
 
 def _each(value: Any, change: Callable[[str], str]) -> Any:
