@@ -188,7 +188,7 @@ def _distrust(path: Path) -> str | None:
             continue
         if status.st_uid not in (os.geteuid(), 0):
             return f"{place} belongs to user {status.st_uid}, neither to you nor to root"
-        if _others_may_write(status):
+        if _others_may_write(place, status):
             return f"other users may write to {place} (chmod go-w {place})"
     return None
 
@@ -209,11 +209,25 @@ def _passed(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
             place = place.parent
 
 
-def _others_may_write(status: os.stat_result) -> bool:
+def _others_may_write(place: Path, status: os.stat_result) -> bool:
     mode = status.st_mode
     if stat.S_ISLNK(mode) or stat.S_ISCHR(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
         return False  # a device, such as `NO_HOME`, has nothing in it
-    return bool(mode & stat.S_IWOTH) or bool(mode & stat.S_IWGRP and not _is_own_group(status.st_gid))
+    if mode & stat.S_IWGRP and (_has_access_list(place) or not _is_own_group(status.st_gid)):
+        return True
+    return bool(mode & stat.S_IWOTH)
+
+
+def _has_access_list(place: Path) -> bool:
+    """Whether a file has a POSIX access control list, in which the rights of the group are the most that users and
+    groups in the list have.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        return bool(os.getxattr(place, "system.posix_acl_access"))
+    except OSError:
+        return False
 
 
 def _is_own_group(number: int) -> bool:

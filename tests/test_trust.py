@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -169,6 +170,23 @@ def test_a_user_s_own_group_may_write(
     assert distrust(directory) is not None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's attributes of files")
+def test_an_access_list_may_let_others_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rights of the group are then the most that the list gives to anybody."""
+    monkeypatch.setattr(files, "_is_own_group", lambda gid: True)
+    directory.chmod(0o775)
+    assert distrust(directory) is None
+    entries = [(0x01, 7, -1), (0x02, 7, 12345), (0x04, 5, -1), (0x10, 7, -1), (0x20, 5, -1)]
+    data = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(directory, "system.posix_acl_access", data)
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    assert distrust(directory) == f"other users may write to {directory} (chmod go-w {directory})"
+    directory.chmod(0o755)
+    assert distrust(directory) is None
+
+
 def test_without_a_home_directory_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a device then, below which nothing can be."""
     monkeypatch.setattr(files, "home", lambda: machine.NO_HOME)
@@ -312,17 +330,18 @@ def test_nothing_is_removed_from_a_directory_that_others_may_write(cache: Path) 
 
 
 @pytest.mark.slow
-def test_a_bundle_runs_without_the_cache_and_says_why_in_two_lines(reference_export: Path, cache: Path) -> None:
+def test_a_bundle_runs_without_the_cache_and_says_why(reference_export: Path, cache: Path) -> None:
     """Kernels that are built are in memory only."""
     cache.mkdir(mode=0o755)
     cache.chmod(0o777)
     command = [sys.executable, "-m", "ondevice", "generate", str(reference_export), "x", "--max-new-tokens", "2"]
     environment = {**os.environ, "ONDEVICE_CACHE": str(cache), "TMPDIR": str(cache.parent)}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    why, preparing, *_ = ended.stderr.splitlines()
-    assert why.endswith(f": other users may write to {cache} (chmod go-w {cache})")
-    if library.choice().file is None:
-        assert preparing.startswith("preparing for this machine: compiling kernels at every start, because")
+    reason = f"other users may write to {cache} (chmod go-w {cache})"
+    *preparing, unused, _ = ended.stderr.splitlines()
+    assert unused.endswith(f": {reason}")
+    built = f"preparing for this machine: compiling kernels at every start, because {reason}: set ONDEVICE_CACHE"
+    assert preparing == ([built] if library.choice().file is None else [])
     assert list(cache.iterdir()) == []
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
 

@@ -162,6 +162,10 @@ def test_code_for_every_platform_is_linked(system: str, machine: str) -> None:
     assert set(block.functions) == {"constant", "calls", "fills", "address", "floats", "table", "pointer"}
     assert set(block.imports) == set(IMPORTED)
     assert all(not any(block.content[offset : offset + ADDRESS.size]) for offset in block.imports.values())
+    calls, value, _ = targets = [ADDRESS.unpack_from(block.content, offset)[0] for offset in block.pointers][:3]
+    assert calls == block.functions["calls"]
+    assert block.content[value : value + 8] == (-5).to_bytes(8, "little", signed=True)
+    assert all(0 < target < len(block.content) for target in targets)
     assert link(data, IMPORTED).to_bytes() == block.to_bytes()
 
 
