@@ -72,8 +72,8 @@ def test_every_line_fits_a_terminal_of_80_columns(run, reference_bundle, monkeyp
 def test_it_says_why_the_cache_is_not_used(run, cache):
     cache.mkdir()
     cache.chmod(0o777)
-    _, out, _ = run("info")
-    assert f"no packs in {cache}, not used: other users may write to {cache} (chmod go-w {cache})\n" in out
+    words = " ".join(run("info")[1].split())  # a long line is broken
+    assert words.endswith(f"no packs in {cache}, not used: other users may write to {cache} (chmod go-w {cache})")
 
 
 def test_packs_are_counted(run, cache):
