@@ -29,7 +29,6 @@ import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from typing import NamedTuple, Self
 
 from ondevice.errors import OndeviceError
@@ -39,6 +38,11 @@ BEGINNING = b'{"functions": '
 
 ADDRESS = struct.Struct("<Q")
 """An address in a block. Every processor that kernels are built for is little endian."""
+
+C_LIBRARIES = ("ucrtbase", "kernel32") if sys.platform == "win32" else (None, "libm.so.6")
+"""Where C functions are found. None is this process; a Python whose modules are no libraries may have bound only a part
+of Linux's libm.
+"""
 
 
 class CodeBlock(NamedTuple):
@@ -108,19 +112,10 @@ def c_function(name: str) -> int:
     Raises:
         OndeviceError: there is none of this name.
     """
-    for library in _c_libraries():
-        with suppress(AttributeError):
-            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    for library in C_LIBRARIES:
+        with suppress(OSError, AttributeError):
+            return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0
     raise OndeviceError(f"the C library of this system has no function {name}, which the kernels need")
-
-
-@cache
-def _c_libraries() -> tuple[ctypes.CDLL, ...]:
-    if sys.platform == "win32":
-        return ctypes.CDLL("ucrtbase"), ctypes.CDLL("kernel32")
-    if sys.platform == "linux":  # a Python without modules as libraries may have bound only a part of libm
-        return ctypes.CDLL(None), ctypes.CDLL("libm.so.6")
-    return (ctypes.CDLL(None),)
 
 
 class CodePages:

@@ -65,26 +65,26 @@ def link(data: bytes, allowed: Container[str]) -> CodeBlock:
         RuntimeError: the object has something that a block cannot have; the message says what.
     """
     elf = _Object(data)
-    machine, imported = elf.machine(), sorted({each.name for each in elf.symbols if each.section == UNDEFINED})
-    if unknown := [name for name in imported if name not in allowed]:
+    machine, imported = elf.machine(), sorted({each for each in elf.symbols if each.section == UNDEFINED})
+    if unknown := [each.name for each in imported if each.name not in allowed]:
         raise RuntimeError(f"the kernel library would need {', '.join(unknown)}")
     content = bytearray()
     placed = {number: _append(content, elf.content(number), align) for number, align in elf.loaded()}
-    stubs = {name: _append(content, machine.stub, STUB_ALIGN) for name in imported}
+    stubs = {each: _append(content, machine.stub, STUB_ALIGN) for each in imported}
     content += bytes(-len(content) % TABLE_ALIGN)
-    table = {name: _append(content, bytes(ADDRESS.size), ADDRESS.size) for name in imported}
-    pointers: list[int] = []
-    for name, stub in stubs.items():
+    table = {each: _append(content, bytes(ADDRESS.size), ADDRESS.size) for each in imported}
+    for each, stub in stubs.items():
         for place, relocation, addend in machine.stub_references:
-            relocation.write(content, stub + place, table[name] + addend)
+            relocation.write(content, stub + place, table[each] + addend)
 
     def offset(symbol: Symbol) -> int:
         if symbol.section == UNDEFINED:
-            return stubs[symbol.name]
+            return stubs[symbol]
         if symbol.section not in placed:
             raise RuntimeError(f"the kernels refer to {symbol.name or 'a section'}, which is not loaded")
         return placed[symbol.section] + symbol.value
 
+    pointers: list[int] = []
     for section, start in placed.items():
         for place, kind, symbol, addend in elf.references(section):
             if kind == machine.pointer:
@@ -93,13 +93,13 @@ def link(data: bytes, allowed: Container[str]) -> CodeBlock:
                 continue
             if (found := machine.relocations.get(kind)) is None:
                 raise RuntimeError(f"there is no linker for ELF's relocation {kind} of {symbol.name or 'a section'}")
-            if found.by_table and symbol.name not in table:
-                pointers.append(_append(content, ADDRESS.pack(offset(symbol)), ADDRESS.size))
-                table[symbol.name] = pointers[-1]
-            target = table[symbol.name] if found.by_table else offset(symbol)
+            if found.by_table and symbol not in table:
+                table[symbol] = _append(content, ADDRESS.pack(offset(symbol)), ADDRESS.size)
+                pointers.append(table[symbol])
+            target = table[symbol] if found.by_table else offset(symbol)
             found.write(content, start + place, target + addend)
     exported = {each.name: offset(each) for each in elf.symbols if each.is_global and each.section != UNDEFINED}
-    return CodeBlock(bytes(content), exported, {name: table[name] for name in imported}, sorted(pointers))
+    return CodeBlock(bytes(content), exported, {each.name: table[each] for each in imported}, sorted(pointers))
 
 
 def _append(content: bytearray, added: bytes, align: int) -> int:
