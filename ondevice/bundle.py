@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from ondevice.bundle_format.manifest import Manifest
 from ondevice.errors import BundleCorruptError, BundleError, BundleNotFoundError, reason
+from ondevice.files import make_cache_directory
 from ondevice.machine import cache_directory, expanded, home
 from ondevice.progress import Advance, Progress, counted, silent
 
@@ -84,7 +85,7 @@ class Bundle:
     def mark_used(self) -> None:
         """Note that the bundle is loaded now, where the cache directory can be written."""
         with suppress(OSError):
-            self._stamp.parent.mkdir(parents=True, exist_ok=True)
+            make_cache_directory(self._stamp.parent)
             self._stamp.touch()
 
     @property

@@ -13,7 +13,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from ondevice.native import functions, library
+from ondevice.native import library
 from ondevice.native.building import Build, functions_of
 from ondevice.native.sets import Part
 from ondevice.progress import OnPrepare
@@ -69,7 +69,7 @@ class Preparation:
         parts = library.missing(parts)
         if not parts:
             return
-        self._work.insert(0, f"compiling kernels {library.when(library.can_keep())}")
+        self._work.insert(0, f"compiling kernels {library.when(library.obstacle())}")
         for part in parts:
             self._builds.append(self._processes.enter_context(Build(part)))
         for build in self._builds:
@@ -115,7 +115,6 @@ class Preparation:
     def _wait(self, build: Build) -> None:
         while not build.wait(POLL_S):
             self._report(COMPILING)
-        functions.adopt(build.part, build.file)
 
     def _report(self, stage: str) -> None:
         if self.on_prepare is None:

@@ -1,7 +1,8 @@
-"""Files and directories appear complete or not at all, and a lock is of one process."""
+"""Files and directories appear complete or not at all, and a lock is of one process. Trust: `test_trust`."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,10 +28,26 @@ def test_it_has_the_permissions_of_the_old_file_or_of_any_new_one(tmp_path: Path
     path, usual = tmp_path / "file", tmp_path / "usual"
     usual.touch()
     replace_json(path, {})
-    assert path.stat().st_mode == usual.stat().st_mode
+    assert path.stat().st_mode == usual.stat().st_mode & ~0o022
     path.chmod(0o640)
     replace_json(path, {})
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_nobody_else_may_write_to_it_whatever_the_umask_is(tmp_path: Path) -> None:
+    path, before = tmp_path / "file", os.umask(0)
+    try:
+        with replacing(path) as file:
+            assert os.fstat(file.fileno()).st_mode & 0o777 == 0o644
+        path.chmod(0o666)
+        replace_json(path, {})
+        assert path.stat().st_mode & 0o777 == 0o644
+        with replacing(path, read_only=True):
+            pass
+        assert path.stat().st_mode & 0o777 == 0o444
+    finally:
+        os.umask(before)
 
 
 def test_after_an_interrupt_the_old_file_is_there_and_no_other(tmp_path: Path) -> None:
@@ -55,8 +72,8 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     assert caught.value.filename == str(path)
 
 
-def test_json_makes_its_directory(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.json"
+def test_json_is_sorted(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
     replace_json(path, {"b": 1, "a": None})
     assert path.read_text() == '{"a": null, "b": 1}'
 

@@ -44,7 +44,7 @@ def freeze(directory: Path, apart: Sequence[str] = APART) -> Path:
 
 
 def kept(cache: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in cache.rglob("*.o")}
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*.block")}
 
 
 def test_the_second_start_builds_nothing_wherever_it_is(wheel: Path, reference_bundle: Path, tmp_path: Path) -> None:

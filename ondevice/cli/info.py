@@ -23,6 +23,7 @@ from ondevice.cli.progress import byte_bar
 from ondevice.cli.style import aligned, columns, kept, size
 from ondevice.engines.layer_path import PathMemory
 from ondevice.errors import OndeviceError, UsageError
+from ondevice.files import distrust
 
 if TYPE_CHECKING:
     from ondevice.native.sets import Part
@@ -91,7 +92,12 @@ def machine_facts() -> dict[str, Any]:
         "engines": [name for name in ENGINES if name not in obstacles],
         "unavailable": obstacles,
         **measured,
-        "cache": {"directory": str(machine.cache_directory()), "packs": len(sizes), "bytes": sum(sizes)},
+        "cache": {
+            "directory": str(machine.cache_directory()),
+            "packs": len(sizes),
+            "bytes": sum(sizes),
+            "obstacle": distrust(machine.cache_directory()),
+        },
     }
 
 
@@ -253,7 +259,8 @@ def _text(value: Any) -> str:
 def _cache(cache: Mapping[str, Any]) -> str:
     count = cache["packs"]
     packs = "no packs" if not count else f"{count} pack{'s' if count > 1 else ''}, {size(cache['bytes'])}"
-    return f"{packs} in {_path(cache['directory'])}"
+    unused = f", not used: {kept(cache['obstacle'])}" if cache["obstacle"] else ""
+    return f"{packs} in {_path(cache['directory'])}{unused}"
 
 
 def _pack(pack: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from ondevice import machine
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.model_config import Target
 from ondevice.errors import UsageError
-from ondevice.files import replace_json
+from ondevice.files import make_cache_directory, replace_json, trusted
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ class PathMemory:
     """The files of skips of one bundle.
 
     `ondevice tune` writes its result into the bundle's directory, or into the cache directory if that is read-only;
-    `swift` writes into the cache directory. A file that is damaged or belongs to another bundle is ignored.
+    `swift` writes into the cache directory. A file that is damaged or belongs to another bundle is ignored. So is one
+    that another user may have written to the cache directory. The bundle's is not checked, because whoever can write to
+    a bundle can change more.
 
     Attributes:
         swift_seconds: most seconds that `swift` may search, in total.
@@ -175,6 +177,8 @@ class PathMemory:
         failure = "there is no cache directory"
         for path in files:
             try:
+                if path != self._in_bundle:
+                    make_cache_directory(path.parent)
                 replace_json(path, self._entry(record))
             except OSError as error:
                 failure = str(error)
@@ -204,6 +208,8 @@ class PathMemory:
         }
 
     def _parsed(self, path: Path) -> SkipRecord | None:
+        if path != self._in_bundle and not trusted(path):
+            return None
         try:
             with path.open("rb") as file:
                 content = file.read(MOST_BYTES + 1)

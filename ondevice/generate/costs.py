@@ -25,7 +25,7 @@ from time import monotonic, perf_counter, time
 from typing import Any, NamedTuple
 
 from ondevice.engines.protocol import Engine, ExpertShare, Rows, TokenTree
-from ondevice.files import replace_json
+from ondevice.files import make_cache_directory, replace_json, trusted
 from ondevice.generate.stats import Round
 
 PRIOR_ROW = 0.1
@@ -429,14 +429,15 @@ MIN_WRITE_INTERVAL_S = 60.0
 class CostsFile:
     """The costs of one bundle, machine, engine and number of threads.
 
-    The file is a cache. One that is missing, damaged, or of another version or key is ignored, and so are errors when
-    writing. It is replaced as a whole, so that several processes may write it; the last one wins.
+    The file is a cache. One that is missing, damaged, of another version or key, or that another user may have written,
+    is ignored, and so are errors when writing. It is replaced as a whole, so that several processes may write it; the
+    last one wins.
     """
 
     def __init__(self, directory: Path, key: Sequence[str]) -> None:
         """
         Args:
-            directory: created when something is written.
+            directory: created when something is written, in the cache directory.
             key: identifies bundle, machine, engine and number of threads.
         """
         self._key = list(key)
@@ -446,6 +447,8 @@ class CostsFile:
 
     def read(self) -> KnownCosts | None:
         """The costs in the file; None where any part of it is not valid."""
+        if not trusted(self.path):
+            return None
         try:
             with self.path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
@@ -469,6 +472,7 @@ class CostsFile:
             "drafts": known.drafts,
         }
         try:
+            make_cache_directory(self.path.parent)
             replace_json(self.path, entry)
         except OSError:
             return False

@@ -1,6 +1,8 @@
 """Compiles the kernel library: numba's front end for every entry, then one LLVM module, one optimisation, one object.
 
-    python -m ondevice.native.builder --set NAME [--part PART ...] [--without KIND ...] --out FILE
+    python -m ondevice.native.builder --set NAME [--part PART ...] [--without KIND ...] [--object] [--out FILE]
+
+The object is linked to a `CodeBlock`, which `library` loads; `--object` leaves it to a platform's linker (`shipping`).
 
 numba's own way compiles each function alone and again inside each caller, with wrappers for Python, and keeps 13 MB of
 code for 0.25 MB that are run: 48 s. Collecting the unoptimised modules of all functions and optimising them together
@@ -35,7 +37,8 @@ from numba.core.registry import cpu_target
 
 from ondevice.native import library
 from ondevice.native.functions import ENTRIES, FAILED, Entry, Kernel, Parameter
-from ondevice.native.sets import KINDS, PARTS, PLATFORMS, SETS, Part, TargetSet, native_platform
+from ondevice.native.linking import link
+from ondevice.native.sets import KINDS, PARTS, PLATFORMS, SETS, Part, TargetSet, block_triple, native_platform
 
 MODULES = (
     "ondevice.engines.simd.kernels.entries",
@@ -45,8 +48,21 @@ MODULES = (
 )
 """The modules that declare entries. Those that are not installed are left out."""
 
-LIBC = ("memcpy", "memset", "memmove", "fmaf", "sqrtf", "usleep", "Sleep")
-"""The functions of the C library that kernels may declare. For most of them LLVM has instructions."""
+LIBC = (
+    "memcpy",
+    "memset",
+    "memmove",
+    "fmaf",
+    "rintf",
+    "sqrtf",
+    "usleep",
+    "Sleep",
+    "bzero",
+    "__bzero",
+    "memset_pattern16",
+)
+"""The functions of the C library that the library may need. For most of them LLVM has instructions; the last three are
+macOS's."""
 
 I64 = ir.IntType(64)
 C_TYPES = {"i64": I64, "f32": ir.FloatType(), "f64": ir.DoubleType()}
@@ -239,21 +255,29 @@ def _never_called(context: Any, library: Any, description: Any, environment: Any
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build parts of the library for a set, and print a line for each function that numba has translated."""
+    """Build parts of the library for a set, and print an empty line for each function that numba has translated."""
     parser = argparse.ArgumentParser(prog="python -m ondevice.native.builder", description=main.__doc__)
     parser.add_argument("--set", required=True, choices=SETS, help="instruction set")
     parser.add_argument("--platform", choices=PLATFORMS, help="platform to build for (default: this one)")
+    parser.add_argument("--object", action="store_true", help="write an object of the platform's format, not linked")
     parser.add_argument("--part", action="append", choices=PARTS, help="parts to include (default: all)")
     parser.add_argument(
         "--without", action="append", default=[], choices=sorted(KINDS), help="kinds of work to leave out"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="object file to write")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: the output)")
     args = parser.parse_args(arguments)
-    triple = PLATFORMS[args.platform].triple if args.platform else llvm.get_process_triple()
+    platform = args.platform or native_platform()
+    triple = PLATFORMS[platform].triple if args.object else block_triple(platform)
     parts = [PARTS[name] for name in args.part or PARTS]
     parts = [Part(part.name, part.kinds.difference(args.without)) for part in parts]
     code = build(SETS[args.set], triple, parts, lambda: print(flush=True))  # noqa: T201
-    library.write(args.out, code, args.set, args.platform or native_platform())
+    if not args.object:
+        code = link(code, LIBC).to_bytes()
+    if args.out is not None:
+        library.write(args.out, code, args.set, platform)
+        return
+    with open(1, "wb", closefd=False) as output:
+        output.write(code)
 
 
 if __name__ == "__main__":

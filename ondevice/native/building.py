@@ -1,7 +1,8 @@
 """Builds parts of the kernel library on this machine, each by `builder` in a process of its own.
 
 The process is `python -m ondevice.native.builder ...` or, in a frozen application, its own executable, started again
-(`freeze_support`). It prints a line for each function that is translated, and writes an object to the cache directory.
+(`freeze_support`). It prints an empty line for each function that is translated, and writes a code block to the cache
+directory. Where that cannot be written, or where another user could change it there, the block follows the lines.
 
 `from ondevice import freeze_support` must stay cheap: this module imports no numba.
 """
@@ -21,6 +22,7 @@ from typing import Self
 
 from ondevice.errors import OndeviceError
 from ondevice.native import library
+from ondevice.native.code_block import BEGINNING
 from ondevice.native.sets import KINDS, Part
 
 FUNCTIONS = {"packing": 10, "tokens": 52, "forward": 100, "export": 12, "roofline": 4, "lookup": 30, "experts": 5}
@@ -38,8 +40,6 @@ TERMINATE_S = 3.0
 
 _log = logging.getLogger("ondevice")
 _freeze_support_called = False
-_temporary: list[tempfile.TemporaryDirectory[str]] = []
-"""Directories of objects that cannot be kept; they are removed when the process ends."""
 
 
 class Build:
@@ -47,7 +47,6 @@ class Build:
 
     Attributes:
         part: the part.
-        file: the object that is written.
     """
 
     def __init__(self, part: Part) -> None:
@@ -56,14 +55,10 @@ class Build:
             OndeviceError: no process can be started, or the directory of temporary files cannot be written.
         """
         self.part = part
-        self._translated = 0
-        if library.can_keep():
-            self.file = library.cached(part)
-        else:
-            _temporary.append(tempfile.TemporaryDirectory(prefix="ondevice-", ignore_cleanup_errors=True))
-            self.file = Path(_temporary[-1].name) / f"{part.stem}.o"
+        self._translated, self._code = 0, b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        command = [*_command(), "--set", library.choice().set, "--part", part.name, "--out", str(self.file)]
+        command = [*_command(), "--set", library.choice().set, "--part", part.name]
+        command += ["--out", str(library.cached(part))] if library.obstacle() is None else []
         command += [word for kind in sorted(KINDS - part.kinds) for word in ("--without", kind)]
         path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
         try:
@@ -79,7 +74,8 @@ class Build:
             raise OndeviceError(
                 f"kernels for this CPU cannot be built, as no process can be started: {error}"
             ) from error
-        threading.Thread(target=self._count, name="ondevice-build", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="ondevice-build", daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +99,7 @@ class Build:
         return 1.0 if self._process.returncode == 0 else min(1.0, self._translated / functions_of(self.part))
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait at most so many seconds; returns whether the object is there.
+        """Wait at most so many seconds; returns whether `library.find` finds the part.
 
         Raises:
             OndeviceError: the process failed.
@@ -118,12 +114,19 @@ class Build:
             raise OndeviceError(
                 f"kernels for this CPU could not be built: {lines[-1] if lines else f'exit code {code}'}"
             )
+        self._reader.join()
+        if self._code:
+            library.adopt(self.part, self._code)
+            self._code = b""
         return True
 
-    def _count(self) -> None:
-        assert self._process.stdout is not None
+    def _read(self) -> None:
+        output = self._process.stdout
+        assert output is not None
         try:
-            for _ in self._process.stdout:
+            for line in output:
+                if line.startswith(BEGINNING):
+                    self._code = line + output.read()
                 self._translated += 1
         except ValueError:  # closed by __exit__ after an interruption
             pass
@@ -134,13 +137,11 @@ def functions_of(part: Part) -> int:
     return FUNCTIONS[part.name] + sum(FUNCTIONS.get(kind, 2) for kind in part.kinds)
 
 
-def build_now(part: Part) -> Path:
-    """Build a part that was not prepared, and return its object; one line is logged."""
-    kept = library.can_keep()
-    _log.warning("compiling kernels for this CPU (%s)", library.when(kept))
+def build_now(part: Part) -> None:
+    """Build a part that was not prepared; one line is logged."""
+    _log.warning("compiling kernels for this CPU (%s)", library.when(library.obstacle()))
     with Build(part) as build:
         build.wait()
-        return build.file
 
 
 # Frozen applications.

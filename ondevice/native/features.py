@@ -19,6 +19,7 @@ from functools import cache
 from typing import NamedTuple
 
 from ondevice import machine
+from ondevice.native.code_block import CodePages
 
 AVX_STATE, AVX512_STATE = 0x06, 0xE6
 """Bits of XCR0: register states that the system must save before AVX, or AVX-512, can be used."""
@@ -181,8 +182,8 @@ def of_arm_mac(read: Sysctl) -> frozenset[str]:
 # Windows.
 #
 # IsProcessorFeaturePresent knows AVX2 and AVX512F but neither FMA, F16C nor VNNI, and there are CPUs with AVX2 and
-# without FMA. So x86-64 needs CPUID, an instruction without a system call. It is written to a page that is never
-# writable and executable at once, as compilers do. A process that forbids new code has no features by this.
+# without FMA. So x86-64 needs CPUID, an instruction without a system call. A process that forbids new code has no
+# features by this.
 
 CPUID_CODE = bytes.fromhex(
     "53"  # push rbx
@@ -198,7 +199,6 @@ CPUID_CODE = bytes.fromhex(
 )
 """Machine code of `void cpuid(uint32_t leaf, uint32_t subleaf, uint32_t registers[4])`, in Windows' calling convention.
 """
-MEM_COMMIT_RESERVE, MEM_RELEASE, PAGE_READWRITE, PAGE_EXECUTE_READ = 0x3000, 0x8000, 0x04, 0x20
 
 Registers = tuple[int, int, int, int]
 """EAX, EBX, ECX and EDX."""
@@ -245,17 +245,13 @@ def cpuid_at(address: int) -> Callable[[int, int], Registers]:
 
 
 def _windows_x86(kernel: ctypes.CDLL) -> frozenset[str]:
-    size = ctypes.c_size_t(len(CPUID_CODE))
-    kernel.VirtualAlloc.restype = ctypes.c_void_p
     kernel.GetEnabledXStateFeatures.restype = ctypes.c_uint64
-    address = kernel.VirtualAlloc(None, size, MEM_COMMIT_RESERVE, PAGE_READWRITE)
-    if not address:
-        return frozenset()
-    page = ctypes.c_void_p(address)
     try:
-        ctypes.memmove(page, CPUID_CODE, len(CPUID_CODE))
-        if not kernel.VirtualProtect(page, size, PAGE_EXECUTE_READ, ctypes.byref(ctypes.c_uint32())):
-            return frozenset()
-        return of_cpuid(cpuid_at(address), int(kernel.GetEnabledXStateFeatures()))
+        pages = CodePages(len(CPUID_CODE))
+        pages.seal(CPUID_CODE)
+    except OSError:
+        return frozenset()
+    try:
+        return of_cpuid(cpuid_at(pages.address), int(kernel.GetEnabledXStateFeatures()))
     finally:
-        kernel.VirtualFree(page, ctypes.c_size_t(0), MEM_RELEASE)
+        pages.free()

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice.errors import OndeviceError
 from ondevice.machine import ForkedLock
 from ondevice.native import library
 from ondevice.native.sets import PARTS, SETS, Part
@@ -220,27 +218,16 @@ _C_TYPES: dict[str, Any] = {"i64": ctypes.c_int64, "f32": ctypes.c_float, "f64":
 _LOADING = ForkedLock()
 """Held while a part is built or loaded."""
 
-_files: dict[Part, Path] = {}
-"""Objects that this process has built, for the case that the cache directory cannot be written."""
-
-
-def adopt(part: Part, file: Path) -> None:
-    """Use an object that was just built for a part."""
-    _files[part] = file
-
 
 @cache
 def _loaded(part: Part) -> Callable[[str], int]:
-    """Load the file that holds a part, or build it; returns a function from symbols to addresses."""
-    file = library.choice().file
-    if file is not None:
-        return library.load_library(file)
-    path = next((path for built, path in _files.items() if built.has(part)), None) or library.kept(part)
-    if path is None:
+    """Load the file that holds a part, which is built first if it is missing; a function from symbols to addresses."""
+    found = library.find(part)
+    if found is None:
         from ondevice.native.building import build_now
 
-        path = build_now(part)
-        adopt(part, path)
-    with suppress(OSError):
-        os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
-    return library.load_object(path)
+        build_now(part)
+        found = library.find(part)
+    if found is None:
+        raise OndeviceError(f"the kernels that were just built are gone from {library.code_directory()}: start again")
+    return found

@@ -5,11 +5,12 @@ A library is a file of machine code with a description beside it, a JSON file of
 - the file that the environment variable ONDEVICE_KERNELS names;
 - in `libraries/`, the library of this platform and of the fastest instruction set that this CPU has, or that
   ONDEVICE_KERNELS names: `shipping` builds them for the wheels of a platform;
-- objects in the cache directory, which `building` makes on this machine and LLVM loads: one for each part that is
-  needed, with the kinds of work that are needed. Another kind is built when it is.
+- code blocks in the cache directory, which `building` makes on this machine: one for each part that is needed, with the
+  kinds of work that are needed. Another kind is built when it is. Those that cannot be kept are in memory only.
 
 A file is used only if it is intact, was built from these sources for this platform, and needs no instruction that this
-CPU lacks. Otherwise one line is logged and the next place counts.
+CPU lacks; outside of this package, also only if no other user can have written it (`files.distrust`), because its code
+is run. Otherwise one line is logged and the next place counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import ondevice
+from ondevice.files import distrust, make_cache_directory, replacing, trusted
 from ondevice.machine import cache_directory
+from ondevice.native.code_block import CodeBlock
 from ondevice.native.features import native_features
 from ondevice.native.sets import PARTS, PLATFORMS, SETS, Part, best_set, native_platform
 
@@ -41,10 +44,15 @@ CHOICE = "ONDEVICE_KERNELS"
 SHIPPED = Path(__file__).parent / "libraries"
 """Directory of shared libraries, in a directory for each platform."""
 
+SUFFIX = ".block"
+"""Of the names of files of code blocks."""
+
 KERNELS = "ondevice.engines.simd.kernels"
 SOURCES = (
     "ondevice.native.builder",
+    "ondevice.native.code_block",
     "ondevice.native.functions",
+    "ondevice.native.linking",
     "ondevice.native.sets",
     "ondevice.generate.elementary",
     "ondevice.generate.sampling_kernels",
@@ -62,7 +70,7 @@ class Choice(NamedTuple):
     """The library that this process uses.
 
     set : name of its instruction set
-    file : the shared library; None if it is built on this machine, as objects
+    file : the shared library; None if it is built on this machine, as code blocks
     """
 
     set: str
@@ -85,7 +93,7 @@ def choice() -> Choice:
         places += SHIPPED.glob(f"{platform}/{name}{PLATFORMS[platform].suffix}")
     for file in places:
         try:
-            about = _check(file)
+            about = _check_named(file) if file == Path(named) else _check(file)
             load_library(file)
             return Choice(about["set"], file)
         except (OSError, ValueError) as error:
@@ -107,17 +115,35 @@ def load_library(file: Path) -> Callable[[str], int]:
 
 
 @cache
-def load_object(file: Path) -> Callable[[str], int]:
-    """`load_library` for an object, with LLVM's run-time linker, which llvmlite contains; numba is not imported."""
-    import llvmlite.binding as llvm
+def load_block(file: Path) -> Callable[[str], int]:
+    """`load_library` for a code block."""
+    return CodeBlock.from_bytes(file.read_bytes()).load()
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(file.read_bytes()))
-    engine.finalize_object()
-    return lambda name, engine=engine: int(engine.get_function_address(name))  # type: ignore[misc]
+
+_unkept: dict[Part, Callable[[str], int]] = {}
+"""Code blocks that this process has built and could not keep, loaded."""
+
+
+def adopt(part: Part, code: bytes) -> None:
+    """Load a code block that was just built and cannot be kept."""
+    _unkept[part] = CodeBlock.from_bytes(code).load()
+
+
+def find(part: Part) -> Callable[[str], int] | None:
+    """Load the file that has a part; returns a function from symbols to addresses, or None if it has to be built."""
+    if (file := choice().file) is not None:
+        return load_library(file)
+    if (loaded := _unkept_with(part)) is not None:
+        return loaded
+    if (path := kept(part)) is None:
+        return None
+    with suppress(OSError):
+        os.utime(path.parent)  # a directory that is not used for long is removed: see `pack_cache`
+    return load_block(path)
+
+
+def _unkept_with(part: Part) -> Callable[[str], int] | None:
+    return next((loaded for built, loaded in _unkept.items() if built.has(part)), None)
 
 
 # Files and their descriptions.
@@ -125,19 +151,24 @@ def load_object(file: Path) -> Callable[[str], int]:
 
 def cached(part: Part) -> Path:
     """The file of a part that is built on this machine."""
-    return code_directory() / f"{part.stem}.o"
+    return code_directory() / file_name(part)
+
+
+def file_name(part: Part) -> str:
+    """The name of the file of a part that is built on this machine."""
+    return f"{part.stem}{SUFFIX}"
 
 
 def code_directory() -> Path:
-    """Directory of objects for these sources and this CPU's set. It may not exist or be writable."""
+    """Directory of code blocks for these sources and this CPU's set. It may not exist or be writable."""
     key = hashlib.sha256(repr((stamp(), choice().set, native_platform(), ondevice.__version__)).encode()).hexdigest()
     return cache_directory() / f"kernels-{key[:16]}"
 
 
 def kept(part: Part) -> Path | None:
-    """The object in the cache directory that has a part, perhaps with more kinds of work than it."""
-    for file in sorted(code_directory().glob(f"{part.name}*.o")):
-        if Part.of_stem(file.stem).has(part):
+    """The file in the cache directory that has a part, perhaps with more kinds of work than it."""
+    for file in sorted(code_directory().glob(f"{part.name}*{SUFFIX}")):
+        if Part.of_stem(file.stem).has(part) and all(map(trusted, _files(file))):
             with suppress(OSError, ValueError):
                 _check(file)
                 return file
@@ -145,28 +176,30 @@ def kept(part: Part) -> Path | None:
 
 
 def missing(parts: Iterable[Part] = tuple(PARTS.values())) -> list[Part]:
-    """Those of some parts that have to be built on this machine: neither the library nor the cache directory has
-    them.
+    """Those of some parts that have to be built on this machine: neither the library, nor the cache directory, nor this
+    process has them.
     """
-    return [] if choice().file is not None else [part for part in parts if kept(part) is None]
+    if choice().file is not None:
+        return []
+    return [part for part in parts if _unkept_with(part) is None and kept(part) is None]
 
 
-def can_keep() -> bool:
-    """Whether the directory of objects is writable. Asking creates it."""
+def obstacle() -> str | None:
+    """Why code blocks cannot be kept; None if they can. Asking creates their directory."""
     directory = code_directory()
+    if reason := distrust(directory):
+        return reason
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_cache_directory(directory)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError:
-        return False
-    return True
+        return f"{cache_directory()} cannot be written to"
+    return None
 
 
-def when(kept: bool) -> str:
+def when(obstacle: str | None) -> str:
     """How often kernels are compiled, for a message: once, or at every start and why."""
-    if kept:
-        return "once"
-    return f"at every start, because {cache_directory()} cannot be written to: set ONDEVICE_CACHE"
+    return "once" if obstacle is None else f"at every start, because {obstacle}: set ONDEVICE_CACHE"
 
 
 def write(file: Path, code: bytes, name: str, platform: str) -> None:
@@ -179,10 +212,22 @@ def write(file: Path, code: bytes, name: str, platform: str) -> None:
         "sha256": hashlib.sha256(code).hexdigest(),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in ((file, code), (file.with_suffix(".json"), json.dumps(about, indent=1).encode())):
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_bytes(content)
-        part.replace(path)
+    for path, content in zip(_files(file), (code, json.dumps(about, indent=1).encode()), strict=True):
+        with replacing(path) as opened:
+            opened.write(content)
+
+
+def _files(file: Path) -> tuple[Path, Path]:
+    """The file of machine code and that of its description."""
+    return file, file.with_suffix(".json")
+
+
+def _check_named(file: Path) -> dict[str, Any]:
+    """`_check` for a library that the environment names."""
+    for each in _files(file):
+        if reason := distrust(each):
+            raise ValueError(reason)
+    return _check(file)
 
 
 def _check(file: Path) -> dict[str, Any]:

@@ -87,6 +87,16 @@ def native_platform() -> str:
     return f"{system}-{architecture()}"
 
 
+def block_triple(platform: str) -> str:
+    """LLVM's name of a platform, but with ELF as the format of objects, from which `linking` makes code blocks.
+
+    Calling convention and reserved registers are those of the platform.
+    """
+    system, _, machine = platform.partition("-")
+    rest = {"windows": "pc-windows-msvc-elf", "macos": "apple-macosx11.0.0-elf"}.get(system, "unknown-linux-gnu")
+    return f"{machine}-{rest}"
+
+
 @cache
 def best_set() -> str:
     """The fastest set that this CPU has."""
@@ -113,7 +123,7 @@ heads over candidates, heads that predict several tokens. See `engines.simd.kern
 
 
 class Part(NamedTuple):
-    """A part of the kernel library, built as one object on a machine for which none is shipped.
+    """A part of the kernel library, built as one code block on a machine for which none is shipped.
 
     name : one of PARTS
     kinds : the kinds of work that the part "forward" contains, of KINDS
@@ -124,7 +134,7 @@ class Part(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """Name of the file of its object, without the suffix."""
+        """Name of its file, without the suffix."""
         return "+".join((self.name, *sorted(self.kinds)))
 
     @classmethod

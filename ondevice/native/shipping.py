@@ -31,7 +31,8 @@ def ship(name: str, platform: str, out: Path) -> Path:
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory() as work:
         made, linked = Path(work, f"{name}.o"), Path(work, file.name)
-        build = [sys.executable, "-m", "ondevice.native.builder", "--set", name, "--platform", platform]
+        build = [sys.executable, "-m", "ondevice.native.builder", "--object", "--set", name]
+        build += ["--platform", platform]
         subprocess.run([*build, "--out", str(made)], env=environment, stdout=subprocess.DEVNULL, check=True)
         link = [sys.executable, "-m", "ziglang", "cc", "-target", PLATFORMS[platform].linked_as, "-shared", "-s", "-O2"]
         subprocess.run([*link, "-o", linked.name, made.name], cwd=work, check=True)

@@ -45,7 +45,7 @@ def test_this_machine(run, cache):
     assert facts["instruction_set"]
     assert facts["memory_bytes_per_s"] > 0
     assert facts["dot_product_ops_per_s"] > 0
-    assert facts["cache"] == {"directory": str(cache), "packs": 0, "bytes": 0}
+    assert facts["cache"] == {"directory": str(cache), "packs": 0, "bytes": 0, "obstacle": None}
     assert set(facts["packages"]) == {"numpy", "numba", "onnxruntime", "tokenizers"}
     code, out, _ = run("info")
     assert code == 0
@@ -68,12 +68,20 @@ def test_every_line_fits_a_terminal_of_80_columns(run, reference_bundle, monkeyp
     assert " ~/.cache/ondevice" in run("info")[1]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_it_says_why_the_cache_is_not_used(run, cache):
+    cache.mkdir()
+    cache.chmod(0o777)
+    words = " ".join(run("info")[1].split())  # a long line is broken
+    assert words.endswith(f"no packs in {cache}, not used: other users may write to {cache} (chmod go-w {cache})")
+
+
 def test_packs_are_counted(run, cache):
     cache.mkdir()
     for letter in "ab":
         (cache / f"{letter * 40}.pack").write_bytes(bytes(1500))
     (cache / "compiled-0123").touch()
-    assert facts_of(run)["cache"] == {"directory": str(cache), "packs": 2, "bytes": 3000}
+    assert facts_of(run)["cache"] == {"directory": str(cache), "packs": 2, "bytes": 3000, "obstacle": None}
     assert f"2 packs, 3.0 kB in {cache}\n" in run("info")[1]
 
 
@@ -232,7 +240,7 @@ def test_values_are_aligned_and_wrapped_between_items():
 
 
 def test_a_path_is_not_broken():
-    cache = {"directory": "/home/a user/some-long-place", "packs": 1, "bytes": 5}
+    cache = {"directory": "/home/a user/some-long-place", "packs": 1, "bytes": 5, "obstacle": None}
     assert lines({"cache": cache}, 20) == ["cache  1 pack, 5 B in", "       /home/a user/some-long-place"]
 
 

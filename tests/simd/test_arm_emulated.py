@@ -1,8 +1,8 @@
 """ARM under qemu: the same bits, and the same token ids with every drafter, as on this machine.
 
-The tests run if `tests/simd/arm64.sh` has set up an environment, $ONDEVICE_ARM64 names its directory, and ziglang,
-which links the kernel libraries, is installed. A library is used only if the features that qemu reports allow it. The
-emulated Python has neither numba nor LLVM.
+The tests run if `tests/simd/arm64.sh` has set up an environment and $ONDEVICE_ARM64 names its directory. Kernels are
+built here, since the emulated Python has neither numba nor LLVM: as shared libraries, if ziglang is installed, which
+links them, and as code blocks. Either is used only if the features that qemu reports allow it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.native import shipping
+from ondevice.native import library, shipping
+from ondevice.native.sets import KINDS, PARTS, Part
 from tests.simd.conftest import AFFINE
 from tests.simd.generations import replies
 from tests.simd.hostile_forwards import each_once, run
@@ -42,19 +44,44 @@ def library_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return cache(lambda name: shipping.ship(name, "linux-aarch64", out))
 
 
-def emulated(library: Path, cpu: str, module: str, *words: str | Path) -> Any:
+@pytest.fixture(scope="module")
+def blocks_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """A function that makes a cache directory with the code blocks of a set, where an emulated CPU looks for them.
+
+    Experts are left out: their place in a block has an address of its own (`CodeBlock.pointers`).
+    """
+
+    def build(cpu: str, name: str) -> Path:
+        cache_directory = tmp_path_factory.mktemp("blocks")
+        code = "from ondevice.native import library; print(library.code_directory())"
+        directory = Path(emulated_python(cpu, "-c", code, ONDEVICE_CACHE=str(cache_directory)).strip())
+        for part in (PARTS["packing"], Part("forward", KINDS - {"experts"})):
+            command = [sys.executable, "-m", "ondevice.native.builder", "--platform", "linux-aarch64", "--set", name]
+            command += ["--part", part.name, "--out", str(directory / library.file_name(part))]
+            command += ["--without", "experts"] if part.kinds else []
+            environment = {**os.environ, "PYTHONHASHSEED": "0"}
+            subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+        return cache_directory
+
+    return cache(build)
+
+
+def emulated_python(cpu: str, *words: str | Path, **variables: str) -> str:
+    """The output of Python on an emulated ARM CPU."""
+    system = Path(os.environ["ONDEVICE_ARM64"])
+    environment = {"ONDEVICE_CACHE": str(system / "cache")} | variables
+    environment["PYTHONPATH"] = os.pathsep.join([str(system / "site"), str(ROOT)])
+    emulator = [str(system / "qemu/usr/bin/qemu-aarch64-static"), "-cpu", cpu, "-L", str(system / "root")]
+    command = [*emulator, str(system / "root/usr/bin/python3.11"), *map(str, words)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return ended.stdout
+
+
+def emulated(shared: Path, cpu: str, module: str, *words: str | Path) -> Any:
     """The parsed output of a test module on an emulated ARM CPU: Cortex-A76 (Raspberry Pi 5), Cortex-A72 (Pi 4), or
     `max`, all that qemu emulates.
     """
-    system = Path(os.environ["ONDEVICE_ARM64"])
-    environment = {
-        "ONDEVICE_CACHE": str(system / "cache"),
-        "ONDEVICE_KERNELS": str(library),
-        "PYTHONPATH": os.pathsep.join([str(system / "site"), str(ROOT)]),
-    }
-    emulator = [str(system / "qemu/usr/bin/qemu-aarch64-static"), "-cpu", cpu, "-L", str(system / "root")]
-    command = [*emulator, str(system / "root/usr/bin/python3.11"), "-m", module, *map(str, words)]
-    return json.loads(subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    return json.loads(emulated_python(cpu, "-m", module, *words, ONDEVICE_KERNELS=str(shared)))
 
 
 def test_a_forward_has_the_same_bits(
@@ -84,3 +111,23 @@ def test_hostile_numbers_stay_in_their_memory(
     }
     answer = emulated(library_of(name), cpu, "tests.simd.hostile_forwards", "--each-once", *directories)
     assert answer == {"set": name, "found": expected}
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "seed"),
+    [(6, 0), *(pytest.param(1 + seed % 6, seed, marks=pytest.mark.slow) for seed in range(1, 17))],
+)
+def test_code_blocks_are_loaded_anywhere(
+    blocks_for: Callable[[str, str], Path],
+    bundles: dict[str, Bundle],
+    cpu: str,
+    name: str,
+    gigabytes: int,
+    seed: int,
+) -> None:
+    """As `test_far_apart` on this machine: gigabytes are mapped before and between loads."""
+    bundle = bundles["e2b"]
+    words = ("-m", "tests.simd.far_apart", str(gigabytes), str(seed), bundle.path)
+    found = json.loads(emulated_python(cpu, *words, ONDEVICE_CACHE=str(blocks_for(cpu, name))))
+    assert found["digest"] == digest(bundle)
+    assert found["loaded"] > 4

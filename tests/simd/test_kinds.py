@@ -57,6 +57,6 @@ def test_what_a_bundle_needs_is_built_and_later_what_options_need(bundles: dict[
     command = [sys.executable, "-m", "tests.simd.outputs", str(bundle.path)]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout)["digests"] == [digest(bundle)]
-    built = [Part.of_stem(file.stem) for file in tmp_path.rglob("forward*.o")]
+    built = [Part.of_stem(file.stem) for file in tmp_path.rglob("forward*.block")]
     own = Models(bundle).kinds()
     assert {part.kinds for part in built} == {own, own | {"lookup"}, own | {"int8"}, own | {"int8", "lookup"}}

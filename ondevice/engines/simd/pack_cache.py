@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ondevice.files import lock
+from ondevice.files import lock, trusted
 from ondevice.machine import cache_directory
 
 KEPT_S = 14 * 86400
@@ -52,6 +52,8 @@ def remove_unused() -> None:
 
     A process that has a removed pack mapped can go on using it; Windows refuses to remove one that is mapped.
     """
+    if not trusted(cache_directory()):
+        return
     now = time.time()
     unused = [path for path, status in _files(_PACK) if now - status.st_mtime > KEPT_S]
     unfinished = [path for path, status in _files(_PART) if _is_abandoned(path, now - status.st_mtime)]

@@ -27,7 +27,7 @@ from ondevice.engines.simd.pack_cache import mark_used, remove_unused
 from ondevice.engines.simd.pack_layout import PAGE, PackLayout
 from ondevice.engines.simd.tensor_files import TensorFiles
 from ondevice.errors import OndeviceError
-from ondevice.files import lock, replacing
+from ondevice.files import distrust, lock, make_cache_directory, replacing, trusted
 from ondevice.machine import cache_directory
 from ondevice.preparation import Preparation
 from ondevice.progress import Advance, counted
@@ -111,7 +111,8 @@ class PackState:
 
     size : its size in bytes
     path : the path of its file; None if it is too small to be kept
-    pack : uint8[size], the mapped file; None if there is none with the right size and first page
+    pack : uint8[size], the mapped file; None if there is none with the right size and first page, or if another user
+        may have written it
     """
 
     size: int
@@ -202,7 +203,7 @@ def _in_memory(layout: PackLayout, threads: int, advance: Advance = lambda count
 
 def _mapped(path: Path, layout: PackLayout) -> NDArray[np.uint8] | None:
     try:
-        if not path.is_file():  # opening a named pipe would block
+        if not trusted(path) or not path.is_file():  # opening a named pipe would block
             return None
         pack = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError):
@@ -219,6 +220,8 @@ def was_truncated(pack: NDArray[np.uint8]) -> bool:
 def _obstacle(path: Path, size: int) -> str | None:
     """Why a file of `size` bytes cannot be written to `path`, whose directory need not exist yet; None if it can."""
     directory = path.parent
+    if reason := distrust(directory):
+        return reason
     try:
         if path.is_dir():
             return f"{path} is a directory"
@@ -236,8 +239,9 @@ def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, 
 
     The first page, without which the file counts as damaged, is written when all others are on the disk.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, prefix=path.stem) as file, _Flushes(file) as flushes:
+    make_cache_directory(path.parent)
+    # Read-only, because truncating a pack ends the processes that have it mapped.
+    with replacing(path, prefix=path.stem, read_only=True) as file, _Flushes(file) as flushes:
         handle = file.fileno()
         lock(handle)
         os.truncate(handle, layout.size)
@@ -251,8 +255,6 @@ def _write_file(path: Path, layout: PackLayout, threads: int, advance: Advance, 
         page = layout.first_page(np.memmap(file, np.uint8, "r"), threads)
         flushes.put(0, page)
         flushes.flush()
-        if os.name == "posix":  # read-only: truncating a pack ends the processes that have it mapped
-            os.fchmod(handle, 0o400)
         verification.wait(lambda: advance(0))
 
 
