@@ -338,7 +338,8 @@ def test_a_bundle_runs_without_the_cache_and_says_why(reference_export: Path, ca
     environment = {**os.environ, "ONDEVICE_CACHE": str(cache), "TMPDIR": str(cache.parent)}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     reason = f"other users may write to {cache} (chmod go-w {cache})"
-    *preparing, unused, _ = ended.stderr.splitlines()
+    *preparing, unused = (line for line in ended.stderr.splitlines() if reason in line)
+    assert unused.startswith(f"not using {cache}")
     assert unused.endswith(f": {reason}")
     built = f"preparing for this machine: compiling kernels at every start, because {reason}: set ONDEVICE_CACHE"
     assert preparing == ([built] if library.choice().file is None else [])
