@@ -128,6 +128,15 @@ class UntrustedText:
         return frozenset(text[start:] for text in self._texts for start in range(1, len(text)))
 
     @cached_property
+    def _firsts(self) -> frozenset[str]:
+        """First characters, mostly one or two: few texts have them, and only these are searched for every token."""
+        return frozenset(text[0] for text in self._texts)
+
+    @cached_property
+    def _lasts(self) -> frozenset[str]:
+        return frozenset(text[-1] for text in self._texts)
+
+    @cached_property
     def _middles(self) -> frozenset[str]:
         """Texts of which the template makes a control token, as by `'<' ~ name ~ '>'`; without the names and words that
         it looks for itself.
@@ -161,7 +170,7 @@ class UntrustedText:
         """An untrusted text with marks."""
         text = text.replace(MARK, "")
         marks = list[int]()
-        for control in self._texts:
+        for control in self._texts if any(first in text for first in self._firsts) else ():
             start = text.find(control)
             while start >= 0:
                 marks += _inside(start, start + len(control))
@@ -199,10 +208,10 @@ class UntrustedText:
         if not self._is_literal:
             heads, tails = ([*each, *map(self._tokenizer.normalized, each)] for each in (heads, tails))
         lengths = range(1, self._longest)
-        marks = list[int]()
-        if any(head[:length] in self._ends for head in heads for length in lengths):
-            marks.append(start)
-        if any(tail[-length:] in self._beginnings for tail in tails for length in lengths) or (
+        ended = (head for head in heads if not self._lasts.isdisjoint(head))
+        begun = (tail for tail in tails if not self._firsts.isdisjoint(tail))
+        marks = [start] if any(head[:length] in self._ends for head in ended for length in lengths) else []
+        if any(tail[-length:] in self._beginnings for tail in begun for length in lengths) or (
             len(core) <= near and not self._middles.isdisjoint(heads)
         ):
             marks.append(start + len(core))
