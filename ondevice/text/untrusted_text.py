@@ -176,7 +176,7 @@ class UntrustedText:
                 marks += _inside(start, start + len(control))
                 start = text.find(control, start + 1)
         if not self._is_literal:
-            marks += self._found(text)
+            marks = self._found(text, marks)
         marks += self._marks_at_ends(text)
         if not marks:
             return text
@@ -184,16 +184,19 @@ class UntrustedText:
         pieces = [text[start:stop] for start, stop in pairwise(places)]
         return (MARK if 0 in marks else "") + MARK.join(pieces) + (MARK if len(text) in marks else "")
 
-    def _found(self, text: str) -> list[int]:
-        """Marks in the control tokens that the tokenizer itself finds in a text."""
-        marks = list[int]()
+    def _found(self, text: str, marks: Iterable[int]) -> list[int]:
+        """The marks, and those in all control tokens that the tokenizer itself finds in a text that is cut at marks."""
+        known, found = list[int](), set(marks)
 
         def inside(start: int, stop: int) -> list[int]:
-            marks.extend(places := _inside(start, stop))
-            return places
+            found.update(places := _inside(start, stop))
+            return [*places, *_marks_inside(known, start, stop)]
 
-        self._cut(text, inside)
-        return marks
+        while True:
+            known = sorted(found)
+            self._cut(text, inside)
+            if len(found) == len(known):
+                return known
 
     def _marks_at_ends(self, text: str) -> list[int]:
         """Where a control token may go on beyond a text: behind its last character and before its first, without the

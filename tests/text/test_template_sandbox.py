@@ -163,6 +163,7 @@ def test_what_cannot_be_compiled_is_the_bundles_fault(source: str) -> None:
         "{% set (a, b), c = (1, [2]), {'x': (3,)} %}{{ a }}{{ b }}{{ c }}{{ [1] * 2 }}{{ 2 * 'x' }}{{ 2 ** 9 }}",
         "{{ {'b': [1, 'é'], 'a': none}|tojson(sort_keys=true) }}{{ [1, {'x': 2}]|tojson(indent=2) }}",
         "{{ dict([('a', 1)], b=2) }}{{ dict({'a': 1})|length }}{{ [1, 1, 'A', 'a']|unique|list }}{{ 'xaxb'[1:3] }}",
+        "{% set n = namespace(center=1) %}{% set n.encode = n.center + 1 %}{{ n.encode }}{{ {'center': 3}.center }}",
         "{{ ' a '|trim }}{{ 'xyax'|trim('xy') }}{{ 'xax'.strip('x') }}{{ 5|trim }}{{ 'a,b,c'.rsplit(',', 1) }}",
         "{{ messages|map(attribute='content')|list }}{{ messages|selectattr('role', 'equalto', 'user')|list }}",
     ],
