@@ -190,7 +190,7 @@ def test_each_rendering_has_its_own_allowance(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_call_takes_much_longer_than_reading_its_operands() -> None:
     """Each method, filter, test, function and operator with operands whose product takes minutes: see `template_calls`.
-    It takes 20 s, the longest call 0.4 s; one that does not end is named by the last line.
+    It takes 20 s, the longest call 0.6 s (of processor time); without the limits `rfind` takes 10 s, `strip` minutes.
     """
     command = [sys.executable, "-m", "tests.text.template_calls"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
@@ -205,4 +205,4 @@ def test_no_call_takes_much_longer_than_reading_its_operands() -> None:
         "x|trim(y) of alike and almost",
         "x.rfind(y) of alike and almost alike",
     } <= (seconds.keys())
-    assert not {call: taken for call, taken in seconds.items() if taken > 3}
+    assert not {call: taken for call, taken in seconds.items() if taken > 5}
