@@ -183,7 +183,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return self.made(value) if isinstance(obj, Namespace) else value  # a list counts the namespaces in it, no more
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return attr not in REMOVED_METHODS and super().is_safe_attribute(obj, attr, value)
+        if attr in REMOVED_METHODS and not isinstance(obj, Namespace):  # whose attributes are the template's own
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
     # Filters whose time or result can be larger than their operands, or that take a number for a size.
 

@@ -86,8 +86,8 @@ class Tokenizer:
 
     @cached_property
     def control_texts(self) -> dict[int, str]:
-        """Texts of control tokens by id, including added tokens in angle brackets, which some tokenizers do not mark as
-        special.
+        """Texts of the tokens by which replies are read, by id: special tokens, and added tokens in angle brackets,
+        which some tokenizers do not mark as special.
         """
         return {
             token_id: token.content

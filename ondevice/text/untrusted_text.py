@@ -128,6 +128,15 @@ class UntrustedText:
         return frozenset(text[start:] for text in self._texts for start in range(1, len(text)))
 
     @cached_property
+    def _firsts(self) -> frozenset[str]:
+        """First characters, mostly one or two: few texts have them, and only these are searched for every token."""
+        return frozenset(text[0] for text in self._texts)
+
+    @cached_property
+    def _lasts(self) -> frozenset[str]:
+        return frozenset(text[-1] for text in self._texts)
+
+    @cached_property
     def _middles(self) -> frozenset[str]:
         """Texts of which the template makes a control token, as by `'<' ~ name ~ '>'`; without the names and words that
         it looks for itself.
@@ -161,13 +170,13 @@ class UntrustedText:
         """An untrusted text with marks."""
         text = text.replace(MARK, "")
         marks = list[int]()
-        for control in self._texts:
+        for control in self._texts if any(first in text for first in self._firsts) else ():
             start = text.find(control)
             while start >= 0:
                 marks += _inside(start, start + len(control))
                 start = text.find(control, start + 1)
         if not self._is_literal:
-            marks += self._found(text)
+            marks = self._found(text, marks)
         marks += self._marks_at_ends(text)
         if not marks:
             return text
@@ -175,16 +184,19 @@ class UntrustedText:
         pieces = [text[start:stop] for start, stop in pairwise(places)]
         return (MARK if 0 in marks else "") + MARK.join(pieces) + (MARK if len(text) in marks else "")
 
-    def _found(self, text: str) -> list[int]:
-        """Marks in the control tokens that the tokenizer itself finds in a text."""
-        marks = list[int]()
+    def _found(self, text: str, marks: Iterable[int]) -> list[int]:
+        """The marks, and those in all control tokens that the tokenizer itself finds in a text that is cut at marks."""
+        known, found = list[int](), set(marks)
 
         def inside(start: int, stop: int) -> list[int]:
-            marks.extend(places := _inside(start, stop))
-            return places
+            found.update(places := _inside(start, stop))
+            return [*places, *_marks_inside(known, start, stop)]
 
-        self._cut(text, inside)
-        return marks
+        while True:
+            known = sorted(found)
+            self._cut(text, inside)
+            if len(found) == len(known):
+                return known
 
     def _marks_at_ends(self, text: str) -> list[int]:
         """Where a control token may go on beyond a text: behind its last character and before its first, without the
@@ -199,10 +211,10 @@ class UntrustedText:
         if not self._is_literal:
             heads, tails = ([*each, *map(self._tokenizer.normalized, each)] for each in (heads, tails))
         lengths = range(1, self._longest)
-        marks = list[int]()
-        if any(head[:length] in self._ends for head in heads for length in lengths):
-            marks.append(start)
-        if any(tail[-length:] in self._beginnings for tail in tails for length in lengths) or (
+        ended = (head for head in heads if not self._lasts.isdisjoint(head))
+        begun = (tail for tail in tails if not self._firsts.isdisjoint(tail))
+        marks = [start] if any(head[:length] in self._ends for head in ended for length in lengths) else []
+        if any(tail[-length:] in self._beginnings for tail in begun for length in lengths) or (
             len(core) <= near and not self._middles.isdisjoint(heads)
         ):
             marks.append(start + len(core))

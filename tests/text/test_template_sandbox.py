@@ -163,6 +163,7 @@ def test_what_cannot_be_compiled_is_the_bundles_fault(source: str) -> None:
         "{% set (a, b), c = (1, [2]), {'x': (3,)} %}{{ a }}{{ b }}{{ c }}{{ [1] * 2 }}{{ 2 * 'x' }}{{ 2 ** 9 }}",
         "{{ {'b': [1, 'é'], 'a': none}|tojson(sort_keys=true) }}{{ [1, {'x': 2}]|tojson(indent=2) }}",
         "{{ dict([('a', 1)], b=2) }}{{ dict({'a': 1})|length }}{{ [1, 1, 'A', 'a']|unique|list }}{{ 'xaxb'[1:3] }}",
+        "{% set n = namespace(center=1) %}{% set n.encode = n.center + 1 %}{{ n.encode }}{{ {'center': 3}.center }}",
         "{{ ' a '|trim }}{{ 'xyax'|trim('xy') }}{{ 'xax'.strip('x') }}{{ 5|trim }}{{ 'a,b,c'.rsplit(',', 1) }}",
         "{{ messages|map(attribute='content')|list }}{{ messages|selectattr('role', 'equalto', 'user')|list }}",
     ],
@@ -189,7 +190,7 @@ def test_each_rendering_has_its_own_allowance(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_call_takes_much_longer_than_reading_its_operands() -> None:
     """Each method, filter, test, function and operator with operands whose product takes minutes: see `template_calls`.
-    It takes 20 s, the longest call 0.4 s; one that does not end is named by the last line.
+    It takes 20 s, the longest call 0.6 s (of processor time); without the limits `rfind` takes 10 s, `strip` minutes.
     """
     command = [sys.executable, "-m", "tests.text.template_calls"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
@@ -204,4 +205,4 @@ def test_no_call_takes_much_longer_than_reading_its_operands() -> None:
         "x|trim(y) of alike and almost",
         "x.rfind(y) of alike and almost alike",
     } <= (seconds.keys())
-    assert not {call: taken for call, taken in seconds.items() if taken > 3}
+    assert not {call: taken for call, taken in seconds.items() if taken > 5}
