@@ -221,6 +221,27 @@ def test_a_sound_of_too_many_chunks() -> None:
                 heard(file)
 
 
+def test_a_sound_of_too_many_pages() -> None:
+    file = sound_file(tone(1.0), "OGG", "VORBIS")
+    expected = heard(file).piece(0).values
+    few, many = (b"OggS" * count for count in (sounds.MOST_NO_PAGES - 1, sounds.MOST_NO_PAGES))
+    np.testing.assert_array_equal(heard(file + few).piece(0).values, expected)
+    with pytest.raises(PromptError, match="64 beginnings of pages that are none"):
+        heard(file + many)
+
+
+def test_the_tag_of_a_sound_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    """The library's reader writes a line for each of its damaged fields."""
+    file, field = sound_file(tone(1.0), "MP3"), b"TXXX\0\0\0\2\0\0\0x"
+    for flags, end in ((0, b""), (16, b"3DI\4\0\x10\0\0\4\x30")):
+        tagged = b"ID3\4\0" + bytes([flags, 0, 0, 4, 48]) + field * 46 + bytes(8) + end + file
+        np.testing.assert_array_equal(heard(tagged).piece(0).values, heard(file).piece(0).values)
+    assert "extra frame" not in capfd.readouterr().err
+    for cut in (3, 9, 10, 200):
+        with pytest.raises(PromptError):
+            heard(tagged[:cut])
+
+
 # Sample rates.
 
 
