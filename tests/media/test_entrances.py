@@ -99,7 +99,7 @@ def test_mistakes(bundle: Path, reference_bundle: Path, tmp_path: Path, capsys: 
 
     broken = tmp_path / "broken.png"
     broken.write_bytes(PICTURE[:100])
-    assert "picture 1 is damaged" in mistake(bundle, "x", "--image", broken)
+    assert "picture 1 is damaged" in mistake(bundle, "x", "--image", broken, "--image-tokens", 70)
     assert "No such file" in mistake(bundle, "x", "--image", tmp_path / "none.png")
     assert "sound 1 is no sound" in mistake(bundle, "x", "--audio", broken)
     assert "No such file" in mistake(bundle, "x", "--audio", tmp_path / "none.wav")

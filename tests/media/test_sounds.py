@@ -178,8 +178,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_limits_hold_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (sounds.WavFile, sounds.OtherFile):
-        monkeypatch.setattr(kind, "blocks", lambda self: pytest.fail("decoded"))
+    for source in (sounds.WavFile, sounds.OtherFile):
+        monkeypatch.setattr(source, "blocks", lambda self: pytest.fail("decoded"))
     monkeypatch.setattr(sounds, "MOST_SECONDS", 1)
     assert "longer than" in refused(wav(tone(1.01)))
     for kind, subtype, _ in FORMATS:
