@@ -123,6 +123,8 @@ class Frames:
         try:
             with av.open(source) as container:
                 stream = container.streams.video[0]
+                if stream.codec_context is None:
+                    raise ValueError("it has an encoding without a decoder")
                 stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}  # of a frame, whatever the header says
                 yield stream
         except (av.FFmpegError, IndexError, OSError, ValueError) as error:

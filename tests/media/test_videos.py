@@ -174,6 +174,7 @@ def test_a_conversation_about_a_video_reads_it_once(chat_model: Model) -> None:
         (Video([b"x"]), "frame 1 of video 1 is damaged"),
         (Video([png()], fps=0), "video 1 has 0 frames per second"),
         (Video(b"never a video"), "video 1 is damaged, or no video that PyAV reads"),
+        (Video(clip(2).replace(b"mp4v", b"xyzw").replace(b"esds", b"free")), "it has an encoding without a decoder"),
         (Video("gone.mp4"), "video 1 cannot be read: gone.mp4: no such file"),
         (Video("http://127.0.0.1:9/a.mp4"), "no such file"),
         ({"type": "video"}, "without a field 'video'"),
