@@ -4,7 +4,8 @@ A grammar comes from a stranger, and compiling it must take neither seconds nor 
 as "fuel", which bounds repetitions (`(a{1000}){1000}`), long texts and large schemas. Two things escape it, because a
 single step of it can take any time: the intersection of many patterns, which doubles with every pattern (a schema of
 2 KB with 40 patterns in an `allOf` takes all memory of the machine), and `multipleOf`, whose automaton has a state per
-remainder (12 s for 1,000,003).
+remainder (12 s for 1,000,003). And it negates the bounds of a range of integers: for -2**63, which is its own negative
+there, that recurses until the stack overflows, and the process ends with a segmentation fault (llguidance 1.9.1).
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ is used twice."""
 
 MAX_DIVISOR = 10_000
 """Largest `multipleOf`, without its factors 2 and 5, which cost nothing."""
+
+LEAST_NUMBER = 1024 - 2**63
+"""Least number of a schema. llguidance reads the integers below it as the float -2**63, and takes those still smaller
+for it."""
 
 FUEL = 100_000
 """llguidance's limit for compiling, and for the text that a grammar forces at one place: 50,000 characters take 80 ms,
@@ -81,9 +86,11 @@ def check_length(value: Any, what: str) -> None:
 def check_schema(schema: Any) -> None:
     """
     Raises:
-        GrammarError: a JSON schema is too long, intersects too many patterns, or has too large a `multipleOf`.
+        GrammarError: a JSON schema is too long, intersects too many patterns, or has a number that is too small or too
+            large a `multipleOf`.
     """
     check_length(schema, "a schema")
+    _check_numbers(schema)
     nodes = list(_objects(schema))
     intersects = any(map(_intersects, nodes))
     patterns = {(name, str(node[name])) for node in nodes for name in ("pattern", "format") if name in node}
@@ -98,9 +105,11 @@ def check_schema(schema: Any) -> None:
 def check_tools(tools: Any) -> None:
     """
     Raises:
-        GrammarError: declarations of tools are too long, or have too large a `multipleOf`.
+        GrammarError: declarations of tools are too long, or have a number that is too small or too large a
+            `multipleOf`.
     """
     check_length(tools, "declarations of tools")
+    _check_numbers(tools)
     _check_divisors(_objects(tools), intersects=False)
 
 
@@ -133,16 +142,27 @@ def check_words(words: Sequence[str]) -> None:
     check_length(words, "a choice")
 
 
-def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
-    """All objects in a value of JSON. Some may be no schemas, as those in an `enum`."""
+def _values(value: Any) -> Iterator[Any]:
+    """All values in a value of JSON, and itself."""
     left = [value]
     while left:
         each = left.pop()
+        yield each
         if isinstance(each, Mapping):
-            yield each
             left += each.values()
         elif isinstance(each, list | tuple):
             left += each
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """All objects in a value of JSON. Some may be no schemas, as those in an `enum`."""
+    return (each for each in _values(value) if isinstance(each, Mapping))
+
+
+def _check_numbers(schema: Any) -> None:
+    for each in _values(schema):
+        if isinstance(each, int | float) and each < LEAST_NUMBER:
+            raise GrammarError(f"a schema may have numbers from {LEAST_NUMBER}, not {shown(each)}")
 
 
 def _check_divisors(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import FrameType
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -178,6 +179,20 @@ class Connection(H11Protocol):
         super().on_response_complete()
         if self._is_answering:  # the next request had arrived already
             self._deadline.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Close the connection after malformed HTTP, with an error if no response has begun.
+
+        Uvicorn itself writes an error in any case, and the response to a request whose body is malformed after it. For
+        h11 either is a second response, an exception.
+        """
+        if self._is_answering:  # its application has not ended: it receives and sends nothing more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(400, "the request is not valid HTTP")
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()

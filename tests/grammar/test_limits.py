@@ -59,6 +59,10 @@ def lark(text: str) -> dict[str, Any]:
         (schema_format({"type": "integer", "multipleOf": 10_007}), "multipleOf"),
         (schema_format({"type": "number", "multipleOf": 1.0007}), "multipleOf"),
         (schema_format({"multipleOf": 101, "anyOf": [{"multipleOf": 103}]}), "multipleOf"),
+        (schema_format({"const": -(2**63)}), "numbers from"),
+        (schema_format({"enum": [{"a": [512 - 2**63]}]}), "numbers from"),
+        (schema_format({"type": "integer", "minimum": -1e20, "maximum": -1e19}), "numbers from"),
+        (lark('start: %json {"const": -9223372036854775807}'), "numbers from"),
         (lark("start: T\nT: /a/ & /b/ & /c/ & ~/d/ & /e/"), "operators"),
         (lark('start: T // "\nT: /a/ & "\\"" & /c/ & ~/d/ & /e/'), "operators"),
         (lark('start: %json\n{"allOf": ' + json.dumps(NINE) + "}"), "different patterns"),
@@ -74,6 +78,7 @@ def test_it_is_refused_before_it_is_compiled(wanted: Any, message: str) -> None:
     [
         {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 10_007}}},
         {"type": "object", "properties": {"n": {"enum": ["a" * 200_000]}}},
+        {"type": "object", "properties": {"n": {"enum": [-(2**63)]}}},
     ],
 )
 def test_tools_are_limited_too(parameters: Any) -> None:
@@ -91,6 +96,8 @@ def test_tools_are_limited_too(parameters: Any) -> None:
         schema_format({"allOf": NINE[:2], "description": "x"}),
         schema_format({"type": "integer", "multipleOf": 86_400}),
         schema_format({"type": "number", "multipleOf": 0.01}),
+        schema_format({"type": "integer", "minimum": limits.LEAST_NUMBER, "maximum": limits.LEAST_NUMBER}),
+        schema_format({"enum": [limits.LEAST_NUMBER, 2**63 - 1, 2**64]}),
         lark('start: "&~&" /[&~]&/ x~2 .. 3 x ~ 4 // & ~ & ~\nx: "a" # & & & &\n'),
         lark("start: T\nT: /[a-f]+/ & /.{2,4}/ & ~/abc/"),
     ],
