@@ -41,7 +41,7 @@ ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata
 """Fields of the request that the response repeats."""
 
 MAX_METADATA, MAX_NAME, MAX_VALUE = 16, 64, 512
-"""Most entries of `metadata`, and characters of their names and values: OpenAI's limits. Every response repeats them."""
+"""Most entries of `metadata`, and characters of their names and values, as in OpenAI's API. Responses repeat them."""
 
 ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
 ROLES = ("user", "assistant", "system", "developer")

@@ -120,6 +120,8 @@ def test_words_that_begin_alike(made: Compiler) -> None:
         {"type": "regex", "regex": "(a{1000}){1000}"},
         {"type": "regex", "regex": "x(a{1000}){1000}"},
         lark("start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(40)) + '\nT40: "ab"'),
+        schema_format({"anyOf": [{"properties": {f"{number}": {}}} for number in range(2000)]}),
+        lark("start: " + " | ".join(f"r{n}" for n in range(6000)) + "".join(f'\nr{n}: "a" "b"?' for n in range(6000))),
         schema_format({"allOf": [{"anyOf": [{"properties": {f"{m} {n}": {}}} for m in range(9)]} for n in range(9)]}),
     ],
 )

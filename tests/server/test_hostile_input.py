@@ -13,14 +13,13 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ondevice.bundle import MANIFEST, Bundle
-from ondevice.server import bodies, running
+from ondevice.server import bodies
 from tests.chat_bundle import write_chat_bundle
 from tests.server.alone import Alone, served_alone
 from tests.server.served import PATIENCE_S
