@@ -14,7 +14,7 @@ import secrets
 import string
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -42,6 +42,10 @@ MAX_BODIES_BYTES = 2 * MAX_REQUEST_BYTES
 SMALL_BYTES = 1 << 16
 """Bodies up to this length do not wait for room: the limit of connections limits them."""
 
+MAX_PARSED = 2
+"""Most parsed bodies longer than SMALL_BYTES, until their requests are read. `{"":0},` takes 50 times its length, so that
+bodies that have room together would take gigabytes."""
+
 MAX_RECEIVING = 64
 """Most bodies that are being received. A further one ends the receipt of the oldest."""
 
@@ -66,6 +70,7 @@ class Bodies:
         self._given_back = asyncio.Event()
         self._receiving: list[asyncio.Timeout] = []
         """Deadlines of the bodies that are being received, oldest first."""
+        self._parsed = asyncio.Semaphore(MAX_PARSED)
         self._parser = ThreadPoolExecutor(1, "ondevice-parser")
 
     @asynccontextmanager
@@ -90,7 +95,8 @@ class Bodies:
                         taken = await self._take(MAX_REQUEST_BYTES)
                     if len(body) > MAX_REQUEST_BYTES:
                         raise _too_long()
-            yield await asyncio.get_running_loop().run_in_executor(self._parser, parse, body)
+            async with self._parsed if len(body) > SMALL_BYTES else nullcontext():
+                yield await asyncio.get_running_loop().run_in_executor(self._parser, parse, body)
         finally:
             self._give_back(taken)
 

@@ -11,7 +11,6 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -73,10 +72,18 @@ def padded(ignored: bytes) -> bytes:
     return b'{"prompt": "abc", "max_tokens": 1, "ignored": %b}' % ignored
 
 
+def connect(served: Alone) -> closing[socket.socket]:
+    return closing(socket.create_connection((served.host, served.port), PATIENCE_S))
+
+
+def received(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
 def half_headers(served: Alone) -> list[int]:
     with ExitStack() as stack:
         for _ in range(300):
-            connection = stack.enter_context(closing(socket.create_connection((served.host, served.port), PATIENCE_S)))
+            connection = stack.enter_context(connect(served))
             connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 30_000)
         served.let_it_notice()
     return []
@@ -86,8 +93,8 @@ def unfinished_bodies(served: Alone) -> list[int]:
     head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(12):
-            connection = stack.enter_context(closing(socket.create_connection((served.host, served.port), PATIENCE_S)))
-            connection.settimeout(2)
+            connection = stack.enter_context(connect(served))
+            connection.settimeout(0.5)
             try:
                 connection.sendall(head % (20 * MEGABYTE) + b" " * (20 * MEGABYTE - 1))
             except TimeoutError:
@@ -96,14 +103,21 @@ def unfinished_bodies(served: Alone) -> list[int]:
     return []
 
 
-def together(count: int, path: str, body: bytes) -> Send:
-    """The same request many times at the same time."""
+def objects_meanwhile(served: Alone) -> list[int]:
+    """Requests of which each takes many times its length, while the threads for requests are busy."""
+    texts = [("/tokenize", json.dumps({"content": DIGITS, "with_pieces": True}).encode())] * 2
+    objects = [(TEXT, padded(b"[" + b'{"":0},' * (ELEMENTS // 2) + b"0]"))] * 50
+    with ExitStack() as stack:
+        connections = []
+        for path, body in (*texts, *objects):
+            connections.append(stack.enter_context(connect(served)))
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            connections[-1].sendall(head.encode() + body)
+        return [int(received(connection).split(b" ", 2)[1]) for connection in connections]
 
-    def send(served: Alone) -> list[int]:
-        with ThreadPoolExecutor(count) as clients:
-            return list(clients.map(lambda _: served.ask("POST", path, body).status, range(count)))
 
-    return send
+def one_by_one(count: int, send: Send) -> Send:
+    return lambda served: [status for _ in range(count) for status in send(served)]
 
 
 def leaving(path: str, body: bytes) -> Send:
@@ -203,8 +217,12 @@ INPUTS: dict[str, tuple[Callable[[], Send], int | range | None]] = {
     "an origin that is no address": (lambda: post("/tokenize", {"content": "x"}, Origin="http://["), 403),
     "300 halves of headers": (lambda: half_headers, None),
     "12 bodies of 20 MB without an end": (lambda: unfinished_bodies, None),
-    "60 times as many objects as possible": (
-        lambda: together(60, TEXT, padded(b"[" + b'{"":0},' * (ELEMENTS // 2) + b"0]")), None,
+    "2 texts to tokenize, and meanwhile 50 times as many objects as possible": (lambda: objects_meanwhile, None),
+    "20 prompts of 40 MB": (
+        lambda: one_by_one(20, post(TEXT, b'{"prompt": "%b"}' % (b"a" * (40 * MEGABYTE)))), None,
+    ),
+    "20 objects of 1 MB and no prompt": (
+        lambda: one_by_one(20, post(TEXT, b'{"a": [%b0]}' % (b'{"":0},' * (ELEMENTS // 2)))), None,
     ),
 }  # fmt: skip
 
