@@ -45,6 +45,8 @@ class Alone(Client):
         super().__init__(parts.hostname or "", parts.port or 0)
         self.pid = process.pid
         self._errors = errors
+        self.at_rest = self.memory("VmRSS")
+        """Bytes of its memory before its first request."""
 
     @property
     def errors(self) -> str:
@@ -55,10 +57,6 @@ class Alone(Client):
         """Bytes of its memory: VmRSS is that of now, VmHWM the peak."""
         lines = Path(f"/proc/{self.pid}/status").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
-
-    def forget_peak(self) -> None:
-        """Let the peak of its memory begin anew."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5", "utf-8")
 
     @contextmanager
     def watched(self) -> Iterator[list[Health]]:
@@ -91,9 +89,10 @@ def served_alone(bundle: Path, directory: Path, *words: str) -> Iterator[Alone]:
     ):
         try:
             assert process.stdout is not None
-            served = Alone(process, json.loads(process.stdout.readline())["url"], errors)
-            wait_until(lambda: served.get("/health").status == 200)
-            yield served
+            url = json.loads(process.stdout.readline())["url"]
+            client = Client(urlsplit(url).hostname or "", urlsplit(url).port or 0)
+            wait_until(lambda: client.get("/health").status == 200)
+            yield Alone(process, url, errors)
         finally:
             process.terminate()
 
