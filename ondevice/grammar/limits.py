@@ -1,11 +1,15 @@
 """What a grammar may cost: checked before it is compiled, in addition to llguidance's own limits.
 
 A grammar comes from a stranger, and compiling it must take neither seconds nor gigabytes. llguidance counts its work
-as "fuel", which bounds repetitions (`(a{1000}){1000}`), long texts and large schemas. Two things escape it, because a
-single step of it can take any time: the intersection of many patterns, which doubles with every pattern (a schema of
-2 KB with 40 patterns in an `allOf` takes all memory of the machine), and `multipleOf`, whose automaton has a state per
-remainder (12 s for 1,000,003). And it negates the bounds of a range of integers: for -2**63, which is its own negative
-there, that recurses until the stack overflows, and the process ends with a segmentation fault (llguidance 1.9.1).
+as "fuel", which bounds repetitions (`(a{1000}){1000}`), long texts and large schemas. Some things escape it, because a
+single step of it can take any time:
+
+- the intersection of many patterns, which doubles with every pattern (a schema of 2 KB with 40 patterns in an `allOf`
+  takes all memory of the machine);
+- `multipleOf`, whose automaton has a state per remainder (12 s for 1,000,003);
+- `maxLength` beside a pattern, which can take a step per character;
+- the bounds of a range of integers, which are negated: -2**63 is its own negative there, which recurses until the stack
+  overflows, and the process ends with a segmentation fault (llguidance 1.8 to 1.9.1).
 """
 
 from __future__ import annotations
@@ -38,6 +42,9 @@ is used twice."""
 
 MAX_DIVISOR = 10_000
 """Largest `multipleOf`, without its factors 2 and 5, which cost nothing."""
+
+MAX_LENGTHS = 50_000
+"""Largest sum of the `minLength` and `maxLength` that may intersect a pattern. 100,000 take 2.4 s beside `\\\\d+`."""
 
 LEAST_NUMBER = 1024 - 2**63
 """Least number of a schema. llguidance reads the integers below it as the float -2**63, and takes those still smaller
@@ -107,6 +114,7 @@ def check_schema(schema: Any) -> None:
             f"different patterns and formats, not {len(patterns)}"
         )
     _check_divisors(nodes, intersects=intersects)
+    _check_lengths(nodes, intersects=intersects)
 
 
 def check_tools(tools: Any) -> None:
@@ -117,7 +125,9 @@ def check_tools(tools: Any) -> None:
     """
     check_length(tools, "declarations of tools")
     _check_numbers(tools)
-    _check_divisors(_objects(tools), intersects=False)
+    nodes = list(_objects(tools))
+    _check_divisors(nodes, intersects=False)
+    _check_lengths(nodes, intersects=any(map(_intersects, nodes)))
 
 
 def check_lark(text: str) -> None:
@@ -180,6 +190,17 @@ def _check_divisors(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> 
     divisors = [_divisor(node["multipleOf"]) for node in nodes if "multipleOf" in node]
     if (largest := lcm(*divisors) if intersects else max(divisors, default=1)) > MAX_DIVISOR:
         raise GrammarError(f"multipleOf may be {MAX_DIVISOR} without its factors 2 and 5, not {shown(largest)}")
+
+
+def _check_lengths(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> None:
+    """
+    Args:
+        intersects: whether a text may have to follow a pattern and a length of different objects.
+    """
+    limited = [node for node in nodes if intersects or "pattern" in node or "format" in node]
+    lengths = [node.get(name) for node in limited for name in ("minLength", "maxLength")]
+    if (total := sum(max(each, 0) for each in lengths if isinstance(each, int | float))) > MAX_LENGTHS:
+        raise GrammarError(f"minLength and maxLength beside patterns may be {MAX_LENGTHS} together, not {shown(total)}")
 
 
 def _intersects(node: Mapping[str, Any]) -> bool:

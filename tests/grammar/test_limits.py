@@ -59,6 +59,12 @@ def lark(text: str) -> dict[str, Any]:
         (schema_format({"type": "integer", "multipleOf": 10_007}), "multipleOf"),
         (schema_format({"type": "number", "multipleOf": 1.0007}), "multipleOf"),
         (schema_format({"multipleOf": 101, "anyOf": [{"multipleOf": 103}]}), "multipleOf"),
+        (schema_format({"pattern": r"\\d+", "maxLength": 2**31}), "maxLength beside patterns"),
+        (
+            schema_format({"allOf": [{"pattern": r"\\d+"}, {"minLength": -1e301, "maxLength": 1e300}]}),
+            "maxLength beside patterns",
+        ),
+        (schema_format({"items": [{"format": "uri", "maxLength": 9_000}] * 6}), "maxLength beside patterns"),
         (schema_format({"const": -(2**63)}), "numbers from"),
         (schema_format({"enum": [{"a": [512 - 2**63]}]}), "numbers from"),
         (schema_format({"type": "integer", "minimum": -1e20, "maximum": -1e19}), "numbers from"),
@@ -79,6 +85,7 @@ def test_it_is_refused_before_it_is_compiled(wanted: Any, message: str) -> None:
         {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 10_007}}},
         {"type": "object", "properties": {"n": {"enum": ["a" * 200_000]}}},
         {"type": "object", "properties": {"n": {"enum": [-(2**63)]}}},
+        {"type": "object", "properties": {"n": {"pattern": r"\\d+", "maxLength": 2**31}}},
     ],
 )
 def test_tools_are_limited_too(parameters: Any) -> None:
@@ -98,6 +105,7 @@ def test_tools_are_limited_too(parameters: Any) -> None:
         schema_format({"type": "number", "multipleOf": 0.01}),
         schema_format({"type": "integer", "minimum": limits.LEAST_NUMBER, "maximum": limits.LEAST_NUMBER}),
         schema_format({"enum": [limits.LEAST_NUMBER, 2**63 - 1, 2**64]}),
+        schema_format({"items": [{"pattern": r"\\d+", "maxLength": 10_000}, {"type": "string", "maxLength": 2**31}]}),
         lark('start: "&~&" /[&~]&/ x~2 .. 3 x ~ 4 // & ~ & ~\nx: "a" # & & & &\n'),
         lark("start: T\nT: /[a-f]+/ & /.{2,4}/ & ~/abc/"),
     ],
