@@ -41,7 +41,7 @@ MAX_OPERATORS = 3
 is used twice."""
 
 MAX_DIVISOR = 10_000
-"""Largest `multipleOf`, without its factors 2 and 5, which cost nothing."""
+"""Largest `multipleOf`, without zeros at its end, which cost nothing. 2**20 takes 1.2 s, and 2**31 no end."""
 
 MAX_LENGTHS = 50_000
 """Largest sum of the `minLength` and `maxLength` that may intersect a pattern. 100,000 take 2.4 s beside `\\\\d+`."""
@@ -189,7 +189,7 @@ def _check_divisors(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> 
     """
     divisors = [_divisor(node["multipleOf"]) for node in nodes if "multipleOf" in node]
     if (largest := lcm(*divisors) if intersects else max(divisors, default=1)) > MAX_DIVISOR:
-        raise GrammarError(f"multipleOf may be {MAX_DIVISOR} without its factors 2 and 5, not {shown(largest)}")
+        raise GrammarError(f"multipleOf may be {MAX_DIVISOR} without zeros at its end, not {shown(largest)}")
 
 
 def _check_lengths(nodes: Iterable[Mapping[str, Any]], *, intersects: bool) -> None:
@@ -210,11 +210,10 @@ def _intersects(node: Mapping[str, Any]) -> bool:
 
 
 def _divisor(value: Any) -> int:
-    """The digits of a number as a whole number without factors 2 and 5; 1 for what is no number."""
+    """The digits of a number as a whole number without zeros at its end; 1 for what is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value:
         return 1
     digits = abs(int("".join(map(str, Decimal(str(value)).as_tuple().digits))))
-    for factor in (2, 5):
-        while digits % factor == 0:
-            digits //= factor
+    while digits % 10 == 0:
+        digits //= 10
     return digits

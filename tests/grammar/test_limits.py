@@ -58,10 +58,12 @@ def lark(text: str) -> dict[str, Any]:
         (schema_format({"$defs": {"a": {"anyOf": NINE}}, "$ref": "#/$defs/a", "pattern": "x"}), "different patterns"),
         (schema_format({"type": "integer", "multipleOf": 10_007}), "multipleOf"),
         (schema_format({"type": "number", "multipleOf": 1.0007}), "multipleOf"),
+        (schema_format({"type": "number", "multipleOf": 2**31}), "multipleOf"),
+        (schema_format({"type": "integer", "multipleOf": 5**8}), "multipleOf"),
         (schema_format({"multipleOf": 101, "anyOf": [{"multipleOf": 103}]}), "multipleOf"),
         (schema_format({"pattern": r"\\d+", "maxLength": 2**31}), "maxLength beside patterns"),
         (
-            schema_format({"allOf": [{"pattern": r"\\d+"}, {"minLength": -1e301, "maxLength": 1e300}]}),
+            schema_format({"allOf": [{"pattern": r"\\d+"}, {"minLength": -50_000, "maxLength": 60_000}]}),
             "maxLength beside patterns",
         ),
         (schema_format({"items": [{"format": "uri", "maxLength": 9_000}] * 6}), "maxLength beside patterns"),
