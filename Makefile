@@ -12,7 +12,7 @@ help:
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
 	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed"
 	@echo "make frozen  freeze the desktop example with PyInstaller, and start it twice"
-	@echo "make fuzz    damaged bundles, hostile numbers, checkpoints, media and options for a minute (SECONDS=60): clean errors or nothing changes"
+	@echo "make fuzz    damaged bundles, hostile numbers, checkpoints, media, options and requests for a minute (SECONDS=60): clean errors or nothing changes"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the pages of docs/ as a site, in build/site; fails if a link leads nowhere"
 	@echo "make bench   tokens per round, acceptance and speed of every drafter on the reference pair"

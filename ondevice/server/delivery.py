@@ -13,6 +13,8 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from io import StringIO
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -96,12 +98,16 @@ class ServerSentEvent:
     data: dict[str, Any] | str | None
     name: str | None = None
 
-    def encode(self) -> str:
-        """The event as clients read it."""
+    def encode(self, written: Callable[[Any], str]) -> str:
+        """The event as clients read it.
+
+        Args:
+            written: writes a value as JSON.
+        """
         if self.data is None:
             return ": keep-alive\n\n"
         name = "" if self.name is None else f"event: {self.name}\n"
-        data = self.data if isinstance(self.data, str) else json.dumps(self.data, ensure_ascii=False)
+        data = self.data if isinstance(self.data, str) else written(self.data)
         return f"{name}data: {data}\n\n"
 
 
@@ -194,22 +200,41 @@ class EventStream(Response):
 
     async def _texts(self) -> AsyncIterator[str]:
         try:
-            async for events in _written(self._replies, self._writer):
-                if text := _encoded(events):
+            async for text in _written(self._replies, self._writer, _encoded):
+                if text:
                     yield text
-            yield await self._replies.work(lambda: _encoded(self._writer.closing()))
+            yield await self._replies.work(lambda: _encoded(self._writer.closing(), _in_parts))
         except Exception as error:
             yield _encoded(self._writer.failure(RequestError.of(error)))
 
 
-def _encoded(events: Iterable[ServerSentEvent]) -> str:
-    return "".join(event.encode() for event in events)
+_at_once = partial(json.dumps, ensure_ascii=False)
+
+
+def _in_parts(value: Any) -> str:
+    """A value as JSON, written in small parts, between which other threads run.
+
+    Joining a list of the parts would stop them for 0.27 s, and take 350 MB, for the million tokens of a text.
+    """
+    text = StringIO()
+    text.writelines(json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).iterencode(value))
+    return text.getvalue()
+
+
+def _encoded(events: Iterable[ServerSentEvent], written: Callable[[Any], str] = _at_once) -> str:
+    return "".join(event.encode(written) for event in events)
+
+
+def _exhausted(events: Iterable[ServerSentEvent], written: Callable[[Any], str] = _at_once) -> str:
+    """Let a writer make its events, which a whole response does not need: it keeps state."""
+    for _ in events:
+        pass
+    return ""
 
 
 async def _whole(replies: Replies, writer: ResponseWriter) -> Response:
-    async for events in _written(replies, writer):
-        for _ in events:
-            pass
+    async for _ in _written(replies, writer, _exhausted):
+        pass
 
     def write() -> Response:
         for _ in writer.closing():
@@ -219,22 +244,26 @@ async def _whole(replies: Replies, writer: ResponseWriter) -> Response:
     return await replies.work(write)
 
 
-async def _written(replies: Replies, writer: ResponseWriter) -> AsyncIterator[Iterable[ServerSentEvent]]:
-    """What the writer makes of each event of the replies, but for the end: that can be as long as a whole reply."""
-    yield writer.opening()
+async def _written(replies: Replies, writer: ResponseWriter, write: Callable[..., str]) -> AsyncIterator[str]:
+    """What `write` makes of the writer's events, but for those of the end: these can be as long as a whole reply.
+
+    An echoed prompt is as long, so its events are made in a thread for requests.
+    """
+    yield write(writer.opening())
     async for event in replies.events(KEEP_ALIVE_S):
         if isinstance(event, KeepAlive):
-            yield [writer.keep_alive()]
+            yield write([writer.keep_alive()])
         elif isinstance(event, PrefillProgress):
-            yield writer.prefill(event)
+            yield write(writer.prefill(event))
+        elif event.choice.echo is not None and len(event.choice.steps) == 1:
+            yield await replies.work(write, writer.step(event.choice, event.step), _in_parts)
         else:
-            yield writer.step(event.choice, event.step)
+            yield write(writer.step(event.choice, event.step))
 
 
 def json_response(value: dict[str, Any]) -> Response:
-    """A response with a JSON object, written in small parts, between which other threads run."""
-    written = "".join(json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).iterencode(value))
-    return Response(written.encode(), media_type="application/json")
+    """A response with a JSON object."""
+    return Response(_in_parts(value).encode(), media_type="application/json")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
@@ -251,6 +280,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+        del working  # its exception refers to this frame: the request would stay in memory for a while
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from ondevice.model import Model
@@ -39,6 +40,9 @@ NAMES = FieldNames(max_tokens=("max_output_tokens",))
 ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata")
 """Fields of the request that the response repeats."""
 
+MAX_METADATA, MAX_NAME, MAX_VALUE = 16, 64, 512
+"""Most entries of `metadata`, and characters of their names and values, as in OpenAI's API. Responses repeat them."""
+
 ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
 ROLES = ("user", "assistant", "system", "developer")
 
@@ -67,10 +71,23 @@ def read_response(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
             raise fields.unsupported(
                 name, "this server stores no conversations: send the whole conversation as `input`"
             )
+    _check_metadata(fields)
     request = read_request(fields, NAMES, [read_input(fields)], _options(fields))
     echoed = {name: fields.get(name) for name in ECHOED}
     echoed["parallel_tool_calls"] = request.options.get("parallel_tool_calls", True)
     return request, partial(OpenAIResponseWriter, echoed=echoed)
+
+
+def _check_metadata(fields: Fields) -> None:
+    metadata = fields.get("metadata", {})
+    if (
+        not isinstance(metadata, dict)
+        or len(metadata) > MAX_METADATA
+        or any(len(name) > MAX_NAME for name in metadata)
+        or not all(isinstance(value, str) and len(value) <= MAX_VALUE for value in metadata.values())
+    ):
+        wanted = f"at most {MAX_METADATA} names of {MAX_NAME} characters at most, with strings of {MAX_VALUE} at most"
+        raise fields.wrong("metadata", wanted)
 
 
 def read_input(fields: Fields) -> list[dict[str, Any]]:
@@ -181,7 +198,8 @@ class OpenAIResponseWriter(BlockWriter):
         yield self._event(f"response.{status}", response=self._response(status))
 
     def failure(self, error: RequestError) -> Iterator[ServerSentEvent]:
-        failed = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}
+        code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
+        failed = self._response("failed") | {"error": {"code": code, "message": error.message}}
         yield self._event("response.failed", response=failed)
 
     def whole(self) -> dict[str, Any]:

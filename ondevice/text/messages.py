@@ -200,6 +200,8 @@ def _plain_message(message: Message, place: str, called: set[str]) -> dict[str, 
         made["tool_calls"] = _calls(made["tool_calls"], place)
         called |= {call["id"] for call in made["tool_calls"] if isinstance(call.get("id"), str)}
     answered = made.get("tool_call_id")
+    if answered is not None and not isinstance(answered, str):
+        raise PromptError(f"{place} needs a string as its 'tool_call_id', not {shown(answered, 60)}")
     if role == "tool" and answered is not None and answered not in called and not made.get("name"):
         raise PromptError(f"{place} answers the tool call {shown(answered, 60)}, which no message before it makes")
     # As in transformers: some templates read one name, some another.

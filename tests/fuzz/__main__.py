@@ -19,15 +19,18 @@ from pathlib import Path
 import ondevice
 from ondevice.options import GenerationKeywords
 from ondevice_export import export
+from tests.chat_bundle import write_chat_bundle
 from tests.fuzz.bundles import IDS, Mutants
 from tests.fuzz.exports import Exports, GgufExports
 from tests.fuzz.media import Media
 from tests.fuzz.options import Calls
+from tests.fuzz.requests import SERVED, Requests
 from tests.fuzz.values import Values
+from tests.server.alone import served_alone
 
-Fuzzed = Mutants | Exports | GgufExports | Calls | Media | Values
+Fuzzed = Mutants | Exports | GgufExports | Calls | Media | Requests | Values
 
-KINDS = {"bundles": 6, "values": 4, "exports": 2, "gguf": 2, "options": 2, "media": 2}
+KINDS = {"bundles": 6, "values": 4, "exports": 2, "gguf": 2, "options": 2, "media": 2, "requests": 6}
 """Kinds of mutants, and how often each is made in comparison with the others."""
 
 PAIR = Path(__file__).parents[2] / "models" / "reference"
@@ -54,16 +57,18 @@ def main() -> int:
             )
             for options in each:
                 model.generate(IDS, **options)
-        kinds: dict[str, Fuzzed] = {
-            "bundles": Mutants(bundle, room),
-            "values": Values(bundle, room),
-            "exports": Exports(PAIR, room),
-            "gguf": GgufExports(PAIR, room),
-            "options": Calls(bundle),
-            "media": Media(),
-        }
-        names = [args.only] if args.only else [kind for kind, share in KINDS.items() for _ in range(share)]
-        return _fuzz(kinds, names, seed, args)
+        with served_alone(write_chat_bundle(bundle, room / "chat", do_sample=True), room, *SERVED) as served:
+            kinds: dict[str, Fuzzed] = {
+                "bundles": Mutants(bundle, room),
+                "values": Values(bundle, room),
+                "exports": Exports(PAIR, room),
+                "gguf": GgufExports(PAIR, room),
+                "options": Calls(bundle),
+                "media": Media(),
+                "requests": Requests(served),
+            }
+            names = [args.only] if args.only else [kind for kind, share in KINDS.items() for _ in range(share)]
+            return _fuzz(kinds, names, seed, args)
 
 
 def _fuzz(kinds: dict[str, Fuzzed], names: list[str], seed: int, args: argparse.Namespace) -> int:

@@ -58,7 +58,19 @@ def lark(text: str) -> dict[str, Any]:
         (schema_format({"$defs": {"a": {"anyOf": NINE}}, "$ref": "#/$defs/a", "pattern": "x"}), "different patterns"),
         (schema_format({"type": "integer", "multipleOf": 10_007}), "multipleOf"),
         (schema_format({"type": "number", "multipleOf": 1.0007}), "multipleOf"),
+        (schema_format({"type": "number", "multipleOf": 2**31}), "multipleOf"),
+        (schema_format({"type": "integer", "multipleOf": 5**8}), "multipleOf"),
         (schema_format({"multipleOf": 101, "anyOf": [{"multipleOf": 103}]}), "multipleOf"),
+        (schema_format({"pattern": r"\\d+", "maxLength": 2**31}), "maxLength beside patterns"),
+        (
+            schema_format({"allOf": [{"pattern": r"\\d+"}, {"minLength": -50_000, "maxLength": 60_000}]}),
+            "maxLength beside patterns",
+        ),
+        (schema_format({"items": [{"format": "uri", "maxLength": 9_000}] * 6}), "maxLength beside patterns"),
+        (schema_format({"const": -(2**63)}), "numbers from"),
+        (schema_format({"enum": [{"a": [512 - 2**63]}]}), "numbers from"),
+        (schema_format({"type": "integer", "minimum": -1e20, "maximum": -1e19}), "numbers from"),
+        (lark('start: %json {"const": -9223372036854775807}'), "numbers from"),
         (lark("start: T\nT: /a/ & /b/ & /c/ & ~/d/ & /e/"), "operators"),
         (lark('start: T // "\nT: /a/ & "\\"" & /c/ & ~/d/ & /e/'), "operators"),
         (lark('start: %json\n{"allOf": ' + json.dumps(NINE) + "}"), "different patterns"),
@@ -74,6 +86,8 @@ def test_it_is_refused_before_it_is_compiled(wanted: Any, message: str) -> None:
     [
         {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 10_007}}},
         {"type": "object", "properties": {"n": {"enum": ["a" * 200_000]}}},
+        {"type": "object", "properties": {"n": {"enum": [-(2**63)]}}},
+        {"type": "object", "properties": {"n": {"pattern": r"\\d+", "maxLength": 2**31}}},
     ],
 )
 def test_tools_are_limited_too(parameters: Any) -> None:
@@ -91,6 +105,9 @@ def test_tools_are_limited_too(parameters: Any) -> None:
         schema_format({"allOf": NINE[:2], "description": "x"}),
         schema_format({"type": "integer", "multipleOf": 86_400}),
         schema_format({"type": "number", "multipleOf": 0.01}),
+        schema_format({"type": "integer", "minimum": limits.LEAST_NUMBER, "maximum": limits.LEAST_NUMBER}),
+        schema_format({"enum": [limits.LEAST_NUMBER, 2**63 - 1, 2**64]}),
+        schema_format({"items": [{"pattern": r"\\d+", "maxLength": 10_000}, {"type": "string", "maxLength": 2**31}]}),
         lark('start: "&~&" /[&~]&/ x~2 .. 3 x ~ 4 // & ~ & ~\nx: "a" # & & & &\n'),
         lark("start: T\nT: /[a-f]+/ & /.{2,4}/ & ~/abc/"),
     ],
@@ -113,6 +130,8 @@ def test_words_that_begin_alike(made: Compiler) -> None:
         {"type": "regex", "regex": "(a{1000}){1000}"},
         {"type": "regex", "regex": "x(a{1000}){1000}"},
         lark("start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(40)) + '\nT40: "ab"'),
+        schema_format({"anyOf": [{"properties": {f"{number}": {}}} for number in range(2000)]}),
+        lark("start: " + " | ".join(f"r{n}" for n in range(6000)) + "".join(f'\nr{n}: "a" "b"?' for n in range(6000))),
         schema_format({"allOf": [{"anyOf": [{"properties": {f"{m} {n}": {}}} for m in range(9)]} for n in range(9)]}),
     ],
 )

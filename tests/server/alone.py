@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +45,8 @@ class Alone(Client):
         super().__init__(parts.hostname or "", parts.port or 0)
         self.pid = process.pid
         self._errors = errors
+        self.at_rest = self.memory("VmRSS")
+        """Bytes of its memory before its first request."""
 
     @property
     def errors(self) -> str:
@@ -55,10 +57,6 @@ class Alone(Client):
         """Bytes of its memory: VmRSS is that of now, VmHWM the peak."""
         lines = Path(f"/proc/{self.pid}/status").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
-
-    def forget_peak(self) -> None:
-        """Let the peak of its memory begin anew."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5", "utf-8")
 
     @contextmanager
     def watched(self) -> Iterator[list[Health]]:
@@ -91,9 +89,10 @@ def served_alone(bundle: Path, directory: Path, *words: str) -> Iterator[Alone]:
     ):
         try:
             assert process.stdout is not None
-            served = Alone(process, json.loads(process.stdout.readline())["url"], errors)
-            wait_until(lambda: served.get("/health").status == 200)
-            yield served
+            url = json.loads(process.stdout.readline())["url"]
+            client = Client(urlsplit(url).hostname or "", urlsplit(url).port or 0)
+            wait_until(lambda: client.get("/health").status == 200)
+            yield Alone(process, url, errors)
         finally:
             process.terminate()
 
@@ -109,10 +108,7 @@ def watch(host: str, port: int, pid: int) -> Health:
     with closing(HTTPConnection(host, port, timeout=PATIENCE_S)) as connection:
         while True:
             began, cpu = time.perf_counter(), processor_s()
-            connection.request("GET", "/health")
-            answer = connection.getresponse()
-            answer.read()
-            assert answer.status == 200
+            ask(connection)
             longest_s = max(longest_s, time.perf_counter() - began)
             longest_cpu_s = max(longest_cpu_s, processor_s() - cpu)
             asked += 1
@@ -121,6 +117,18 @@ def watch(host: str, port: int, pid: int) -> Health:
                 sys.stdout.flush()
             if select.select([sys.stdin], [], [], 0.01)[0]:
                 return Health(asked, longest_s, longest_cpu_s)
+
+
+def ask(connection: HTTPConnection) -> None:
+    """Ask for the server's health, again where a new connection took the place of this one while it was idle."""
+    while True:
+        with suppress(ConnectionError):
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200
+            return
+        connection.close()
 
 
 if __name__ == "__main__":

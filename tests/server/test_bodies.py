@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import random
 import socket
 import threading
+import weakref
 from contextlib import closing
 
 import pytest
 
-from ondevice.server import bodies
+from ondevice.server import bodies, replies
 from ondevice.server.bodies import BLOCK, parse
-from ondevice.server.requests import RequestError
+from ondevice.server.requests import Fields, RequestError
 from tests.server.served import wait_until
 
 TEXT = "/v1/completions"
@@ -66,6 +68,14 @@ def test_elements_are_counted_before_they_are_made(element, monkeypatch):
     body = b'{"a": [' + element * bodies.MAX_ELEMENTS + b"0]}"
     monkeypatch.setattr(bodies, "DECODER", None)
     with pytest.raises(RequestError, match="commas"):
+        parse(body)
+
+
+@pytest.mark.parametrize("element", [b'"a" :"b",', b'{"":0},', b'"a:",'])
+def test_names_are_counted_before_they_are_made(element, monkeypatch):
+    body = b'{"a": [' + element * bodies.MAX_NAMES + b"0]}"
+    monkeypatch.setattr(bodies, "DECODER", None)
+    with pytest.raises(RequestError, match="colons"):
         parse(body)
 
 
@@ -184,6 +194,59 @@ def test_disconnecting_while_a_body_is_parsed(serve_toy, waiting_room, monkeypat
         thread.join()
         assert answers == [200]
         served.wait_until_idle()
+
+
+def test_two_long_bodies_are_parsed_at_a_time(serve_toy, monkeypatch):
+    """Others wait until their requests are read, and short ones do not."""
+    blocked, parsed, really = threading.Event(), [], bodies.parse
+
+    def parse_long(body):
+        if len(body) > bodies.SMALL_BYTES:
+            parsed.append(len(body))
+        return really(body)
+
+    def read_slowly(fields, name):
+        if "user" in fields:
+            assert blocked.wait(300)
+        return texts(fields, name)
+
+    texts = Fields.texts
+    monkeypatch.setattr(bodies, "parse", parse_long)
+    monkeypatch.setattr(Fields, "texts", read_slowly)
+    monkeypatch.setattr(replies, "WORKERS", bodies.MAX_PARSED + 1)
+    with serve_toy() as served:
+        answers: list[int] = []
+        threads = [long_request(served, answers) for _ in range(6)]
+        wait_until(lambda: len(parsed) == bodies.MAX_PARSED)
+        for _ in range(20):
+            assert served.post(TEXT, **SMALL).status == 200
+        assert len(parsed) == bodies.MAX_PARSED
+        blocked.set()
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 6
+
+
+@pytest.mark.parametrize("path", [TEXT, "/v1/messages/count_tokens"])
+def test_a_refused_request_leaves_memory_at_once(serve_toy, monkeypatch, path):
+    """Without the garbage collector, which may not run for a while: few objects can hold much text."""
+    parsed, really = [], bodies.parse
+
+    def parse_and_note(body):
+        fields = really(body)
+        parsed.append(weakref.ref(fields))
+        return fields
+
+    monkeypatch.setattr(bodies, "parse", parse_and_note)
+    with serve_toy() as served:
+        served.let_it_notice()
+        gc.disable()
+        try:
+            assert served.post(path, prompt="a" * 100_000, messages=[]).status == 400
+            served.let_it_notice()
+            assert [fields() for fields in parsed] == [None]
+        finally:
+            gc.enable()
 
 
 def test_a_body_too_long_by_its_declared_length(serve_toy):

@@ -94,6 +94,63 @@ def running_requests(served):
     return sum(each._is_answering for each in served.server._uvicorn.server_state.connections)
 
 
+CHUNKED = b" HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_line", [b"GET /health", b"POST /tokenize"])
+def test_a_malformed_body(serve_toy, caplog, request_line):
+    """The client gets one error, and the application's response is not sent after it."""
+    with serve_toy() as served:
+        with connect(served, request_line + CHUNKED + b"zz\r\n") as connection:
+            answer = received(connection)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        served.let_it_notice()
+    assert not caplog.records
+
+
+def test_a_malformed_body_after_the_response(serve_toy, caplog):
+    with serve_toy() as served, connect(served, b"GET /health" + CHUNKED) as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"zz\r\n")
+        assert b"HTTP/1.1" not in received(connection)
+        served.let_it_notice()
+    assert not caplog.records
+
+
+def test_a_malformed_body_behind_another_request(serve_toy, gate, caplog):
+    """It arrives while the first request is answered, which ends as it should."""
+    fields = json.dumps({"prompt": "abc", "stream": True, "drafter": "none"}).encode()
+    with serve_toy() as served:
+        gate.close()
+        with connect(served, b"POST /v1/completions" + CHUNKED) as connection:
+            connection.sendall(b"%x\r\n%b\r\n" % (len(fields), fields))
+            connection.sendall(b"0\r\n\r\nGET /health" + CHUNKED + b"zz\r\n")
+            wait_until(lambda: gate.arrived == 1)
+            gate.open()
+            answer = received(connection)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.count(b"HTTP/1.1 400 ") == 1
+        served.wait_until_idle()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("size", "is_possible"), [(1, False), (100, False), (running.LEAST_CHUNK, True)])
+def test_small_chunks(serve_toy, size, is_possible):
+    """They would take the event loop longer than the rest of a request."""
+    count = 20 * running.FREE_CHUNKS
+    body = json.dumps({"prompt": "abc", "max_tokens": 1, "ignored": "a" * count * size}).encode()
+    chunks = [b"%x\r\n%b\r\n" % (len(body[at : at + size]), body[at : at + size]) for at in range(0, len(body), size)]
+    answer = b""
+    with serve_toy() as served, connect(served, b"POST /v1/completions" + CHUNKED) as connection:
+        with suppress(ConnectionError):  # the server does not read what follows its error
+            connection.sendall(b"".join(chunks) + b"0\r\n\r\n")
+            answer = connection.recv(100)
+        assert answer.startswith(b"HTTP/1.1 200 ") if is_possible else answer[:12] in (b"HTTP/1.1 400", b"")
+        assert served.get("/health").status == 200
+
+
 def test_nothing_is_written_about_malformed_requests(serve_toy, caplog):
     with serve_toy() as served, caplog.at_level("WARNING"):
         for sent in (b"\x16\x03\x01\x02\0", b"GET / HTTP/9\r\n\r\n", HALF + b"\r\n\r\n" * 3, b"x" * 100_000):

@@ -2,10 +2,12 @@
 
 import json
 import math
+import threading
 
 import pytest
 
 from ondevice.generation import Step
+from ondevice.server import openai
 from ondevice.server.bodies import MAX_REQUEST_BYTES
 from ondevice.server.openai import ChatCompletionWriter
 from ondevice.server.replies import Choice
@@ -333,6 +335,21 @@ def test_logprobs_of_a_completion(served):
     chunks = [chunk["choices"][0]["logprobs"] for chunk in served.messages(TEXT, **options)]
     for name, values in logprobs.items():
         assert [value for chunk in chunks if chunk for value in chunk[name]] == values
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_echo_is_made_in_a_thread_for_requests(served, monkeypatch, stream):
+    """The log probabilities of 6,000 tokens would take the event loop 0.1 s."""
+    threads, really = [], openai.prompt_logprobs
+
+    def noted(*arguments):
+        threads.append(threading.current_thread().name)
+        return really(*arguments)
+
+    monkeypatch.setattr(openai, "prompt_logprobs", noted)
+    assert served.post(TEXT, prompt="abc", echo=True, max_tokens=0, logprobs=2, stream=stream).status == 200
+    assert len(threads) == 1
+    assert threads[0].startswith("ondevice-request")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,22 @@ def test_an_unsupported_schema_is_refused(served):
     assert "unheard" in answer.body["error"]["message"]
 
 
+def test_a_schema_that_would_end_the_process_is_refused(served):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": -(2**63)}}}
+    answer = served.post("/v1/chat/completions", messages=ASKED, response_format=form)
+    assert answer.status == 400
+    assert "numbers from" in answer.body["error"]["message"]
+
+
+def test_a_grammar_that_is_too_large_is_no_fault_of_the_server(served):
+    """Its first token shows it, when a stream has begun."""
+    form = {"type": "regex", "regex": "(a{1000}){1000}"}
+    *_, failed = served.messages("/v1/responses", input="Who?", text={"format": form})
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"]["code"] == "invalid_prompt"
+    assert served.post("/v1/responses", input="Who?", text={"format": form}).status == 400
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_required_tool_call(chatting, choice):
     options = {"messages": ASKED, "tools": [WEATHER], "tool_choice": choice, "max_tokens": 300, "seed": 1}

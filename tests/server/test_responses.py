@@ -107,3 +107,26 @@ def test_response_cut_at_the_token_limit(client, scripted):
 def test_an_error_names_the_wrong_field(scripted, fields, param):
     answer = scripted.served.post("/v1/responses", **fields)
     assert (answer.status, answer.body["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "a",
+        ["a"],
+        {"a": 1},
+        {"a": None},
+        {"a": {"b": "c"}},
+        {"a": "x" * 513},
+        {"a" * 65: "x"},
+        dict.fromkeys("abcdefghijklmnopq", "x"),
+    ],
+)
+def test_metadata_is_limited(served, metadata):
+    answer = served.post("/v1/responses", input="x", metadata=metadata, stream=True)
+    assert (answer.status, answer.body["error"]["param"]) == (400, "metadata")
+
+
+def test_metadata_is_repeated(served):
+    metadata = {f"{number:064}": "x" * 512 for number in range(16)}
+    assert served.post("/v1/responses", input="x", max_output_tokens=2, metadata=metadata).body["metadata"] == metadata

@@ -97,6 +97,10 @@ for _ in range(100_000):
         ([USER, {"role": "assistant", "tool_calls": [call("f", "{")]}], "tool call 1 has arguments that are no JSON"),
         ([USER, {"role": "assistant", "tool_calls": [call("f", "[1]")]}], "arguments that are no JSON object: [1]"),
         ([USER, {"role": "assistant", "tool_calls": [call("f", "[" * 10**5)]}], "arguments that are no JSON"),
+        (
+            [USER, {"role": "tool", "tool_call_id": ["x"], "content": ""}],
+            "message 2 needs a string as its 'tool_call_id'",
+        ),
         ([USER, {"role": "tool", "tool_call_id": "x", "content": ""}], "message 2 answers the tool call 'x', which no"),
         ([{**USER, "extra": {1, 2}}], "message 1 holds {1, 2}, which is not JSON"),
         ([{**USER, "extra": DEEP}], "message 1 holds too many lists in each other"),
