@@ -13,8 +13,8 @@ the code of a zero weight. The integer dot product is added to it. The bits of t
 exactly ORIGIN + dot, without a conversion. `shift` is -ORIGIN * scale, exactly, so one FMA with the activations' scale
 and `shift` gives scale * dot, rounded once, and a second one multiplies by the weight's scale and adds to the sum.
 Scales that are powers of two could do with a subtraction in place of the first FMA. On AMD Zen 4, whose FMAs take the
-unit of dot products, that saves 7 % of the time at 8 rows and 1 % at up to 5. But the error of activations is 1.45 times
-as large, and the loss (KL) of int8 weights twice.
+unit of dot products, that saves 7 % of the time at 8 rows and 1 % at up to 5. But the error of activations was 1.45
+times as large, and the loss (KL) of int8 weights twice.
 
 Weights with minimums are scale * code + minimum. Their zero code is 0, so `start` is the bits of ORIGIN and is not
 stored; its place has `sum` = scale * sum(q) of the block. The minimum takes one more FMA per block, minimum * sum,
