@@ -48,6 +48,7 @@ from ondevice.engines.simd.kernels.isa import instruction_set
 from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import kernel
 from ondevice.engines.simd.kernels.isa.memory import write_i64
+from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.steps import slots
 from ondevice.engines.simd.kernels.steps.layouts import (
     WIDTH,
@@ -111,7 +112,7 @@ class Layer:
         self._held: list[object] = []
         self.query = rng.standard_normal((HEADS, SIZE)).astype(np.float32) * np.float32(0.2)
         self.scratch, self.out = AttentionScratch(SIZE, HEADS, 1), np.zeros((HEADS, count), np.float32)
-        self.activations = np.zeros(HEADS * SIZE // 32 * 40, np.uint8)
+        self.activations = np.zeros(HEADS * SIZE // 32 * ROW_BYTES, np.uint8)
         self.parts: dict[KVCacheType, NDArray[Any]] = {
             "fp16": np.zeros((2, count), unit_type("fp16", HEADS, SIZE)),
             "int8": np.zeros((2, count // UNIT), unit_type("int8", HEADS, SIZE)),
