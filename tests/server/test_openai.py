@@ -512,6 +512,13 @@ def test_an_error_names_the_wrong_field(served, path, fields, param):
     assert param in error["message"]
 
 
+@pytest.mark.parametrize("name", ["self", "messages", "bos_token"])
+def test_names_that_are_the_template_s_own_are_refused(served, name):
+    answer = served.post(CHAT, messages=MESSAGES, chat_template_kwargs={name: 1})
+    assert answer.status == 400
+    assert name in answer.body["error"]["message"]
+
+
 def test_an_error_names_an_unknown_role(served):
     answer = served.post(CHAT, messages=[{"role": "wizard", "content": "x"}])
     assert answer.status == 400
