@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from ondevice import Model
-from tests.published_models.conftest import LoadModel
+from tests.published_models.conftest import LoadModel, MakeBundle
+from tests.server.served import serving
 
 CODE = '''def parse_line(line):
     """Split a line into a key and a value."""
@@ -63,6 +65,27 @@ def test_other_caches_and_attention(loaded: LoadModel, name: str, options: dict[
     assert len(model.encode(text)) > 2560
     plain = generate(model, text, "none", 1.0)
     assert generate(model, text, "auto", 1.0) == plain
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_prompts_in_one_batch_are_continued_as_alone(loaded: LoadModel, name: str, temperature: float) -> None:
+    model = loaded(name)
+    prompts = [CODE, CODE[: len(CODE) // 2], "The three largest cities of Japan are", "1, 2, 3, 4,"]
+    alone = [generate(model, prompt, "none", temperature) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        together = list(threads.map(lambda prompt: generate(model, prompt, "auto", temperature), prompts))
+    assert together == alone
+
+
+def test_a_server_answers_with_the_same_text(loaded: LoadModel, published_bundle: MakeBundle) -> None:
+    model = loaded("smollm2")
+    options: dict[str, Any] = {"temperature": 0.0, "seed": 5}
+    expected = model.generate(QUESTION, max_new_tokens=32, drafter="none", **options).text
+    with serving(published_bundle("smollm2", "keep"), lambda: model) as server:
+        answer = server.post("/v1/chat/completions", messages=QUESTION, max_tokens=32, **options)
+    assert answer.status == 200
+    assert answer.body["choices"][0]["message"]["content"] == expected
 
 
 def test_a_turn_ends(loaded: LoadModel) -> None:
