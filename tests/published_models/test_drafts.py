@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import ondevice
 from ondevice import Model
 from tests.published_models.conftest import LoadModel, MakeBundle
 from tests.server.served import serving
@@ -79,10 +80,10 @@ def test_prompts_in_one_batch_are_continued_as_alone(loaded: LoadModel, name: st
 
 
 def test_a_server_answers_with_the_same_text(loaded: LoadModel, published_bundle: MakeBundle) -> None:
-    model = loaded("smollm2")
     options: dict[str, Any] = {"temperature": 0.0, "seed": 5}
-    expected = model.generate(QUESTION, max_new_tokens=32, drafter="none", **options).text
-    with serving(published_bundle("smollm2", "keep"), lambda: model) as server:
+    expected = loaded("smollm2").generate(QUESTION, max_new_tokens=32, drafter="none", **options).text
+    bundle = published_bundle("smollm2", "keep")
+    with serving(bundle, lambda: ondevice.load(bundle, threads=2)) as server:
         answer = server.post("/v1/chat/completions", messages=QUESTION, max_tokens=32, **options)
     assert answer.status == 200
     assert answer.body["choices"][0]["message"]["content"] == expected

@@ -38,8 +38,14 @@ class Box:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return recipe_tokenizer.train_tokenizer([SOURCE] * 2)
+def trained() -> str:
+    return recipe_tokenizer.train_tokenizer([SOURCE] * 2).to_str()
+
+
+@pytest.fixture
+def tokenizer(trained: str) -> Tokenizer:
+    """One of its own for each test: the recipe sets whether a tokenizer reads control tokens as text."""
+    return Tokenizer.from_str(trained)
 
 
 @pytest.fixture
