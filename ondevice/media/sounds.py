@@ -98,7 +98,7 @@ class Samples:
         return {graph_io.SOUND: frames}
 
 
-class Source(Protocol):
+class SoundSource(Protocol):
     """A sound whose header was read.
 
     rate : samples per second
@@ -188,7 +188,7 @@ class Sound:
         self._heard: list[Float32Array] = []
         """Blocks that were decoded last, from the sample `_first` on."""
 
-    def _open(self, audio: Audio) -> Source:
+    def _open(self, audio: Audio) -> SoundSource:
         source = audio.source
         if isinstance(source, np.ndarray):
             return self._of_array(source, audio.rate)
@@ -213,7 +213,7 @@ class Sound:
             raise PromptError(f"{self._name} is damaged: it has {MOST_NO_PAGES} beginnings of pages that are none")
         return OtherFile(content, self._name)
 
-    def _of_array(self, array: NDArray[Any], rate: int | None) -> Source:
+    def _of_array(self, array: NDArray[Any], rate: int | None) -> SoundSource:
         good = array.ndim in (1, 2) and (any(np.issubdtype(array.dtype, each) for each in (np.int16, np.floating)))
         if not good:
             raise PromptError(
@@ -236,7 +236,7 @@ class Sound:
 
 
 class ArrayOfSamples:
-    """A `Source` of samples in memory, [frames, channels]."""
+    """A `SoundSource` of samples in memory, [frames, channels]."""
 
     file_bytes: int | None = None
 
@@ -249,7 +249,7 @@ class ArrayOfSamples:
 
 
 class OtherFile:
-    """A `Source` of a file that soundfile reads, its header without decoding."""
+    """A `SoundSource` of a file that soundfile reads, its header without decoding."""
 
     def __init__(self, content: bytes, name: str) -> None:
         """
@@ -282,8 +282,8 @@ class OtherFile:
 
 
 class WavFile:
-    """A `Source` of a WAV file: PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64. `frames` are those that are there,
-    also in a file that was cut.
+    """A `SoundSource` of a WAV file: PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64. `frames` are those that are
+    there, also in a file that was cut.
     """
 
     def __init__(self, content: bytes) -> None:

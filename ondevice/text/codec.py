@@ -57,7 +57,8 @@ class TextCodec:
                 acting |= {vision.begin_token_id, vision.image_token_id, vision.end_token_id}
             if (audio := manifest.audio) is not None:
                 acting |= {audio.begin_token_id, audio.audio_token_id, audio.end_token_id}
-            acting |= set() if self._response is None else self._response.controls.keys()
+            if self._response is not None:
+                acting |= self._response.controls.keys()
             self._untrusted = UntrustedText(tokenizer, ChatTemplate.from_file(template, special), acting)
 
     def encode(self, prompt: Prompt, context_length: int, chat: ChatOptions = PLAIN) -> list[int]:

@@ -322,9 +322,8 @@ def prefetch_weights(builder: Any, pointer: Any, size: int, rows: int) -> None:
     The arithmetic of several rows fills the reorder window, so that loads alone start too late: without the prefetch, 5
     to 8 rows take 1.3 to 1.5 times as long (AMD Zen 4). With three or more rows, weights go to the level-2 cache,
     because activations need level 1: 7 % faster at 5 to 8 rows. One row is 2 % faster with weights in level 1. 4 or 12
-        KiB ahead
-    is no better for several rows, and 6 % slower for one. If a tile takes several passes, each prefetches its share of
-    every block.
+    KiB ahead is no better for several rows, and 6 % slower for one. If a tile takes several passes, each prefetches its
+    share of every block.
     """
     level = L1 if rows < 3 else L2
     for line in range(0, size, 64):
