@@ -12,9 +12,9 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ondevice.bundle_format.weight_format import WeightFormat
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.matmul.sizes import TILE
-from ondevice.engines.simd.kernels.matmul.tiles import tile_product
+from ondevice.engines.simd.kernels.contract import INSTRUCTION_SETS, TILE
+from ondevice.engines.simd.kernels.isa.dot import vectors_of_a_pass
+from ondevice.engines.simd.kernels.tiles import tile_product
 from ondevice.native import library
 from ondevice.native.sets import SETS
 
@@ -40,8 +40,8 @@ def tile_code(name: str, form: WeightFormat, rows: int) -> TileCode:
     """Compile for an instruction set of ARM and a format in groups of 32 weights."""
     assembly = _assembly(name, form, rows)
     loops = [body for body in _loops(assembly) if any(PRODUCTS.match(line) for line in body)]
-    isa = instruction_set.of_set(name)
-    passes = TILE // isa.lanes // isa.vectors_of_a_pass(rows)
+    isa = INSTRUCTION_SETS[name]
+    passes = TILE // isa.lanes // vectors_of_a_pass(isa, rows)
     if not loops or passes % len(loops):
         raise AssertionError(f"{passes} passes in {len(loops)} loops")
     return TileCode(loops, passes // len(loops))

@@ -35,6 +35,8 @@ from ondevice.engines.protocol import KVCacheType, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
 from ondevice.engines.simd.caches import BITS, unit_type
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import score
@@ -43,22 +45,23 @@ from ondevice.engines.simd.kernels.attention.key_codes import SHUFFLE, SUMS, Cod
 from ondevice.engines.simd.kernels.attention.lookup import Tables, look_up, look_up_share, make_tables, workspace_at
 from ondevice.engines.simd.kernels.attention.query_key_value import part_bytes
 from ondevice.engines.simd.kernels.attention.scratch import scratch_at
-from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT, Scratch, Workspace
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.isa.jit import kernel
-from ondevice.engines.simd.kernels.isa.memory import write_i64
-from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES
-from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.kernels.steps.layouts import (
+from ondevice.engines.simd.kernels.contract import (
+    LANES,
+    SPAN,
+    UNIT,
     WIDTH,
     Attend,
     AttendChosen,
     AttendLookedUp,
     LookUp,
+    Scratch,
     Step,
+    Workspace,
+    instruction_set,
     to_row,
 )
+from ondevice.engines.simd.kernels.isa.memory import write_i64
+from ondevice.native.functions import kernel
 
 HEADS, SIZE, LAYERS, MEASURED = 32, 128, 32, 2
 WIDTHS = (1, 2, 4)
@@ -149,7 +152,7 @@ class Layer:
 
     def whole(self) -> dict[str, Callable[[], object]]:
         """The functions of the whole attention, by name."""
-        x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, HEADS, HEADS, SIZE)
+        x = (contract.ALL, self.query.ctypes.data, self.query.nbytes, HEADS, HEADS, SIZE)
         attend = Attend(*x, kind=0, cache=0, activations=self.activations.ctypes.data, form=8)
         chosen = self.chosen.ctypes.data
         found: dict[str, Callable[[], object]] = {
@@ -169,11 +172,11 @@ class Layer:
         """Run steps over a cache of this kind: (kernel, fields, whether it takes the number of threads) of each."""
         state, record = ForwardState(1, [], BITS[kind]), SequenceRecord({0: 0})
         record.set_rows(TokenTree.chain([0]), self.count - 1)
-        record.set_place(slots.ALL, 0, 1)
+        record.set_place(contract.ALL, 0, 1)
         record.most_keys = self.count
         arrays = [*self.parts[kind]] if width is None else [*self.parts[kind], self.codes[width], self.books[width]]
         for offset, array in enumerate(arrays):
-            record.point(slots.CACHES + offset, array)
+            record.point(contract.CACHES + offset, array)
         position = np.array([self.count - 1])
         state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
         state.set_sequences([record], self.scratch)
@@ -195,7 +198,7 @@ class Layer:
 
 def measure(counts: Sequence[int], rounds: int) -> dict[str, Any]:
     """Milliseconds of 32 layers, [products, whole] by keys and then by name."""
-    found: dict[str, Any] = {"set": f"{instruction_set.current().name}, {SHUFFLE or 'no byte shuffle'}"}
+    found: dict[str, Any] = {"set": f"{instruction_set().name}, {SHUFFLE or 'no byte shuffle'}"}
     for count in counts:
         rng = np.random.default_rng(0)
         layers = [Layer(count, rng) for _ in range(MEASURED)]

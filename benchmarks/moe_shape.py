@@ -31,7 +31,7 @@ from ondevice.bundle_format.model_config import Target
 from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import instruction_set
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
 SIZE = "26B-A4B"
@@ -146,7 +146,7 @@ def main() -> None:
     print(report(found, llama))
     facts = {"versions": versions(("numba", "numpy")) | peers}
     print(
-        f"\n{SIZE}, {machine.processor_name()}, {arguments.threads} threads, {instruction_set.current().name}; "
+        f"\n{SIZE}, {machine.processor_name()}, {arguments.threads} threads, {instruction_set().name}; "
         f"{roofline.bandwidth / 1e9:.1f} GB/s, {roofline.peak / 1e9:.0f} GOPS; "
         f"{CONTEXT} tokens in the cache; medians of {arguments.rounds} rounds  \n{versions_line(facts)}"
     )

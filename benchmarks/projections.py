@@ -25,9 +25,8 @@ from ondevice.bundle import Bundle
 from ondevice.cli.bench.tables import table
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, GROUPS4_AFFINE, IN_GROUPS, TILE
-from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.kernels.steps.layouts import Gated, Project, from_row
+from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.contract import BLOCK, GROUPS4_AFFINE, IN_GROUPS, TILE, Gated, Project, from_row
 from ondevice.engines.simd.roofline import RooflineMeasurement
 
 
@@ -91,7 +90,7 @@ def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
     found = defaultdict(list)
     for row in plan:
         step = from_row(row)
-        if isinstance(step, Project | Gated) and step.row_set == slots.ALL:
+        if isinstance(step, Project | Gated) and step.row_set == contract.ALL:
             tiles = step.tiles() if isinstance(step, Gated) else step.tiles
             bits = step.tile_bytes // (4 * TILE * step.blocks)
             found[Shape(step.blocks * BLOCK, tiles * TILE, bits, step.product)].append(row)

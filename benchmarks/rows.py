@@ -31,7 +31,7 @@ from ondevice.cli.bench.tables import table, versions, versions_line
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Outputs, Rows, Session, TokenTree
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import instruction_set
 from ondevice.engines.simd.model import DecoderLayer, TargetModel
 from ondevice.engines.simd.program import Models
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement
@@ -224,7 +224,7 @@ def main() -> None:
         "bundle": bundle.manifest.name,
         "processor": machine.processor_name(),
         "threads": arguments.threads,
-        "instruction_set": instruction_set.current().name,
+        "instruction_set": instruction_set().name,
         "bandwidth": roofline.bandwidth,
         "peak": roofline.peak,
         "context": CONTEXT,

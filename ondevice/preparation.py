@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from ondevice.native import library
-from ondevice.native.building import Build, functions_of
-from ondevice.native.sets import Part
+from ondevice.native.building import FUNCTIONS, Build
 from ondevice.progress import OnPrepare
 
 COMPILING, PACKING, CHECKING = "compiling kernels", "packing weights", "checking weights"
@@ -61,7 +60,7 @@ class Preparation:
     ) -> None:
         self._processes.close()
 
-    def compile(self, parts: Iterable[Part]) -> None:
+    def compile(self, parts: Iterable[str]) -> None:
         """Start building the parts of the kernel library that this machine lacks.
 
         `finish` waits for them; what quantises and packs weights is waited for here, a second or two.
@@ -73,7 +72,7 @@ class Preparation:
         for part in parts:
             self._builds.append(self._processes.enter_context(Build(part)))
         for build in self._builds:
-            if build.part.name in ("packing", "export"):
+            if build.part in ("packing", "export"):
                 self._wait(build)
 
     def announce(self, work: str) -> None:
@@ -121,7 +120,7 @@ class Preparation:
             return
         done, total = self._packed_s, self._packing_s
         for build in self._builds:
-            building_s = functions_of(build.part) * SECONDS_PER_FUNCTION
+            building_s = FUNCTIONS[build.part] * SECONDS_PER_FUNCTION
             done, total = done + build.share * building_s, total + building_s
         self._share = max(self._share, done / total if total else 1.0)
         self.on_prepare(stage, self._share)

@@ -229,7 +229,7 @@ def kernels(once: Once) -> None:
 
     def build(_: Path) -> None:
         with Preparation() as preparation:
-            preparation.compile(PARTS_OF_KERNELS.values())
+            preparation.compile(PARTS_OF_KERNELS)
             preparation.finish()
 
     once("kernels", build)

@@ -16,7 +16,6 @@ import ondevice
 from ondevice import Model, model
 from ondevice.generate.sampling import Sampler
 from ondevice.native import building, library
-from ondevice.native.sets import PARTS
 from ondevice.preparation import Preparation
 
 SECOND = """
@@ -98,7 +97,7 @@ def test_an_exception_from_the_callback_ends_the_process(endless: Path) -> None:
 
     def build() -> None:
         with Preparation(stop) as preparing:
-            preparing.compile([PARTS["tokens"]])
+            preparing.compile(["tokens"])
             preparing.finish()
 
     with pytest.raises(KeyboardInterrupt):
@@ -114,7 +113,7 @@ def test_a_process_that_is_killed_is_an_error_of_one_line(endless: Path) -> None
             os.kill(int(endless.read_text()), signal.SIGKILL)
 
     with Preparation(kill) as preparing:
-        preparing.compile([PARTS["tokens"]])
+        preparing.compile(["tokens"])
         with pytest.raises(ondevice.OndeviceError, match=r"^kernels for this CPU could not be built: exit code -9$"):
             preparing.finish()
 
@@ -127,12 +126,12 @@ def test_a_cache_that_cannot_be_written_is_said_in_the_one_line(
     monkeypatch.setattr(library, "_unkept", {})
     heard: list[float] = []
     with Preparation(lambda stage, share: heard.append(share)) as preparing:
-        preparing.compile([PARTS["roofline"]])
+        preparing.compile(["roofline"])
         preparing.announce("packing")
         preparing.finish()
     if library.choice().file is None:  # in memory, for the rest of the process
-        assert library.missing([PARTS["roofline"], PARTS["tokens"]]) == [PARTS["tokens"]]
-        assert library.find(PARTS["roofline"]) is not None
+        assert library.missing(["roofline", "tokens"]) == ["tokens"]
+        assert library.find("roofline") is not None
     (line,) = caplog.messages
     assert f"at every start, because {tmp_path / 'file' / 'below'} cannot be written to: set ONDEVICE_CACHE" in line
     assert line.endswith(", packing")

@@ -22,7 +22,7 @@ from ondevice.engines.simd.pack_cache import remove_unused
 from ondevice.files import distrust, make_cache_directory, trusted
 from ondevice.generate.costs import CostsFile, KnownCosts
 from ondevice.native import library
-from ondevice.native.sets import PARTS, native_platform
+from ondevice.native.sets import native_platform
 
 if os.name != "posix":
     pytest.skip("owners and permissions of POSIX", allow_module_level=True)
@@ -287,7 +287,7 @@ def test_machine_code_of_others_is_not_loaded(
     cache: Path, give_away: GiveAway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "choice", lambda: library.Choice("generic", None))
-    part = PARTS["tokens"]
+    part = "tokens"
     file = library.cached(part)
     assert library.obstacle() is None
     library.write(file, b"code", "generic", native_platform())

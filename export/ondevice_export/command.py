@@ -16,7 +16,7 @@ from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
 from ondevice.cli.progress import ProgressBar, ending_by_exception
 from ondevice.errors import MissingDependencyError, OndeviceError, UsageError
-from ondevice.native.sets import PARTS, parts_of
+from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
 
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             """Begin with all kernels that the export and the preparation after it need, announced together."""
             with preparing() as on_prepare:
                 kernels.on_prepare = on_prepare
-                kernels.compile([PARTS["export"], *(() if args.no_prepare else parts_of("simd"))])
+                kernels.compile(["export", *(() if args.no_prepare else parts_of("simd"))])
                 kernels.say()
 
         with ProgressBar("export", unit="weight", unit_scale=True) as bar:

@@ -1,6 +1,6 @@
 """Storage formats of weights, shared by the exporter, the tensor tables, the pack and the kernels.
 
-A new bit width also needs its layout in `engines/simd/kernels/matmul/formats.py`, its product in `tiles.py` next to it,
+A new bit width also needs its layout in `engines/simd/kernels/formats.py`, its product in `tiles.py` next to it,
 and test cases for both.
 """
 

@@ -26,7 +26,7 @@ from ondevice.errors import OndeviceError, UsageError
 from ondevice.files import distrust
 
 if TYPE_CHECKING:
-    from ondevice.native.sets import Part
+    pass
 
 PACKAGES = ("numpy", "numba", "onnxruntime", "tokenizers")
 ENGINES = {"simd": "ondevice.engines.simd.engine", "ort": "ondevice.engines.ort"}
@@ -111,13 +111,13 @@ def version_of(package: str) -> str:
 
 def _measured(threads: int) -> dict[str, Any]:
     """The facts of `MEASURED`. Compiles and runs two small kernels, so it fails where that does not work."""
-    from ondevice.engines.simd.kernels.isa import instruction_set
+    from ondevice.engines.simd.kernels.contract import instruction_set
     from ondevice.engines.simd.roofline import RooflineMeasurement
 
     with RooflineMeasurement(threads) as measurement:
         measurement.read()
     roofline = measurement.median()
-    return dict(zip(MEASURED, (instruction_set.current().name, roofline.bandwidth, roofline.peak), strict=True))
+    return dict(zip(MEASURED, (instruction_set().name, roofline.bandwidth, roofline.peak), strict=True))
 
 
 def _failure(error: Exception) -> str:
@@ -135,10 +135,10 @@ def _check_engine(name: str) -> None:
         import_module(each)
     from ondevice.native.sets import parts_of
 
-    _check_kernels(parts_of(name, kinds=frozenset()))
+    _check_kernels(parts_of(name))
 
 
-def _check_kernels(parts: Iterable[Part]) -> None:
+def _check_kernels(parts: Iterable[str]) -> None:
     """Check that this machine has the kernels of some parts or can build them; else OndeviceError."""
     from ondevice.native import library
 

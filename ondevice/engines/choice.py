@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ondevice.bundle import Bundle
 from ondevice.engines.protocol import AttentionOptions, Engine, KVCacheType
 from ondevice.errors import MissingDependencyError, UsageError
-from ondevice.native.sets import Part, parts_of
+from ondevice.native.sets import parts_of
 from ondevice.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -124,14 +124,14 @@ def _ort_engine(reason: str | None = None) -> type[OrtEngine]:
 class Preview:
     """The engine that `auto` would open for a bundle.
 
-    parts : the parts of the kernel library that it needs, with an fp16 cache and exact attention
+    parts : names of the parts of the kernel library that it needs
     reason : why `simd` cannot run the bundle; None if it can
     pack : state of the packed weights of `simd`; None for `ort`
     weights : number of weights by purpose, then by format; None for `ort`
     """
 
     engine: Literal["simd", "ort"]
-    parts: tuple[Part, ...]
+    parts: tuple[str, ...]
     reason: str | None = None
     pack: PackState | None = None
     weights: Mapping[str, Mapping[str, int]] | None = None
@@ -151,7 +151,7 @@ def preview(bundle: Bundle) -> Preview:
     try:
         models = Models(bundle)
         pack = find_pack(models.layout, models.files.content())
-        return Preview("simd", parts_of("simd", models.kinds()), pack=pack, weights=models.weight_classes())
+        return Preview("simd", parts_of("simd"), pack=pack, weights=models.weight_classes())
     except UnsupportedGraphError as error:
         _ort_engine(error.reason)
         return Preview("ort", parts_of("ort"), error.reason)

@@ -1,6 +1,6 @@
 """Compiles the kernel library: numba's front end for every entry, then one LLVM module, one optimisation, one object.
 
-    python -m ondevice.native.builder --set NAME [--part PART ...] [--without KIND ...] [--object] [--out FILE]
+    python -m ondevice.native.builder --set NAME [--part PART ...] [--object] [--out FILE]
 
 The object is linked to a `CodeBlock`, which `library` loads; `--object` leaves it to a platform's linker (`shipping`).
 
@@ -38,10 +38,10 @@ from numba.core.registry import cpu_target
 from ondevice.native import library
 from ondevice.native.functions import ENTRIES, FAILED, Entry, Kernel, Parameter
 from ondevice.native.linking import link
-from ondevice.native.sets import KINDS, PARTS, PLATFORMS, SETS, Part, TargetSet, block_triple, native_platform
+from ondevice.native.sets import PARTS, PLATFORMS, SETS, TargetSet, block_triple, native_platform
 
 MODULES = (
-    "ondevice.engines.simd.kernels.entries",
+    "ondevice.engines.simd.kernels.contract",
     "ondevice.generate.sampling_kernels",
     "ondevice.generate.drafters.ngram",
     "ondevice_export.quantize",
@@ -69,25 +69,24 @@ C_TYPES = {"i64": I64, "f32": ir.FloatType(), "f64": ir.DoubleType()}
 """LLVM's types by the names of `Parameter.c_types`."""
 
 
-def build(target: TargetSet, triple: str, parts: Sequence[Part], on_function: Callable[[], None]) -> bytes:
+def build(target: TargetSet, triple: str, parts: Sequence[str], on_function: Callable[[], None]) -> bytes:
     """Compile parts of the library to one object.
 
     Args:
         target: instruction set to compile for.
         triple: LLVM's name of the platform.
-        parts: which entries are included, and the kinds of work of a forward that are not left out.
+        parts: names of the parts whose entries are included.
         on_function: called after each function that numba has translated.
 
     Returns:
         An object file of the platform's format.
     """
     library.compile_for(target.name)
-    Kernel.left_out = KINDS.difference(*(part.kinds for part in parts))
     generator = _collect(target, triple, on_function)
     for name in MODULES:
         if find_spec(name.partition(".")[0]) is not None:
             import_module(name)
-    entries = [entry for entry in ENTRIES.values() if any(part.has(entry.part) for part in parts)]
+    entries = [entry for entry in ENTRIES.values() if entry.part in parts]
     return generator.link([CFunction(entry, generator) for entry in entries])
 
 
@@ -184,7 +183,7 @@ class CollectingGenerator(codegen.CPUCodegen):
 class CFunction:
     """The C function of an entry, in an LLVM module of its own."""
 
-    def __init__(self, entry: Entry, generator: CollectingGenerator) -> None:
+    def __init__(self, entry: Entry[..., Any], generator: CollectingGenerator) -> None:
         self.name = entry.symbol
         dispatcher = entry.kernel.dispatcher
         signature = tuple(map(_numba_type, entry.parameters))
@@ -194,7 +193,7 @@ class CFunction:
         self.module = generator._create_empty_module(self.name)
         self._emit(entry, compiled)
 
-    def _emit(self, entry: Entry, compiled: Any) -> None:
+    def _emit(self, entry: Entry[..., Any], compiled: Any) -> None:
         context = cpu_target.target_context
         kinds = [C_TYPES[name] for parameter in entry.parameters for name in parameter.c_types()]
         function = ir.Function(self.module, ir.FunctionType(I64, kinds), self.name)
@@ -261,16 +260,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--platform", choices=PLATFORMS, help="platform to build for (default: this one)")
     parser.add_argument("--object", action="store_true", help="write an object of the platform's format, not linked")
     parser.add_argument("--part", action="append", choices=PARTS, help="parts to include (default: all)")
-    parser.add_argument(
-        "--without", action="append", default=[], choices=sorted(KINDS), help="kinds of work to leave out"
-    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: the output)")
     args = parser.parse_args(arguments)
     platform = args.platform or native_platform()
     triple = PLATFORMS[platform].triple if args.object else block_triple(platform)
-    parts = [PARTS[name] for name in args.part or PARTS]
-    parts = [Part(part.name, part.kinds.difference(args.without)) for part in parts]
-    code = build(SETS[args.set], triple, parts, lambda: print(flush=True))  # noqa: T201
+    code = build(SETS[args.set], triple, args.part or PARTS, lambda: print(flush=True))  # noqa: T201
     if not args.object:
         code = link(code, LIBC).to_bytes()
     if args.out is not None:

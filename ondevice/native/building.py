@@ -23,11 +23,9 @@ from typing import Self
 from ondevice.errors import OndeviceError
 from ondevice.native import library
 from ondevice.native.code_block import BEGINNING
-from ondevice.native.sets import KINDS, Part
 
-FUNCTIONS = {"packing": 10, "tokens": 52, "forward": 100, "export": 12, "roofline": 4, "lookup": 30, "experts": 5}
-"""About the number of functions of each part and kind of work (it changes with the instruction set), for the reported
-share. Kinds that are missing here have one or two."""
+FUNCTIONS = {"packing": 10, "tokens": 52, "forward": 150, "export": 12, "roofline": 4}
+"""About the number of functions of each part (it changes with the instruction set), for the reported share."""
 
 BUILDER = "ondevice.native.builder"
 """The module that a process runs to build a part."""
@@ -46,10 +44,10 @@ class Build:
     """The building of one part, in another process. Leaving the context before `wait` has returned ends the process.
 
     Attributes:
-        part: the part.
+        part: the part's name.
     """
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: str) -> None:
         """
         Raises:
             OndeviceError: no process can be started, or the directory of temporary files cannot be written.
@@ -57,9 +55,8 @@ class Build:
         self.part = part
         self._translated, self._code = 0, b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        command = [*_command(), "--set", library.choice().set, "--part", part.name]
+        command = [*_command(), "--set", library.choice().set, "--part", part]
         command += ["--out", str(library.cached(part))] if library.obstacle() is None else []
-        command += [word for kind in sorted(KINDS - part.kinds) for word in ("--without", kind)]
         path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
         try:
             self._process = subprocess.Popen(
@@ -96,7 +93,7 @@ class Build:
     @property
     def share(self) -> float:
         """The share of the part's functions that are translated; 1.0 once `wait` has returned True."""
-        return 1.0 if self._process.returncode == 0 else min(1.0, self._translated / functions_of(self.part))
+        return 1.0 if self._process.returncode == 0 else min(1.0, self._translated / FUNCTIONS[self.part])
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait at most so many seconds; returns whether `library.find` finds the part.
@@ -132,12 +129,7 @@ class Build:
             pass
 
 
-def functions_of(part: Part) -> int:
-    """About the number of functions of a part."""
-    return FUNCTIONS[part.name] + sum(FUNCTIONS.get(kind, 2) for kind in part.kinds)
-
-
-def build_now(part: Part) -> None:
+def build_now(part: str) -> None:
     """Build a part that was not prepared; one line is logged."""
     _log.warning("compiling kernels for this CPU (%s)", library.when(library.obstacle()))
     with Build(part) as build:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 from ondevice.errors import OndeviceError
 from ondevice.machine import ForkedLock
 from ondevice.native import library
-from ondevice.native.sets import PARTS, SETS, Part
+from ondevice.native.sets import PARTS, SETS
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 FAILED = -(1 << 63)
 """Result of a C function whose kernel raised an exception."""
 
-ENTRIES: dict[str, Entry] = {}
+ENTRIES: dict[str, Entry[..., Any]] = {}
 """Every entry by its name, once the module that declares it is imported."""
 
 
@@ -42,19 +43,9 @@ class Kernel:
     """Options of `numba.njit`, to which `builder` adds. Without numba's runtime (`_nrt`), a kernel that allocates
     memory does not compile."""
 
-    left_out: ClassVar[frozenset[str]] = frozenset()
-    """The kinds of work that `builder` leaves out in this process."""
-
-    def __init__(self, function: Callable[..., Any], kind: str = "") -> None:
-        """
-        Args:
-            function: the function. With a kind, it returns nothing.
-            kind: the kind of work that it is for, of KINDS. A library without that kind has a function in its place
-                that fails.
-        """
+    def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self.py_func = function
-        self.kind = kind
 
     @cached_property
     def dispatcher(self) -> Any:
@@ -63,7 +54,7 @@ class Kernel:
 
         target = SETS[library.choice().set]  # as in the library
         numba.config.CPU_NAME, numba.config.CPU_FEATURES = target.cpu, target.features  # type: ignore[attr-defined]
-        return numba.njit(**self.options)(_fail if self.kind in self.left_out else self.py_func)
+        return numba.njit(**self.options)(self.py_func)
 
     @property
     def _numba_type_(self) -> Any:
@@ -74,14 +65,9 @@ class Kernel:
         return self.dispatcher(*args)
 
 
-def kernel(function: AnyFunction) -> AnyFunction:
-    """Make a `Kernel` of a module-level function."""
-    return cast(AnyFunction, Kernel(function))
-
-
-def _fail(*arguments: Any) -> None:
-    """In place of a kernel that is left out."""
-    raise NotImplementedError
+def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Make a `Kernel` of a module-level function. Types of arguments are for readers: numba converts numbers."""
+    return cast(Callable[..., Result], Kernel(function))
 
 
 class Parameter(NamedTuple):
@@ -97,7 +83,7 @@ class Parameter(NamedTuple):
         return [f"f{8 * self.dtype.itemsize}" if self.dtype.kind == "f" else "i64"]
 
 
-class Entry:
+class Entry(Generic[Parameters, Result]):
     """A compiled function that Python calls.
 
     Its C function takes numbers as they are; an array, which is contiguous, as its address and the length of each
@@ -105,18 +91,19 @@ class Entry:
 
     Attributes:
         name: name of the function, unique among all entries.
-        source: module that has the function.
-        part: the part of the library that holds it, given as "forward+int8" if it is for one kind of work.
+        source: module that has the kernel of this name.
+        part: name of the part of the library that holds it, one of PARTS.
         parameters: types of the parameters.
     """
 
-    def __init__(self, name: str, source: str, part: str, parameters: str, function: Kernel | None = None) -> None:
-        self.name, self.source, self.part = name, source, Part.of_stem(part)
-        assert PARTS[self.part.name].has(self.part), part
+    def __init__(self, declared: Callable[Parameters, Result], part: str, parameters: str, source: str | None) -> None:
+        assert part in PARTS, part
+        self.name, self.part = declared.__name__, part
+        self.source = declared.__module__ if source is None else source
         self.parameters = tuple(map(_parameter, parameters.split()))
-        self._kernel = function
-        self._function: Callable[..., int] | None = None
-        ENTRIES[name] = self
+        self._kernel = Kernel(declared) if source is None else None
+        functools.update_wrapper(self, declared)
+        ENTRIES[self.name] = self
 
     @property
     def symbol(self) -> str:
@@ -125,7 +112,7 @@ class Entry:
 
     @property
     def kernel(self) -> Kernel:
-        """The function as numba compiles it. For an entry that is declared by its module's name, this imports numba."""
+        """The function as numba compiles it. Where another module has it, this imports that module, and numba."""
         if self._kernel is None:
             self._kernel = getattr(import_module(self.source), self.name)
         return self._kernel
@@ -135,31 +122,23 @@ class Entry:
         """numba's protocol: a kernel can call an entry."""
         return self.kernel._numba_type_
 
-    @property
+    @cached_property
     def function(self) -> Callable[..., int]:
-        """The C function. A part of the library that is missing is built first."""
-        if self._function is None:
-            self._function = self.function_for(self.part.kinds)
-        return self._function
-
-    def function_for(self, kinds: frozenset[str]) -> Callable[..., int]:
-        """The C function in a library that contains some kinds of work, which is built first if it is missing: that
-        takes seconds.
-        """
+        """The C function. A part of the library that is missing is built first: that takes seconds."""
         c_types = [_C_TYPES[name] for parameter in self.parameters for name in parameter.c_types()]
         with _LOADING.lock:
-            address = _loaded(Part(self.part.name, kinds))(self.symbol)
+            address = _loaded(self.part)(self.symbol)
         return ctypes.CFUNCTYPE(ctypes.c_int64, *c_types)(address)
 
-    def __call__(self, *args: Any) -> int:
-        """Call the C function.
+    def __call__(self, *args: Parameters.args, **none: Parameters.kwargs) -> Result:
+        """Call the C function. All arguments are given by their position.
 
         Raises:
             TypeError: an array has another type than declared, or is not contiguous.
             RuntimeError: the kernel failed.
         """
         given: list[Any] = []
-        for (dtype, dims), value in zip(self.parameters, args, strict=True):
+        for (dtype, dims), value in zip(self.parameters, cast(tuple[Any, ...], args), strict=True):
             if not dims:
                 given.append(value)
                 continue
@@ -170,7 +149,7 @@ class Entry:
         result = self.function(*given)
         if result == FAILED:
             raise RuntimeError(f"the kernel {self.name} failed")
-        return result
+        return cast(Result, result)
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -187,18 +166,19 @@ def address_of(array: NDArray[Any]) -> int:
         return int(array.ctypes.data)
 
 
-def entry(part: str, parameters: str) -> Callable[[AnyFunction], AnyFunction]:
-    """Decorator: the `Entry` of a module-level function, in a module that can be imported without numba.
+def entry(
+    part: str, parameters: str, source: str | None = None
+) -> Callable[[Callable[Parameters, Result]], Entry[Parameters, Result]]:
+    """Decorator: makes an `Entry` of a module-level function.
+
+    The function is the kernel itself; or, with a `source`, its declaration in a module that can be imported without
+    numba, where the kernel needs a module that cannot.
 
     part : name of one of PARTS
     parameters : their types, such as "f32[] i64[,] f64 i64": bits of a float, int or unsigned, and dimensions
+    source : the module that has the kernel of this name; None for the function itself
     """
-
-    def decorate(function: AnyFunction) -> AnyFunction:
-        made = Entry(function.__name__, function.__module__, part, parameters, Kernel(function))
-        return cast(AnyFunction, made)
-
-    return decorate
+    return lambda declared: Entry(declared, part, parameters, source)
 
 
 _TYPE = re.compile(r"(?P<kind>[fiu])(?P<bits>8|16|32|64)(?P<dims>\[,*\])?")
@@ -220,7 +200,7 @@ _LOADING = ForkedLock()
 
 
 @cache
-def _loaded(part: Part) -> Callable[[str], int]:
+def _loaded(part: str) -> Callable[[str], int]:
     """Load the file that holds a part, which is built first if it is missing; a function from symbols to addresses."""
     found = library.find(part)
     if found is None:

@@ -5,8 +5,8 @@ A library is a file of machine code with a description beside it, a JSON file of
 - the file that the environment variable ONDEVICE_KERNELS names;
 - in `libraries/`, the library of this platform and of the fastest instruction set that this CPU has, or that
   ONDEVICE_KERNELS names: `shipping` builds them for the wheels of a platform;
-- code blocks in the cache directory, which `building` makes on this machine: one for each part that is needed, with the
-  kinds of work that are needed. Another kind is built when it is. Those that cannot be kept are in memory only.
+- code blocks in the cache directory, which `building` makes on this machine: one for each part that is needed.
+  Those that cannot be kept are in memory only.
 
 A file is used only if it is intact, was built from these sources for this platform, and needs no instruction that this
 CPU lacks; outside of this package, also only if no other user can have written it (`files.distrust`), because its code
@@ -36,16 +36,13 @@ from ondevice.files import distrust, make_cache_directory, replacing, trusted
 from ondevice.machine import cache_directory
 from ondevice.native.code_block import CodeBlock
 from ondevice.native.features import native_features
-from ondevice.native.sets import PARTS, PLATFORMS, SETS, Part, best_set, native_platform
+from ondevice.native.sets import PARTS, PLATFORMS, SETS, best_set, native_platform
 
 CHOICE = "ONDEVICE_KERNELS"
 """Environment variable: path of a library, or name of an instruction set."""
 
 SHIPPED = Path(__file__).parent / "libraries"
 """Directory of shared libraries, in a directory for each platform."""
-
-SUFFIX = ".block"
-"""Of the names of files of code blocks."""
 
 KERNELS = "ondevice.engines.simd.kernels"
 SOURCES = (
@@ -120,20 +117,20 @@ def load_block(file: Path) -> Callable[[str], int]:
     return CodeBlock.from_bytes(file.read_bytes()).load()
 
 
-_unkept: dict[Part, Callable[[str], int]] = {}
+_unkept: dict[str, Callable[[str], int]] = {}
 """Code blocks that this process has built and could not keep, loaded."""
 
 
-def adopt(part: Part, code: bytes) -> None:
+def adopt(part: str, code: bytes) -> None:
     """Load a code block that was just built and cannot be kept."""
     _unkept[part] = CodeBlock.from_bytes(code).load()
 
 
-def find(part: Part) -> Callable[[str], int] | None:
+def find(part: str) -> Callable[[str], int] | None:
     """Load the file that has a part; returns a function from symbols to addresses, or None if it has to be built."""
     if (file := choice().file) is not None:
         return load_library(file)
-    if (loaded := _unkept_with(part)) is not None:
+    if (loaded := _unkept.get(part)) is not None:
         return loaded
     if (path := kept(part)) is None:
         return None
@@ -142,21 +139,12 @@ def find(part: Part) -> Callable[[str], int] | None:
     return load_block(path)
 
 
-def _unkept_with(part: Part) -> Callable[[str], int] | None:
-    return next((loaded for built, loaded in _unkept.items() if built.has(part)), None)
-
-
 # Files and their descriptions.
 
 
-def cached(part: Part) -> Path:
+def cached(part: str) -> Path:
     """The file of a part that is built on this machine."""
-    return code_directory() / file_name(part)
-
-
-def file_name(part: Part) -> str:
-    """The name of the file of a part that is built on this machine."""
-    return f"{part.stem}{SUFFIX}"
+    return code_directory() / f"{part}.block"
 
 
 def code_directory() -> Path:
@@ -165,23 +153,23 @@ def code_directory() -> Path:
     return cache_directory() / f"kernels-{key[:16]}"
 
 
-def kept(part: Part) -> Path | None:
-    """The file in the cache directory that has a part, perhaps with more kinds of work than it."""
-    for file in sorted(code_directory().glob(f"{part.name}*{SUFFIX}")):
-        if Part.of_stem(file.stem).has(part) and all(map(trusted, _files(file))):
-            with suppress(OSError, ValueError):
-                _check(file)
-                return file
+def kept(part: str) -> Path | None:
+    """The file of a part in the cache directory, if it can be used."""
+    file = cached(part)
+    if all(map(trusted, _files(file))):
+        with suppress(OSError, ValueError):
+            _check(file)
+            return file
     return None
 
 
-def missing(parts: Iterable[Part] = tuple(PARTS.values())) -> list[Part]:
+def missing(parts: Iterable[str] = PARTS) -> list[str]:
     """Those of some parts that have to be built on this machine: neither the library, nor the cache directory, nor this
     process has them.
     """
     if choice().file is not None:
         return []
-    return [part for part in parts if _unkept_with(part) is None and kept(part) is None]
+    return [part for part in parts if part not in _unkept and kept(part) is None]
 
 
 def obstacle() -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from ondevice.native.features import architecture, native_features
 
@@ -112,55 +111,12 @@ def fastest(architecture: str, features: frozenset[str]) -> str:
 
 # Parts of a library.
 
-KINDS = frozenset(
-    (
-        *("groups4", "groups8", "affine4", "steps2", "steps4", "steps8", "floats"),
-        *("int8", "lookup", "experts", "shortlists", "heads"),
-    )
-)
-"""Kinds of work of a forward that not every bundle needs: products of matrices, int8 caches, lookup attention, experts,
-heads over candidates, heads that predict several tokens. See `engines.simd.kernels.kinds`."""
+PARTS = ("packing", "tokens", "forward", "export", "roofline")
+"""All parts of the kernel library, each built as one code block on a machine for which no library is shipped: packing
+of weights; sampling and drafting, for every engine; forwards of the simd engine; the exporter; measurements of the
+machine."""
 
 
-class Part(NamedTuple):
-    """A part of the kernel library, built as one code block on a machine for which none is shipped.
-
-    name : one of PARTS
-    kinds : the kinds of work that the part "forward" contains, of KINDS
-    """
-
-    name: str
-    kinds: frozenset[str] = frozenset()
-
-    @property
-    def stem(self) -> str:
-        """Name of its file, without the suffix."""
-        return "+".join((self.name, *sorted(self.kinds)))
-
-    @classmethod
-    def of_stem(cls, stem: str) -> Part:
-        """The part with a file name."""
-        name, *kinds = stem.split("+")
-        return cls(name, frozenset(kinds))
-
-    def has(self, other: Part) -> bool:
-        """Whether it contains all of another part."""
-        return self.name == other.name and other.kinds <= self.kinds
-
-
-PARTS = {
-    "packing": Part("packing"),
-    "tokens": Part("tokens"),
-    "forward": Part("forward", KINDS),
-    "export": Part("export"),
-    "roofline": Part("roofline"),
-}
-"""All parts of the kernel library, by name: packing of weights; sampling and drafting, for every engine; forwards of
-the simd engine; the exporter; measurements of the machine."""
-
-
-def parts_of(engine: str, kinds: frozenset[str] = KINDS) -> tuple[Part, ...]:
-    """The parts that generations on an engine need, for bundles and options with some kinds of work."""
-    if engine == "simd":
-        return PARTS["packing"], PARTS["tokens"], Part("forward", kinds)
-    return (PARTS["tokens"],)
+def parts_of(engine: str) -> tuple[str, ...]:
+    """The parts that generations on an engine need."""
+    return ("packing", "tokens", "forward") if engine == "simd" else ("tokens",)

@@ -19,7 +19,7 @@ import ondevice
 from ondevice.generate.sampling_kernels import IN_ORDER, argmax_row
 from ondevice.native import functions, library
 from ondevice.native.functions import ENTRIES, Entry
-from ondevice.native.sets import PARTS, Part, best_set, native_platform
+from ondevice.native.sets import native_platform
 
 REPLY = """
 import sys
@@ -122,24 +122,10 @@ def test_a_damaged_file_is_built_again(kernels: None, tmp_path: Path, monkeypatc
         pytest.skip("a shared library is used")
     shutil.copytree(library.code_directory(), tmp_path / library.code_directory().name)
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path))
-    tokens, forward = PARTS["tokens"], PARTS["forward"]
+    tokens, forward = "tokens", "forward"
     assert library.missing([tokens, forward]) == []
     library.cached(tokens).write_bytes(b"half a block")
     assert library.missing([tokens, forward]) == [tokens]
-
-
-def test_a_file_is_used_for_the_kinds_of_work_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path))
-    monkeypatch.setattr(library, "choice", lambda: library.Choice(best_set(), None))
-    plain, wider, other = (Part("forward", frozenset(kinds)) for kinds in (["steps4"], ["steps4", "int8"], ["lookup"]))
-    assert library.missing([plain]) == [plain]
-    library.write(library.cached(wider), b"code", best_set(), native_platform())
-    assert library.missing([plain, wider, other]) == [other]
-    assert library.kept(plain) == library.kept(wider) == library.cached(wider)
-    library.write(library.cached(plain), b"code", best_set(), native_platform())
-    assert library.kept(plain) is not None
-    assert library.kept(wider) == library.cached(wider)
-    assert Part.of_stem(library.cached(wider).stem) == wider
 
 
 def test_a_library_may_have_more_than_is_installed_here(made: Callable[..., Path]) -> None:
@@ -183,5 +169,5 @@ def test_loading_dates_the_directory(kernels: None, tmp_path: Path, monkeypatch:
     shutil.copytree(library.code_directory(), tmp_path / library.code_directory().name)
     monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path))
     os.utime(library.code_directory(), (0, 0))
-    functions._loaded.__wrapped__(PARTS["tokens"])
+    functions._loaded.__wrapped__("tokens")
     assert library.code_directory().stat().st_mtime > 0

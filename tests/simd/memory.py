@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.caches import BITS, UNITS, unit_type
+from ondevice.engines.simd.kernels.activations import PAIRS, ROW_BYTES, quantize_row
 from ondevice.engines.simd.kernels.attention.query_key_value import to_key, to_value
-from ondevice.engines.simd.kernels.matmul.activations import PAIRS, ROW_BYTES, quantize_row
-from ondevice.engines.simd.kernels.matmul.sizes import FLOATS, GROUPS, KIND, PAIR_SCALE, PAIRED_ROWS, SCALE, STEPS
+from ondevice.engines.simd.kernels.contract import FLOATS, FORM_SHIFT, GROUPS, PAIR_SCALE, PAIRED_ROWS, SCALE, STEPS
 from tests.simd.twins import Floats, Quantized
 
 
@@ -53,7 +53,7 @@ def codes_of(cache: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Float
 def records_of(x: Floats, form: int) -> npt.NDArray[np.uint8]:
     """The activation records that the kernel writes for rows `x` in a form."""
     (rows, width), blocks = x.shape, x.shape[1] // 32
-    row_bytes = {GROUPS: ROW_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> KIND]
+    row_bytes = {GROUPS: ROW_BYTES * blocks, STEPS: 36 * blocks + 4, FLOATS: 128 * blocks}[form >> FORM_SHIFT]
     records = np.zeros(rows * row_bytes, np.uint8)
     for row in range(rows):
         quantize_row(x[row].ctypes.data, records.ctypes.data, row, rows, width, form)

@@ -1,7 +1,4 @@
-"""Prints hashes of bundles' outputs on this instruction set: `python -m tests.simd.outputs [--all-kinds] BUNDLE...`.
-
-With `--all-kinds` the kernels of all kinds of work are built first; without it each bundle builds those of its kinds.
-"""
+"""Prints hashes of bundles' outputs on this instruction set: `python -m tests.simd.outputs BUNDLE...`."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from ondevice.engines.protocol import KVCacheType, Rows, TokenTree
 from ondevice.engines.simd.caches import LookupSettings
 from ondevice.engines.simd.engine import SimdEngine, SimdSession
 from ondevice.native import library
-from ondevice.native.sets import parts_of
-from ondevice.preparation import Preparation
 
 LOOKUPS = (
     LookupSettings(keys=32, window=64, learn=64),
@@ -74,12 +69,6 @@ def _in_pieces(engine: SimdEngine, session: SimdSession) -> bytes:
 
 
 if __name__ == "__main__":
-    paths = sys.argv[1:]
-    if paths[0] == "--all-kinds":
-        del paths[0]
-        with Preparation() as preparation:
-            preparation.compile(parts_of("simd"))
-            preparation.finish()
-    digests = [digest(Bundle.open(path)) for path in paths]
+    digests = [digest(Bundle.open(path)) for path in sys.argv[1:]]
     answer = {"set": library.choice().set, "digests": digests}
     sys.stdout.write(json.dumps(answer))

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from ondevice.bundle import Bundle
-from ondevice.native import library, shipping
-from ondevice.native.sets import KINDS, PARTS, Part
+from ondevice.native import shipping
 from tests.simd.conftest import AFFINE
 from tests.simd.generations import replies
 from tests.simd.hostile_forwards import each_once, run
@@ -46,19 +45,15 @@ def library_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="module")
 def blocks_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """A function that makes a cache directory with the code blocks of a set, where an emulated CPU looks for them.
-
-    Experts are left out: their place in a block has an address of its own (`CodeBlock.pointers`).
-    """
+    """A function that makes a cache directory with the code blocks of a set, where an emulated CPU looks for them."""
 
     def build(cpu: str, name: str) -> Path:
         cache_directory = tmp_path_factory.mktemp("blocks")
         code = "from ondevice.native import library; print(library.code_directory())"
         directory = Path(emulated_python(cpu, "-c", code, ONDEVICE_CACHE=str(cache_directory)).strip())
-        for part in (PARTS["packing"], Part("forward", KINDS - {"experts"})):
+        for part in ("packing", "forward"):
             command = [sys.executable, "-m", "ondevice.native.builder", "--platform", "linux-aarch64", "--set", name]
-            command += ["--part", part.name, "--out", str(directory / library.file_name(part))]
-            command += ["--without", "experts"] if part.kinds else []
+            command += ["--part", part, "--out", str(directory / f"{part}.block")]
             environment = {**os.environ, "PYTHONHASHSEED": "0"}
             subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
         return cache_directory
@@ -130,4 +125,4 @@ def test_code_blocks_are_loaded_anywhere(
     words = ("-m", "tests.simd.far_apart", str(gigabytes), str(seed), bundle.path)
     found = json.loads(emulated_python(cpu, *words, ONDEVICE_CACHE=str(blocks_for(cpu, name))))
     assert found["digest"] == digest(bundle)
-    assert found["loaded"] > 4
+    assert found["loaded"] >= 3

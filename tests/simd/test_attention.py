@@ -11,16 +11,13 @@ import pytest
 from ondevice.engines.protocol import ROOT, KVCacheType, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.float_cache import mix, score
 from ondevice.engines.simd.kernels.attention.float_tile import HEADS
 from ondevice.engines.simd.kernels.attention.integer_cache import mix_values, score_keys
-from ondevice.engines.simd.kernels.attention.scratch import scratch_at
-from ondevice.engines.simd.kernels.attention.sizes import PART, SPLIT_ROWS, UNIT
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES
-from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.kernels.steps.layouts import Attend, to_row
+from ondevice.engines.simd.kernels.contract import PART, SPLIT_ROWS, UNIT, Attend, instruction_set, to_row
 from tests.pairwise import pairwise
 from tests.simd import twins
 from tests.simd.memory import cache_of, codes_of, numbers_of, read_records
@@ -51,11 +48,11 @@ def run(
     state, record = ForwardState(len(tree), [], bits), SequenceRecord({0: 0})
     scratch = AttentionScratch(head_dim, heads, 1)
     record.set_rows(tree, length)
-    record.set_place(slots.ALL, 0, len(tree))
-    record.set_place(slots.WANTED, 0, count)
+    record.set_place(contract.ALL, 0, len(tree))
+    record.set_place(contract.WANTED, 0, count)
     record.most_keys = length + len(tree)
     for offset in range(2):
-        record.point(slots.CACHES + offset, cache[offset])
+        record.point(contract.CACHES + offset, cache[offset])
     positions = length + tree.depths()
     state.set_rows(tree.tokens, positions, positions + 1, np.array(wanted), block_stop)
     state.set_window(window)
@@ -63,7 +60,7 @@ def run(
     records = np.zeros(count * heads * head_dim // 32 * ROW_BYTES, np.uint8)
     row = to_row(
         Attend(
-            slots.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
+            contract.WANTED, query.ctypes.data, query.strides[0], heads, 1, head_dim, SLIDING, 0, records.ctypes.data, 8
         )
     )
     claims = np.zeros(1, np.int64)
@@ -207,10 +204,10 @@ def test_integer_tiles_equal_their_twins(members: int, head_dim: int, extreme: b
         queries, weights = np.where(queries < 0, -127, 127), np.full_like(weights, 127)
     factors = rng.random(members).astype(np.float32)
     laid = np.ascontiguousarray(queries.reshape(members, -1, 32).swapaxes(0, 1), np.int8)
-    starts = (-instruction_set.current().int8_zero * queries.sum(axis=1)).astype(np.int32)
+    starts = (-instruction_set().int8_zero * queries.sum(axis=1)).astype(np.int32)
     scores = np.zeros((members, units * UNIT), np.float32)
 
-    scratch = scratch_at.py_func(0, head_dim)._replace(
+    scratch = contract.scratch_at(0, head_dim)._replace(
         codes=laid.ctypes.data, starts=starts.ctypes.data, query_scales=factors.ctypes.data
     )
     size = cache.strides[1]
@@ -222,7 +219,7 @@ def test_integer_tiles_equal_their_twins(members: int, head_dim: int, extreme: b
     start = rng.standard_normal((members, head_dim)).astype(np.float32)
     for chain in (1, units):
         sums = weights.reshape(-1, chain, members, UNIT).sum(axis=(1, 3))
-        starts = (-instruction_set.current().int8_zero * sums).astype(np.int32)
+        starts = (-instruction_set().int8_zero * sums).astype(np.int32)
         mixed, packed = start.copy(), weights.astype(np.int8)
         mix_values(
             members, cache[1].ctypes.data, size, packed.ctypes.data, starts.ctypes.data, shares.ctypes.data,

@@ -35,4 +35,4 @@ def test_outputs_are_the_same_in_a_full_address_space(tiny: Path, expected: str,
     assert (ended.returncode, ended.stderr) == (0, "")
     found = json.loads(ended.stdout)
     assert found["digest"] == expected
-    assert found["loaded"] > 4
+    assert found["loaded"] >= 3

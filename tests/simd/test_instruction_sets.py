@@ -42,7 +42,7 @@ def answers(compared: list[Path]) -> dict[str, list[str]]:
     for name in chosen:
         path = os.pathsep.join([str(ROOT), str(ROOT / "export"), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "ONDEVICE_KERNELS": name, "PYTHONPATH": path}
-        command = [sys.executable, "-m", "tests.simd.outputs", "--all-kinds", *map(str, compared)]
+        command = [sys.executable, "-m", "tests.simd.outputs", *map(str, compared)]
         processes[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     found = {}
     for name, process in processes.items():

@@ -12,13 +12,14 @@ from ondevice.engines.protocol import KVCacheType, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch, LookupScratch
 from ondevice.engines.simd.caches import BITS
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
+from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.activations import ROW_BYTES
 from ondevice.engines.simd.kernels.attention import key_codes
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
-from ondevice.engines.simd.kernels.attention.sizes import SPAN, UNIT
-from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES
-from ondevice.engines.simd.kernels.steps import slots
-from ondevice.engines.simd.kernels.steps.layouts import (
+from ondevice.engines.simd.kernels.contract import (
+    SPAN,
+    UNIT,
     Attend,
     AttendChosen,
     AttendLookedUp,
@@ -50,16 +51,16 @@ class Case:
         self.chosen = np.zeros(1 + MOST, np.int64)
         self._state, self._record = ForwardState(1, [], BITS[kind]), SequenceRecord({0: 0})
         self._record.set_rows(TokenTree.chain([0]), LENGTH - 1)
-        self._record.set_place(slots.ALL, 0, 1)
+        self._record.set_place(contract.ALL, 0, 1)
         self._record.most_keys = LENGTH
         for offset, array in enumerate((*self.cache, self.codes, self.book)):
-            self._record.point(slots.CACHES + offset, array)
+            self._record.point(contract.CACHES + offset, array)
         position = np.array([LENGTH - 1])
         self._state.set_rows(np.zeros(1, np.int64), position, position + 1, np.zeros(1, np.int64))
         self._scratch = AttentionScratch(HEAD_DIM, heads, 1, LookupScratch(heads, HEAD_DIM // CODE_WIDTH, 1))
         self._state.set_sequences([self._record], self._scratch)
         self._out = np.zeros(heads * HEAD_DIM // 32 * ROW_BYTES, np.uint8)
-        x = (slots.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
+        x = (contract.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
         attend = Attend(*x, kind=0, cache=0, activations=self._out.ctypes.data, form=8)
         self.looks = LookUp(*x, 2, CODE_WIDTH, WINDOW, 0, MOST, MOST, 0, self.chosen.ctypes.data)
         self.attends = AttendChosen(*attend, WINDOW, MOST, self.chosen.ctypes.data)

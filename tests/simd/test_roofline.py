@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ondevice import machine
-from ondevice.engines.simd.kernels.entries import CHAINS, dots, read
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import CHAINS, dots, instruction_set, read
 from ondevice.engines.simd.roofline import Roofline, RooflineMeasurement, readable_bytes
 
 
@@ -49,7 +48,7 @@ def test_the_kernels_do_what_is_counted() -> None:
     total = np.zeros(1, np.float32)
     read(values.ctypes.data, values.nbytes, total.ctypes.data)
     assert total[0] == values.sum()
-    lanes = instruction_set.current().lanes
+    lanes = instruction_set().lanes
     out = np.full(4 * lanes, 2, np.uint8)
     dots(10, out.ctypes.data)
     assert out.view(np.int32).tolist() == [CHAINS * 10 * 4 * 2 * 2] * lanes

@@ -9,12 +9,12 @@ import pytest
 from numba import njit
 
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
+from ondevice.engines.simd.kernels.activations import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head, rotate, to_half
+from ondevice.engines.simd.kernels.contract import groups_form
 from ondevice.engines.simd.kernels.isa import vector
 from ondevice.engines.simd.kernels.isa.vector import load, load_half, store
-from ondevice.engines.simd.kernels.matmul.activations import add_normed, inverse_rms, norm
-from ondevice.engines.simd.kernels.matmul.sizes import groups_form
-from ondevice.engines.simd.kernels.matmul.tables import dot, dot_row, read_row
+from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 

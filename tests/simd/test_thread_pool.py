@@ -11,8 +11,8 @@ import pytest
 from ondevice.bundle import Bundle
 from ondevice.engines.simd import threads as thread_pool
 from ondevice.engines.simd.engine import SimdEngine
-from ondevice.engines.simd.kernels.steps.access import claim_part
-from ondevice.engines.simd.kernels.steps.layouts import WIDTH
+from ondevice.engines.simd.kernels.contract import WIDTH
+from ondevice.engines.simd.kernels.isa.memory import claim_part
 from ondevice.engines.simd.threads import ThreadPool
 from tests.simd.forwards import run
 

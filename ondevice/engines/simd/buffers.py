@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.simd.kernels.attention.sizes import (
+from ondevice.engines.simd.kernels.contract import (
     LINE,
     PART,
     SHARED_UNITS,

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from ondevice.engines.kv_cache import SINGLE, KVCache, Units, Views
 from ondevice.engines.protocol import LOOKUP_UNIT, AttentionType, KVCacheType
-from ondevice.engines.simd.kernels.attention.sizes import CENTROIDS, SPAN, UNIT
-from ondevice.engines.simd.kernels.entries import encode, learn, move_keys, move_values
-from ondevice.engines.simd.kernels.matmul.sizes import TILE
+from ondevice.engines.simd.kernels.contract import CENTROIDS, SPAN, TILE, UNIT, encode, learn, move_keys, move_values
 
 BITS: dict[KVCacheType, int] = {"fp16": 16, "int8": 8}
 """Bits of a cached number."""

@@ -38,7 +38,7 @@ from ondevice.engines.session_file import Origin
 from ondevice.engines.simd.buffers import Lease, OutputPool
 from ondevice.engines.simd.caches import BITS, UNITS, VIEWS, KeyIndex, LookupSettings, unit_type
 from ondevice.engines.simd.forward_state import DraftState, ForwardState, HeadsState, SequenceRecord
-from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.program import Program
 from ondevice.engines.simd.target_forward import Batch, KeptRows, TargetForward
 from ondevice.errors import UsageError
@@ -94,7 +94,7 @@ class SimdEngine:
         self.heads: dict[str, HeadsEntry] = {heads.kind: heads for heads in bundle.manifest.heads}
         self.most_rows = MOST_ROWS
         self._pad = bundle.manifest.pad_token_id or 0
-        self._program = Program(bundle, MOST_ROWS, threads, preparation, lookup, kv_cache)
+        self._program = Program(bundle, MOST_ROWS, threads, preparation, lookup)
         self.experts = self._program.models.experts
         self.paths: PathMemory | None = PathMemory(bundle)
         self.origin = Origin(bundle.content, self.name, kv_cache, "exact" if lookup is None else lookup.name)
@@ -140,8 +140,8 @@ class SimdEngine:
             prepared = [session.prepare(tree) for session, tree in zip(sessions, rows.trees, strict=True)]
             records, kept = [record for record, _ in prepared], [each for _, each in prepared]
             buffer, lease = self._outputs.lease(len(rows.wanted))
-            self._state.slots[slots.LOGITS], self._state.slots[slots.HIDDEN] = buffer.addresses
-            self._state.slots[slots.EXPERTS_READ] = 0
+            self._state.slots[contract.LOGITS], self._state.slots[contract.HIDDEN] = buffer.addresses
+            self._state.slots[contract.EXPERTS_READ] = 0
             threads = self._target.run(rows, records, kept)
             if not is_whole:
                 passed, streams = self._target.lower_streams(rows)
@@ -150,7 +150,7 @@ class SimdEngine:
             if rows.path.stop is not None:
                 buffer.part(0, len(rows.wanted))[1][:] = program.target.ends[: len(rows.wanted)]
             self._release_tables(len(rows.tokens))
-            read = int(self._state.slots[slots.EXPERTS_READ]) / max(1, program.expert_layers)
+            read = int(self._state.slots[contract.EXPERTS_READ]) / max(1, program.expert_layers)
             seconds = time.perf_counter() - started
         outputs, first = [], 0
         for session, tree, count in zip(sessions, rows.trees, rows.counts, strict=True):

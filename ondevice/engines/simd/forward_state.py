@@ -1,6 +1,6 @@
 """What changes between forwards while the plan stays the same: rows, positions, caches and output addresses.
 
-Kernels read them from int64 arrays, whose fields `kernels.steps.slots` lists: one array of slots for a forward
+Kernels read them from int64 arrays, whose fields `kernels.contract` lists: one array of slots for a forward
 (`ForwardState`), and one record for each of its sequences (`SequenceRecord`). A session has states of its own for its
 drafter (`DraftState`) and for each kind of heads (`HeadsState`).
 """
@@ -19,14 +19,14 @@ from ondevice.engines.kv_cache import KVCache, first_drafted
 from ondevice.engines.protocol import MOST_SESSIONS, ROOT, DraftStep, Proposals, TokenTree
 from ondevice.engines.simd.buffers import AttentionScratch
 from ondevice.engines.simd.caches import KeyIndex
-from ondevice.engines.simd.kernels.attention.sizes import SPLIT_ROWS
-from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.contract import SPLIT_ROWS
 from ondevice.engines.simd.plan.drafts import DraftPlan
 from ondevice.engines.simd.plan.layer import KIND_NUMBERS
 
 
 class Fields:
-    """An int64 array that kernels read, and the arrays that it points to. Fields: `kernels.steps.slots`."""
+    """An int64 array that kernels read, and the arrays that it points to. Fields: `kernels.contract`."""
 
     def __init__(self, count: int) -> None:
         self.slots = np.zeros(count, np.int64)
@@ -53,7 +53,7 @@ class SequenceRecord(Fields):
         Args:
             places: layer -> number of its cache among the record's pairs of keys and values.
         """
-        super().__init__(slots.CACHES + 4 * len(places))
+        super().__init__(contract.CACHES + 4 * len(places))
         self.most_keys = 0
         self.address = int(self.slots.ctypes.data)
         self._places = places
@@ -65,26 +65,26 @@ class SequenceRecord(Fields):
 
         For a tree that is no chain: `paths[row, depth]`, the ancestor of `row` at `depth`.
         """
-        self.slots[slots.LENGTH] = length
-        self.slots[slots.PATHS] = 0
+        self.slots[contract.LENGTH] = length
+        self.slots[contract.PATHS] = 0
         if not tree.is_chain:
             paths = paths_of(tree)
-            self.point(slots.PATHS, paths)
-            self.slots[slots.PATH_WIDTH] = paths.shape[1]
+            self.point(contract.PATHS, paths)
+            self.slots[contract.PATH_WIDTH] = paths.shape[1]
 
     def set_place(self, row_set: int, first: int, count: int) -> None:
-        """Write the index of the sequence's first row in a row set, slots.ALL or slots.WANTED, and their number."""
-        self.slots[slots.FIRST_ROW + row_set] = first
-        self.slots[slots.ROW_COUNT + row_set] = count
+        """Write the index of the sequence's first row in a row set, ALL or WANTED, and their number."""
+        self.slots[contract.FIRST_ROW + row_set] = first
+        self.slots[contract.ROW_COUNT + row_set] = count
 
     def follow(self, caches: Mapping[AttentionKind, KVCache]) -> None:
         """Write the first position and the addresses of the caches, which may have slid or been reallocated."""
         for kind, cache in caches.items():
-            self.slots[slots.BASE + KIND_NUMBERS[kind]] = cache.base
+            self.slots[contract.BASE + KIND_NUMBERS[kind]] = cache.base
             if self._capacities.get(kind) != cache.capacity:
                 for layer in cache.layers:
                     for offset, part in enumerate(cache.parts(layer)):
-                        self.point(slots.CACHES + 2 * self._places[layer] + offset, part)
+                        self.point(contract.CACHES + 2 * self._places[layer] + offset, part)
                 self.most_keys = max(self.most_keys, cache.capacity)
                 # last: after an interrupt above, the addresses are written again
                 self._capacities[kind] = cache.capacity
@@ -96,7 +96,7 @@ class SequenceRecord(Fields):
         for layer, place in self._places.items():
             parts = index.parts(layer)
             for offset in range(2):
-                slot = slots.CACHES + 2 * (len(self._places) + place) + offset
+                slot = contract.CACHES + 2 * (len(self._places) + place) + offset
                 if parts is None:
                     self.slots[slot] = 0
                 else:
@@ -132,21 +132,21 @@ class ForwardState(Fields):
             rotary: the model's rotary embeddings.
             cache_bits: bits of a number in the caches, 16 or 8.
         """
-        super().__init__(slots.SLOTS)
-        self.slots[slots.CACHE_BITS] = cache_bits
+        super().__init__(contract.SLOTS)
+        self.slots[contract.CACHE_BITS] = cache_bits
         self._tokens, self._wanted, *self._stop = np.zeros((2 + len(KIND_NUMBERS), most_rows), np.int64)
         self._addresses = np.zeros(MOST_SESSIONS, np.int64)
-        self.point(slots.TOKENS, self._tokens)
-        self.point(slots.WANTED_ROWS, self._wanted)
+        self.point(contract.TOKENS, self._tokens)
+        self.point(contract.WANTED_ROWS, self._wanted)
         for kind in KIND_NUMBERS.values():
-            self.point(slots.STOP + kind, self._stop[kind])
-        self.slots[slots.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
-        self.point(slots.SEQUENCES, self._addresses)
+            self.point(contract.STOP + kind, self._stop[kind])
+        self.slots[contract.WINDOW + KIND_NUMBERS["full"]] = _ALL_POSITIONS
+        self.point(contract.SEQUENCES, self._addresses)
         self._frequencies = np.concatenate([np.zeros(0, np.float32), *rotary])
         self._cosines, self._sines = np.zeros((2, most_rows, len(self._frequencies)), np.float32)
-        self.point(slots.COSINES, self._cosines)
-        self.point(slots.SINES, self._sines)
-        self.slots[slots.ROTARY_STRIDE] = self._cosines.strides[0]
+        self.point(contract.COSINES, self._cosines)
+        self.point(contract.SINES, self._sines)
+        self.slots[contract.ROTARY_STRIDE] = self._cosines.strides[0]
 
     def set_rows(
         self,
@@ -165,7 +165,7 @@ class ForwardState(Fields):
             block_stop: the same as `stop`, in sliding layers; None if they are equal.
         """
         count, chosen = len(tokens), len(wanted)
-        self.slots[slots.ALL], self.slots[slots.WANTED] = count, chosen
+        self.slots[contract.ALL], self.slots[contract.WANTED] = count, chosen
         self._tokens[:count] = tokens
         self._stop[KIND_NUMBERS["full"]][:count] = stop
         self._stop[KIND_NUMBERS["sliding"]][:count] = stop if block_stop is None else block_stop
@@ -177,7 +177,7 @@ class ForwardState(Fields):
 
     def set_window(self, positions: int | None) -> None:
         """Set how many positions a row sees in sliding attention; None if no layer has it."""
-        self.slots[slots.WINDOW + KIND_NUMBERS["sliding"]] = positions or 0
+        self.slots[contract.WINDOW + KIND_NUMBERS["sliding"]] = positions or 0
 
     def set_sequences(self, records: Sequence[SequenceRecord], scratch: AttentionScratch) -> None:
         """Write the records of the sequences that the rows belong to, and the working memory of their attention.
@@ -186,18 +186,21 @@ class ForwardState(Fields):
         """
         for index, record in enumerate(records):
             self._addresses[index] = record.address
-        rows, keys = int(self.slots[slots.ALL]), max(record.most_keys for record in records)
+        rows, keys = int(self.slots[contract.ALL]), max(record.most_keys for record in records)
         scratch.reserve(rows, keys)
-        self.slots[slots.SEQUENCE_COUNT] = len(records)
-        self.slots[slots.SCRATCH] = scratch.address
-        self.slots[slots.SCRATCH_STRIDE] = scratch.stride
-        self.slots[slots.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
-        self.slots[slots.MOST_PARTS] = scratch.most_parts
-        self.slots[slots.COUNTERS] = scratch.counters
+        self.slots[contract.SEQUENCE_COUNT] = len(records)
+        self.slots[contract.SCRATCH] = scratch.address
+        self.slots[contract.SCRATCH_STRIDE] = scratch.stride
+        self.slots[contract.PARTIALS] = scratch.partials if rows <= SPLIT_ROWS else 0
+        self.slots[contract.MAX_PARTS] = scratch.most_parts
+        self.slots[contract.COUNTERS] = scratch.counters
         if (lookup := scratch.lookup) is not None:
             lookup.reserve(keys)
-            self.slots[slots.LOOK_UP], self.slots[slots.LOOK_UP_STRIDE] = lookup.work, lookup.work_bytes
-            self.slots[slots.SHARES], self.slots[slots.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
+            self.slots[contract.LOOKUP_SCRATCH], self.slots[contract.LOOKUP_SCRATCH_STRIDE] = (
+                lookup.work,
+                lookup.work_bytes,
+            )
+            self.slots[contract.SHARES], self.slots[contract.SHARES_STRIDE] = lookup.shares, lookup.shares_bytes
 
 
 _ONE_ROW = TokenTree.chain([0])
@@ -217,10 +220,10 @@ class DraftState(ForwardState):
         self.plan, self.hidden, self.token = draft.plan, draft.hidden, draft.token
         logits = np.zeros(draft.logits_width, np.float32)
         candidates, hidden = _own_candidates(self, draft), np.zeros(len(draft.hidden), np.float32)
-        self.point(slots.TOKENS, draft.token)
-        self.point(slots.HIDDEN, draft.normed)
-        self.point(slots.LOGITS, logits)
-        self.point(slots.NEXT_HIDDEN, hidden)
+        self.point(contract.TOKENS, draft.token)
+        self.point(contract.HIDDEN, draft.normed)
+        self.point(contract.LOGITS, logits)
+        self.point(contract.NEXT_HIDDEN, hidden)
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
 
     def begin(
@@ -230,7 +233,7 @@ class DraftState(ForwardState):
         for cache in caches.values():
             cache.reserve(length, 0)
         record.set_rows(_ONE_ROW, length)
-        record.set_place(slots.ALL, 0, 1)
+        record.set_place(contract.ALL, 0, 1)
         record.follow(caches)
         position = np.array([length])
         self.set_rows(_ONE_ROW.tokens, position, position, _NO_ROWS)
@@ -246,13 +249,13 @@ class HeadsState(Fields):
     """
 
     def __init__(self, draft: DraftPlan) -> None:
-        super().__init__(slots.SLOTS)
+        super().__init__(contract.SLOTS)
         self.plan, self.hidden = draft.plan, draft.hidden
         candidates, (offsets, count) = _own_candidates(self, draft), draft.candidates.shape
         logits = np.zeros((offsets, draft.logits_width), np.float32)
-        self.slots[slots.ALL], self.slots[slots.WANTED] = 1, offsets
-        self.point(slots.HIDDEN, draft.normed)
-        self.point(slots.LOGITS, logits)
+        self.slots[contract.ALL], self.slots[contract.WANTED] = 1, offsets
+        self.point(contract.HIDDEN, draft.normed)
+        self.point(contract.LOGITS, logits)
         self.answer = Proposals(candidates, logits[:, :count])
 
 
@@ -261,5 +264,5 @@ def _own_candidates(state: Fields, draft: DraftPlan) -> NDArray[np.int64]:
     if not draft.candidates.flags.writeable:
         return draft.candidates
     candidates = draft.candidates.copy()
-    state.point(slots.CANDIDATES, candidates)
+    state.point(contract.CANDIDATES, candidates)
     return candidates

@@ -1,7 +1,7 @@
 """The layout of a pack: all matrices of a bundle in the form that kernels read, each at an offset.
 
 A pack begins with one page: magic bytes, a digest of the layout, checksums. Then come the matrices, each on a page
-boundary: tiles of 16 rows (layout: `kernels.matmul.formats`), then their scales. One layout serves every instruction
+boundary: tiles of 16 rows (layout: `kernels.formats`), then their scales. One layout serves every instruction
     set.
 
 MatMulNBits' own layout could be read in place, without a copy. But to transpose 16 rows in registers takes 36
@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.bundle_format.weight_format import WeightFormat
-from ondevice.engines.simd.kernels.entries import pack_epilogue, pack_scales, pack_tile
-from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, EPILOGUE_BYTES, TILE
+from ondevice.engines.simd.kernels.contract import BLOCK, EPILOGUE_BYTES, TILE, pack_epilogue, pack_scales, pack_tile
 from ondevice.engines.simd.tensor_files import Matrix
 from ondevice.progress import Advance, Progress, silent
 
@@ -59,7 +58,7 @@ class Packed:
     blocks : number of blocks of 32 columns
     weights : offset of the codes, uint8[tiles, tile_bytes]
     scales : offset of the scales, uint8[tiles, scale_bytes]: fp16[blocks, 16] for weights in groups, or scales and
-        minimums fp16[blocks, 2, 16], else the epilogue of a step product (`kernels.matmul.tiles`)
+        minimums fp16[blocks, 2, 16], else the epilogue of a step product (`kernels.tiles`)
     """
 
     matrix: Matrix
@@ -128,7 +127,7 @@ class PackLayout:
         return self._add(matrices, [(each, first) for each in matrices for first in range(0, each.rows, TILE)])
 
     def add_gated(self, gate: Matrix, up: Matrix) -> Packed:
-        """Add gate and up as one matrix: 32 rows of each in turn, as `kernels.matmul.project.gated` reads them."""
+        """Add gate and up as one matrix: 32 rows of each in turn, as `kernels.project.gated` reads them."""
         tiles = [
             (matrix, first + half)
             for first in range(0, gate.rows, BLOCK)
@@ -279,7 +278,7 @@ def _write_tiles(
                     pack_scales(first, rows, packed.blocks, to_block, packed.block_scale_bytes, scratch.ctypes.data)
         else:
             factors = matrix.scales.ctypes.data + tile.first * matrix.scales.strides[0]
-            pack_epilogue(factors, np.float32(matrix.output_step), rows, at)
+            pack_epilogue(factors, float(np.float32(matrix.output_step)), rows, at)
     put(packed.weights + start * size, codes_out)
     put(packed.scales + start * scale_size, scales_out)
     return len(codes_out) + len(scales_out)

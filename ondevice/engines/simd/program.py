@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.decoder import Decoder
 from ondevice.engines.layer_path import WHOLE
-from ondevice.engines.protocol import KVCacheType
 from ondevice.engines.simd.buffers import AttentionScratch, Buffers, LookupScratch
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS
-from ondevice.engines.simd.kernels.matmul.sizes import SCRATCH_BYTES, TILE
+from ondevice.engines.simd.kernels.contract import SCRATCH_BYTES, TILE
 from ondevice.engines.simd.model import HeadsModel, read_drafter, read_heads, read_target
 from ondevice.engines.simd.pack_file import open_pack, was_truncated
 from ondevice.engines.simd.pack_layout import PackLayout
-from ondevice.engines.simd.plan.builder import Plan, PlanBuilder, product_kind
+from ondevice.engines.simd.plan.builder import Plan, PlanBuilder
 from ondevice.engines.simd.plan.drafts import DraftPlan, drafter_plan, heads_plan, pack_drafter, pack_heads
 from ondevice.engines.simd.plan.target import TargetPlanner, expert_share, pack_target
 from ondevice.engines.simd.tensor_files import TensorFiles
@@ -52,7 +50,6 @@ class Program:
         expert_layers: number of target layers that have experts.
         scratch: working memory of attention, for all threads.
         pool: the threads that run the plans.
-        kinds: the kinds of work of all plans, of `native.sets.KINDS`.
     """
 
     def __init__(
@@ -62,7 +59,6 @@ class Program:
         threads: int,
         preparation: Preparation | None = None,
         lookup: LookupSettings | None = None,
-        kv_cache: KVCacheType = "fp16",
     ) -> None:
         """Read a bundle's models, open or make its pack, and plan all forwards.
 
@@ -73,15 +69,13 @@ class Program:
         config, drafter = bundle.manifest.target, bundle.manifest.drafter
         target, places = models.target, models.layout.places
         self._lookup = lookup
-        options = {"lookup": lookup is not None, "int8": kv_cache == "int8"}
-        self.kinds = kinds = models.kinds().union(kind for kind, is_chosen in options.items() if is_chosen)
         if preparation is not None:
-            preparation.compile(parts_of("simd", self.kinds))
+            preparation.compile(parts_of("simd"))
         self._pack = pack = open_pack(models.layout, models.files, threads, preparation or Preparation())
         self._buffers = buffers = Buffers()
         self.caches = {layer: place for place, layer in enumerate(config.kv_layers())}
         of_target = None if lookup is None or lookup.mode == "lookup-drafts" else lookup
-        new_plan = partial(PlanBuilder, places, pack, buffers, kinds=kinds)
+        new_plan = partial(PlanBuilder, places, pack, buffers)
         builder = new_plan(most_rows, config.norm_eps)
         self.target = TargetPlanner(target, builder, self.caches, threads, of_target)
         self.plan: Callable[..., Plan] = lru_cache(MOST_PLANS)(self.target.plan)
@@ -105,7 +99,7 @@ class Program:
         head_dim, heads = max(own.head_dim for own in bodies), max(own.heads for own in bodies)
         lookups = None if lookup is None else LookupScratch(heads, head_dim // lookup.width, threads)
         self.scratch = AttentionScratch(head_dim, heads, threads, lookups)
-        self.pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim), kinds)
+        self.pool = ThreadPool(threads, max(SCRATCH_BYTES, 4 * head_dim))
         models.files.release()
 
     def steps(self, plan: Plan, last: int) -> NDArray[np.int64]:
@@ -155,17 +149,6 @@ class Models:
         }
         for heads in self.heads.values():
             pack_heads(self.layout, heads)
-
-    def kinds(self) -> frozenset[str]:
-        """The kinds of work that the bundle needs whatever the options are, of `native.sets.KINDS`."""
-        found = {OF_PRODUCTS[product_kind(matrix)] for matrix in self.layout.places}
-        if any(each is not None and each.shortlist is not None for each in (self.drafter, *self.heads.values())):
-            found.add("shortlists")
-        if self.heads:
-            found.add("heads")
-        if self.experts is not None:
-            found.add("experts")
-        return frozenset(found)
 
     def weight_classes(self) -> dict[str, dict[str, int]]:
         """Number of weights of target and drafter: purpose of the weights -> format -> number.

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice import machine
-from ondevice.engines.simd.kernels.entries import CHAINS, dots, read
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import CHAINS, dots, instruction_set, read
 
 COUNT = 1 << 20
 """Dot products in each chain of a measurement. They take 25 ms, so that the time to wake threads does not matter."""
@@ -82,7 +81,7 @@ class RooflineMeasurement:
         return Roofline(bandwidth, statistics.median(one.peak for one in self._readings))
 
     def _reading(self) -> Roofline:
-        threads, lanes = len(self._pools), instruction_set.current().lanes
+        threads, lanes = len(self._pools), instruction_set().lanes
         reading = self._time(self._read)
         multiplying = self._time(lambda i: dots(COUNT, self._out[i].ctypes.data))
         return Roofline(threads * PASSES * self._share / reading, threads * COUNT * CHAINS * lanes * 8 / multiplying)

@@ -18,7 +18,7 @@ from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath
 from ondevice.engines.protocol import Rows, TokenTree
 from ondevice.engines.simd.forward_state import ForwardState, SequenceRecord
-from ondevice.engines.simd.kernels.steps import slots
+from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.plan.builder import Plan
 from ondevice.engines.simd.plan.target import EMBEDDING_STEPS
 from ondevice.engines.simd.program import Program
@@ -205,8 +205,8 @@ class TargetForward:
         sessions = zip(records, batch.trees, batch.lengths, batch.sizes, batch.counts, strict=True)
         for record, tree, length, size, wanted in sessions:
             record.set_rows(tree, length)
-            record.set_place(slots.ALL, first, size)
-            record.set_place(slots.WANTED, first_wanted, wanted)
+            record.set_place(contract.ALL, first, size)
+            record.set_place(contract.WANTED, first_wanted, wanted)
             first, first_wanted = first + size, first_wanted + wanted
         self._state.set_rows(batch.tokens, batch.positions, batch.positions + 1, batch.wanted, batch.block_stop)
         self._state.set_sequences(records, self._program.scratch)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from queue import SimpleQueue
 from statistics import median
 
@@ -21,12 +19,9 @@ import numpy as np
 
 from ondevice.arrays import Int64Array
 from ondevice.engines.simd.buffers import Buffers
-from ondevice.engines.simd.kernels.attention.sizes import LINE
-from ondevice.engines.simd.kernels.entries import ARRIVALS, TICKS, run, spin_for_next
-from ondevice.engines.simd.kernels.steps.layouts import WIDTH
+from ondevice.engines.simd.kernels.contract import ARRIVALS, LINE, TICKS, WIDTH, run, spin_for_next
 from ondevice.machine import ForkedLock
 from ondevice.native.functions import address_of
-from ondevice.native.sets import KINDS
 
 NEIGHBOURS = 64
 """Kinds of work have numbers. Within a range of this many, from one multiple of it to the next, near numbers stand for
@@ -64,15 +59,13 @@ class ThreadPool:
     The number that take part is learnt for each kind of work (`ThreadChoice`).
     """
 
-    def __init__(self, threads: int, scratch_bytes: int, kinds: frozenset[str] = KINDS) -> None:
+    def __init__(self, threads: int, scratch_bytes: int) -> None:
         """
         Args:
             threads: most threads that take part.
             scratch_bytes: working memory of each.
-            kinds: the kinds of work of all plans that will be run.
         """
         self.threads = threads
-        self._kinds = kinds
         self._buffers = Buffers()
         self._scratch = [self._buffers.bytes(scratch_bytes) for _ in range(threads)]
         self._counters = _Counters(self._buffers, threads)
@@ -80,11 +73,6 @@ class ThreadPool:
         self._queues: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(threads - 1)]
         for number, queue in enumerate(self._queues, 1):
             threading.Thread(target=self._work, args=(number, queue), name=f"ondevice-{number}", daemon=True).start()
-
-    @cached_property
-    def _kernel(self) -> Callable[..., int]:
-        """The kernel that runs plans; it is built only now if it was not prepared."""
-        return run.function_for(self._kinds)
 
     def run(self, plan: Int64Array, state: Int64Array, kind: int, units: int = 1) -> int:
         """Run every step of a plan. When this returns, even by an interrupt, all threads have finished the last step.
@@ -139,7 +127,7 @@ class ThreadPool:
 
     def _share(self, job: _Job, number: int) -> None:
         """Run a thread's share of every step of a job. The caller of `run` keeps the arrays of the plan alive."""
-        self._kernel(
+        run.function(
             job.plan, job.steps, WIDTH, job.state, job.slots,
             number, job.threads, self._counters.address, job.before, self._scratch[number],
         )  # fmt: skip

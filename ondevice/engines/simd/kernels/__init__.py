@@ -6,15 +6,17 @@ weights and caches may hold any numbers: an index that follows from a comparison
 lanes, is within its range whatever they are, and NaN and infinity stay what they are where numbers are quantised. Each
 output element is summed in one fixed order, whatever the number of rows, the thread or the instruction set.
 
-    entries.py  the functions that Python calls; `ondevice.native` builds, loads and calls them
-    forward.py  runs all steps of a plan, with a barrier after each: read this first
-    steps/      the layout of every kind of step, what changes between forwards (`slots`), and steps on rows and
-                matrices
-    matmul/     products of quantised matrices with int8 activations
-    attention/  exact attention over fp16 and int8 caches, lookup attention, and the steps that run them
-    isa/        16 float32 lanes, 8-bit dot products, loads, stores and barriers: one meaning on every instruction set
-
-To understand one matrix product: `matmul/project`, `matmul/tiles`, `matmul/formats`, `matmul/activations`, `isa/dot`.
+    contract     all that Python and kernels agree on: functions, steps, slots, sizes. The engine imports nothing else
+    forward      runs all steps of a plan, with a barrier after each: read this first
+    project      products of a whole matrix, 80 % of a forward's time: a thread's share of its tiles, times all rows
+    tiles        one tile: the code emitted for 16 output rows times 1 to 8 rows, with the arithmetic of a block
+    formats      the layout of weights in a tile, for each width, and how they get there
+    activations  the layout of activations, how they are quantised, and the norms that come before
+    rows         steps on whole rows, and shortlists of tokens; `tables` reads single rows of embedding tables
+    experts      steps of a layer's experts
+    attention/   exact attention over fp16 and int8 caches, lookup attention, and the steps that run them
+    isa/         16 float32 lanes, 8-bit dot products, loads, stores and barriers, the same on every instruction set
+    roofline     measures the machine's limits
 
 Words: a *row* is one new token of a forward. A *block* is 32 neighbouring numbers of a row, or of a row of weights. A
 *tile* is 16 output rows of a matrix. A *unit* is the piece of a step's work that a thread claims. Addresses are int64,

@@ -1,25 +1,23 @@
 """Runs a plan: one call per thread executes its share of every step, with a barrier after each step.
 
-The steps are in `steps` and `attention`. Within a step threads either take fixed shares of the units of work, or claim
-them from a counter. Two counters are used in turn, so that one can be reset while the other is in use.
+The steps are in the files that are imported here. Within a step threads either take fixed shares of the units of work,
+or claim them from a counter. Two counters are used in turn, so that one can be reset while the other is in use.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, attend_looked_up_share
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import head
-from ondevice.engines.simd.kernels.attention.sizes import LINE
-from ondevice.engines.simd.kernels.entries import ARRIVALS, CLAIMS, TICKS
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.contract import ARRIVALS, CLAIMS, LINE, TICKS
+from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
 from ondevice.engines.simd.kernels.isa.memory import read_i64, ticks, wait_for_all, write_i64
-from ondevice.engines.simd.kernels.steps import layouts
-from ondevice.engines.simd.kernels.steps.experts import choose, mix, score, spread
-from ondevice.engines.simd.kernels.steps.projections import activate, gated_share, project_share
-from ondevice.engines.simd.kernels.steps.rows import (
+from ondevice.engines.simd.kernels.project import activate, gated_share, project_share
+from ondevice.engines.simd.kernels.rows import (
     candidate_logits,
     centroid_scores,
     embed,
@@ -28,6 +26,7 @@ from ondevice.engines.simd.kernels.steps.rows import (
     select,
     shortlist,
 )
+from ondevice.native.functions import kernel
 
 
 @kernel
@@ -37,8 +36,8 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
     """One thread's share of every step.
 
     Args:
-        plan: int64[steps, WIDTH], see `steps.layouts`.
-        state: the forward's slots, int64, see `steps.slots`.
+        plan: int64[steps, WIDTH], see `contract`.
+        state: the forward's slots, int64, see `contract`.
         thread, threads: number of this thread, and how many take part.
         counters: address of TICKS + threads lines, zeros before the first run.
         before: number of arrivals at the barrier before any thread began.
@@ -52,44 +51,44 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
         kind = words[0]
         if thread == 0:  # this counter is unused until the barrier below
             write_i64(next_claims, np.int64(0))
-        if kind == layouts.PROJECT:
+        if kind == contract.PROJECT:
             project_share(words, state, threads, claims)
-        elif kind == layouts.GATED:
+        elif kind == contract.GATED:
             gated_share(words, state, threads, claims, scratch)
-        elif kind == layouts.RESIDUAL:
+        elif kind == contract.RESIDUAL:
             residual(words, state, thread, threads)
-        elif kind == layouts.HEAD:
+        elif kind == contract.HEAD:
             head(words, state, thread, threads, scratch)
-        elif kind == layouts.ATTEND:
+        elif kind == contract.ATTEND:
             attend_share(words, state, thread, threads, claims)
-        elif kind == layouts.LOOK_UP:
+        elif kind == contract.LOOK_UP:
             look_up_share(words, state, thread, threads, claims)
-        elif kind == layouts.ATTEND_CHOSEN:
+        elif kind == contract.ATTEND_CHOSEN:
             attend_chosen_share(words, state, thread, claims)
-        elif kind == layouts.ATTEND_LOOKED_UP:
+        elif kind == contract.ATTEND_LOOKED_UP:
             attend_looked_up_share(words, state, thread, claims)
-        elif kind == layouts.SCORE:
+        elif kind == contract.SCORE:
             score(words, state, thread, threads)
-        elif kind == layouts.CHOOSE:
+        elif kind == contract.CHOOSE:
             if thread == 0:
                 choose(words, state)
-        elif kind == layouts.SPREAD:
+        elif kind == contract.SPREAD:
             spread(words, thread, threads)
-        elif kind == layouts.MIX:
+        elif kind == contract.MIX:
             mix(words, state, thread, threads)
-        elif kind == layouts.EMBED:
+        elif kind == contract.EMBED:
             embed(words, state, thread, threads)
-        elif kind == layouts.PER_LAYER:
+        elif kind == contract.PER_LAYER:
             per_layer(words, state, thread, threads)
-        elif kind == layouts.SELECT:
+        elif kind == contract.SELECT:
             select(words, state, thread, threads)
-        elif kind == layouts.CENTROID_SCORES:
+        elif kind == contract.CENTROID_SCORES:
             centroid_scores(words, state, thread, threads)
-        elif kind == layouts.SHORTLIST:
+        elif kind == contract.SHORTLIST:
             shortlist(words, thread, threads)
-        elif kind == layouts.CANDIDATE_LOGITS:
+        elif kind == contract.CANDIDATE_LOGITS:
             candidate_logits(words, state, thread, threads)
-        elif kind == layouts.ACTIVATE:
+        elif kind == contract.ACTIVATE:
             activate(words, state, thread, threads)
         waited += wait_for_all(counters + LINE * ARRIVALS, before + (i + 1) * threads)
         claims, next_claims = next_claims, claims

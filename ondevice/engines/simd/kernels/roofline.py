@@ -8,12 +8,12 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.entries import CHAINS
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import CHAINS, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots
-from ondevice.engines.simd.kernels.isa.jit import emits, kernel
+from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import write_f32
 from ondevice.engines.simd.kernels.isa.vector import I8, I32, constant, full, load, pointer_to, sum_lanes
+from ondevice.native.functions import kernel
 
 
 @kernel
@@ -42,7 +42,7 @@ def dots(count: int, out: int) -> None:
 
 @emits(types.void, types.int64, types.int64)
 def _dot_chains(builder: Any, count: Any, out: Any) -> None:
-    isa = instruction_set.current()
+    isa = instruction_set()
     kind = ir.VectorType(I32, isa.lanes)
     pointer = pointer_to(builder, out)
     codes = builder.load(pointer, typ=ir.VectorType(I8, 4 * isa.lanes), align=4)

@@ -11,21 +11,15 @@ from numpy.typing import NDArray
 from ondevice.arrays import Float32Array
 from ondevice.bundle_format.decoder import Activation
 from ondevice.engines.simd.buffers import Buffers, float_bits
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.kinds import kinds_of
-from ondevice.engines.simd.kernels.matmul.sizes import (
+from ondevice.engines.simd.kernels.contract import (
     FLOATS_FORM,
-    KIND,
+    FORM_SHIFT,
+    GELU,
     PLAIN,
     PRODUCTS,
+    SILU,
     SUMS,
     TILE,
-    groups_form,
-    steps_form,
-)
-from ondevice.engines.simd.kernels.steps.layouts import (
-    GELU,
-    SILU,
     WIDTH,
     Attend,
     AttendChosen,
@@ -36,11 +30,13 @@ from ondevice.engines.simd.kernels.steps.layouts import (
     Project,
     Residual,
     Step,
+    groups_form,
+    instruction_set,
+    steps_form,
     to_row,
 )
 from ondevice.engines.simd.pack_layout import Packed
 from ondevice.engines.simd.tensor_files import Matrix
-from ondevice.native.sets import KINDS
 
 FUNCTIONS: dict[Activation, int] = {"gelu_tanh": GELU, "silu": SILU}
 """Activation of a gated product -> its number in steps."""
@@ -48,7 +44,7 @@ FUNCTIONS: dict[Activation, int] = {"gelu_tanh": GELU, "silu": SILU}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps of a plan in two forms, both int64[steps, WIDTH]. Layout: `kernels.steps.layouts`.
+    """The steps of a plan in two forms, both int64[steps, WIDTH]. Layout: `kernels.contract`.
 
     steps : with lookup attention where it was chosen
     exact : with exact attention, for forwards in which no row sees enough positions for a lookup. Both compute the same
@@ -93,24 +89,19 @@ class PlanBuilder:
         buffers: Buffers,
         most_rows: int,
         eps: float,
-        kinds: frozenset[str] = KINDS,
     ) -> None:
         self.buffers = buffers
         self.places = places
         self.most_rows = most_rows
         self.eps = float_bits(eps)
         self._pack = buffers.hold(pack)
-        self._kinds = kinds
-        """The kinds of work that the plans may have."""
         self._steps: list[Step] = []
         self._constants: dict[int, tuple[Float32Array, int]] = {}
 
     def plan(self) -> Plan:
         """Return the collected steps, and begin the next plan."""
         steps, self._steps = self._steps, []
-        plan = Plan.of(steps)
-        assert kinds_of(plan.steps) <= self._kinds
-        return plan
+        return Plan.of(steps)
 
     def constant(self, values: Float32Array) -> int:
         """The address of a copy of an array, such as a norm's weights; the same address for the same array."""
@@ -236,15 +227,15 @@ class PlanBuilder:
 
 
 def input_form(matrix: Matrix) -> int:
-    """The form of the activations that a matrix reads; see `kernels.matmul.activations`."""
+    """The form of the activations that a matrix reads; see `kernels.activations`."""
     if matrix.format.affine:
         return groups_form(SUMS)
     if matrix.format.group:
         eight = matrix.format.bits == 8
-        return groups_form(instruction_set.current().int8_zero if eight else matrix.format.zero)
+        return groups_form(instruction_set().int8_zero if eight else matrix.format.zero)
     return steps_form(matrix.input_step) if matrix.format.quantised and matrix.input_step else FLOATS_FORM
 
 
 def product_kind(matrix: Matrix) -> int:
-    """The kind of a matrix's product with activations: a value of `kernels.matmul.sizes.PRODUCTS`, or PLAIN."""
-    return PRODUCTS.get((input_form(matrix) >> KIND, matrix.format), PLAIN)
+    """The kind of a matrix's product with activations: a value of `kernels.contract.PRODUCTS`, or PLAIN."""
+    return PRODUCTS.get((input_form(matrix) >> FORM_SHIFT, matrix.format), PLAIN)

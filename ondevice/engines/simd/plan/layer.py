@@ -21,9 +21,11 @@ from ondevice.bundle_format.tensor_table import NORMS
 from ondevice.engines.layer_path import WHOLE, LayerPath
 from ondevice.engines.simd.buffers import float_bits
 from ondevice.engines.simd.caches import LookupSettings
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, PAIRED_BYTES, TILE
-from ondevice.engines.simd.kernels.steps.layouts import (
+from ondevice.engines.simd.kernels.contract import (
+    BLOCK,
+    LANES,
+    PAIRED_BYTES,
+    TILE,
     Attend,
     AttendChosen,
     AttendLookedUp,
@@ -296,7 +298,7 @@ class LayerPlanner:
 class ExpertsPlanner:
     """Adds the steps of layers' experts to plans. All layers use the same buffers, one after the other.
 
-    A pair is a row and one of its experts. The shapes of most buffers: `Choose` in `kernels.steps.layouts`.
+    A pair is a row and one of its experts. The shapes of most buffers: `Choose` in `kernels.contract`.
     """
 
     def __init__(self, builder: PlanBuilder, layers: Sequence[Experts]) -> None:

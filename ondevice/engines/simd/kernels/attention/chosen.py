@@ -44,23 +44,28 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     score_stride,
     scratch_at,
     see,
+    sequence_of,
     state_bytes,
 )
-from ondevice.engines.simd.kernels.attention.sizes import BLOCK, SPAN, UNIT, Scratch
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.isa.jit import kernel, optional
-from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32
-from ondevice.engines.simd.kernels.steps.access import claim, read_step, sequence_of
-from ondevice.engines.simd.kernels.steps.layouts import AttendChosen, AttendLookedUp
-from ondevice.engines.simd.kernels.steps.slots import (
+from ondevice.engines.simd.kernels.contract import (
     CACHE_BITS,
     CACHES,
     FIRST_ROW,
-    LOOK_UP,
-    LOOK_UP_STRIDE,
+    LANES,
+    LOOKUP_SCRATCH,
+    LOOKUP_SCRATCH_STRIDE,
+    SCORE_BLOCK,
     SCRATCH,
     SCRATCH_STRIDE,
+    SPAN,
+    UNIT,
+    AttendChosen,
+    AttendLookedUp,
+    Scratch,
 )
+from ondevice.engines.simd.kernels.isa.jit import read_step
+from ondevice.engines.simd.kernels.isa.memory import claim, read_f32, read_i64, write_f32
+from ondevice.native.functions import kernel
 
 _ONE_UNIT = np.int64(1)
 
@@ -100,7 +105,7 @@ def attend_range(
 ) -> None:
     """Add positions begin..end - 1, all of which the pairs of one row see, to their states, with exact scores."""
     see(scratch.table, pairs.size, begin, end)
-    for block in range(begin // BLOCK * BLOCK, end, BLOCK):
+    for block in range(begin // SCORE_BLOCK * SCORE_BLOCK, end, SCORE_BLOCK):
         pair = np.int64(0)
         while pair < pairs.size:
             if head.bits == 8:
@@ -130,7 +135,7 @@ def attend_to_chosen(
     end = np.int64(FIRST * UNIT)
     for i in range(count):
         unit = read_i64(chosen + 8 * (1 + i)) * UNIT
-        if unit > end or unit % BLOCK == 0:  # neighbouring units of a block are one range
+        if unit > end or unit % SCORE_BLOCK == 0:  # neighbouring units of a block are one range
             attend_range(pairs, head, head_dim, scratch, states, begin, end)
             begin = unit
         end = unit + UNIT
@@ -138,7 +143,7 @@ def attend_to_chosen(
     attend_range(pairs, head, head_dim, scratch, states, (stop - window) // UNIT * UNIT, stop)
 
 
-@optional("lookup")
+@kernel
 def attend_chosen_share(words: np.ndarray, state: np.ndarray, thread: int, claims: int) -> None:
     """The step `AttendChosen`: activations = softmax(queries @ keys.T) @ values over each row's chosen positions,
     quantised.
@@ -221,7 +226,7 @@ def add_values(
             (end - begin) // UNIT, 1, head_dim, out, states.stride,
         )  # fmt: skip
         return
-    skipped = 4 * (begin % BLOCK)
+    skipped = 4 * (begin % SCORE_BLOCK)
     for member in range(members):
         weigh_floats(score_row(scratch, member) + skipped, states, first + member, head_dim, end - begin)
     weights, values = score_row(scratch, 0) + skipped, head.values + (begin - pairs.sequence.base) * head.stride
@@ -241,16 +246,16 @@ def attend_by_tables(
         while first < pairs.size:
             members = members_of(head, pairs.size - first)
             score_span(tables, codes, span, first, members, sums)
-            for half in range(SPAN // BLOCK):
-                block = span * SPAN + half * BLOCK
-                if max(begin, block) < min(end, block + BLOCK):
+            for half in range(SPAN // SCORE_BLOCK):
+                block = span * SPAN + half * SCORE_BLOCK
+                if max(begin, block) < min(end, block + SCORE_BLOCK):
                     order_scores(tables, scratch, first, members, sums, half)
-                    low, high = max(begin, block), min(end, block + BLOCK)
+                    low, high = max(begin, block), min(end, block + SCORE_BLOCK)
                     add_values(pairs, head, head_dim, scratch, states, first, members, low, high)
             first += members
 
 
-@optional("lookup")
+@kernel
 def attend_looked_up_share(words: np.ndarray, state: np.ndarray, thread: int, claims: int) -> None:
     """The step `AttendLookedUp`: activations = softmax(looked-up scores) @ values, quantised.
 
@@ -259,7 +264,7 @@ def attend_looked_up_share(words: np.ndarray, state: np.ndarray, thread: int, cl
     step = read_step(AttendLookedUp, words)
     size, kv_heads, group, count = step.size, step.kv_heads, step.query_heads // step.kv_heads, step.size // step.width
     scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
-    work = workspace_at(state[LOOK_UP] + thread * state[LOOK_UP_STRIDE], group, count)
+    work = workspace_at(state[LOOKUP_SCRATCH] + thread * state[LOOKUP_SCRATCH_STRIDE], group, count)
     tables = Tables(work.tables, work.scales, group, count)
     unit = claim(claims, _ONE_UNIT)
     while unit < state[step.row_set] * kv_heads:

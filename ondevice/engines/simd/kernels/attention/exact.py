@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.activations import write_input
 from ondevice.engines.simd.kernels.attention.float_cache import attend_heads
 from ondevice.engines.simd.kernels.attention.float_tile import HEADS
 from ondevice.engines.simd.kernels.attention.integer_cache import attend_tile, quantize_queries, tile_size
@@ -29,26 +30,29 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     state_bytes,
     write_table,
 )
-from ondevice.engines.simd.kernels.attention.sizes import BLOCK, MOST, PAIRS, PART, Scratch
-from ondevice.engines.simd.kernels.isa.jit import kernel
-from ondevice.engines.simd.kernels.isa.memory import fetch_add, read_f32, read_i64, write_i64
-from ondevice.engines.simd.kernels.isa.vector import full, load
-from ondevice.engines.simd.kernels.matmul.activations import write_input
-from ondevice.engines.simd.kernels.steps.access import claim, read_step
-from ondevice.engines.simd.kernels.steps.layouts import Attend
-from ondevice.engines.simd.kernels.steps.slots import (
+from ondevice.engines.simd.kernels.contract import (
     CACHE_BITS,
     CACHES,
     COUNTERS,
     FIRST_ROW,
-    MOST_PARTS,
+    MAX_PAIRS,
+    MAX_PARTS,
+    MAX_TILE_PAIRS,
+    PART,
     PARTIALS,
     ROW_COUNT,
+    SCORE_BLOCK,
     SCRATCH,
     SCRATCH_STRIDE,
     SEQUENCE_COUNT,
     SEQUENCES,
+    Attend,
+    Scratch,
 )
+from ondevice.engines.simd.kernels.isa.jit import read_step
+from ondevice.engines.simd.kernels.isa.memory import claim, fetch_add, read_f32, read_i64, write_i64
+from ondevice.engines.simd.kernels.isa.vector import full, load
+from ondevice.native.functions import kernel
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _ONE_UNIT = np.int64(1)
@@ -73,7 +77,7 @@ _NOT_SHARED = Partials(0, 0, 0)
 
 
 class Output(NamedTuple):
-    """The destination of results, as activations: see `matmul.activations`.
+    """The destination of results, as activations: see `activations`.
 
     activations : address of all rows
     rows : number of rows
@@ -109,7 +113,7 @@ def share_of_pairs(total: int, threads: int) -> Any:
     total : number of pairs, each counted once per part
     """
     share = total // threads
-    return min(PAIRS, share // MOST * MOST) if share >= MOST else HEADS
+    return min(MAX_PAIRS, share // MAX_TILE_PAIRS * MAX_TILE_PAIRS) if share >= MAX_TILE_PAIRS else HEADS
 
 
 @kernel
@@ -171,7 +175,7 @@ def attend_unit(
     for part in range(start, stop):
         clear(own, pairs.size, head_dim)
         begin, end = max(low, part * PART), min(high, (part + 1) * PART)
-        for block in range(begin // BLOCK * BLOCK, end, BLOCK):
+        for block in range(begin // SCORE_BLOCK * SCORE_BLOCK, end, SCORE_BLOCK):
             pair = np.int64(0)
             while pair < pairs.size:
                 left = pairs.size - pair
@@ -215,7 +219,7 @@ def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int
     group, bits, split = query_heads // kv_heads, state[CACHE_BITS], state[PARTIALS] != 0
     skipped, line, own = part_bytes(bits, size), kv_heads * part_bytes(bits, size), state_bytes(size)
     scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
-    most_parts = state[MOST_PARTS]
+    most_parts = state[MAX_PARTS]
     total = np.int64(0)
     for index in range(state[SEQUENCE_COUNT]):
         record = read_i64(state[SEQUENCES] + 8 * index)

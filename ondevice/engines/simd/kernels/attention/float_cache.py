@@ -21,10 +21,10 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     score_stride,
     seen,
 )
-from ondevice.engines.simd.kernels.attention.sizes import BLOCK, Scratch
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.contract import SCORE_BLOCK, Scratch
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_f32
 from ondevice.engines.simd.kernels.isa.vector import exp, full, load, max_lanes, maximum, store, sum_lanes, within
+from ondevice.native.functions import kernel
 
 _ZERO, _LOWEST = np.float32(0.0), np.float32(-1e30)
 
@@ -80,7 +80,7 @@ def attend_heads(
 ) -> None:
     """Add the positions of a block that some neighbouring pairs of one row see to their states."""
     begin, end = seen(scratch.table, pair)
-    begin, end = max(begin, block), min(end, block + BLOCK)
+    begin, end = max(begin, block), min(end, block + SCORE_BLOCK)
     if begin >= end:
         return
     scores, query = score_row(scratch, 0), query_of(scratch.table, pair)

@@ -13,9 +13,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import LANES, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
@@ -35,7 +34,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
 
 HEADS = 4
 """Query heads of a tile."""
-WIDE = 4 if instruction_set.current().lanes == LANES else 1
+WIDE = 4 if instruction_set().lanes == LANES else 1
 """Keys of a tile of scores, and vectors of 16 numbers of a tile of values. With four heads these are 16 sums, half of
 the registers of AVX-512; other instruction sets have registers for four sums."""
 AHEAD = 16

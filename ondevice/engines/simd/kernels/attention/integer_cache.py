@@ -1,4 +1,4 @@
-"""Attention over an int8 cache: a tile of up to MOST pairs over a block of positions.
+"""Attention over an int8 cache: a tile of up to MAX_TILE_PAIRS pairs over a block of positions.
 
 In a tree, a row's ancestors lie among other pending rows of the cache, and yet the row must give the same bits as after
 they were committed. A score depends on its key only: so all pending keys (the tail) are scored where they lie, and then
@@ -26,9 +26,15 @@ from ondevice.engines.simd.kernels.attention.scratch import (
     seen,
     seen_by_any,
 )
-from ondevice.engines.simd.kernels.attention.sizes import BLOCK, MOST, TAIL, UNIT, Scratch
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.isa.jit import kernel, optional
+from ondevice.engines.simd.kernels.contract import (
+    MAX_TILE_PAIRS,
+    SCORE_BLOCK,
+    TAIL,
+    TILE,
+    UNIT,
+    Scratch,
+    instruction_set,
+)
 from ondevice.engines.simd.kernels.isa.memory import (
     read_f32,
     read_i8,
@@ -49,14 +55,14 @@ from ondevice.engines.simd.kernels.isa.vector import (
     sum_lanes,
     within,
 )
-from ondevice.engines.simd.kernels.matmul.sizes import TILE
+from ondevice.native.functions import kernel
 
 _ZERO, _MOST_WEIGHT = np.float32(0.0), np.float32(127.0)
 _LOWEST, _LEAST = np.float32(-1e30), np.float32(1e-30)
 _FLOOR = np.float32(-60.0)
 """Scores are clamped to this distance below the largest one: a weight times a scale must not be denormal, because
 arithmetic on denormals takes a hundred cycles."""
-_OFFSET = instruction_set.current().int8_zero
+_OFFSET = instruction_set().int8_zero
 """The code of zero as the instruction takes it: the offset of codes."""
 _NOWHERE = 1 << 62
 """The start of the tail if there is none."""
@@ -65,7 +71,7 @@ _NOWHERE = 1 << 62
 @kernel
 def tile_size(pairs: int) -> Any:
     """The number of pairs in the next tile of some pairs: a power of two, because every size is compiled separately."""
-    size = np.int64(MOST)
+    size = np.int64(MAX_TILE_PAIRS)
     while size > pairs:
         size //= 2
     return size
@@ -151,7 +157,7 @@ def order_tail(scratch: Scratch, sequence: Sequence, pair: int, member: int, tai
     scores, found = score_row(scratch, member), scratch.tail_scores + 4 * TAIL * member
     for position in range(start, stop):
         place = cache_row(sequence, scratch.table, pair, position) + sequence.base - tail
-        write_f32(scores + 4 * (position % BLOCK), read_f32(found + 4 * place))
+        write_f32(scores + 4 * (position % SCORE_BLOCK), read_f32(found + 4 * place))
 
 
 @kernel
@@ -186,7 +192,7 @@ def weigh(
     pair = first + member
     low, high = seen(scratch.table, pair)
     low, high = max(low, begin), min(high, end)
-    scores, offset = score_row(scratch, member), begin // BLOCK * BLOCK
+    scores, offset = score_row(scratch, member), begin // SCORE_BLOCK * SCORE_BLOCK
     largest = full(_LOWEST)
     for at in range(low // TILE * TILE, high, TILE):
         largest = maximum(largest, within(load(scores + 4 * (at - offset)), low - at, high - at, _LOWEST))
@@ -264,7 +270,7 @@ def mix_tail(
         )
 
 
-@optional("int8")
+@kernel
 def attend_tile(
     scratch: Scratch,
     states: States,
@@ -277,7 +283,7 @@ def attend_tile(
 ) -> None:
     """Add the positions of a block that the tile of pairs beginning with `first` sees to their states."""
     begin, end = seen_by_any(scratch.table, first, members)
-    begin, end = max(begin, block), min(end, block + BLOCK)
+    begin, end = max(begin, block), min(end, block + SCORE_BLOCK)
     if begin >= end:
         return
     tail, units = _NOWHERE, 0

@@ -5,7 +5,7 @@ A unit of the cache holds UNIT positions of a KV head, from a multiple of UNIT o
     keys     two tiles of 16: codes + 128, uint8[head_dim / 4][16 keys][4 dims], then float32[16], a scale for each key
     values   codes + 128, uint8[head_dim / 16][8][16 dims][4 positions], then float32[32], a scale for each position
 
-Both products work like `matmul.tiles`: 64 bytes of the cache give 16 sums of four products, and up to eight pairs of
+Both products work like `tiles`: 64 bytes of the cache give 16 sums of four products, and up to eight pairs of
 row and head share the loads. Integer sums are exact, so their order does not matter.
 
 Codes have an offset of 128, like those of int8 weights, because x86 multiplies unsigned bytes with signed ones and can
@@ -21,11 +21,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ondevice.engines.simd.kernels.attention.sizes import UNIT
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots, groups_of_four
-from ondevice.engines.simd.kernels.isa.instruction_set import InstructionSet
-from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel
+from ondevice.engines.simd.kernels import formats
+from ondevice.engines.simd.kernels.contract import TILE, UNIT, InstructionSet, instruction_set
+from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate, add_dots, groups_of_four, vectors_of_a_pass
+from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.memory import read_i8, read_i32, write_i8, write_i32
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
@@ -39,12 +38,11 @@ from ondevice.engines.simd.kernels.isa.vector import (
     read,
     splat,
 )
-from ondevice.engines.simd.kernels.matmul import formats
-from ondevice.engines.simd.kernels.matmul.sizes import TILE
+from ondevice.native.functions import kernel
 
 AHEAD = 4096
 """Distance in bytes from the keys that are read to those that are prefetched."""
-CHAINS = 16 if instruction_set.current().lanes == TILE else 4
+CHAINS = 16 if instruction_set().lanes == TILE else 4
 """Fewest sums that are computed at a time, if there are registers: each addition to a sum waits for the one before."""
 
 
@@ -64,7 +62,7 @@ def score_tile(
         out: address of float32[rows, 16].
         stride: bytes from a row of `out` to the next.
     """
-    isa = instruction_set.current()
+    isa = instruction_set()
     kept = _Sums(isa, rows)
     vectors = kept.vectors
     scales_at = builder.add(keys, builder.mul(blocks, I64(8 * 4 * TILE)))
@@ -119,7 +117,7 @@ def mix_tile(
         out: address of float32[rows, head_dim].
         out_stride: bytes from a row of `out` to the next.
     """
-    isa = instruction_set.current()
+    isa = instruction_set()
     kept = _Sums(isa, rows)
     vectors, kind = kept.vectors, ir.VectorType(F32, isa.lanes)
     passes = TILE // isa.lanes // vectors
@@ -165,7 +163,7 @@ class _Sums(NamedTuple):
 
     @property
     def vectors(self) -> int:
-        return self.isa.vectors_of_a_pass(self.rows)
+        return vectors_of_a_pass(self.isa, self.rows)
 
     @property
     def chains(self) -> int:

@@ -24,11 +24,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.attention.sizes import CENTROIDS, SPAN, UNIT
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import CENTROIDS, LANES, SPAN, UNIT, instruction_set
 from ondevice.engines.simd.kernels.isa.dot import Vectors, accumulate
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel
+from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.memory import read_f32, write_byte
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
@@ -48,8 +46,22 @@ from ondevice.engines.simd.kernels.isa.vector import (
     read,
     splat,
 )
+from ondevice.native import library
+from ondevice.native.functions import kernel
 
-SHUFFLE = instruction_set.byte_shuffle()
+
+def byte_shuffle() -> str:
+    """The widest instruction that looks up bytes in tables of 16 bytes; "" if there is none.
+
+    `vpermb` looks up in 4 tables in one vector, `pshufb-512` and `pshufb-256` in one table for each 128 bits.
+    """
+    if instruction_set().by_lane:
+        return "tbl"
+    shuffles = {"avx512vbmi": "vpermb", "avx512vnni": "pshufb-512", "avxvnni": "pshufb-256", "avx2": "pshufb-256"}
+    return shuffles.get(library.choice().set, "")
+
+
+SHUFFLE = byte_shuffle()
 KEY_BYTES, CODE_BYTES = (4, 1) if SHUFFLE == "vpermb" else (1, 16)
 """Distances in bytes within a tile: from a key's code to the next key's, and to the same key's next code of its
 nibbles."""

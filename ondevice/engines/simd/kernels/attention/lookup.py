@@ -11,13 +11,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention import sizes
+from ondevice.engines.simd.kernels import contract
 from ondevice.engines.simd.kernels.attention.key_codes import CODES, SUMS, Codebook, look_up_tile
-from ondevice.engines.simd.kernels.attention.sizes import LINE, SHARED_UNITS, SPAN, UNIT
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.isa.jit import kernel, optional
+from ondevice.engines.simd.kernels.attention.scratch import sequence_of, source_row
+from ondevice.engines.simd.kernels.contract import (
+    CACHES,
+    LANES,
+    LINE,
+    LOOKUP_SCRATCH,
+    LOOKUP_SCRATCH_STRIDE,
+    SHARED_UNITS,
+    SHARES,
+    SHARES_STRIDE,
+    SPAN,
+    STOP,
+    UNIT,
+    LookUp,
+)
+from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
+    claim,
     fetch_add,
     float_bits,
     read_f32,
@@ -39,9 +53,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     sum_lanes,
     where_at_least,
 )
-from ondevice.engines.simd.kernels.steps.access import claim, read_step, sequence_of, source_row
-from ondevice.engines.simd.kernels.steps.layouts import LookUp
-from ondevice.engines.simd.kernels.steps.slots import CACHES, LOOK_UP, LOOK_UP_STRIDE, SHARES, SHARES_STRIDE, STOP
+from ondevice.native.functions import kernel
 
 NEAR_BYTES = 1 << 15
 """Most bytes of tables that are read together, so that they stay in the nearest cache."""
@@ -308,10 +320,10 @@ FIRST = 1
 _ONE_ITEM, _ALL_UNITS = np.int64(1), np.int64(-1)
 
 
-workspace_at = kernel(sizes.workspace_at)
+workspace_at = kernel(contract.workspace_at)
 
 
-@optional("lookup")
+@kernel
 def look_up_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
     """The step `LookUp`: chosen = the units with the largest shares, for every row and KV head.
 
@@ -322,7 +334,7 @@ def look_up_share(words: np.ndarray, state: np.ndarray, thread: int, threads: in
     step = read_step(LookUp, words)
     row_set, query_heads, kv_heads, size = step.row_set, step.query_heads, step.kv_heads, step.size
     group, codes = query_heads // kv_heads, size // step.width
-    work = workspace_at(state[LOOK_UP] + thread * state[LOOK_UP_STRIDE], group, codes)
+    work = workspace_at(state[LOOKUP_SCRATCH] + thread * state[LOOKUP_SCRATCH_STRIDE], group, codes)
     budget = Budget(step.least, step.most, _ONE - bits_float(np.int32(step.left)))
     units = state[row_set] * kv_heads
     parts = threads if units < SHARED_UNITS * threads else 1

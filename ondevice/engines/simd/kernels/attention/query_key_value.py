@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention.scratch import read_sequence
-from ondevice.engines.simd.kernels.attention.sizes import UNIT
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.activations import norm
+from ondevice.engines.simd.kernels.attention.scratch import read_sequence, sequence_of, source_row
+from ondevice.engines.simd.kernels.contract import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES, TILE, UNIT, Head
+from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import (
     bits_float,
+    first_unit,
     read_i8,
     read_i32,
     read_i64,
@@ -34,11 +36,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     store_rounded_int8,
     sum_lanes,
 )
-from ondevice.engines.simd.kernels.matmul.activations import norm
-from ondevice.engines.simd.kernels.matmul.sizes import TILE
-from ondevice.engines.simd.kernels.steps.access import first_unit, read_step, sequence_of, source_row
-from ondevice.engines.simd.kernels.steps.layouts import Head
-from ondevice.engines.simd.kernels.steps.slots import CACHE_BITS, CACHES, COSINES, ROTARY_STRIDE, SINES
+from ondevice.native.functions import kernel
 
 _ZERO, _ONE, _MOST = np.float32(0.0), np.float32(1.0), np.float32(127.0)
 _OFFSET = np.int32(-0x7F7F7F80)

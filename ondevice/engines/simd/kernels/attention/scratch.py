@@ -14,30 +14,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.attention import sizes
-from ondevice.engines.simd.kernels.attention.sizes import SCORE_BYTES, WORDS, Scratch
-from ondevice.engines.simd.kernels.isa.jit import kernel
-from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, store
-from ondevice.engines.simd.kernels.steps.access import source_row
-from ondevice.engines.simd.kernels.steps.slots import (
+from ondevice.engines.simd.kernels import contract
+from ondevice.engines.simd.kernels.contract import (
     ALL,
     BASE,
     FIRST_ROW,
     LENGTH,
+    PAIR_WORDS,
     PATH_WIDTH,
     PATHS,
     ROW_COUNT,
+    SCORE_BYTES,
+    SEQUENCES,
     STOP,
+    WANTED,
+    WANTED_ROWS,
     WINDOW,
+    Scratch,
 )
+from ondevice.engines.simd.kernels.isa.memory import read_f32, read_i64, write_f32, write_i64
+from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, max_lanes, store
+from ondevice.native.functions import kernel
 
-scratch_at = kernel(sizes.scratch_at)
-state_bytes = kernel(sizes.state_bytes)
+scratch_at = kernel(contract.scratch_at)
+state_bytes = kernel(contract.state_bytes)
 
 
 class Sequence(NamedTuple):
-    """The fields of a sequence's record that one kind of attention needs, for the row set ALL: see `steps.slots`."""
+    """The fields of a sequence's record that one kind of attention needs, for the row set ALL: see `contract`."""
 
     first_row: int
     length: int
@@ -94,6 +98,25 @@ class KVHead(NamedTuple):
 
 
 @kernel
+def sequence_of(state: np.ndarray, row_set: int, row: int) -> Any:
+    """The address of the record of the sequence to which row `row` of a row set belongs."""
+    at = state[SEQUENCES]
+    record = read_i64(at)
+    while row >= read_i64(record + 8 * (FIRST_ROW + row_set)) + read_i64(record + 8 * (ROW_COUNT + row_set)):
+        at += 8
+        record = read_i64(at)
+    return record
+
+
+@kernel
+def source_row(state: np.ndarray, row_set: int, row: int) -> Any:
+    """The index among all new rows of row `row` of a row set."""
+    if row_set == WANTED:
+        return read_i64(state[WANTED_ROWS] + 8 * row)
+    return row
+
+
+@kernel
 def score_row(scratch: Scratch, pair: int) -> Any:
     """Address of the scores of pair `pair` of a tile, float32[BLOCK]."""
     return scratch.scores + pair * SCORE_BYTES
@@ -137,7 +160,7 @@ def write_table(state: np.ndarray, pairs: Pairs, queries: Queries, table: int) -
         row, head = pairs.first_row + number // pairs.group, number % pairs.group
         first, stop = row_range(state, pairs.row_set, pairs.kind, row)
         own = source_row(state, pairs.row_set, row) - sequence.first_row
-        at = table + 8 * WORDS * i
+        at = table + 8 * PAIR_WORDS * i
         write_i64(at, np.int64(first))
         write_i64(at + 8, np.int64(stop))
         write_i64(at + 16, np.int64(sequence.paths + 8 * own * sequence.path_width if sequence.paths else 0))
@@ -147,14 +170,14 @@ def write_table(state: np.ndarray, pairs: Pairs, queries: Queries, table: int) -
 @kernel
 def seen(table: int, pair: int) -> Any:
     """The positions (start, stop) that a pair sees, from the table."""
-    at = table + 8 * WORDS * pair
+    at = table + 8 * PAIR_WORDS * pair
     return read_i64(at), read_i64(at + 8)
 
 
 @kernel
 def see(table: int, pairs: int, begin: int, end: int) -> None:
     """Set the positions that pairs see to begin..end - 1."""
-    for at in range(table, table + 8 * WORDS * pairs, 8 * WORDS):
+    for at in range(table, table + 8 * PAIR_WORDS * pairs, 8 * PAIR_WORDS):
         write_i64(at, np.int64(begin))
         write_i64(at + 8, np.int64(end))
 
@@ -172,14 +195,14 @@ def seen_by_any(table: int, first: int, count: int) -> Any:
 @kernel
 def query_of(table: int, pair: int) -> Any:
     """The address of a pair's query."""
-    return read_i64(table + 8 * WORDS * pair + 24)
+    return read_i64(table + 8 * PAIR_WORDS * pair + 24)
 
 
 @kernel
 def cache_row(sequence: Sequence, table: int, pair: int, position: int) -> Any:
     """The row of the cache that holds `position` for a pair: in a tree, that of its ancestor at this position."""
     depth = position - sequence.length
-    path = read_i64(table + 8 * WORDS * pair + 16)
+    path = read_i64(table + 8 * PAIR_WORDS * pair + 16)
     if depth >= 0 and path:
         position = sequence.length + read_i64(path + 8 * depth)
     return position - sequence.base

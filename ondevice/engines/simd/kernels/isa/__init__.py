@@ -1,6 +1,6 @@
-"""Instruction sets: the operations that all kernels are written with, each with one meaning on every CPU.
+"""The operations that all kernels are written with, each with one meaning on every instruction set.
 
-`vector` has 16 float32 lanes, `dot` dot products of four 8-bit numbers per 32-bit lane, `memory` scalars, prefetches
-and barriers. `instruction_set` chooses the instructions for this CPU; `jit` has the decorators of kernels and of what
-they emit. Read `vector` first.
+`vector` has 16 float32 lanes, `dot` dot products of four 8-bit numbers per 32-bit lane, `memory` scalars, prefetches,
+barriers and shares of work. `jit` has the decorator of functions that emit LLVM code, and reads a step of a plan. The
+instruction sets are listed in `contract`. Read `vector` first.
 """

@@ -1,4 +1,4 @@
-"""Decorators: `kernel`, and those of intrinsics, which emit LLVM code where a kernel calls them."""
+"""Intrinsics: functions that emit LLVM code where a kernel calls them, and the one that reads a step of a plan."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from numba import extending
-
-from ondevice.native import functions
+from llvmlite import ir
+from numba import extending, types
 
 LITERAL = object()
 """In the signature of an intrinsic: an integer that is constant when a kernel is compiled; the emitter gets an int."""
-
-
-def kernel(function: Callable[..., Any]) -> Any:
-    """`native.functions.kernel`. A kernel's annotations are for readers: vectors have no type that mypy knows."""
-    return functions.kernel(function)
-
-
-def optional(kind: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator of a `kernel` without result that is for one kind of work, of `native.sets.KINDS`."""
-    return lambda function: functions.Kernel(function, kind)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -61,3 +50,21 @@ def emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
         return intrinsic(typed)
 
     return decorate
+
+
+@intrinsic
+def read_step(typing: Any, layout: Any, row: Any) -> Any:
+    """In kernels, `read_step(layout, row)`: the fields of a step in row int64[WIDTH], whose kind must be `layout`'s."""
+    kind = layout.instance_class
+    fields = types.NamedUniTuple(types.int64, len(kind._fields), kind)  # type: ignore[no-untyped-call]
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        data = context.make_array(row)(context, builder, values[1]).data
+        places = (context.get_constant(types.intp, place) for place in range(1, 1 + len(fields)))
+        numbers = [
+            builder.load(builder.gep(data, [place], source_etype=ir.IntType(64)), typ=ir.IntType(64))
+            for place in places
+        ]
+        return context.make_tuple(builder, fields, numbers)
+
+    return fields(layout, row), generate

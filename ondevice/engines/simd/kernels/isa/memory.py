@@ -1,5 +1,5 @@
-"""Scalars at addresses (loads and stores, bits of floats), atomic counters, clock, and the barrier of a forward's
-threads.
+"""Scalars at addresses (loads and stores, bits of floats), atomic counters, clock; the barrier of a forward's threads,
+and how they share the units of a step.
 
 Addresses are int64.
 """
@@ -12,8 +12,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ondevice.engines.simd.kernels.isa.jit import emits, kernel
+from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.vector import F32, I8, I16, I32, I64, call, pointer_to, prefetch, widen_half
+from ondevice.native.functions import kernel
 
 
 @emits(types.float32, types.int64)
@@ -194,3 +195,38 @@ def spin_for_next(counter: int, beyond: int) -> None:
     while read_shared(counter) <= beyond and spins < _SPINS_FOR_NEXT:
         spins += 1
         pause()
+
+
+# Shares of a step's units, as fixed parts or claimed from a counter.
+
+
+@kernel
+def first_unit(units: int, thread: int, threads: int) -> int:
+    """The first unit of a thread's equal share of `units`. The share ends where the next thread's begins."""
+    return units * thread // threads
+
+
+@kernel
+def claim(counter: int, size: int) -> Any:
+    """Claim the next `size` units of a step, and return the number of the first one. Faster cores claim more often."""
+    return fetch_add(counter, np.int64(size))
+
+
+@kernel
+def claim_part(counter: int, units: int, threads: int) -> tuple[int, int]:
+    """Claim a part of a step's units; returns (start, stop), with start == stop if none is left.
+
+    Parts get smaller: each round of as many parts as threads covers half of the units that are left (factoring; Hummel,
+    Schonberg and Flynn, 1992). The first parts are long streams of memory; the last ones are small, so that a thread
+    that was delayed does not keep the others waiting long.
+    """
+    if threads == 1:
+        return (0, units) if fetch_add(counter, np.int64(1)) == 0 else (units, units)
+    number = fetch_add(counter, np.int64(1))
+    start, size = 0, max(1, units // (2 * threads))
+    while number >= threads and start + threads * size < units:
+        number -= threads
+        start += threads * size
+        size = max(1, (units - start) // (2 * threads))
+    start = min(start + number * size, units)
+    return start, min(start + size, units)

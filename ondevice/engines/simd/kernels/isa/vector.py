@@ -18,9 +18,11 @@ from numba.core.cgutils import get_or_insert_function
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.isa.jit import emits, kernel
+from ondevice.engines.simd.kernels.contract import LANES, instruction_set
+from ondevice.engines.simd.kernels.isa.jit import emits
+from ondevice.native import library
+from ondevice.native.functions import kernel
+from ondevice.native.sets import SETS
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32, F16 = ir.FloatType(), ir.HalfType()
@@ -42,6 +44,11 @@ floats16 = Floats16Type()
 class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Any) -> None:
         super().__init__(manager, fe_type, VF32)  # type: ignore[no-untyped-call]
+
+
+def has_half() -> bool:
+    """Whether the instruction set converts fp16 to fp32 in one instruction."""
+    return instruction_set().by_lane or "f16c" in SETS[library.choice().set].needed
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
@@ -78,7 +85,7 @@ def widen_half(builder: Any, bits: Any) -> Any:
     """float32 <n x float> of fp16 bits <n x i16>."""
     lanes = bits.type.count
     kind = ir.VectorType(F32, lanes)
-    if instruction_set.has_half():
+    if has_half():
         return builder.fpext(builder.bitcast(bits, ir.VectorType(F16, lanes)), kind)
     # without F16C, LLVM calls a function for each lane that does not exist at run time
     wide = builder.zext(bits, ir.VectorType(I32, lanes))
@@ -96,7 +103,7 @@ def narrow_half(builder: Any, value: Any) -> Any:
     """fp16 bits <n x i16> of float32 <n x float>, rounded to nearest even, overflow to infinity."""
     lanes = value.type.count
     bits = ir.VectorType(I16, lanes)
-    if instruction_set.has_half():
+    if has_half():
         return builder.bitcast(builder.fptrunc(value, ir.VectorType(F16, lanes)), bits)
     wide = ir.VectorType(I32, lanes)
     raw = builder.bitcast(value, wide)

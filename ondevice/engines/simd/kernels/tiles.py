@@ -30,7 +30,24 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ondevice.engines.simd.kernels.isa import instruction_set
+from ondevice.engines.simd.kernels.contract import (
+    ACTIVATION_BYTES,
+    BLOCK,
+    ORIGIN,
+    ORIGIN_BITS,
+    PAIR_SCALE,
+    PAIR_SHIFT,
+    PAIR_START,
+    PAIRED_BYTES,
+    PAIRED_ROWS,
+    SCALE,
+    SHIFT,
+    START,
+    TILE,
+    InstructionSet,
+    instruction_set,
+)
+from ondevice.engines.simd.kernels.formats import UNPACK, UNPACK_SPLIT, most_ways, paired_codes
 from ondevice.engines.simd.kernels.isa.dot import (
     Vectors,
     accumulate,
@@ -41,8 +58,8 @@ from ondevice.engines.simd.kernels.isa.dot import (
     multiply_pairs,
     separated,
     three_words,
+    vectors_of_a_pass,
 )
-from ondevice.engines.simd.kernels.isa.instruction_set import InstructionSet
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits
 from ondevice.engines.simd.kernels.isa.vector import (
     F32,
@@ -59,22 +76,6 @@ from ondevice.engines.simd.kernels.isa.vector import (
     read,
     splat,
     widen_half,
-)
-from ondevice.engines.simd.kernels.matmul.formats import UNPACK, UNPACK_SPLIT, most_ways, paired_codes
-from ondevice.engines.simd.kernels.matmul.sizes import (
-    ACTIVATION_BYTES,
-    BLOCK,
-    ORIGIN,
-    ORIGIN_BITS,
-    PAIR_SCALE,
-    PAIR_SHIFT,
-    PAIR_START,
-    PAIRED_BYTES,
-    PAIRED_ROWS,
-    SCALE,
-    SHIFT,
-    START,
-    TILE,
 )
 
 AHEAD = 6144
@@ -103,10 +104,10 @@ def tile_product(
         out: address of float32[rows, 16].
         stride: bytes from a row of `out` to the next.
     """
-    isa = instruction_set.current()
+    isa = instruction_set()
     kind = _PairedTile if isa.pairs and rows >= PAIRED_ROWS else _Tile
     tile = kind(isa, bits, bool(affine), rows, weights, scales, activations, out, stride)
-    vectors, whole = isa.vectors_of_a_pass(rows), TILE // isa.lanes
+    vectors, whole = vectors_of_a_pass(isa, rows), TILE // isa.lanes
     zeros = [constant(0.0, ir.VectorType(F32, isa.lanes))] * (whole * rows)
     if vectors == whole:
         tile.store(builder, I64(0), tile.add(builder, _Part(I64(0), I64(0), I64(0), blocks), zeros))
@@ -349,9 +350,9 @@ def step_product(
         out: address of float32[rows, 16].
         stride: bytes from a row of `out` to the next.
     """
-    isa = instruction_set.current()
+    isa = instruction_set()
     tile = _StepTile(builder, isa, bits, rows, weights, epilogue, codes, blocks, out, stride)
-    if isa.vectors_of_a_pass(rows) == TILE // isa.lanes:
+    if vectors_of_a_pass(isa, rows) == TILE // isa.lanes:
         tile.whole()
     else:
         tile.in_passes()
@@ -376,7 +377,7 @@ class _StepTile:
         self._builder, self._isa, self._bits, self._rows = builder, isa, bits, rows
         self._weights, self._epilogue, self._codes = weights, epilogue, codes
         self._blocks, self._out, self._stride = blocks, out, stride
-        self._vectors = isa.vectors_of_a_pass(rows)
+        self._vectors = vectors_of_a_pass(isa, rows)
         self._block_bytes = 4 * TILE * bits
         # Each addition to a sum waits for the one before. So one row has several sums; eight rows leave registers for
         # two each, on AVX2 for one.
@@ -526,7 +527,7 @@ def float_product(
         out: address of float32[rows, 16].
         stride: bytes from a row of `out` to the next.
     """
-    isa = instruction_set.current()
+    isa = instruction_set()
     size = 4 * TILE * bits
     kind = ir.VectorType(F32, isa.lanes)
     row_bytes = builder.mul(blocks, I64(4 * BLOCK))

@@ -1,7 +1,7 @@
 """The layout of activations, rows that a matrix reads; how they are quantised, and the norms that come before.
 
-Rows lie in groups of up to MOST_ROWS, the rows of one tile product. A form is an integer: the layout in its upper bits
-(`form >> KIND`), a parameter in the lower ones. It says how a matrix reads its rows, by blocks of 32 numbers:
+Rows lie in groups of up to MAX_GROUP_ROWS, the rows of one tile product. A form is an integer: the layout in its upper
+bits (`form >> FORM_SHIFT`), a parameter in the lower ones. It says how a matrix reads its rows, in blocks of 32:
 
 - GROUPS, with the code of a zero weight: [block][row] of ROW_BYTES, of which 44 are used: 32 int8 q, int32 start,
   float32 scale and shift. `tiles` explains start and shift. With SUMS in place of the code, for weights with minimums,
@@ -21,15 +21,26 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.isa import instruction_set
-from ondevice.engines.simd.kernels.isa.jit import kernel
-from ondevice.engines.simd.kernels.isa.memory import (
-    bits_float,
-    float_bits,
-    read_f32,
-    read_i32,
-    write_i32,
+from ondevice.engines.simd.kernels.contract import (
+    ACTIVATION_BYTES,
+    FORM_SHIFT,
+    GROUPS,
+    MAX_GROUP_ROWS,
+    ORIGIN,
+    ORIGIN_BITS,
+    PAIR_SCALE,
+    PAIR_SHIFT,
+    PAIR_START,
+    PAIRED_BYTES,
+    PAIRED_ROWS,
+    SCALE,
+    SHIFT,
+    START,
+    STEPS,
+    SUMS,
+    instruction_set,
 )
+from ondevice.engines.simd.kernels.isa.memory import bits_float, float_bits, read_f32, read_i32, write_i32
 from ondevice.engines.simd.kernels.isa.vector import (
     fma,
     full,
@@ -43,30 +54,13 @@ from ondevice.engines.simd.kernels.isa.vector import (
     store_rounded_int8,
     sum_lanes,
 )
-from ondevice.engines.simd.kernels.matmul.sizes import (
-    ACTIVATION_BYTES,
-    GROUPS,
-    KIND,
-    MOST_ROWS,
-    ORIGIN,
-    ORIGIN_BITS,
-    PAIR_SCALE,
-    PAIR_SHIFT,
-    PAIR_START,
-    PAIRED_BYTES,
-    PAIRED_ROWS,
-    SCALE,
-    SHIFT,
-    START,
-    STEPS,
-    SUMS,
-)
+from ondevice.native.functions import kernel
 
 _LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), np.float32(2.0**104)
 """Bounds of the scale of a block. Beyond 2**104 the product of scale and ORIGIN would be infinite."""
 _ONE, _PART = np.float32(1.0), np.float32(1 / 127)
 
-PAIRS = instruction_set.current().pairs
+PAIRS = instruction_set().pairs
 ROW_BYTES = PAIRED_BYTES if PAIRS else ACTIVATION_BYTES
 """Bytes of a row's block of GROUPS, on this instruction set."""
 
@@ -145,8 +139,8 @@ _LEAST, _MOST = np.float32(-128.0), np.float32(127.0)
 
 @kernel
 def group_address(form: int, activations: int, first: int, blocks: int) -> Any:
-    """The address of the group of rows that begins with row `first`, a multiple of MOST_ROWS."""
-    kind = form >> KIND
+    """The address of the group of rows that begins with row `first`, a multiple of MAX_GROUP_ROWS."""
+    kind = form >> FORM_SHIFT
     if kind == GROUPS:
         return activations + first * ROW_BYTES * blocks
     return activations + first * (36 * blocks + 4 if kind == STEPS else 128 * blocks)
@@ -162,9 +156,9 @@ def write_input(low: Any, high: Any, form: int, activations: int, row: int, rows
         activations: address of `rows` rows of `blocks` blocks.
         row, block: the row and the block to write.
     """
-    kind, place = form >> KIND, row % MOST_ROWS
+    kind, place = form >> FORM_SHIFT, row % MAX_GROUP_ROWS
     first = row - place
-    members = min(MOST_ROWS, rows - first)
+    members = min(MAX_GROUP_ROWS, rows - first)
     at = group_address(form, activations, first, blocks)
     if kind == GROUPS:
         quantize_block(low, high, form & (SUMS | 0xFF), at + ROW_BYTES * block * members, place, members)
@@ -193,10 +187,10 @@ def sum_codes(form: int, activations: int, rows: int, blocks: int) -> None:
 
     Every thread that reads the rows calls it; all write the same numbers. Other forms have no sums.
     """
-    if form >> KIND != STEPS:
+    if form >> FORM_SHIFT != STEPS:
         return
-    for first in range(0, rows, MOST_ROWS):
-        members = min(MOST_ROWS, rows - first)
+    for first in range(0, rows, MAX_GROUP_ROWS):
+        members = min(MAX_GROUP_ROWS, rows - first)
         sums = group_address(form, activations, first, blocks) + 32 * blocks * members
         for row in range(members):
             total = np.int32(0)

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.isa.jit import kernel, optional
-from ondevice.engines.simd.kernels.isa.memory import bits_float, read_f32, read_i64, write_f32, write_i64
-from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, store, tanh
-from ondevice.engines.simd.kernels.matmul.activations import add_normed, norm, norm_quantize_row, quantize_row
-from ondevice.engines.simd.kernels.matmul.tables import dot, dot_row, prefetch_row, read_row
-from ondevice.engines.simd.kernels.steps.access import first_unit, read_step, source_row
-from ondevice.engines.simd.kernels.steps.layouts import (
+from ondevice.engines.simd.kernels.activations import add_normed, norm, norm_quantize_row, quantize_row
+from ondevice.engines.simd.kernels.attention.scratch import source_row
+from ondevice.engines.simd.kernels.contract import (
+    ALL,
+    CANDIDATES,
+    LOGITS,
+    TOKENS,
+    WANTED,
     CandidateLogits,
     CentroidScores,
     Embed,
@@ -25,7 +26,11 @@ from ondevice.engines.simd.kernels.steps.layouts import (
     Select,
     Shortlist,
 )
-from ondevice.engines.simd.kernels.steps.slots import ALL, CANDIDATES, LOGITS, TOKENS, WANTED
+from ondevice.engines.simd.kernels.isa.jit import read_step
+from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64, write_f32, write_i64
+from ondevice.engines.simd.kernels.isa.vector import full, load, max_lanes, store, tanh
+from ondevice.engines.simd.kernels.tables import dot, dot_row, prefetch_row, read_row
+from ondevice.native.functions import kernel
 
 _WANTED = np.int64(WANTED)
 """With a plain int, the functions that it is passed to would be compiled once more, for another type."""
@@ -125,7 +130,7 @@ AHEAD = 4
 """Distance in candidates from the table row that is multiplied to the one that is prefetched, if rows lie scattered."""
 
 
-@optional("shortlists")
+@kernel
 def centroid_scores(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """out = weights @ x, float32[clusters], for centroids float32[clusters, width] and one row x."""
     step = read_step(CentroidScores, words)
@@ -134,7 +139,7 @@ def centroid_scores(words: np.ndarray, state: np.ndarray, thread: int, threads: 
         write_f32(step.out + 4 * row, dot(step.weights + 4 * width * row, step.x, width))
 
 
-@optional("shortlists")
+@kernel
 def shortlist(words: np.ndarray, thread: int, threads: int) -> None:
     """chosen[row] = indices of the `top` largest scores of a row, largest first; the lower index first if scores are
     equal.
@@ -167,7 +172,7 @@ def _candidate(chosen: int, ids: int, per_cluster: int, number: int) -> Any:
     return place, read_i64(ids + 8 * place)
 
 
-@optional("shortlists")
+@kernel
 def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """logits[i] = softcap(table row . x) and candidates[i] = token id, for all tokens of a row's chosen clusters, in
     order.

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES
-from ondevice.engines.simd.kernels.isa.jit import kernel, optional
-from ondevice.engines.simd.kernels.isa.memory import bits_float, read_f32, read_i64, write_f32, write_i64
+from ondevice.engines.simd.kernels.activations import ROW_BYTES, copy_block, inverse_rms, norm, norm_quantize_row
+from ondevice.engines.simd.kernels.contract import EXPERTS_READ, LANES, MAX_GROUP_ROWS, Choose, Mix, Score, Spread
+from ondevice.engines.simd.kernels.isa.jit import read_step
+from ondevice.engines.simd.kernels.isa.memory import bits_float, first_unit, read_f32, read_i64, write_f32, write_i64
 from ondevice.engines.simd.kernels.isa.vector import exp, fma, full, load, store
-from ondevice.engines.simd.kernels.matmul.activations import ROW_BYTES, copy_block, inverse_rms, norm, norm_quantize_row
-from ondevice.engines.simd.kernels.matmul.project import count_groups, read_group
-from ondevice.engines.simd.kernels.matmul.sizes import MOST_ROWS
-from ondevice.engines.simd.kernels.matmul.tables import dot
-from ondevice.engines.simd.kernels.steps.access import first_unit, read_step
-from ondevice.engines.simd.kernels.steps.layouts import Choose, Mix, Score, Spread
-from ondevice.engines.simd.kernels.steps.rows import best_of
-from ondevice.engines.simd.kernels.steps.slots import EXPERTS_READ
+from ondevice.engines.simd.kernels.project import count_groups, read_group
+from ondevice.engines.simd.kernels.rows import best_of
+from ondevice.engines.simd.kernels.tables import dot
+from ondevice.native.functions import kernel
 
 PART = 16
 """Experts that are scored together: their part of the router, 180 KB for 26B-A4B, stays in the cache for all rows."""
 _ZERO, _ALONE = np.float32(0.0), np.int64(1)
 
 
-@optional("experts")
+@kernel
 def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """scores = norm(h) @ router.T, float32[rows, experts]; activations = quantised norm(h).
 
@@ -49,7 +46,7 @@ def score(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
             norm_quantize_row(at, step.norm, to, np.int64(0), _ALONE, width, step.form, eps)
 
 
-@optional("experts")
+@kernel
 def choose(words: np.ndarray, state: np.ndarray) -> None:
     """Choose the experts with the best scores for each row, the first of equal ones, and sort all pairs by expert.
 
@@ -107,9 +104,9 @@ def share_out(scores: int, chosen: int, top: int, scale: int, weights: int) -> N
         write_f32(weights + 4 * i, read_f32(weights + 4 * i) / total * own)
 
 
-@optional("experts")
+@kernel
 def spread(words: np.ndarray, thread: int, threads: int) -> None:
-    """out = the activations of each pair's row, in groups of up to MOST_ROWS pairs of one expert."""
+    """out = the activations of each pair's row, in groups of up to MAX_GROUP_ROWS pairs of one expert."""
     step = read_step(Spread, words)
     blocks, count = step.blocks, count_groups(step.groups)
     line = blocks * ROW_BYTES
@@ -120,14 +117,14 @@ def spread(words: np.ndarray, thread: int, threads: int) -> None:
         for pair in range(max(start, group.first), min(stop, group.first + group.rows)):
             source = step.source + read_i64(step.pairs + 8 * pair) * line
             row = pair - group.first
-            place = row % MOST_ROWS
-            members = min(MOST_ROWS, group.rows - (row - place))
+            place = row % MAX_GROUP_ROWS
+            members = min(MAX_GROUP_ROWS, group.rows - (row - place))
             to = step.out + (pair - place) * line
             for block in range(blocks):
                 copy_block(source + block * ROW_BYTES, to + block * members * ROW_BYTES, place, members)
 
 
-@optional("experts")
+@kernel
 def mix(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
     """x = norm(x) + norm(sum of weight * output), float32[rows, width]; outputs are added from the best expert on."""
     step = read_step(Mix, words)

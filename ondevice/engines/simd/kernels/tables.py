@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.engines.simd.kernels.isa.jit import kernel
+from ondevice.engines.simd.kernels.formats import int2_weights, int4_weights, int8_weights
 from ondevice.engines.simd.kernels.isa.memory import prefetch_line, read_f32, read_half
 from ondevice.engines.simd.kernels.isa.vector import fma, full, load, load_bfloat16, load_int4, store, sum_lanes
-from ondevice.engines.simd.kernels.matmul.formats import int2_weights, int4_weights, int8_weights
+from ondevice.native.functions import kernel
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 

@@ -1,7 +1,7 @@
 """A packed matrix times rows of activations: tile by tile, up to 8 rows at a time.
 
-`project` computes some tiles of out = activations @ weights.T, `gated` some blocks of f(gate) * up. The steps that
-share the tiles among threads are in `steps.projections`. A tile's product is chosen by the matrix's kind of product
+`project` computes some tiles of out = activations @ weights.T, `gated` some blocks of f(gate) * up. The steps
+at the end share the tiles among threads. A tile's product is chosen by the matrix's kind of product
 (`formats`), and its code by the number of rows (`tiles`).
 """
 
@@ -14,26 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, kernel, optional
-from ondevice.engines.simd.kernels.isa.memory import read_i64
-from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, silu, store, tanh
-from ondevice.engines.simd.kernels.kinds import OF_PRODUCTS
-from ondevice.engines.simd.kernels.matmul.activations import group_address, sum_codes, write_input
-from ondevice.engines.simd.kernels.matmul.sizes import (
+from ondevice.engines.simd.kernels.activations import group_address, sum_codes, write_input
+from ondevice.engines.simd.kernels.contract import (
     EPILOGUE_BYTES,
     GROUPS,
     GROUPS4,
     GROUPS4_AFFINE,
     GROUPS8,
-    MOST_ROWS,
+    MAX_GROUP_ROWS,
     PRODUCTS,
+    RELU,
+    SILU,
     STEPS2,
     STEPS4,
     STEPS8,
     TILE,
+    Activate,
+    Gated,
+    Project,
 )
-from ondevice.engines.simd.kernels.matmul.tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product, tile_product
-from ondevice.engines.simd.kernels.steps.layouts import SILU
+from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, read_step
+from ondevice.engines.simd.kernels.isa.memory import bits_float, claim_part, first_unit, read_i64
+from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, maximum, silu, store, tanh
+from ondevice.engines.simd.kernels.tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product, tile_product
+from ondevice.native.functions import kernel
 
 
 class PackedMatrix(NamedTuple):
@@ -57,7 +61,7 @@ class PackedMatrix(NamedTuple):
 class Activations(NamedTuple):
     """Rows that are multiplied with a matrix. Layout: `activations`.
 
-    address : address of the first group of up to MOST_ROWS rows
+    address : address of the first group of up to MAX_GROUP_ROWS rows
     rows : number of rows
     form : form of the rows
     """
@@ -81,7 +85,7 @@ class FloatRows(NamedTuple):
 class InputRows(NamedTuple):
     """The destination of rows that another matrix reads, as many as there are activations. Layout: `activations`.
 
-    address : address of the first group of up to MOST_ROWS rows
+    address : address of the first group of up to MAX_GROUP_ROWS rows
     blocks : blocks of a row
     form : form of the rows, as the matrix that reads them needs it
     """
@@ -101,7 +105,7 @@ def product_of_rows(
         emit = partial(inspect.unwrap(tile_product), builder, form.bits, int(form.affine))
     else:
         emit = partial(inspect.unwrap(step_product), builder, form.bits)
-    cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MOST_ROWS + 1)]
+    cases = [builder.append_basic_block(f"rows{number}") for number in range(1, MAX_GROUP_ROWS + 1)]
     after = builder.append_basic_block("after")
     switch = builder.switch(rows, cases[-1])
     for number, case in enumerate(cases, 1):
@@ -114,9 +118,9 @@ def product_of_rows(
 
 
 def product_kernel(kind: int) -> Any:
-    """The kernel of one kind of work: `product_of_rows` of one kind."""
+    """A kernel of one kind of product: `product_of_rows`."""
 
-    @optional(OF_PRODUCTS[kind])
+    @kernel
     def multiply(rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
         product_of_rows(kind, rows, weights, scales, inputs, blocks, out, stride)
 
@@ -144,7 +148,7 @@ def float_product_of(
     builder.position_at_end(after)
 
 
-@optional("floats")
+@kernel
 def floats(bits: int, rows: int, weights: int, scales: int, inputs: int, blocks: int, out: int, stride: int) -> None:
     """`float_product` for any number of rows. Rows that do not fill FLOAT_ROWS go one by one, with the same bits."""
     row = 0
@@ -210,8 +214,8 @@ def project(matrix: PackedMatrix, activations: Activations, out: FloatRows, cap:
     """out = activations @ weights.T for tiles start..stop - 1, float32; with a cap > 0, cap * tanh(product / cap)."""
     sum_codes(activations.form, activations.address, activations.rows, matrix.blocks)
     for tile in range(start, stop):
-        for first in range(0, activations.rows, MOST_ROWS):
-            members = min(MOST_ROWS, activations.rows - first)
+        for first in range(0, activations.rows, MAX_GROUP_ROWS):
+            members = min(MAX_GROUP_ROWS, activations.rows - first)
             group = group_address(activations.form, activations.address, first, matrix.blocks)
             at = out.address + first * out.stride + tile * 4 * TILE
             product(matrix, tile, members, group, at, out.stride)
@@ -245,7 +249,7 @@ def gated(
         matrix: for each block of 32 outputs two tiles of gate, then two of up; or two tiles of gate only.
         activations: the input rows.
         factor: in place of up if the matrix has gate only, float32[rows, 32 * out.blocks]; else its address is 0.
-        function: `steps.layouts.SILU`, or GELU.
+        function: `contract.SILU`, or GELU.
         out: the destination.
         scratch: address of SCRATCH_BYTES of this thread.
         start, stop: blocks of outputs.
@@ -254,8 +258,8 @@ def gated(
     tiles = 2 if factor.address else 4
     sum_codes(activations.form, activations.address, activations.rows, matrix.blocks)
     for unit in range(start, stop):
-        for first in range(0, activations.rows, MOST_ROWS):
-            members = min(MOST_ROWS, activations.rows - first)
+        for first in range(0, activations.rows, MAX_GROUP_ROWS):
+            members = min(MAX_GROUP_ROWS, activations.rows - first)
             group = group_address(activations.form, activations.address, first, matrix.blocks)
             for i in range(tiles):
                 product(matrix, tiles * unit + i, members, group, scratch + i * 4 * TILE, stride)
@@ -290,7 +294,7 @@ _NONE: Any = np.int64(0)
 def count_groups(groups: int) -> Any:
     """The number of groups of rows.
 
-    groups : address of the groups, see `steps.layouts.Choose`; 0 if all rows are one group
+    groups : address of the groups, see `contract.Choose`; 0 if all rows are one group
     """
     return read_i64(groups) if groups else np.int64(1)
 
@@ -303,3 +307,84 @@ def read_group(groups: int, number: int, rows: int) -> Group:
     at = groups + 8 + 16 * number
     first = read_i64(at + 8)
     return Group(read_i64(at), first, read_i64(at + 24) - first)
+
+
+# The steps.
+
+
+@kernel
+def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int) -> None:
+    """out = softcap(activations @ matrix.T), float32[rows, 16 * tiles]. Threads claim tiles of 16 outputs.
+
+    With groups of rows, each of which has its own matrix, the tiles of all groups are claimed as one list.
+    """
+    step = read_step(Project, words)
+    row_set, blocks, tiles, groups = step.row_set, step.blocks, step.tiles, step.groups
+    matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
+    form, stride, cap = step.form, step.stride, bits_float(np.int32(step.cap))
+    out = state[step.out_slot] if step.out_slot else step.out
+    every = tiles * count_groups(groups)
+    start, stop = claim_part(claims, every, threads)
+    while start < stop:
+        while start < stop:
+            group = read_group(groups, start // tiles, state[row_set])
+            first = start % tiles
+            count = min(tiles - first, stop - start)
+            project(
+                matrix_of(matrix, group.matrix * tiles),
+                Activations(group_address(form, step.activations, group.first, blocks), group.rows, form),
+                FloatRows(out + group.first * stride, stride),
+                cap,
+                first,
+                first + count,
+            )
+            start += count
+        start, stop = claim_part(claims, every, threads)
+
+
+@kernel
+def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int, scratch: int) -> None:
+    """out = function(activations @ gate.T) * (activations @ up.T, or `factor`), quantised, [rows, 32 * units].
+
+    Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
+    """
+    step = read_step(Gated, words)
+    row_set, blocks, units, groups = step.row_set, step.blocks, step.units, step.groups
+    matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
+    form, factor = step.form, FloatRows(step.factor, step.factor_stride)
+    every, tiles = units * count_groups(groups), units * (2 if step.factor else 4)
+    start, stop = claim_part(claims, every, threads)
+    while start < stop:
+        while start < stop:
+            group = read_group(groups, start // units, state[row_set])
+            first = start % units
+            count = min(units - first, stop - start)
+            gated(
+                matrix_of(matrix, group.matrix * tiles),
+                Activations(group_address(form, step.activations, group.first, blocks), group.rows, form),
+                factor,
+                step.function,
+                InputRows(group_address(step.out_form, step.out, group.first, units), units, step.out_form),
+                scratch,
+                first,
+                first + count,
+            )
+            start += count
+        start, stop = claim_part(claims, every, threads)
+
+
+@kernel
+def activate(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> None:
+    """out = function(source) + added, float32[rows, width]; `added` is float32[width]. Units are 16 numbers."""
+    step = read_step(Activate, words)
+    source, out, width, function, added = step.source, step.out, step.width, step.function, step.added
+    lanes, zero = state[step.row_set] * (width // 16), full(np.float32(0.0))
+    for unit in range(first_unit(lanes, thread, threads), first_unit(lanes, thread + 1, threads)):
+        x = load(source + 64 * unit)
+        if function == SILU:
+            x = silu(x)
+        elif function == RELU:
+            x = maximum(x, zero)
+        if added:
+            x = x + load(added + 64 * (unit % (width // 16)))
+        store(out + 64 * unit, x)

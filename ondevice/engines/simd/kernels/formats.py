@@ -24,9 +24,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from ondevice.engines.simd.kernels.contract import BLOCK, LANES, TILE, InstructionSet
 from ondevice.engines.simd.kernels.isa.dot import interleaved
-from ondevice.engines.simd.kernels.isa.instruction_set import LANES, InstructionSet
-from ondevice.engines.simd.kernels.isa.jit import emits, kernel
+from ondevice.engines.simd.kernels.isa.jit import emits
 from ondevice.engines.simd.kernels.isa.memory import (
     read_f32,
     read_i16,
@@ -53,7 +53,7 @@ from ondevice.engines.simd.kernels.isa.vector import (
     store,
     store_half,
 )
-from ondevice.engines.simd.kernels.matmul.sizes import BLOCK, TILE
+from ondevice.native.functions import kernel
 
 Split = list[tuple[Any, int]]
 """Vectors of codes, each with the exponent of the power of two that its codes are multiplied by."""
