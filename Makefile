@@ -4,11 +4,12 @@ BIN    := $(VENV)/bin
 BUNDLE := bundles/reference
 SMOLLM2 := bundles/smollm2
 
-.PHONY: help demo pair test frozen slow fuzz lint fix docs bench clean
+.PHONY: help demo pair check test frozen slow fuzz lint fix docs bench clean
 
 help:
 	@echo "make demo    download SmolLM2-135M-Instruct (93 MB), export it, and let it answer with drafts and without"
 	@echo "make pair    the same with the small pair of this repository, which has an MTP drafter; downloads nothing"
+	@echo "make check   what takes under a minute: ruff, mypy, and the tests of imports, names and public interfaces"
 	@echo "make test    the test suite (brings torch and transformers: they are the oracle)"
 	@echo "make slow    the tests that take longer, such as a cluster of which a worker is killed"
 	@echo "make frozen  freeze the desktop example with PyInstaller, and start it twice"
@@ -44,6 +45,9 @@ demo: $(SMOLLM2)/bundle.json
 
 pair: $(BUNDLE)/bundle.json
 	$(BIN)/ondevice generate $(BUNDLE) - --max-new-tokens 124 --temperature 0 --watch-drafts --compare < models/demo_prompt.txt
+
+check: lint
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_public_api.py tests/test_contributing.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal

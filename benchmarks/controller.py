@@ -37,8 +37,8 @@ FORWARD_S, ROW_S, STEP_S = 0.05, 0.001, 0.001
 MAKERS: dict[str, Callable[[], list[Drafter]]] = {
     "none": list,
     "ngram": lambda: [NgramDrafter()],
-    "mtp": lambda: [MtpDrafter(HIDDEN, VOCAB)],
-    "auto": lambda: [MtpDrafter(HIDDEN, VOCAB), NgramDrafter()],
+    "mtp": lambda: [MtpDrafter(VOCAB)],
+    "auto": lambda: [MtpDrafter(VOCAB), NgramDrafter()],
 }
 
 

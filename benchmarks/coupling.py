@@ -1,4 +1,4 @@
-"""Acceptance of drafts that are drawn with the target's own noise, compared with greedy and with sharper drafts.
+"""Acceptance of drafts that are drawn with the target's own noise, compared with greedy drafts.
 
     python -m benchmarks.coupling bundles/reference [--temperature 1.0 0.7 0.0] [--tokens 300] [--nodes 4]
     python -m benchmarks.coupling bundles/reference --schedule auto     # for tokens per second, on a quiet machine
@@ -15,22 +15,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ondevice import Model, Stats, load
-from ondevice.arrays import Float32Array
 from ondevice.cli.bench.tables import table
-from ondevice.engines.protocol import Session
-from ondevice.generate.drafters.mtp import MtpDrafter, Node
+from ondevice.generate.drafters.mtp import MtpDrafter
 from ondevice.generate.drafters.protocol import Draft, Drafter, DraftRequest
-from ondevice.generate.sampling import Guess
 
 SOURCES = ("argparse", "bisect", "csv", "queue", "shlex", "string", "tempfile", "textwrap")
 SKIP, LENGTH = 600, 900
 """Characters skipped at the beginning of a source file (such as its licence), and characters of a prompt."""
-
-SHARPER = 0.85
-"""Temperature of `Sharper`, as a share of the target's."""
 
 
 class Greedy(MtpDrafter):
@@ -38,17 +30,6 @@ class Greedy(MtpDrafter):
 
     def draft(self, request: DraftRequest) -> Draft:
         return super().draft(DraftRequest(request.nodes, request.row_floors, request.step_floors))
-
-
-class Sharper(MtpDrafter):
-    """Draws from sharper distributions than the drafter's: a guess relies more on the likeliest token than on noise."""
-
-    def _step(
-        self, session: Session, node: Node, path: Sequence[int], request: DraftRequest, most: int
-    ) -> tuple[Float32Array, list[Guess]]:
-        step = session.draft_step(node.token, node.hidden)
-        logits = step.logits / np.float32(SHARPER)
-        return step.hidden.copy(), request.sampler.guess(logits, step.candidates, request.context, path, most)
 
 
 def prompts() -> Iterator[str]:
@@ -90,14 +71,13 @@ def main() -> None:
         chosen["num_assistant_tokens"] = arguments.nodes
     lines = []
     with load(arguments.bundle, threads=1) as model:
-        sizes = model.manifest.target.hidden_size, model.manifest.target.vocab_size
+        size = model.manifest.target.vocab_size
         for temperature in arguments.temperature:
             ways = {
-                "greedy chain": Greedy(*sizes, branches=1),
-                "greedy tree": Greedy(*sizes),
-                "coupled chain": MtpDrafter(*sizes, branches=1),
-                "coupled tree": MtpDrafter(*sizes),
-                "sharper tree": Sharper(*sizes),
+                "greedy chain": Greedy(size, branches=1),
+                "greedy tree": Greedy(size),
+                "coupled chain": MtpDrafter(size, branches=1),
+                "coupled tree": MtpDrafter(size),
             }
             for name, drafter in ways.items():
                 stats = measure(model, drafter, temperature, arguments.tokens, chosen)

@@ -43,7 +43,7 @@ def ways(manifest: Manifest) -> dict[str, Drafter]:
     if "blockwise" in heads:
         found["blockwise"] = HeadsDrafter(heads["blockwise"], target)
     if manifest.drafter is not None:
-        found["mtp chain"] = MtpDrafter(target.hidden_size, target.vocab_size, branches=1)
+        found["mtp chain"] = MtpDrafter(target.vocab_size, branches=1)
     return found
 
 

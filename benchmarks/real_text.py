@@ -152,7 +152,7 @@ def configurations(model: Model, draft_model: Path | None = None) -> list[Config
     found = [name for name in registry.methods(model.engine) if name not in LEFT_OUT]
     lengths = LENGTHS if "mtp" in found else ()
     target = model.manifest.target
-    chains = [MtpDrafter(target.hidden_size, target.vocab_size, branches=1) for _ in lengths]
+    chains = [MtpDrafter(target.vocab_size, branches=1) for _ in lengths]
     prefixes = ("", registry.AUTO_WITH) if draft_model is not None else ()
     return [
         PLAIN,

@@ -44,11 +44,10 @@ class SimulatedDrafter:
         partial: PartialDrafter | None = None,
     ) -> None:
         self._continuation = np.asarray(continuation, np.int64)
-        self._vocab_size = engine.target.vocab_size
+        self._vocab_size = vocab_size = engine.target.vocab_size
         self._branches = 2 if trees else 1
-        sizes = engine.target.hidden_size, engine.target.vocab_size
         self._partial = partial
-        self._paid = MtpDrafter(*sizes, branches=1) if engine.has_drafter and partial is None else None
+        self._paid = MtpDrafter(vocab_size, branches=1) if engine.has_drafter and partial is None else None
         self._session: Session | None = None
         self._newest = 0
         self._acceptance = PositionAcceptance()

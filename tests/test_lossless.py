@@ -200,7 +200,7 @@ def test_drafts_that_share_the_target_s_noise_are_right_more_often(loaded: Calla
     target = model.manifest.target
     taken = []
     for kind in (Greedy, MtpDrafter):
-        drafter = kind(target.hidden_size, target.vocab_size)
+        drafter = kind(target.vocab_size)
         options: dict[str, Any] = {"drafter": drafter, "num_assistant_tokens_schedule": "constant"}
         replies = [
             model.generate(SHORT, max_new_tokens=100, temperature=1.0, seed=seed, **options) for seed in range(6)

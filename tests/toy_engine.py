@@ -33,6 +33,7 @@ class Clock:
 
     READERS = (
         "ondevice.generate.loop",
+        "ondevice.generate.stats",
         "ondevice.generate.batch",
         "ondevice.generate.drafters.draft_model",
         "tests.toy_engine",

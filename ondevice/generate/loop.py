@@ -10,7 +10,7 @@ round, then the helpers. What is accepted is decided in `verify`, how much to dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -23,8 +23,8 @@ from ondevice.generate.controller import NO_ROOM, UNPROFITABLE, Controller, Plan
 from ondevice.generate.drafters.protocol import ROOT, Constrained, Draft, Drafter, DraftRequest, Searcher
 from ondevice.generate.request import Constraint, Limits, SoftTokens
 from ondevice.generate.sampling import Logprobs, Sampler
-from ondevice.generate.stats import FinishReason, ForwardCost, IdleReason, Round, TokenLogprob
-from ondevice.generate.verify import accept
+from ondevice.generate.stats import FinishReason, ForwardCost, IdleReason, Round, RoundPart, Stopwatch, TokenLogprob
+from ondevice.generate.verify import Verdict, accept
 
 Loop = Generator[Rows | Round, Outputs | None, None]
 """Yields either rows to run, and is sent their outputs, or a finished round, and is sent None."""
@@ -62,7 +62,8 @@ def generate(
             are not wanted.
     """
     # Prefill and first token.
-    started = perf_counter()
+    clock = Stopwatch()
+    clock.start("forward")
     tokens = list(prompt_ids)  # prompt and reply so far; the last one has no KV yet once the prefill is done
     scores: list[TokenLogprob] = []
     if prompt_logprobs is None:
@@ -70,46 +71,36 @@ def generate(
     else:
         outputs = yield from _scoring_prefill(session, tokens, limits, prompt_logprobs, scores)
     if outputs is None:
-        yield Round((), rows=0, seconds=perf_counter() - started, finish_reason="cancelled")
+        yield Round((), rows=0, seconds=sum(clock.lap().values()), finish_reason="cancelled")
         return
     session.snapshot()
+    prefill = Round((), rows=len(prompt_ids), prompt_logprobs=tuple(scores))
     if not limits.max_new_tokens:
-        yield Round(
-            (),
-            rows=len(prompt_ids),
-            seconds=perf_counter() - started,
-            prompt_logprobs=tuple(scores),
-            finish_reason="length",
-        )
+        yield replace(prefill, seconds=sum(clock.lap().values()), finish_reason="length")
         return
     first = sampler.choose(outputs.logits[0], tokens)
-    speculation = Speculation(drafters, controller, session, sampler)
+    path: Sequence[int] = [0]
+    speculation = Speculation(drafters, controller, session, sampler, clock)
     speculation.begin(tokens, first, outputs)
     tokens += _up_to_end([first], limits.stop_ids, sampler.constraint)
-    path: Sequence[int] = [0]
     reason = _finish_reason(tokens, len(prompt_ids), session, limits, sampler.constraint)
-    yield Round(
-        (first,),
-        rows=len(prompt_ids),
-        seconds=perf_counter() - started,
-        logprobs=_look_up(logprobs, [first], outputs, path),
-        prompt_logprobs=tuple(scores),
-        finish_reason=reason,
-    )
+    seconds = sum(clock.lap().values())
+    found = _look_up(logprobs, [first], outputs, path)
+    yield replace(prefill, token_ids=(first,), seconds=seconds, logprobs=found, finish_reason=reason)
 
     # Decoding rounds.
-    started = perf_counter()
     while reason is None:
         if limits.cancelled():
             yield Round((), rows=0, finish_reason="cancelled")
             return
+        clock.start("forward")
         room = min(limits.max_new_tokens - (len(tokens) - len(prompt_ids)), session.max_rows())
         draft = speculation.propose(tokens, room, outputs, path)
 
         requested = perf_counter()
         outputs = yield Rows(session, _tree(tokens[-1], draft), range(len(draft) + 1))
         assert outputs is not None
-        waited = perf_counter() - requested - outputs.seconds  # for other sequences of the batch
+        clock.attribute(perf_counter() - requested - outputs.seconds, "waiting")
 
         verdict = accept(draft, outputs.logits, tokens, sampler)
         emitted = _up_to_end(verdict.emitted, limits.stop_ids, sampler.constraint)
@@ -121,31 +112,11 @@ def generate(
         if reason is not None:
             speculation.report(drafters, outputs, path)
 
-        accepted = min(verdict.accepted, len(emitted))
-        seconds = perf_counter() - started
-        own = seconds - waited - speculation.draft_seconds - speculation.control_seconds - speculation.search_seconds
-        this = Round(
-            token_ids=tuple(emitted),
-            drafted=len(draft),
-            accepted=accepted,
-            corrected=accepted < len(emitted) and draft.has_children(path[-1] - 1),
-            depth=draft.depth,
-            source=draft.source if len(draft) else NO_DRAFT.source,
-            rows=len(draft) + 1,
-            seconds=seconds,
-            draft_seconds=speculation.draft_seconds - draft.reading_s,
-            control_seconds=speculation.control_seconds,
-            target_seconds=outputs.seconds,
-            idle=speculation.idle,
-            forward=ForwardCost(outputs.rows, outputs.wanted, own, outputs.experts),
-            threads=outputs.threads,
-            logprobs=_look_up(logprobs, emitted, outputs, path),
-            finish_reason=reason,
-        )
+        this = _round(draft, verdict, emitted, outputs, clock.lap())
+        found = _look_up(logprobs, emitted, outputs, path)
+        this = replace(this, idle=speculation.idle, logprobs=found, finish_reason=reason)
         speculation.learn(this)
         yield this
-        # The controller learns from `this`, so the seconds of learning can only be counted in the next round.
-        started = perf_counter() - speculation.learning_seconds
 
 
 def run(loop: Loop, forward: Callable[[Rows], Outputs]) -> Iterator[Round]:
@@ -252,25 +223,25 @@ NO_DRAFT = Draft.empty()
 
 class Speculation:
     """The drafting side of one generation. In each round it asks the controller for a plan, a drafter for a draft of
-    that length, and reports the target's verdict to both; it measures what that takes apart from the forward.
+    that length, and reports the target's verdict to both.
 
     Without drafters every draft is empty, and nothing is reported. Drafters that the controller does not ask
     (`Controller.asked`) cost next to nothing: emitted tokens are kept, and reported when a drafter is asked again.
 
     Attributes:
         idle: why this round has no draft; None where it has one, or where there is no drafter.
-        draft_seconds: time of this round spent on making the draft.
-        control_seconds: time spent on deciding whether to draft, and on reporting verdicts. Includes
-            `learning_seconds` of the round before.
-        search_seconds: time that drafters spent on looking for a better way of drafting (`Searcher`); part of neither.
-        learning_seconds: time that the controller took to learn from the finished round.
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], controller: Controller | None, session: Session, sampler: Sampler
+        self,
+        drafters: Sequence[Drafter],
+        controller: Controller | None,
+        session: Session,
+        sampler: Sampler,
+        clock: Stopwatch,
     ) -> None:
         self._drafters, self._controller = drafters, controller
-        self._session, self._sampler = session, sampler
+        self._session, self._sampler, self._clock = session, sampler, clock
         self._knows_constraint: list[Drafter] = [drafter for drafter in drafters if isinstance(drafter, Constrained)]
         self._searchers = [drafter for drafter in drafters if isinstance(drafter, Searcher)]
         self._emitted: list[int] = []
@@ -278,7 +249,6 @@ class Speculation:
         self._observed = [0] * len(drafters)
         """By drafter, how many of these it has observed."""
         self.idle: IdleReason | None = None
-        self.draft_seconds = self.control_seconds = self.learning_seconds = self.search_seconds = 0.0
 
     def begin(self, tokens: Sequence[int], first: int, outputs: Outputs) -> None:
         """Start the drafters on a prompt, whose tokens are committed, and its first new token."""
@@ -298,20 +268,19 @@ class Speculation:
             room: tokens that this round may emit at most, and so rows that its forward may have.
             outputs, path: the previous round's, which reports refer to.
         """
-        started = perf_counter()
-        draft, self.draft_seconds, self.search_seconds = NO_DRAFT, 0.0, 0.0
-        if self._controller is not None:
-            plan = UNPROFITABLE
-            if asked := self._controller.asked(self._drafters) or self._certain():
-                self.report(asked, outputs, path)
-                other_rows = outputs.wanted - len(outputs.logits)  # taken to be as many as in the last forward
-                plan = self._controller.plan(asked, room - 1, other_rows) if room > 1 else NO_ROOM
-                if plan.drafter is not None:
-                    draft = self._draft(plan.drafter, plan, tokens)
-            self.idle = None if len(draft) else plan.reason if plan.drafter is None else "no_match"
-        control = perf_counter() - started - self.draft_seconds - self.search_seconds
-        self.control_seconds = self.learning_seconds + control
-        self.learning_seconds = 0.0
+        if self._controller is None:
+            return NO_DRAFT
+        self._clock.start("control")
+        draft, plan = NO_DRAFT, UNPROFITABLE
+        if asked := self._controller.asked(self._drafters) or self._certain():
+            self.report(asked, outputs, path)
+            other_rows = outputs.wanted - len(outputs.logits)  # taken to be as many as in the last forward
+            plan = self._controller.plan(asked, room - 1, other_rows) if room > 1 else NO_ROOM
+            if plan.drafter is not None:
+                self._clock.start("draft")
+                draft = self._draft(plan.drafter, plan, tokens)
+        self.idle = None if len(draft) else plan.reason if plan.drafter is None else "no_match"
+        self._clock.start("forward")
         return draft
 
     def take(self, emitted: Sequence[int]) -> None:
@@ -331,16 +300,16 @@ class Speculation:
             if drafter in drafters and self._observed[number] < len(self._emitted):
                 drafter.observe(self._emitted[self._observed[number] :], outputs, path)
                 self._observed[number] = len(self._emitted)
-        self.search_seconds += sum(searcher.searched_s for searcher in self._searchers) - before
+        self._clock.attribute(sum(searcher.searched_s for searcher in self._searchers) - before, "search")
         if min(self._observed, default=0) == len(self._emitted):
             self._emitted, self._observed = [], [0] * len(self._drafters)
 
     def learn(self, this: Round) -> None:
-        """Let the controller learn from the finished round."""
+        """Let the controller learn from the finished round. The time of that is part of the next round."""
         if self._controller is not None:
-            started = perf_counter()
+            self._clock.start("control")
             self._controller.observe(this)
-            self.learning_seconds = perf_counter() - started
+            self._clock.stop()
 
     def _certain(self) -> list[Drafter]:
         """The drafters that know the constraint, where it forces the next token: then a draft is certain to pay."""
@@ -349,7 +318,6 @@ class Speculation:
 
     def _draft(self, drafter: Drafter, plan: Plan, tokens: Sequence[int]) -> Draft:
         """Ask the drafter, check its answer, and drop tokens that the constraint forbids."""
-        started = perf_counter()
         request = DraftRequest(
             plan.nodes, plan.row_floors, plan.step_floors, self._sampler, tokens, self._session.exact_trees
         )
@@ -367,7 +335,6 @@ class Speculation:
             draft = pruned(draft, lambda path: path[-1] >= 0)
         if self._sampler.constraint is not None:
             draft = pruned(draft, self._sampler.constraint.allows)
-        self.draft_seconds = perf_counter() - started
         return draft
 
 
@@ -417,6 +384,28 @@ def _up_to_end(emitted: Sequence[int], stop_ids: frozenset[int], constraint: Con
             kept = kept[: index + 1]
             break
     return kept if constraint is None else kept[: constraint.take(kept)]
+
+
+def _round(
+    draft: Draft, verdict: Verdict, emitted: Sequence[int], outputs: Outputs, seconds: Mapping[RoundPart, float]
+) -> Round:
+    """The report of a decoding round."""
+    accepted, last = min(verdict.accepted, len(emitted)), verdict.path[len(emitted) - 1]
+    return Round(
+        token_ids=tuple(emitted),
+        drafted=len(draft),
+        accepted=accepted,
+        corrected=accepted < len(emitted) and draft.has_children(last - 1),
+        depth=draft.depth,
+        source=draft.source if len(draft) else NO_DRAFT.source,
+        rows=len(draft) + 1,
+        seconds=sum(seconds.values()),
+        draft_seconds=seconds["draft"] - draft.reading_s,
+        control_seconds=seconds["control"],
+        target_seconds=outputs.seconds,
+        forward=ForwardCost(outputs.rows, outputs.wanted, seconds["forward"], outputs.experts),
+        threads=outputs.threads,
+    )
 
 
 def _finish_reason(

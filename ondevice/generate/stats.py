@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -26,6 +28,44 @@ accepted: a drafted token, which the target accepted.
 corrected: the target's own token, where the draft had another one in its place.
 plain: the target's own token, where nothing was drafted for its place.
 """
+
+
+RoundPart = Literal["forward", "draft", "control", "search", "waiting"]
+"""A part of a round's time. forward: running its rows, choosing and committing tokens. draft: making the draft.
+control: deciding whether to draft, and reporting to drafters and controller. search: looking for a better way of
+drafting (`Searcher`). waiting: for other sequences of the batch."""
+
+
+class Stopwatch:
+    """Attributes the time of a generation to the parts of its rounds. It is stopped while the caller has a round."""
+
+    def __init__(self) -> None:
+        self._part: RoundPart | None = None
+        self._since = 0.0
+        self._seconds = defaultdict[RoundPart, float](float)
+
+    def start(self, part: RoundPart) -> None:
+        """End the part that runs, if any, and start another one."""
+        self.stop()
+        self._part, self._since = part, perf_counter()
+
+    def stop(self) -> None:
+        """End the part that runs, if any."""
+        if self._part is not None:
+            self._seconds[self._part] += perf_counter() - self._since
+        self._part = None
+
+    def attribute(self, seconds: float, part: RoundPart) -> None:
+        """Attribute this many seconds of the part that runs to another one."""
+        assert self._part is not None
+        self._seconds[self._part] -= seconds
+        self._seconds[part] += seconds
+
+    def lap(self) -> defaultdict[RoundPart, float]:
+        """Stop. Returns the seconds by part since the last lap."""
+        self.stop()
+        seconds, self._seconds = self._seconds, defaultdict(float)
+        return seconds
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Steps:
 
 
 def drafted(chances: dict[int, list[float]], request: DraftRequest, branches: int = 3) -> tuple[Draft, Steps]:
-    drafter, steps = MtpDrafter(8, VOCAB, branches), Steps(chances)
+    drafter, steps = MtpDrafter(VOCAB, branches), Steps(chances)
     session: Any = steps
     drafter.begin([0], session)
     drafter.observe([0], outputs(), [0])
@@ -87,7 +87,7 @@ def test_siblings_have_the_noise_of_their_place() -> None:
 
 
 def test_a_forecast_learns_that_second_children_are_taken() -> None:
-    drafter, steps = MtpDrafter(8, VOCAB), Steps({0: TORN})
+    drafter, steps = MtpDrafter(VOCAB), Steps({0: TORN})
     session: Any = steps
     drafter.begin([0], session)
     drafter.observe([0], outputs(), [0])
@@ -101,7 +101,7 @@ def test_a_forecast_learns_that_second_children_are_taken() -> None:
 
 
 def test_siblings_that_are_never_taken_are_guessed_in_one_draft_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, steps = MtpDrafter(8, VOCAB), Steps({0: TORN, 3: SURE})
+    drafter, steps = MtpDrafter(VOCAB), Steps({0: TORN, 3: SURE})
     session: Any = steps
     drafter.begin([0], session)
     drafter.observe([0], outputs(), [0])

@@ -108,7 +108,7 @@ def test_a_damaged_drafter_drafts_nothing(logits: list[float], candidates: list[
         def draft_step(self, token: int, hidden: object) -> DraftStep:
             return DraftStep(np.array(candidates), np.array(logits, np.float32), np.zeros(2, np.float32))
 
-    drafter = MtpDrafter(2, 10)
+    drafter = MtpDrafter(10)
     drafter.begin(IDS, Session())  # type: ignore[arg-type]
     drafter.observe([5], Outputs(np.zeros((1, 10), np.float32), np.zeros((1, 2), np.float32)), [0])
     assert len(drafter.draft(DraftRequest(4))) == 0

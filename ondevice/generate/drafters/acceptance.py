@@ -6,7 +6,6 @@ forecasts from these. `Tally` counts for both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -48,10 +47,6 @@ class PositionAcceptance:
             tally.fade(self._keep)
             if position < reached:
                 tally.add(position < accepted)
-
-    def observe_places(self, right: Sequence[bool]) -> None:
-        """Learn from a draft of which is known, position by position, whether the first guess was right."""
-        self.observe(len(right), right.index(False) if False in right else len(right))
 
     def learn(self, drafted: int, accepted: int, emitted: int) -> None:
         """Learn from a round of `emitted` tokens, with a chain (see `observe`) or, if `drafted` is 0, without."""

@@ -7,20 +7,22 @@ generations share.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from ondevice.arrays import Float32Array
-from ondevice.engines.protocol import Engine, Outputs, Rows, Session, TokenTree
+from ondevice.engines.protocol import ROOT, Engine, Outputs, Rows, Session, TokenTree
 from ondevice.generate.costs import Costs
-from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance
+from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
+from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.prefix_cache import PrefixCache
 from ondevice.generate.request import Limits
-from ondevice.generate.sampling import Sampler
+from ondevice.generate.sampling import Guess, Sampler
 from ondevice.generate.verify import draw
 
 DraftSampling = Literal["coupled", "ratio"]
@@ -53,7 +55,7 @@ DRAFT_STREAM = 1
 the noise and of the random numbers of the rule itself."""
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(TreeDrafter):
     """Drafts chains with a session of its own on a draft model's engine.
 
     Nothing is computed while nothing is drafted: the text is read when the first draft is made, and tokens of rounds
@@ -64,15 +66,13 @@ class DraftModelDrafter:
     """
 
     def __init__(self, model: DraftModel, costs: Costs, sampling: DraftSampling = "coupled") -> None:
+        super().__init__(model.engine.target.vocab_size, acceptance=PositionAcceptance(idle=IDLE))
         self.name = model.name
         self._model = model
         self._costs = costs
         costs.assume(model.name, model.share)
         self._sampling = sampling
-        self._acceptance = PositionAcceptance(idle=IDLE)
-        self._calibration = Calibration()
         self._limits: Limits | None = None
-        self._session: Session | None = None
         self._prompt: Sequence[int] = ()
         self._reads = True
         """Whether the draft model can read the prompt: it has no embeddings for soft tokens, which are negative."""
@@ -81,7 +81,6 @@ class DraftModelDrafter:
         """Number of leading tokens of the text that the session, or a cached one, holds."""
         self._reconsider_at = 0
         """Number of generated tokens from which reading the text is considered again."""
-        self._proposals: list[Proposal] = []
         self._own: tuple[Sampler, np.random.Generator] | None = None
 
     def expect(self, limits: Limits) -> None:
@@ -97,12 +96,12 @@ class DraftModelDrafter:
         self._prompt, self._new, self._reconsider_at = list(prompt_ids), 0, 0
         self._reads = min(self._prompt) >= 0
         self._matching = self._model.sequences.shared(self._prompt)
-        self._proposals, self._own = [], None
+        self._tree = self._own = None
 
     def forget(self) -> None:
         self._return_session()
         self._model.sequences.clear()
-        self._prompt, self._new, self._matching, self._proposals, self._own = (), 0, 0, [], None
+        self._prompt, self._new, self._matching, self._tree, self._own = (), 0, 0, None, None
 
     def forecast(self, nodes: int) -> Forecast:
         if self._new < self._reconsider_at or not self._reads:
@@ -116,7 +115,6 @@ class DraftModelDrafter:
         return Forecast(NO_TOKENS, self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
-        self._proposals = []
         if not self._new or not self._reads:
             return Draft.empty()
         started = perf_counter()
@@ -124,48 +122,32 @@ class DraftModelDrafter:
             return Draft.empty()
         reading_s, session = perf_counter() - started, self._session
         assert session is not None
-        expected = self._acceptance.conditional(request.nodes).tolist()
-        path: list[int] = []
-        confidence: list[float] = []
+        ratio = self._sampling == "ratio" and not request.sampler.greedy
         probs: list[Float32Array] = []
-        survival, coming = 1.0, request.context[session.length :]
-        while session.max_rows() >= len(coming):
-            row = self._model.forward(session, coming).logits[0]
-            if (proposal := self._propose(row, request, path)) is None:
-                break
-            chance = self._calibration.probability(proposal.raw)
-            survival *= chance
-            pays = request.pays_row(len(path), survival)
-            if pays or proposal.probs is None:
-                self._proposals.append(proposal)  # a token that the ratio rule does not see is not judged
-            if not pays:
-                break
-            path.append(proposal.token)
-            confidence.append(chance)
-            if proposal.probs is not None:
-                probs.append(proposal.probs)
-            if len(path) == request.nodes or not request.pays_step(len(path), survival * expected[len(path)]):
-                break
-            coming = [proposal.token]
-        chain = Draft.chain(path, confidence, self.name)
-        stacked = np.stack(probs) if probs else None
-        return Draft(chain.tokens, chain.parents, chain.confidence, stacked, self.name, reading_s)
+
+        def guess(tree: GuessedTree, node: int) -> list[Guess]:
+            unread = request.context[session.length :] if node == ROOT else [tree.tokens[node]]
+            if session.max_rows() < len(unread):
+                return []
+            row = self._model.forward(session, unread).logits[0]
+            if ratio:
+                return self._drawn(row, request, tree.paths[node], probs)
+            return request.sampler.guess(row, None, request.context, tree.paths[node])
+
+        tree = self._grow(request, guess, step_runs=True)
+        if not ratio:
+            return replace(tree.draft(self.name), reading_s=reading_s)
+        drafted = len(tree.tokens)
+        tree.guesses.pop(drafted - 1, None)  # a token that the ratio rule does not see is not judged
+        return replace(tree.draft(self.name), probs=np.stack(probs[:drafted]) if drafted else None, reading_s=reading_s)
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        hits = judged = 0
-        for proposal, token in zip(self._proposals, emitted, strict=False):
-            judged += 1
-            self._calibration.observe(proposal.raw, proposal.token == token)
-            if proposal.token != token:
-                break
-            hits += 1
-        self._acceptance.learn(judged, hits, len(emitted))
+        hits = self._judge(emitted)
         session = self._session
         if session is not None and session.length > self._matching:
             matching = min(session.length, self._length + hits)
             self._matching = session.rewind(matching) if matching < session.length else matching
         self._new += len(emitted)
-        self._proposals = []
 
     @property
     def _length(self) -> int:
@@ -214,18 +196,21 @@ class DraftModelDrafter:
                 limits.on_prefill(stop, last)
         return True
 
-    def _propose(self, row: Float32Array, request: DraftRequest, path: Sequence[int]) -> Proposal | None:
-        """The token to propose, from a row of the draft model's logits. None where these hold NaN or infinity: a
-        damaged draft model may cost speed, but no reply.
+    def _drawn(
+        self, row: Float32Array, request: DraftRequest, path: Sequence[int], probs: list[Float32Array]
+    ) -> list[Guess]:
+        """A token drawn for the ratio rule from a row of the draft model's logits, whose distribution, float32[V], is
+        appended to `probs`. None where the row holds NaN or infinity: a damaged draft model may cost speed, but no
+        reply.
+
+        Its share is the largest probability: the end of a draft must not depend on the token that was drawn.
         """
-        if self._sampling == "coupled" or request.sampler.greedy:
-            guesses = request.sampler.guess(row, None, request.context, path)
-            return Proposal(guesses[0].token, guesses[0].share, None) if guesses else None
         if not np.isfinite(row.max()):
-            return None
+            return []
         sampler, rng = self._own_sampler(request.sampler)
-        probs = sampler.distribution(row, request.context, path).astype(np.float32)
-        return Proposal(draw(probs.astype(np.float64), rng), float(probs.max()), probs)
+        distribution = sampler.distribution(row, request.context, path).astype(np.float32)
+        probs.append(distribution)
+        return [Guess(draw(distribution.astype(np.float64), rng), float(distribution.max()))]
 
     def _own_sampler(self, sampler: Sampler) -> tuple[Sampler, np.random.Generator]:
         """The target's sampler without its processors, and the random numbers for drafting this text."""
@@ -234,19 +219,6 @@ class DraftModelDrafter:
             rng = np.random.default_rng(None if seed is None else [seed, DRAFT_STREAM])
             self._own = sampler.without_processors(), rng
         return self._own
-
-
-class Proposal(NamedTuple):
-    """A token that may be drafted.
-
-    raw : in [0, 1], raw confidence that the target accepts a token proposed here. For the ratio rule it does not depend
-        on the token that was drawn, because the end of a draft must not depend on it
-    probs : float32[V], distribution that the token was drawn from; None where it was drawn with the target's noise
-    """
-
-    token: int
-    raw: float
-    probs: Float32Array | None
 
 
 class DraftModel:

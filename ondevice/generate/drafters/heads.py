@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from ondevice.bundle_format.model_config import HeadsEntry, Target
-from ondevice.engines.protocol import ROOT, Proposals
+from ondevice.engines.protocol import Proposals
+from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.sampling import Guess
@@ -55,9 +56,8 @@ class HeadsDrafter(TreeDrafter):
         """
         branches = BRANCHES[heads.kind] if branches is None else branches
         siblings = (*SIBLING, *SIBLING[-1:] * branches)[: branches - 1]
-        super().__init__(
-            target.hidden_size, target.vocab_size, branches, siblings, positions=heads.offsets, start=START
-        )
+        acceptance = PositionAcceptance(START)
+        super().__init__(target.vocab_size, branches, siblings, positions=heads.offsets, acceptance=acceptance)
         self.name: str = heads.kind
         self._positions = heads.offsets
 
@@ -79,29 +79,17 @@ class HeadsDrafter(TreeDrafter):
         return Forecast(np.array(survival, np.float32), self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
-        """Grow a tree until it has `request.nodes` tokens, or the survival of the likeliest is below the floor."""
-        self._tree = None
+        """Grow a tree from one run of the heads."""
         if self._newest is None or self._session is None or not request.nodes:
             return Draft.empty()
         proposals = self._session.propose(self.name, self._hidden)
-        self._tree = tree = GuessedTree()
         branches = self._branches if self._grows_trees and request.trees else 1
         known: dict[int, list[Guess]] = {}
-        # Tokens that may be added: -survival, a unique number, the guess, its probability given its parent, the parent.
-        frontier: list[tuple[float, int, Guess, float, int]] = []
-        node, survival = ROOT, 1.0
-        while True:
-            tree.guesses[node] = self._guesses(proposals, request, tree.paths[node], branches, known)
-            for rank, guess in enumerate(tree.guesses[node]):
-                chance = self._calibrations[len(tree.paths[node])][rank > 0].probability(guess.share)
-                heappush(frontier, (-survival * chance, len(tree.guesses) * branches + rank, guess, chance, node))
-            if not frontier or len(tree.tokens) == request.nodes:
-                break
-            negative, _, guess, chance, parent = heappop(frontier)
-            if not request.pays_row(len(tree.tokens), -negative):
-                break
-            node, survival = tree.add(parent, guess.token, chance), -negative
-        return tree.draft(self.name)
+
+        def guess(tree: GuessedTree, node: int) -> list[Guess]:
+            return self._guesses(proposals, request, tree.paths[node], branches, known)
+
+        return self._grow(request, guess, step_runs=False).draft(self.name)
 
     def _guesses(
         self,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
-
 from ondevice.arrays import Float32Array
-from ondevice.engines.protocol import ROOT, Session
+from ondevice.engines.protocol import ROOT
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.sampling import Guess
@@ -36,19 +32,18 @@ class MtpDrafter(TreeDrafter):
     depends only on the verified tokens and the noise of its positions: after a rejection it equals the draft of a fresh
     prefill. The matching rule keeps it lossless under sampling too, which transformers' ratio test of an argmax draft
     with the drafter's raw softmax is not. Drawing from sharper distributions, 0.85 of the temperature, gave 2.75 tokens
-    per round at temperature 1 instead of 2.81 (`benchmarks/coupling.py`).
+    per round of the reference pair at temperature 1 instead of 2.81.
     """
 
     name = "mtp"
 
-    def __init__(self, hidden_size: int, vocab_size: int, branches: int = BRANCHES) -> None:
+    def __init__(self, vocab_size: int, branches: int = BRANCHES) -> None:
         """
         Args:
-            hidden_size: size of the target's hidden states.
             vocab_size: number of token ids.
             branches: children of a token at most; 1 drafts chains.
         """
-        super().__init__(hidden_size, vocab_size, branches, [SIBLING])
+        super().__init__(vocab_size, branches, [SIBLING])
         self._without_siblings = 0
         """Drafts since siblings were last guessed."""
 
@@ -60,37 +55,24 @@ class MtpDrafter(TreeDrafter):
         return Forecast(survival, self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
-        """Grow a tree, likeliest token first. A step is run from a token when its child is the likeliest to be next."""
-        self._tree = None
-        if self._newest is None or self._session is None or not request.nodes:
+        """Grow a tree, with one draft step for each token that is expanded."""
+        session, newest = self._session, self._newest
+        if newest is None or session is None or not request.nodes:
             return Draft.empty()
-        self._tree = tree = GuessedTree()
         branches = self._branching(request)
-        calibrations, expected = self._calibrations[0], self._acceptance.conditional(request.nodes).tolist()
-        nodes = {ROOT: Node(self._newest, self._hidden, 1.0)}
-        # By falling survival: either a guess to add (token and its probability given the parent), or None and a node to
-        # run a step from, with the expected survival of its child.
-        frontier: list[tuple[float, int, tuple[int, float] | None, int]] = [(-1.0, 0, None, ROOT)]
-        entries = 0
-        while frontier and len(tree.tokens) < request.nodes:
-            negative, _, added, index = heappop(frontier)
-            node, entries = nodes[index], entries + branches
-            if added is None:
-                if not request.pays_step(len(tree.tokens), -negative):
-                    break
-                hidden, guesses = self._step(self._session, node, tree.paths[index], request, branches)
-                tree.guesses[index] = guesses
-                for rank, guess in enumerate(guesses):
-                    chance = calibrations[rank > 0].probability(guess.share)
-                    heappush(frontier, (-node.survival * chance, entries + rank, (guess.token, chance), index))
-                nodes[index] = Node(node.token, hidden, node.survival)
+        states = dict[int, Float32Array]()
+        """By node, float32[H]: the hidden state from the step that read its token. A step reads its parent's."""
+
+        def guess(tree: GuessedTree, node: int) -> list[Guess]:
+            if node == ROOT:
+                step = session.draft_step(newest, self._hidden)
             else:
-                if not request.pays_row(len(tree.tokens), -negative):
-                    break
-                new = tree.add(index, *added)
-                nodes[new] = Node(added[0], node.hidden, -negative)
-                heappush(frontier, (negative * expected[len(tree.paths[index])], entries, None, new))
-        return tree.draft(self.name)
+                step = session.draft_step(tree.tokens[node], states[tree.parents[node]])
+            states[node] = step.hidden.copy()
+            path = tree.paths[node]
+            return self._valid(request.sampler.guess(step.logits, step.candidates, request.context, path, branches))
+
+        return self._grow(request, guess, step_runs=True).draft(self.name)
 
     def _branching(self, request: DraftRequest) -> int:
         """Children that a token of this draft may have."""
@@ -104,24 +86,3 @@ class MtpDrafter(TreeDrafter):
             return 1
         self._without_siblings = 0
         return self._branches
-
-    def _step(
-        self, session: Session, node: Node, path: Sequence[int], request: DraftRequest, most: int
-    ) -> tuple[Float32Array, list[Guess]]:
-        """Run one step from a node: the next hidden state, and the guesses for what follows."""
-        step = session.draft_step(node.token, node.hidden)
-        guesses = request.sampler.guess(step.logits, step.candidates, request.context, path, most)
-        return step.hidden.copy(), self._valid(guesses)
-
-
-@dataclass(frozen=True)
-class Node:
-    """A drafted token, or the newest one, from which the tree may grow.
-
-    hidden : float32[H], input of the step from this token: the hidden state from the step that proposed it
-    survival : probability that the target accepts it and all before it
-    """
-
-    token: int
-    hidden: Float32Array
-    survival: float

@@ -138,7 +138,7 @@ def offered(engine: Engine) -> list[str]:
 def _mtp(engine: Engine, costs: Costs) -> Sequence[Drafter]:
     from ondevice.generate.drafters.mtp import MtpDrafter
 
-    return [MtpDrafter(engine.target.hidden_size, engine.target.vocab_size)]
+    return [MtpDrafter(engine.target.vocab_size)]
 
 
 def _ngram(engine: Engine, costs: Costs) -> Sequence[Drafter]:

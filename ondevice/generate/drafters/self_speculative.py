@@ -18,10 +18,12 @@ from ondevice.arrays import Float32Array, Int64Array
 from ondevice.engines.layer_path import LayerPath, PathMemory, SkipRecord, free_sub_layers, path_of
 from ondevice.engines.protocol import Engine, Outputs, Rows, Session, TokenTree
 from ondevice.generate.costs import Costs
-from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance
+from ondevice.generate.drafters.acceptance import PositionAcceptance
 from ondevice.generate.drafters.protocol import Draft, DraftRequest, Forecast
 from ondevice.generate.drafters.skip_search import SkipSample, SkipSearch, costs_of, survival_on
+from ondevice.generate.drafters.trees import GuessedTree, TreeDrafter
 from ondevice.generate.request import Limits
+from ondevice.generate.sampling import Guess
 
 START = 0.7
 """Prior probability that a drafted token is accepted."""
@@ -38,21 +40,16 @@ class Scores(NamedTuple):
     candidates: Int64Array | None = None
 
 
-class PartialDrafter(ABC):
+class PartialDrafter(TreeDrafter, ABC):
     """Drafts a chain from `scores`, drawing with the target's noise (`Sampler.guess`).
 
     Drafted rows are pending rows of the target's own session, which the verification overwrites or reuses.
     """
 
-    def __init__(self, name: str, start: float = START) -> None:
+    def __init__(self, name: str, vocab_size: int, start: float = START) -> None:
+        super().__init__(vocab_size, acceptance=PositionAcceptance(start))
         self.name = name
-        self._session: Session | None = None
-        self._newest: int | None = None
         self._limits: Limits | None = None
-        self._acceptance = PositionAcceptance(start)
-        self._calibration = Calibration()
-        self._proposed: list[tuple[int, float]] = []
-        """The tokens of the last draft, with the share of each: see `Guess`."""
 
     @abstractmethod
     def scores(self, session: Session, tokens: Sequence[int]) -> Scores | None:
@@ -68,54 +65,24 @@ class PartialDrafter(ABC):
     def rest(self) -> None:
         self._limits = self._session = None
 
-    def begin(self, prompt_ids: Sequence[int], session: Session) -> None:
-        self._session, self._newest, self._proposed = session, None, []
-
-    def forget(self) -> None:
-        self._session, self._newest, self._proposed = None, None, []
-
     def forecast(self, nodes: int) -> Forecast:
         return Forecast(self._acceptance.survival(nodes if self.ready() else 0), self.name)
 
     def draft(self, request: DraftRequest) -> Draft:
-        self._proposed = []
-        if self._newest is None or self._session is None or not self.ready():
+        session, newest = self._session, self._newest
+        if newest is None or session is None or not self.ready():
             return Draft.empty()
-        expected = self._acceptance.conditional(request.nodes).tolist()
-        tokens, confidence, survival = [self._newest], list[float](), 1.0
-        while len(tokens) <= request.nodes and not self._cancelled():
-            drafted = len(tokens) - 1
-            if drafted and not request.pays_step(drafted, survival * expected[drafted]):
-                break
-            scores = self.scores(self._session, tokens)
+
+        def guess(tree: GuessedTree, node: int) -> list[Guess]:
+            if self._limits is not None and self._limits.cancelled():
+                return []
+            path = tree.paths[node]
+            scores = self.scores(session, [newest, *path])
             if scores is None:
-                break
-            guesses = request.sampler.guess(scores.logits, scores.candidates, request.context, tokens[1:])
-            if not guesses:
-                break
-            token, share = guesses[0]
-            self._proposed.append((token, share))
-            chance = self._calibration.probability(share)
-            survival *= chance
-            if not request.pays_row(drafted, survival):
-                break
-            tokens.append(token)
-            confidence.append(chance)
-        return Draft.chain(tokens[1:], confidence, self.name)
+                return []
+            return request.sampler.guess(scores.logits, scores.candidates, request.context, path)
 
-    def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        judged = hits = 0
-        for (token, share), taken in zip(self._proposed, emitted, strict=False):
-            judged += 1
-            self._calibration.observe(share, token == taken)
-            if token != taken:
-                break
-            hits += 1
-        self._acceptance.learn(judged, hits, len(emitted))
-        self._newest, self._proposed = emitted[-1], []
-
-    def _cancelled(self) -> bool:
-        return self._limits is not None and self._limits.cancelled()
+        return self._grow(request, guess, step_runs=True).draft(self.name)
 
 
 class SkippingDrafter(PartialDrafter):
@@ -133,16 +100,15 @@ class SkippingDrafter(PartialDrafter):
             path: see the attribute.
             start: prior probability that a drafted token is accepted.
         """
-        super().__init__(name, start)
+        super().__init__(name, engine.target.vocab_size, start)
         self._engine = engine
         self.path = path
 
     def ready(self) -> bool:
         return self.path is not None
 
-    def scores(self, session: Session, tokens: Sequence[int]) -> Scores | None:
-        if self.path is None:
-            return None
+    def scores(self, session: Session, tokens: Sequence[int]) -> Scores:
+        assert self.path is not None
         rows = Rows(session, TokenTree.chain(tokens), [len(tokens) - 1], self.path)
         return Scores(self._engine.forward([rows])[0].logits[0])
 
@@ -345,9 +311,8 @@ class EarlyExitDrafter(PartialDrafter):
             stop: the first layer above the head.
             head: reads the residual stream before that layer.
         """
-        super().__init__("early-exit")
+        super().__init__("early-exit", engine.target.vocab_size)
         self._engine = engine
-        self._vocab_size = engine.target.vocab_size
         self._path = LayerPath(stop=stop)
         self._head = head
 

@@ -1,14 +1,15 @@
-"""Drafts that are trees: a tree that grows token by token, and what the drafters that grow one have in common."""
+"""Drafts that grow token by token: how one grows while it pays, and what is learnt from the target's verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
 from ondevice.engines.protocol import Outputs, Session
 from ondevice.generate.drafters.acceptance import Calibration, PositionAcceptance, Tally
-from ondevice.generate.drafters.protocol import ROOT, Draft
+from ondevice.generate.drafters.protocol import ROOT, Draft, DraftRequest
 from ondevice.generate.sampling import Guess
 
 SIBLING_WEIGHT = 3.0
@@ -20,41 +21,39 @@ KEEP = 0.97
 
 
 class TreeDrafter:
-    """Learns from trees of guesses, which grow from the hidden state of the last verified token.
+    """Grows a draft guess by guess, and learns from the target's verdict on each. A chain is a tree of one branch.
 
-    Subclasses make the draft and the forecast. In `draft` they set `_tree`, whose guesses are then judged.
+    Subclasses make the forecast, and in `draft` call `_grow` with a function that guesses what follows a node.
     """
 
     def __init__(
         self,
-        hidden_size: int,
         vocab_size: int,
-        branches: int,
-        siblings: Sequence[float],
+        branches: int = 1,
+        siblings: Sequence[float] = (),
         *,
         positions: int = 1,
-        start: float = 0.7,
+        acceptance: PositionAcceptance | None = None,
     ) -> None:
         """
         Args:
-            hidden_size: size of the target's hidden states.
             vocab_size: number of token ids.
             branches: children of a token at most; 1 drafts chains.
             siblings: prior probability that the target takes the second child, the third, and so on.
             positions: number of positions whose guesses are calibrated apart; the last one counts for all later ones.
-            start: prior probability that the target takes the first child.
+            acceptance: of first children, by position; its prior by default.
         """
         self._vocab_size = vocab_size
         self._branches = branches
         self._grows_trees = False
         self._session: Session | None = None
-        self._acceptance = PositionAcceptance(start)
+        self._acceptance = acceptance or PositionAcceptance()
         self._siblings = [Tally(SIBLING_WEIGHT * chance, SIBLING_WEIGHT) for chance in siblings]
         self._calibrations = [(Calibration(), Calibration()) for _ in range(positions)]
         """By position, calibration of first children, and of their siblings."""
         self._newest: int | None = None
-        """The last verified token of this generation, whose hidden state is `_hidden`."""
-        self._hidden = np.zeros(hidden_size, np.float32)
+        """The last verified token of this generation, chosen from the row whose hidden state is `_hidden`."""
+        self._hidden = np.zeros(0, np.float32)
         self._tree: GuessedTree | None = None
         """The last draft, until its verdict is observed."""
 
@@ -66,18 +65,57 @@ class TreeDrafter:
         self._session, self._newest, self._tree = None, None, None
 
     def observe(self, emitted: Sequence[int], outputs: Outputs, path: Sequence[int]) -> None:
-        if self._tree is None:
-            self._acceptance.pass_by(len(emitted))
-        else:
-            self._learn(self._tree, emitted)
-            self._tree = None
+        self._judge(emitted)
         self._newest = emitted[-1]
-        self._hidden[:] = outputs.hidden[path[-1]]
+        self._hidden = outputs.hidden[path[-1]].copy()
 
-    def _learn(self, tree: GuessedTree, emitted: Sequence[int]) -> None:
-        """Learn from the guesses along the target's path, drafted or not."""
-        firsts = []
-        for position, (guesses, token) in enumerate(tree.judged(emitted)):
+    def _grow(self, request: DraftRequest, guess: Guesser, *, step_runs: bool) -> GuessedTree:
+        """Grow a draft, likeliest token first, until it has `request.nodes` tokens or the next does not pay its row.
+
+        Args:
+            guess: guesses what follows a node.
+            step_runs: whether `guess` runs a draft step. Then it is called when the expected first child of a node is
+                the likeliest token to be next, and the draft ends where the step does not pay. Otherwise it is called
+                as soon as the node is added.
+        """
+        self._tree = tree = GuessedTree()
+        expected = self._acceptance.conditional(request.nodes + 1).tolist()
+        # By falling survival, then by age: a token that may be added below a node, with its probability given the node;
+        # or None, for a node whose guesses are still to be made, at the expected survival of its first child.
+        frontier: list[tuple[float, int, int, int | None, float]] = []
+        age, node, expanded = 0, ROOT, not step_runs or request.pays_step(0, 1.0)
+        while True:
+            if expanded:
+                tree.guesses[node] = guess(tree, node)
+                calibrations = self._calibrations[min(len(tree.paths[node]), len(self._calibrations) - 1)]
+                for rank, (token, share) in enumerate(tree.guesses[node]):
+                    chance = calibrations[rank > 0].probability(share)
+                    heappush(frontier, (-tree.survival[node] * chance, age := age + 1, node, token, chance))
+            if not frontier or len(tree.tokens) == request.nodes:
+                return tree
+            negative, _, node, added, chance = heappop(frontier)
+            if added is None:
+                expanded = True
+                if not request.pays_step(len(tree.tokens), -negative):
+                    return tree
+            else:
+                expanded = not step_runs
+                if not request.pays_row(len(tree.tokens), -negative):
+                    return tree
+                node = tree.add(node, added, chance)
+                if step_runs:
+                    likely = negative * expected[len(tree.paths[node])]
+                    heappush(frontier, (likely, age := age + 1, node, None, 0.0))
+
+    def _judge(self, emitted: Sequence[int]) -> int:
+        """Learn from the last draft's guesses along the target's path, drafted or not.
+
+        Returns:
+            the number of positions, from the first on, at which the first guess was right.
+        """
+        tree, self._tree = self._tree, None
+        firsts: list[bool] = []
+        for position, (guesses, token) in enumerate(() if tree is None else tree.judged(emitted)):
             calibrations = self._calibrations[min(position, len(self._calibrations) - 1)]
             for rank, guess in enumerate(guesses):
                 calibrations[rank > 0].observe(guess.share, guess.token == token)
@@ -85,7 +123,9 @@ class TreeDrafter:
                     self._siblings[rank - 1].fade(KEEP)
                     self._siblings[rank - 1].add(guess.token == token)
             firsts.append(guesses[0].token == token)
-        self._acceptance.observe_places(firsts)
+        hits = firsts.index(False) if False in firsts else len(firsts)
+        self._acceptance.learn(len(firsts), hits, len(emitted))
+        return hits
 
     def _valid(self, guesses: list[Guess]) -> list[Guess]:
         """The guesses; none if they are not valid tokens: a damaged model may cost speed, but no reply."""
@@ -99,7 +139,8 @@ class GuessedTree:
     Attributes:
         tokens, parents, confidence: as in a `Draft`.
         guesses: by drafted token, or ROOT, the guesses for what follows it, where they were made.
-        paths: by drafted token, the drafted tokens up to it, itself included.
+        paths, survival: by drafted token, the drafted tokens up to it, itself included, and the probability that the
+            target accepts all of them.
     """
 
     def __init__(self) -> None:
@@ -108,6 +149,7 @@ class GuessedTree:
         self.confidence: list[float] = []
         self.guesses: dict[int, list[Guess]] = {}
         self.paths: dict[int, list[int]] = {ROOT: []}
+        self.survival: dict[int, float] = {ROOT: 1.0}
         self._children: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, token: int, chance: float) -> int:
@@ -117,6 +159,7 @@ class GuessedTree:
         self.parents.append(parent)
         self.confidence.append(chance)
         self.paths[new] = [*self.paths[parent], token]
+        self.survival[new] = self.survival[parent] * chance
         self._children[parent, token] = new
         return new
 
@@ -142,3 +185,7 @@ class GuessedTree:
             if (node, token) not in self._children:
                 return
             node = self._children[node, token]
+
+
+Guesser = Callable[[GuessedTree, int], list[Guess]]
+"""Guesses what follows a node of a draft, likeliest first; nothing where it cannot."""
