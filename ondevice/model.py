@@ -39,10 +39,9 @@ from ondevice.machine import ForkGuard
 from ondevice.options import GenerationDefaults, GenerationKeywords, GenerationOptions, check_whole
 from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
-from ondevice.text.codec import Prompt, TextCodec
+from ondevice.text.codec import Prompt, TextCodec, vocabulary_difference
 from ondevice.text.media_parts import Audio, Media, media_in, take_media
 from ondevice.text.messages import ChatOptions, Tool
-from ondevice.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ondevice.media.prompt import MediaEncoder
@@ -624,12 +623,8 @@ def find_draft_bundle(location: str, target: Bundle) -> Bundle:
             f"drafter must be one of {names}, a draft bundle's directory, or auto+ and that: "
             f"there is no bundle at {location!r:.199}"
         ) from error
-    wanted, found = target.manifest.target.vocab_size, bundle.manifest.target.vocab_size
-    if wanted != found:
-        raise UsageError(f"{location} cannot draft for this model: it has {found} tokens, and this model {wanted}")
-    own, other = target.manifest.files.get(TOKENIZER), bundle.manifest.files.get(TOKENIZER)
-    if own and other and own.sha256 != other.sha256 and _vocabulary(target) != _vocabulary(bundle):
-        raise UsageError(f"{location} cannot draft for this model: its tokenizer.json has other tokens")
+    if (difference := vocabulary_difference(bundle, target)) is not None:
+        raise UsageError(f"{location} cannot draft for this model: {difference}")
     return bundle
 
 
@@ -641,7 +636,3 @@ def _graph_bytes(bundle: Bundle) -> int:
     """Size of the target's graph and weights."""
     graph = bundle.manifest.target.graph
     return sum(file.size for name, file in bundle.manifest.files.items() if name.startswith(graph))
-
-
-def _vocabulary(bundle: Bundle) -> dict[str, int]:
-    return Tokenizer.from_file(bundle.path / TOKENIZER).vocabulary

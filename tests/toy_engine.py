@@ -82,8 +82,9 @@ class ToySession(CachedSequence):
             for part in cache.parts(cache.layers[0]):
                 part[first : first + len(tree), 0] = tree.tokens
         seen = tree.ancestors()
-        logits = [logits_after([*self.held(), *tree.tokens[seen[row]].tolist()]) for row in rows.wanted]
-        return np.stack(logits), np.stack(logits)
+        found = [logits_after([*self.held(), *tree.tokens[seen[row]].tolist()]) for row in rows.wanted]
+        logits = np.array(found, np.float32).reshape(len(found), VOCAB)
+        return logits, logits.copy()
 
     def held(self) -> list[int]:
         """The committed tokens, read from the full cache, with the last ones read from the sliding cache."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ondevice.bundle import TOKENIZER, Bundle
 from ondevice.bundle_format.manifest import AS_TRAINED, Quantization
 from ondevice.engines.ort import OrtEngine
 from ondevice.engines.protocol import Engine, Rows, TokenTree
 from ondevice.errors import PromptError
+from ondevice.quality import Comparison, Quality
 from ondevice.text.prompt_file import load_prompts
 from ondevice.text.tokenizer import Tokenizer
 from ondevice_export.export_options import WEIGHT_FORMATS
 from ondevice_export.original import Original, check_installed
-
-FloatArray = npt.NDArray[np.float32]
 
 _MAX_TOKENS = 256
 """Longer prompts are cut to this many tokens: 256 rows of logits over a vocabulary of 262,144 take 268 MB."""
@@ -64,22 +61,16 @@ class Verification:
     Attributes:
         tolerance: the limits within which the bundle passes.
         prompts: number of prompts that were run.
-        tokens: number of positions that were compared.
         largest_logit_error: largest absolute difference of a logit over all positions and tokens.
-        top1_agreement: share of positions where both models find the same token most likely.
-        perplexity_before: the original's perplexity on the prompts.
-        perplexity_after: the bundle's perplexity on the prompts.
+        quality: how the distributions of the next token differ, over all positions that have one.
         drafts: number of single draft steps that were compared; 0 without a drafter.
         drafter_agreement: share of these steps where both drafters propose the same token; None without a drafter.
     """
 
     tolerance: Tolerance
     prompts: int
-    tokens: int
     largest_logit_error: float
-    top1_agreement: float
-    perplexity_before: float
-    perplexity_after: float
+    quality: Quality
     drafts: int
     drafter_agreement: float | None
 
@@ -87,9 +78,9 @@ class Verification:
     def failures(self) -> list[str]:
         """One phrase per measure that is outside the tolerance."""
         allowed, found = self.tolerance, []
-        if not self.perplexity_after <= allowed.perplexity * self.perplexity_before:
+        if not self.quality.ratio.value <= allowed.perplexity:
             found.append(f"the perplexity grew by more than {allowed.perplexity - 1:.1%}")
-        if not self.top1_agreement >= allowed.top1_agreement:
+        if not self.quality.same_top.value >= allowed.top1_agreement:
             found.append(f"fewer than {allowed.top1_agreement:.1%} of the likeliest tokens agree")
         if allowed.logit_error is not None and not self.largest_logit_error <= allowed.logit_error:
             found.append(f"a logit is off by more than {allowed.logit_error}")
@@ -107,17 +98,15 @@ class Verification:
 
     def table(self) -> str:
         """The measures and their limits as a Markdown table."""
-        allowed = self.tolerance
+        allowed, quality = self.tolerance, self.quality
         largest = "" if allowed.logit_error is None else f"{allowed.logit_error}"
+        before, after = quality.reference_perplexity.value, quality.perplexity.value
         rows = [
-            ("prompts, tokens", f"{self.prompts}, {self.tokens}", ""),
+            ("prompts, tokens", f"{self.prompts}, {quality.tokens}", ""),
             ("largest logit error", f"{self.largest_logit_error:.4g}", largest),
-            ("top-1 agreement", f"{self.top1_agreement:.2%}", f"{allowed.top1_agreement:.1%} or more"),
-            (
-                "perplexity before, after",
-                f"{self.perplexity_before:.3f}, {self.perplexity_after:.3f}",
-                f"up to {allowed.perplexity * self.perplexity_before:.3f}",
-            ),
+            ("KL divergence, mean", f"{quality.kl.value:.5f} ± {quality.kl.error:.5f}", ""),
+            ("same top token", f"{quality.same_top.value:.2%}", f"{allowed.top1_agreement:.1%} or more"),
+            ("perplexity before, after", f"{before:.3f}, {after:.3f}", f"up to {allowed.perplexity * before:.3f}"),
         ]
         if self.drafter_agreement is not None:
             rows.append((f"drafter top-1 agreement ({self.drafts} drafts)", f"{self.drafter_agreement:.2%}", ""))
@@ -125,23 +114,14 @@ class Verification:
         return "\n".join(["| verified against the original | | passes |", "|---|---|---|", *lines])
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Sums:
-    """Counts of one prompt, which can be added to those of other prompts."""
+    """Sums over all prompts."""
 
-    tokens: int = 0
+    comparison: Comparison = field(default_factory=Comparison)
     error: float = 0.0
-    matches: int = 0
-    loss_before: float = 0.0
-    loss_after: float = 0.0
     drafts: int = 0
     draft_matches: int = 0
-
-    def __add__(self, other: _Sums) -> _Sums:
-        merged = {
-            field.name: getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)
-        }
-        return _Sums(**{**merged, "error": max(self.error, other.error)})
 
 
 def read_prompts(bundle_path: Path, path: Path | None) -> list[list[int]]:
@@ -182,17 +162,15 @@ def verify(
     original = Original(target, drafter)
     bundle = Bundle.open(bundle_path)
     engine = OrtEngine(bundle, threads)
-    total = sum((_compare(engine, original, prompt) for prompt in usable), _Sums())
+    total = _Sums()
+    for prompt in usable:
+        _compare(engine, original, prompt, total)
     engine.close()
-    predicted = total.tokens - len(usable)
     return Verification(
         tolerance=tolerance_of(bundle.manifest.quantization),
         prompts=len(usable),
-        tokens=total.tokens,
         largest_logit_error=total.error,
-        top1_agreement=total.matches / total.tokens,
-        perplexity_before=float(np.exp(total.loss_before / predicted)),
-        perplexity_after=float(np.exp(total.loss_after / predicted)),
+        quality=total.comparison.quality(),
         drafts=total.drafts,
         drafter_agreement=total.draft_matches / total.drafts if total.drafts else None,
     )
@@ -206,39 +184,26 @@ def tolerance_of(quantization: Quantization) -> Tolerance:
     return TOLERANCES[min(layers, head), head]
 
 
-def _compare(engine: Engine, original: Original, prompt: list[int]) -> _Sums:
+def _compare(engine: Engine, original: Original, prompt: list[int], total: _Sums) -> None:
     """Run a prompt through both models in chunks; after each, both drafters draft one token after the next token."""
     reference = original.run(prompt)
     session = engine.open_session()
-    total = _Sums()
     for start, stop in _chunks(len(prompt)):
         [outputs] = engine.forward([Rows(session, TokenTree.chain(prompt[start:stop]), range(stop - start))])
         session.commit(range(stop - start))
         logits, hidden = outputs.logits, outputs.hidden[-1]
         expected = reference.logits[start:stop]
-        following = np.array(prompt[start + 1 : stop + 1], np.int64)
-        total += _Sums(
-            tokens=stop - start,
-            error=float(np.abs(logits - expected).max()),
-            matches=int((logits.argmax(-1) == expected.argmax(-1)).sum()),
-            loss_before=_loss(expected, following),
-            loss_after=_loss(logits, following),
-        )
+        following = prompt[start + 1 : stop + 1]  # none behind the last row
+        total.comparison.add(logits[: len(following)], expected[: len(following)], following)
+        error = float(np.abs(logits - expected).max())
+        total.error = error if not error <= total.error else total.error  # NaN stays
         if original.has_drafter and engine.has_drafter and stop < len(prompt):
             step = session.draft_step(prompt[stop], hidden)
             proposed = int(step.candidates[step.logits.argmax()])
-            total += _Sums(drafts=1, draft_matches=int(proposed == original.draft(reference, stop, prompt[stop])))
+            total.drafts += 1
+            total.draft_matches += int(proposed == original.draft(reference, stop, prompt[stop]))
     session.close()
-    return total
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK))
-
-
-def _loss(logits: FloatArray, following: npt.NDArray[np.int64]) -> float:
-    """Sum of the negative log-likelihoods of the following tokens; a prompt's last row has no following token."""
-    rows = logits[: len(following)].astype(np.float64)
-    peak = rows.max(-1)
-    normaliser = peak + np.log(np.exp(rows - peak[:, None]).sum(-1))
-    return float((normaliser - rows[np.arange(len(following)), following]).sum())

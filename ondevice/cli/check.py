@@ -1,6 +1,7 @@
 """`ondevice check`: generate prompts with and without every drafter, greedily and with a seed, and compare all tokens.
 
-In order: the command and its table, the findings, the first difference of two replies.
+With `--against`, `quality.py` compares the bundle's distributions with those of another model instead. In order: the
+command and its table, the findings, the first difference of two replies.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ondevice.cli.bench.measure import PLAIN, Configuration, run_prompt
@@ -17,6 +19,7 @@ from ondevice.cli.bench.tables import table
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import add_count, add_drafter_argument, add_model_arguments, load_model
 from ondevice.cli.prompts import add_prompt_set_arguments, check_counts, fitting_prompts
+from ondevice.cli.quality import compare
 from ondevice.cli.reply_view import first_difference
 from ondevice.errors import UsageError
 from ondevice.generate.drafters import registry
@@ -39,11 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(group, "--seed", text="seed of the sampled replies", default=0)
     group = parser.add_argument_group("drafting")
     add_drafter_argument(group, "compare only this drafter (default: each that the bundle offers)")
+    group = parser.add_argument_group(
+        "quality", "Instead of comparing drafters, measure what the rounding of the weights has changed."
+    )
+    group.add_argument(
+        "--against",
+        metavar="REFERENCE",
+        help="compare the distributions of the next token with those of REFERENCE: a checkpoint's directory or hub id "
+        "or a GGUF file, run in float32, or another bundle",
+    )
+    group.add_argument("--text", type=Path, metavar="FILE", help="the text to compare on (default: a built-in one)")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.against is not None:
+        if args.prompts is not None or args.drafter is not None:
+            raise UsageError("--against runs a text, not prompts with drafters: leave --prompts and --drafter out")
+        return compare(args)
+    if args.text is not None:
+        raise UsageError("--text is for --against: add it, or name prompts with --prompts")
     check_counts(args)
     if args.drafter == registry.NONE:
         raise UsageError("--drafter none makes no drafts to compare: name another one, or leave it out for all")

@@ -127,10 +127,11 @@ COMMANDS = {
         module="ondevice.cli.bench.command",
     ),
     "check": Command(
-        "check that drafts change no token of a bundle's replies",
+        "check that drafts change no token, or measure what rounding has changed",
         """
   ondevice check gemma-4-E2B-it
   ondevice check gemma-4-E2B-it --prompts humaneval.jsonl --limit 20 --engine ort
+  ondevice check gemma-4-E2B-it --against google/gemma-4-E2B-it
 """,
     ),
     "tune": Command(

@@ -99,6 +99,18 @@ class TextCodec:
         return None if begun is None else ReplyParser(self._response, begun)
 
 
+def vocabulary_difference(bundle: Bundle, other: Bundle) -> str | None:
+    """How the tokens of a bundle differ from those of another one, for a message; None if they are the same."""
+    wanted, found = other.manifest.target.vocab_size, bundle.manifest.target.vocab_size
+    if wanted != found:
+        return f"it has {found} tokens, and this model {wanted}"
+    files = [each.manifest.files.get(TOKENIZER) for each in (bundle, other)]
+    if None in files or len({file.sha256 for file in files if file}) == 1:
+        return None
+    one, two = (Tokenizer.from_file(each.path / TOKENIZER).vocabulary for each in (bundle, other))
+    return "its tokenizer.json has other tokens" if one != two else None
+
+
 def encode_prompt(
     prompt: Prompt,
     tokenizer: Tokenizer | None,

@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from ondevice.engines.protocol import Outputs
-from tests.model_made import model_over
-from tests.toy_engine import ToyEngine
+from tests.model_made import model_over, write_bundle
+from tests.toy_engine import VOCAB, ToyEngine
 
 
 @pytest.fixture
@@ -59,4 +60,71 @@ def test_a_difference_is_named_and_fails(run, bundle, prompts_file, monkeypatch)
 def test_a_mistake_is_one_line(run, bundle, words, complaint):
     code, _, err = run("check", bundle, *words)
     assert (code, err.count("\n")) == (2, 1)
+    assert complaint in err
+
+
+@pytest.fixture
+def long_text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("abcde" * 300, "utf-8")
+    return path
+
+
+class Tilted(ToyEngine):
+    """A model that finds the tokens of even ids likelier than the toy does."""
+
+    def forward(self, batch):
+        tilt = np.where(np.arange(VOCAB) % 2, 0, 0.5).astype(np.float32)
+        return [Outputs(each.logits + tilt, each.hidden) for each in super().forward(batch)]
+
+
+def test_against_another_bundle(run, bundle, tmp_path, long_text, monkeypatch):
+    reference = write_bundle(tmp_path / "reference")
+    engines = {str(bundle): Tilted(600), str(reference): ToyEngine(600)}
+    loaded = []
+
+    def load(location, **options):
+        loaded.append((str(location), options["engine"]))
+        return model_over(engines[str(location)], location)
+
+    monkeypatch.setattr("ondevice.model.load", load)
+    code, out, err = run("check", bundle, "--against", reference, "--text", long_text)
+    assert (code, err) == (0, "")
+    assert loaded == [(str(bundle), "auto"), (str(reference), "auto")]
+    lines = out.splitlines()
+    assert lines[0].split() == ["tokens", "510"]
+    assert [line.split("  ")[0] for line in lines[1:]] == [
+        "KL divergence, mean",
+        "KL divergence, median",
+        "KL divergence, 99.9 %",
+        "same top token",
+        "RMS change of probability",
+        "perplexity",
+        "perplexity of the reference",
+        "ratio of perplexities",
+    ]
+    code, out, _ = run("check", bundle, "--against", reference, "--text", long_text, "--json")
+    data = json.loads(out)
+    assert (code, data["bundle"], data["engine"], data["tokens"]) == (0, "toy-model", "toy", 510)
+    assert f"{data['kl']['value']:.5f} ± {data['kl']['error']:.5f}" in lines[1]
+    assert data["kl"]["value"] > 0.001
+    assert data["perplexity"]["value"] / data["reference_perplexity"]["value"] == pytest.approx(data["ratio"]["value"])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--text", "t.txt"], "--text is for --against"),
+        (["--against", "REFERENCE", "--drafter", "ngram"], "leave --prompts and --drafter out"),
+        (["--against", "REFERENCE", "--prompts", "p.txt"], "leave --prompts and --drafter out"),
+        (["--against", "REFERENCE", "--text", "missing.txt"], "cannot read missing.txt"),
+        (["--against", "./nothing"], "./nothing is neither a directory, a GGUF file nor a hub id"),
+        (["--against", "REFERENCE", "--text", "SHORT"], "needs 400: give a longer --text"),
+    ],
+)
+def test_a_mistake_with_a_reference_is_one_line(run, bundle, tmp_path, words, complaint):
+    (tmp_path / "short.txt").write_text("abc", "utf-8")
+    places = {"REFERENCE": write_bundle(tmp_path / "reference"), "SHORT": tmp_path / "short.txt"}
+    code, out, err = run("check", bundle, *(places.get(word, word) for word in words))
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert complaint in err

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from ondevice.bundle import Bundle
 from ondevice.bundle_format.manifest import Quantization
 from ondevice.errors import MissingDependencyError, PromptError, UsageError
+from ondevice.quality import Comparison
 from ondevice_export import command, export, original
 from ondevice_export.verify import Verification, tolerance_of, verify
 from tests.conftest import REFERENCE
@@ -105,7 +106,9 @@ def original_of(target: Path) -> Any:
 def test_what_is_not_finite_does_not_pass(quantize: str) -> None:
     tolerance = tolerance_of(Quantization(quantize, 32, 32 if quantize == "none" else 8))
     nan = float("nan")
-    result = Verification(tolerance, 1, 10, nan, 1.0, 30.0, nan, 0, None)
+    comparison = Comparison()
+    comparison.add(np.full((9, 5), np.nan, np.float32), np.zeros((9, 5), np.float32), [0] * 9)
+    result = Verification(tolerance, 1, nan, comparison.quality(), 0, None)
     assert not result.passes
     assert "perplexity" in result.verdict()
 
@@ -118,11 +121,13 @@ def test_prompts_need_verify(e2b: Pair) -> None:
 def test_float32_bundle_is_the_original(pair: Pair) -> None:
     result = verify(pair.bundle, pair.directory / "target", pair.directory / "drafter", PROMPTS)
     assert result.largest_logit_error < 1e-4
-    assert result.top1_agreement == 1.0
+    assert result.quality.same_top.value == 1.0
+    assert result.quality.kl.value < 1e-6
     assert result.drafter_agreement == 1.0
-    assert (result.prompts, result.tokens, result.drafts) == (2, 62, 2)
-    assert result.perplexity_after == pytest.approx(result.perplexity_before, rel=1e-4)
-    assert "| top-1 agreement | 100.00% |" in result.table()
+    assert (result.prompts, result.quality.tokens, result.drafts) == (2, 60, 2)
+    assert result.quality.ratio.value == pytest.approx(1, rel=1e-4)
+    assert "| same top token | 100.00% |" in result.table()
+    assert "| KL divergence, mean | 0.00000 ± 0.00000 |" in result.table()
 
 
 def test_wider_weights_are_closer(e2b: Pair, tmp_path: Path) -> None:
