@@ -42,7 +42,7 @@ def save_drafter(path: Path, family: str, target: Path, seed: int = 1) -> PreTra
     tensors = {name: value for name, value in model.state_dict().items() if not name.startswith("lm_head")}
     if "num_head_tokens" in config:
         del tensors["model.embed_tokens.weight"]
-        listed = torch.randperm(VOCAB)[: config["num_head_tokens"]]
+        listed = torch.randperm(config["text_config"]["vocab_size"])[: config["num_head_tokens"]]
         tensors["masked_embedding.head_tokens"] = listed.sort().values.int()
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config), "utf-8")
@@ -57,7 +57,7 @@ def drafter_config(family: str, target: dict[str, Any]) -> dict[str, Any]:
     head_dim = target.get("head_dim") or target["hidden_size"] // target["num_attention_heads"]
     text = {
         "model_type": "gemma4_text",
-        "vocab_size": VOCAB,
+        "vocab_size": target["vocab_size"],
         "hidden_size": _HIDDEN,
         "intermediate_size": 96,
         "num_hidden_layers": len(kinds),
@@ -101,7 +101,7 @@ def _random_model(config: dict[str, Any]) -> PreTrainedModel:
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("token_ordering"):
-                value.copy_(torch.randperm(VOCAB))
+                value.copy_(torch.randperm(len(value)))
             elif name.endswith("q_norm.weight"):
                 value.uniform_(0.05, 0.35)
             elif "norm" in name or name.endswith("layer_scalar"):

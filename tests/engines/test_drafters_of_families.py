@@ -91,7 +91,7 @@ def test_drafts_of_sequences_in_one_batch_change_no_token(model: Model) -> None:
     ]
 
     def drafted(number: int) -> list[int]:
-        way = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+        way: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
         return list(model.generate(prompts[number], drafter="mtp", **way, **own[number]).token_ids)
 
     with ThreadPoolExecutor(3) as pool:
