@@ -298,7 +298,9 @@ def test_a_drafter_is_read_back(bundle: Path) -> None:
     edit(bundle, lambda data: data.update(drafter=drafter(data), sha256=None))
     found = Bundle.open(bundle).manifest.drafter
     assert found is not None
-    assert (found.kv_layer("full"), found.kv_layer("sliding"), found.num_assistant_tokens) == (1, 0, 6)
+    assert (found.kv_layers(), found.num_assistant_tokens) == ([0, 1], 6)
+    edit(bundle, lambda data: data.update(drafter=drafter(data, target_head=True, candidates=64), sha256=None))
+    assert Bundle.open(bundle).manifest.drafter == dataclasses.replace(found, target_head=True, candidates=64)
 
 
 MALFORMED = {
@@ -325,6 +327,12 @@ MALFORMED = {
     "a drafter with another window": in_drafter(window=8),
     "a drafter with wider heads": in_drafter(head_dim=96, rotary=None),
     "a drafter without rotary embeddings": lambda data: data.update(drafter=drafter(data, rotary=[])),
+    "a drafter that scores more tokens than there are": lambda data: data.update(
+        drafter=drafter(data, target_head=True, candidates=257)
+    ),
+    "a drafter with a list of tokens and clusters": lambda data: data.update(
+        drafter=drafter(data, target_head=True, candidates=64, shortlist={"clusters": 16, "top": 4})
+    ),
     "a norm without eps": lambda data: data["target"].update(norm_eps=0.0),
     "an eps that is no number": lambda data: data["target"].update(norm_eps=float("nan")),
     "an endless softcap": lambda data: data["target"].update(softcap=float("inf")),

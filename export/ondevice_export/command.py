@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, model_home
+from ondevice.bundle import CHAT_TEMPLATE, TOKENIZER, Bundle, model_home
 from ondevice.cli.main import FAILED
 from ondevice.cli.options import preparing
 from ondevice.cli.progress import ProgressBar, ending_by_exception
@@ -166,8 +166,9 @@ def _verify(args: argparse.Namespace, bundle: Path) -> int:
     from ondevice_export.verify import read_prompts, verify
 
     target = locate(args.source, args.revision)
-    drafter = locate_drafter(args.drafter, target, lambda _line: None)
+    drafter, exported = locate_drafter(args.drafter, target, lambda _line: None), Bundle.open(bundle).manifest.drafter
+    known = drafter is not None and exported is not None and not exported.target_head  # by transformers
     prompts = read_prompts(bundle, args.verify_prompts)
-    result = verify(bundle, target.directory, None if drafter is None else drafter.directory, prompts)
+    result = verify(bundle, target.directory, drafter.directory if drafter is not None and known else None, prompts)
     sys.stdout.write(f"\n{result.table()}\n\n{result.verdict()}\n\n")
     return 0 if result.passes else FAILED

@@ -128,11 +128,11 @@ def _write(
         _check_space(out, needed)
         on_begin()
         graphs = GraphFiles(bundle.directory, options, advance)
-        table = graphs.write_target(target)
+        tokens = graphs.write_target(target)
         if drafter is not None:
-            graphs.write_drafter(drafter, target.config, table)
+            graphs.write_drafter(drafter, target.config, tokens)
         if heads is not None:
-            graphs.write_heads(heads, target.config, table)
+            graphs.write_heads(heads, target.config, tokens)
         if target.vision is not None:
             graphs.write_vision(target.vision, target)
         if target.audio is not None:

@@ -36,11 +36,11 @@ from ondevice_export.graph.drafter import DrafterGraph
 from ondevice_export.graph.embedders import build_patch_embedder, build_sample_embedder
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.heads import HeadsGraph
-from ondevice_export.graph.target import TargetGraph
+from ondevice_export.graph.target import TargetGraph, TokenMatrices
 from ondevice_export.graph.vision import VisionGraph
 from ondevice_export.graph.weights import Weights
 from ondevice_export.manifest import tool_versions
-from ondevice_export.matrices import MatrixWriter, StoredMatrix
+from ondevice_export.matrices import MatrixWriter
 
 
 class GraphFiles:
@@ -62,15 +62,15 @@ class GraphFiles:
         self._options = options
         self._advance = advance
 
-    def write_target(self, target: TargetCheckpoint) -> StoredMatrix:
-        """Write `target.onnx` and its data; returns the stored token table, which the other graphs read too."""
+    def write_target(self, target: TargetCheckpoint) -> TokenMatrices:
+        """Write `target.onnx` and its data; returns the stored matrices that the other graphs read too."""
         interface = target_interface(target.config, takes_soft_rows=bool(target.vision or target.audio))
         formats, modules = self._options.target_formats, target.modules
         name = target.config.graph
         with self._graph(name, interface, target.tensors, formats, modules) as (builder, weights):
             graph = TargetGraph(builder, target.config, weights)
             graph.build()
-        return graph.table
+        return graph.tokens
 
     def write_vision(self, vision: VisionEntry, target: TargetCheckpoint) -> None:
         """Write `vision.onnx` and its data."""
@@ -90,19 +90,19 @@ class GraphFiles:
             else:
                 build_sample_embedder(builder, audio, weights)
 
-    def write_drafter(self, drafter: DrafterCheckpoint, target: Target, table: StoredMatrix) -> None:
-        """Write `drafter.onnx` and its data; its token embedding is the target's `table`, not a copy."""
+    def write_drafter(self, drafter: DrafterCheckpoint, target: Target, tokens: TokenMatrices) -> None:
+        """Write `drafter.onnx` and its data; it reads the target's `tokens`, not a copy."""
         config, formats = drafter.config, self._options.drafter_formats
         interface = drafter_interface(config, target)
         with self._graph(config.graph, interface, NamedTensors(drafter.checkpoint), formats) as (builder, weights):
-            DrafterGraph(builder, drafter.config, target, weights, table).build()
+            DrafterGraph(builder, drafter.config, target, weights, tokens).build()
 
-    def write_heads(self, heads: HeadsCheckpoint, target: Target, table: StoredMatrix) -> None:
-        """Write a graph and its data for each kind of heads; all read the target's `table` instead of a copy."""
+    def write_heads(self, heads: HeadsCheckpoint, target: Target, tokens: TokenMatrices) -> None:
+        """Write a graph and its data for each kind of heads; all read the target's token embedding, not a copy."""
         for each in heads.heads:
             interface, formats = heads_interface(each, target), self._options.drafter_formats
             with self._graph(each.graph, interface, NamedTensors(heads.checkpoint), formats) as (builder, weights):
-                HeadsGraph(builder, each, target, weights, table).build()
+                HeadsGraph(builder, each, target, weights, tokens.table).build()
 
     @contextmanager
     def _graph(

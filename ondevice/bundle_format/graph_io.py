@@ -29,8 +29,7 @@ Drafter graph, one MTP step (C candidates):
     position              int64   [1]        the same for every step of a round
     full.mask             bool    [1, Sf]
     sliding.mask          bool    [1, Ss]
-    full.key, .value      float32 [1, Sf, kv_heads * head_dim]  the target's cache of full attention
-    sliding.key, .value   float32 [1, Ss, kv_heads * head_dim]  the target's cache of sliding attention
+    past.N.key, .value    float32 [1, Sf or Ss, kv_heads * head_dim]   for every target layer N whose cache it reads
     ->
     candidates            int64   [C]        token ids that were scored
     logits                float32 [C]        their logits; every other token counts as minus infinity
@@ -112,8 +111,3 @@ def past(layer: int, part: Part) -> str:
 
 def present(layer: int, part: Part) -> str:
     return f"present.{layer}.{part}"
-
-
-def shared(kind: AttentionKind, part: Part) -> str:
-    """The drafter graph's input for the target's cache of one kind of attention."""
-    return f"{kind}.{part}"

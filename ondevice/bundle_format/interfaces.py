@@ -57,8 +57,7 @@ def target_interface(target: Target, *, takes_soft_rows: bool = False) -> Interf
         graph_io.HIDDEN: Tensor("float32", ("R", hidden)),
     }
     for index in target.kv_layers():
-        own = target.layers[index].attention
-        cache = Tensor("float32", (1, CACHE_ROWS[own.kind], own.kv_width))
+        cache = _cache(target, index)
         inputs |= {graph_io.past(index, part): cache for part in graph_io.PARTS}
         outputs |= {graph_io.present(index, part): cache for part in graph_io.PARTS}
     return Interface(inputs, outputs)
@@ -68,16 +67,20 @@ def drafter_interface(drafter: DrafterEntry, target: Target) -> Interface:
     one, row = Tensor("int64", (1,)), Tensor("float32", (1, target.hidden_size))
     inputs = {graph_io.TOKEN_ID: one, graph_io.HIDDEN: row, graph_io.POSITION: one}
     inputs |= {graph_io.mask(kind): Tensor("bool", (1, CACHE_ROWS[kind])) for kind in drafter.kinds}
-    for kind in drafter.kinds:
-        width = target.layers[drafter.kv_layer(kind)].attention.kv_width
-        cache = Tensor("float32", (1, CACHE_ROWS[kind], width))
-        inputs |= {graph_io.shared(kind, part): cache for part in graph_io.PARTS}
+    for index in drafter.kv_layers():
+        inputs |= {graph_io.past(index, part): _cache(target, index) for part in graph_io.PARTS}
     outputs = {
         graph_io.CANDIDATES: Tensor("int64", (drafter.candidates,)),
         graph_io.LOGITS: Tensor("float32", (drafter.candidates,)),
         graph_io.NEXT_HIDDEN: row,
     }
     return Interface(inputs, outputs)
+
+
+def _cache(target: Target, index: int) -> Tensor:
+    """The keys or the values of a target layer."""
+    own = target.layers[index].attention
+    return Tensor("float32", (1, CACHE_ROWS[own.kind], own.kv_width))
 
 
 def heads_interface(heads: HeadsEntry, target: Target) -> Interface:

@@ -92,19 +92,26 @@ class Shortlist:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry(Decoder):
-    """The MTP drafter. Its layers have no caches of their own; layers of one kind read one cache of the target."""
+    """The MTP drafter. Its layers have no caches of their own: each reads that of a target layer, its `kv_source`."""
 
     candidates: int
-    """Number of tokens scored per step: those of the best clusters, or the whole vocabulary."""
+    """Number of tokens scored per step: those of the best clusters, those of a list, or the whole vocabulary."""
     shortlist: Shortlist | None
-    """The clusters of the centroid head; None if the whole vocabulary is scored."""
+    """The clusters of the centroid head; None if the same tokens are scored in every step."""
+    target_head: bool = False
+    """Whether the head is the target's rows of a list of tokens. They score the hidden state of the next step."""
     num_assistant_tokens: int = 6
     """Draft length that the model's authors recommend."""
 
-    def kv_layer(self, kind: AttentionKind) -> int:
-        """Index of the target layer whose cache the drafter's layers of this kind read."""
-        sources = (layer.attention.kv_source for layer in self.layers if layer.attention.kind == kind)
-        return next(source for source in sources if source is not None)
+    def kv_layers(self) -> list[int]:
+        """Indices of the target layers whose caches its layers read, ascending."""
+        return sorted({self.kv_source(index) for index in range(len(self.layers))})
+
+    def kv_source(self, index: int) -> int:
+        """Index of the target layer whose keys and values a layer reads."""
+        source = self.layers[index].attention.kv_source
+        assert source is not None  # checked by `check_drafter`
+        return source
 
 
 @dataclass(frozen=True)
@@ -164,14 +171,17 @@ def check_drafter(drafter: DrafterEntry, target: Target) -> None:
     """
     check_decoder("the drafter", drafter)
     check_number("num_assistant_tokens", drafter.num_assistant_tokens)
-    _check_candidates("the drafter", drafter.candidates, drafter.shortlist, target.vocab_size)
+    if drafter.target_head:
+        check_number("candidates of the drafter", drafter.candidates, target.vocab_size)
+        require(drafter.shortlist is None, "the drafter has a list of tokens and clusters")
+    else:
+        _check_candidates("the drafter", drafter.candidates, drafter.shortlist, target.vocab_size)
     for index, layer in enumerate(drafter.layers):
-        place, own = f"layer {index} of the drafter", layer.attention
+        place, source = f"layer {index} of the drafter", layer.attention.kv_source
         require(len(layer.blocks) == 2 and layer.feed_forward.experts is None, f"{place} has blocks of a target")
-        last = target.last_kv_layer(own.kind)
-        require(last is not None, f"{place} has {own.kind} attention, the target none")
-        require(own.kv_source == last, f"{place} reads layer {own.kv_source}, not the last {own.kind} one with a cache")
-        _check_cache(place, own, last or 0, target)
+        check_number(f"kv_source of {place}", source, len(target.layers) - 1, least=0)
+        assert source is not None
+        _check_cache(place, layer.attention, source, target)
 
 
 def check_heads(heads: HeadsEntry, target: Target) -> None:

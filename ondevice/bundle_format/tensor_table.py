@@ -24,13 +24,16 @@ EMBEDDING, HEAD, PLE_TABLE = "embed_tokens.weight", "lm_head.weight", "embed_tok
 """Tensors of the target. `HEAD` exists only if the head is not tied to the token embedding."""
 
 DRAFTER_EMBEDDING = "model.embed_tokens.weight"
-"""The drafter's head; with a centroid head its rows are in the order of the clusters. The drafter embeds tokens with
-the target's token embedding."""
+"""The drafter's head, unless its rows are the target's; with a centroid head they are in the order of the clusters. The
+drafter embeds tokens with the target's token embedding."""
 
 DRAFTER_CENTROIDS, DRAFTER_ORDERING = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
 CENTROIDS, ORDERING = "shortlist.centroids.weight", "shortlist.token_ordering"
 """Tensors of a drafter and of heads that score a shortlist: one centroid per cluster, and the token ids in the order of
 the clusters."""
+
+DRAFTER_TOKENS = "masked_embedding.head_tokens"
+"""Tensor of a drafter whose head is the target's rows of some tokens: their ids."""
 
 VISION = ("vision_tower.", "vision_embedder.", "embed_vision.")
 AUDIO = ("audio_tower.", "embed_audio.")
@@ -161,7 +164,11 @@ def target_shapes(target: Target) -> Shapes:
 def drafter_shapes(drafter: DrafterEntry, target: Target) -> Shapes:
     """Names and shapes of the drafter's tensors."""
     hidden, backbone = drafter.hidden_size, target.hidden_size
-    shapes: Shapes = {DRAFTER_EMBEDDING: (target.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    shapes: Shapes = {"model.norm.weight": (hidden,)}
+    if drafter.target_head:
+        shapes[DRAFTER_TOKENS] = (drafter.candidates,)
+    else:
+        shapes[DRAFTER_EMBEDDING] = (target.vocab_size, hidden)
     for index, layer in enumerate(drafter.layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(layer, hidden).items()}
     shapes["pre_projection.weight"] = (hidden, 2 * backbone)
@@ -277,7 +284,7 @@ def _check_format(name: str, tensor: Tensor) -> None:
         check_number(f"a size of tensor {name}", size, 1 << 62, least=0)
     steps = tensor.input_step, tensor.output_step
     require(all(math.isfinite(step) and step >= 0 for step in steps), f"tensor {name} has the steps {steps}")
-    if name in (ORDERING, DRAFTER_ORDERING):
+    if name in (ORDERING, DRAFTER_ORDERING, DRAFTER_TOKENS):
         known = form == WeightFormat(_BITS["int64"])
     elif is_plain(name, tensor.shape):
         known = form == FLOAT32

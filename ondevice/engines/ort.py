@@ -247,8 +247,10 @@ class OrtSession(CachedSequence):
                 positions = np.arange(start, stop)
                 seen = (first_drafted(length, window) <= positions) & (positions < length)
                 bound.array(graph_io.mask(kind), seen[None])
-                for part, view in zip(graph_io.PARTS, cache.view(drafter.kv_layer(kind), start, stop), strict=True):
-                    bound.view(graph_io.shared(kind, part), view)
+                for layer in drafter.kv_layers():
+                    if layer in cache.layers:
+                        for part, view in zip(graph_io.PARTS, cache.view(layer, start, stop), strict=True):
+                            bound.view(graph_io.past(layer, part), view)
             bound.run()
         found = bound.outputs
         return DraftStep(found[graph_io.CANDIDATES], found[graph_io.LOGITS], found[graph_io.NEXT_HIDDEN][0])

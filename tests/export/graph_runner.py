@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.graph_io import AttentionKind
+from ondevice.bundle_format.graph_io import PARTS, AttentionKind
 from ondevice.bundle_format.manifest import Manifest
 
 KINDS: tuple[AttentionKind, AttentionKind] = ("full", "sliding")
@@ -108,8 +108,7 @@ class DrafterRunner:
             graph_io.mask("full"): seen,
             graph_io.mask("sliding"): window,
         }
-        for kind in KINDS:
-            layer = drafter.kv_layer(kind)
-            feeds[graph_io.shared(kind, "key")] = self.target.caches[graph_io.past(layer, "key")]
-            feeds[graph_io.shared(kind, "value")] = self.target.caches[graph_io.past(layer, "value")]
+        for layer in drafter.kv_layers():
+            names = [graph_io.past(layer, part) for part in PARTS]
+            feeds |= {name: self.target.caches[name] for name in names}
         return Draft(*self.session.run([graph_io.CANDIDATES, graph_io.LOGITS, graph_io.NEXT_HIDDEN], feeds))

@@ -321,6 +321,22 @@ def test_token_ordering_that_is_no_permutation(source: Path) -> None:
     refuse(source, CheckpointError, "token_ordering")
 
 
+@pytest.mark.parametrize("ids", [[3, 5, 3], [3, 5, 384], [-1, 3, 5], [3, 5]])
+def test_head_tokens_of_a_drafter(source: Path, ids: list[int]) -> None:
+    """A repeated token, one beyond the vocabulary, a negative one, and too few."""
+    path = source / "drafter" / "config.json"
+    edit_json(path, lambda config: config.update(num_head_tokens=3))
+    refuse(source, CheckpointError, "num_head_tokens and use_ordered_embeddings")
+    edit_json(path, lambda config: config.update(use_ordered_embeddings=False))
+
+    def listed(tensors: dict[str, Any]) -> None:
+        del tensors["model.embed_tokens.weight"]
+        tensors["masked_embedding.head_tokens"] = np.array(ids, np.int32)
+
+    edit_tensors(source / "drafter" / "model.safetensors", listed)
+    refuse(source, CheckpointError, "masked_embedding.head_tokens")
+
+
 def test_drafter_passed_as_target(source: Path) -> None:
     shutil.rmtree(source / "target")
     (source / "drafter").rename(source / "target")

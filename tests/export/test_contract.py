@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from ondevice.bundle import Bundle
 from ondevice.bundle_format import graph_io
-from ondevice.bundle_format.graph_io import KINDS
 from ondevice.bundle_format.interfaces import Interface
 from ondevice_export import export
 from ondevice_export.graph.graph_builder import GraphBuilder
@@ -67,8 +66,12 @@ def test_drafter_signature(pair: Pair) -> None:
     graph = onnx.load(pair.bundle / "drafter.onnx", load_external_data=False).graph
     manifest = Bundle.open(pair.bundle).manifest
     assert manifest.drafter is not None
-    read = {kind: manifest.target.layers[manifest.drafter.kv_layer(kind)].attention for kind in KINDS}
-    full, sliding = read["full"].kv_width, read["sliding"].kv_width
+    caches = {}
+    for index in manifest.drafter.kv_layers():
+        own = manifest.target.layers[index].attention
+        rows = {"full": "Sf", "sliding": "Ss"}[own.kind]
+        for part in ("key", "value"):
+            caches[f"past.{index}.{part}"] = (FLOAT, [1, rows, own.kv_width])
     hidden, candidates = manifest.target.hidden_size, manifest.drafter.candidates
     assert signature(graph.input) == {
         "token_id": (INT64, [1]),
@@ -76,11 +79,9 @@ def test_drafter_signature(pair: Pair) -> None:
         "position": (INT64, [1]),
         "full.mask": (BOOL, [1, "Sf"]),
         "sliding.mask": (BOOL, [1, "Ss"]),
-        "full.key": (FLOAT, [1, "Sf", full]),
-        "full.value": (FLOAT, [1, "Sf", full]),
-        "sliding.key": (FLOAT, [1, "Ss", sliding]),
-        "sliding.value": (FLOAT, [1, "Ss", sliding]),
+        **caches,
     }
+    assert len(caches) == 4
     assert signature(graph.output) == {
         "candidates": (INT64, [candidates]),
         "logits": (FLOAT, [candidates]),

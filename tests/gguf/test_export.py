@@ -30,6 +30,7 @@ from tests.conftest import ENGINES
 from tests.gguf.files_made import add_vocabulary, gemma4_divisors, random_model, state_of, write_gguf
 from tests.hub.served import serving
 from tests.published import published
+from tests.tiny_drafters import save_drafter as save_family_drafter
 from tests.tiny_models import save_drafter, save_target
 
 SIZES = {"vocab_size": 384, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -134,6 +135,27 @@ def test_both_engines_run_it_with_its_tokenizer(
         drafted = model.generate(prompt, max_new_tokens=16, temperature=0.0, drafter="ngram")
         assert plain.token_ids == drafted.token_ids
         assert plain.token_ids
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_a_drafter_scores_with_the_rows_of_the_file(
+    llama: tuple[Path, Any], tmp_path: Path, kind: str, engine: EngineName, kernels: None
+) -> None:
+    """Its logits are those of the rows of the file's head, up to the rounding of activations."""
+    path = _file(llama, Kind[kind])
+    llama[1].save_pretrained(tmp_path / "model")
+    save_family_drafter(tmp_path / "drafter", "smollm2", tmp_path / "model")
+    bundle = export(path, tmp_path / "bundle", drafter=str(tmp_path / "drafter"))
+    rows = _stored(Bundle.open(bundle), "lm_head.weight")[1]
+    with ondevice.load(bundle, engine=engine, threads=1) as model:
+        session = model.engine.open_session()
+        model.engine.forward([Rows(session, TokenTree.chain([3, 5, 7]), [])])
+        session.commit(range(3))
+        step = session.draft_step(9, np.linspace(-1, 1, rows.shape[1], dtype=np.float32))
+        expected = rows[step.candidates] @ step.hidden
+        assert len(expected) == 100
+        assert np.abs(step.logits - expected).max() < 0.02 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

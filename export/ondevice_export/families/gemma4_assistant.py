@@ -1,4 +1,8 @@
-"""The MTP drafters of Gemma 4 ("assistants"): layers without a cache, which read the target's."""
+"""The MTP drafters of Gemma 4 ("assistants"): layers without a cache, which read the target's.
+
+A drafter that `models/recipe` trains for any target has the same form. Its head may be the target's rows of a list of
+frequent tokens: `config.json` then has their number, `num_head_tokens`.
+"""
 
 from __future__ import annotations
 
@@ -41,33 +45,44 @@ def read_drafter(data: Mapping[str, Any], origin: str, target: Target) -> Drafte
     if config.flag("enable_moe_block"):
         raise CheckpointError(f"{origin}: enable_moe_block is set: a drafter with experts is not supported")
     vocab_size, backbone = config.integer("vocab_size"), outer.integer("backbone_hidden_size", 1536)
-    shortlist = _shortlist(outer, vocab_size)
     if vocab_size != target.vocab_size:
         raise PairMismatchError(f"the drafter's vocabulary has {vocab_size} tokens, the target's {target.vocab_size}")
     if backbone != target.hidden_size:
         raise PairMismatchError(
             f"the drafter was made for a hidden size of {backbone}, the target's is {target.hidden_size}"
         )
-    layers = tuple(_layer(config, index, target) for index in range(len(config.data["layer_types"])))
+    listed, shortlist = outer.integer("num_head_tokens", 0, 0, vocab_size), _shortlist(outer, vocab_size)
+    if listed and shortlist is not None:
+        raise CheckpointError(f"{origin}: a drafter with num_head_tokens and use_ordered_embeddings is not supported")
+    ropes: list[int] = []
+    layers = tuple(_layer(config, index, target, ropes) for index in range(len(config.data["layer_types"])))
     return DrafterEntry(
         graph=DRAFTER_GRAPH,
         hidden_size=config.integer("hidden_size"),
         norm_eps=config.number("rms_norm_eps"),
-        rotary=tuple(config.ropes),
+        rotary=tuple(target.rotary[rope] for rope in ropes),
         layers=layers,
-        candidates=vocab_size if shortlist is None else shortlist.candidates(vocab_size),
+        candidates=listed or (vocab_size if shortlist is None else shortlist.candidates(vocab_size)),
         shortlist=shortlist,
+        target_head=listed > 0,
     )
 
 
-def _layer(config: Config, index: int, target: Target) -> Layer:
-    """A layer that reads the target's last cache of its kind, through the target's window."""
+def _layer(config: Config, index: int, target: Target, ropes: list[int]) -> Layer:
+    """A layer that reads the target's last cache of its kind, through the target's window and with its rotation.
+
+    ropes : the target's rotary embeddings that the layers before have; extended
+    """
     kind: AttentionKind = "full" if config.kind(index) == FULL else "sliding"
     source = target.last_kv_layer(kind)
     if source is None:
         raise PairMismatchError(f"the target has no {kind} attention layer whose cache a drafter could read")
-    own = target.layers[source].attention
-    made = made_layer(config, index, kv_source=source, experts=None, embedding=0, window=own.window)
+    own, rotary = target.layers[source].attention, None
+    if own.rotary is not None:
+        if own.rotary not in ropes:
+            ropes.append(own.rotary)
+        rotary = ropes.index(own.rotary)
+    made = made_layer(config, index, kv_source=source, experts=None, embedding=0, window=own.window, rotary=rotary)
     found = made.attention
     if (found.kv_heads, found.head_dim) != (own.kv_heads, own.head_dim):
         raise PairMismatchError(
@@ -78,7 +93,7 @@ def _layer(config: Config, index: int, target: Target) -> Layer:
 
 
 def _shortlist(outer: Fields, vocab_size: int) -> Shortlist | None:
-    """The token clusters of a drafter's centroid head; None for a head over the whole vocabulary."""
+    """The token clusters of a drafter's centroid head; None for a head that scores the same tokens in every step."""
     top = outer.integer("centroid_intermediate_top_k", 32)
     if not outer.flag("use_ordered_embeddings"):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +12,22 @@ import onnx_ir as ir
 from ondevice.bundle_format import graph_io
 from ondevice.bundle_format.decoder import Attention
 from ondevice.bundle_format.model_config import DrafterEntry, Shortlist, Target
-from ondevice.bundle_format.tensor_table import DRAFTER_CENTROIDS, DRAFTER_EMBEDDING, DRAFTER_ORDERING
+from ondevice.bundle_format.tensor_table import (
+    DRAFTER_CENTROIDS,
+    DRAFTER_EMBEDDING,
+    DRAFTER_ORDERING,
+    DRAFTER_TOKENS,
+)
 from ondevice_export.graph.attention import KeyValue, SelfAttention, TokenRows
 from ondevice_export.graph.graph_builder import GraphBuilder
 from ondevice_export.graph.layer import decoder_layer
 from ondevice_export.graph.matrix import gather, linear
-from ondevice_export.graph.target import embed
+from ondevice_export.graph.target import TokenMatrices, embed, softcap
 from ondevice_export.graph.weights import Module, Weights
-from ondevice_export.matrices import StoredMatrix
 
 
 class DrafterGraph:
-    """Builds the drafter's graph around the target's token table."""
+    """Builds the drafter's graph around the target's token embedding, and around its head if the drafter has none."""
 
     def __init__(
         self,
@@ -30,7 +35,7 @@ class DrafterGraph:
         config: DrafterEntry,
         target: Target,
         weights: Weights,
-        table: StoredMatrix,
+        tokens: TokenMatrices,
     ) -> None:
         self._builder = builder
         self._config = config
@@ -38,13 +43,15 @@ class DrafterGraph:
         self._target = target
         self._module = Module(builder, config, weights)
         # Both models call their table model.embed_tokens.weight.
-        self._table = dataclasses.replace(table, name=f"target.{table.name}")
+        self._table, self._target_head = (
+            dataclasses.replace(each, name=f"target.{each.name}") for each in (tokens.table, tokens.head)
+        )
         inputs = builder.inputs
         masks = {kind: inputs[graph_io.mask(kind)] for kind in config.kinds}
         self._rows = TokenRows(builder, inputs[graph_io.POSITION], masks, config)
         self._caches = {
-            kind: KeyValue(inputs[graph_io.shared(kind, "key")], inputs[graph_io.shared(kind, "value")])
-            for kind in config.kinds
+            index: KeyValue(*(inputs[graph_io.past(index, part)] for part in graph_io.PARTS))
+            for index in config.kv_layers()
         }
 
     def build(self) -> None:
@@ -56,12 +63,14 @@ class DrafterGraph:
         for index in range(len(config.layers)):
             hidden = self._layer(index, hidden)
         hidden = module.norm(hidden, "model.norm")
-        with builder.scope("head"):
-            shortlist = config.shortlist
-            candidates, logits = (
-                self._whole_head(hidden) if shortlist is None else self._centroid_head(hidden, shortlist)
-            )
         following = module.linear(hidden, "post_projection")
+        with builder.scope("head"):
+            if config.target_head:
+                candidates, logits = self._listed(following)
+            elif config.shortlist is None:
+                candidates, logits = self._whole_head(hidden)
+            else:
+                candidates, logits = self._centroid_head(hidden, config.shortlist)
         builder.output(graph_io.CANDIDATES, candidates)
         builder.output(graph_io.LOGITS, logits)
         builder.output(graph_io.NEXT_HIDDEN, following)
@@ -69,10 +78,23 @@ class DrafterGraph:
     def _layer(self, index: int, hidden: ir.Value) -> ir.Value:
         module = self._module.at(f"model.layers.{index}.")
         with self._builder.scope(f"layers.{index}"):
-            return decoder_layer(module, self._config.layers[index], hidden, self._attend)
+            attend = partial(self._attend, self._config.kv_source(index))
+            return decoder_layer(module, self._config.layers[index], hidden, attend)
 
-    def _attend(self, module: Module, body: Attention, x: ir.Value) -> ir.Value:
-        return SelfAttention(module, body, alone=True).attend(x, self._rows, self._caches[body.kind])
+    def _attend(self, source: int, module: Module, body: Attention, x: ir.Value) -> ir.Value:
+        return SelfAttention(module, body, alone=True).attend(x, self._rows, self._caches[source])
+
+    def _listed(self, state: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Score the C tokens of the list with the target's rows: candidates [C], logits [C]."""
+        builder, count = self._builder, self._config.candidates
+        ids = self._module.array(
+            DRAFTER_TOKENS, self._weights.token_ids(DRAFTER_TOKENS, count, self._target.vocab_size)
+        )
+        rows = gather(builder, self._target_head, ids)
+        logits = builder.reshape(builder.op("MatMul", rows, builder.reshape(state, -1, 1)), -1)
+        if self._target.softcap is not None:
+            logits = softcap(builder, logits, self._target.softcap)
+        return builder.reshape(ids, -1), logits
 
     def _whole_head(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Score all V tokens: candidates [V], logits [V]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -47,11 +48,18 @@ def softcap(builder: GraphBuilder, logits: ir.Value, cap: float) -> ir.Value:
     )
 
 
+class TokenMatrices(NamedTuple):
+    """The target's token embedding and its head, one matrix if they are tied; other graphs read them too."""
+
+    table: StoredMatrix
+    head: StoredMatrix
+
+
 class TargetGraph:
     """Builds the target's graph while its weights are written to the data file.
 
     Attributes:
-        table: the tied token table, which the graphs of the drafter and the heads read too.
+        tokens: the token embedding and the head.
     """
 
     def __init__(self, builder: GraphBuilder, config: Target, weights: Weights) -> None:
@@ -63,8 +71,8 @@ class TargetGraph:
         masks = {kind: inputs[graph_io.mask(kind)] for kind in config.kinds}
         self._rows = TokenRows(builder, inputs[graph_io.POSITIONS], masks, config)
         self._caches: dict[int, KeyValue] = {}
-        self.table = weights.matrix(EMBEDDING, weights.formats.head)
-        self._head = self.table if config.tied else weights.matrix(HEAD, weights.formats.head)
+        table = weights.matrix(EMBEDDING, weights.formats.head)
+        self.tokens = TokenMatrices(table, table if config.tied else weights.matrix(HEAD, weights.formats.head))
 
     def build(self) -> None:
         """Add all nodes from token ids to logits.
@@ -84,7 +92,7 @@ class TargetGraph:
                 stream = self._layer(index, stream)
             hidden = stream.hidden
         hidden = self._module.norm(hidden, "norm")
-        logits = linear(builder, hidden, self._head)
+        logits = linear(builder, hidden, self.tokens.head)
         if config.softcap is not None:
             logits = softcap(builder, logits, config.softcap)
         builder.output(graph_io.LOGITS, logits)
@@ -95,7 +103,7 @@ class TargetGraph:
 
     def _embed(self) -> _Stream:
         with self._builder.scope("embed"):
-            hidden = embed(self._builder, self._config, self.table, self._ids)
+            hidden = embed(self._builder, self._config, self.tokens.table, self._ids)
             if graph_io.SOFT_ROWS in self._inputs:
                 every = self._builder.op("Concat", hidden, self._inputs[graph_io.SOFT_ROWS], axis=0)
                 hidden = self._builder.op("Gather", every, self._inputs[graph_io.EMBEDDING_SOURCE], axis=0)

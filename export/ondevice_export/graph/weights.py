@@ -74,10 +74,15 @@ class Weights:
 
     def ordering(self, name: str, size: int) -> npt.NDArray[np.int64]:
         """Read the ids of `size` tokens in the order of their clusters; CheckpointError unless each occurs once."""
-        ordering = self.checkpoint.integers(name)
-        if not np.array_equal(np.sort(ordering), np.arange(size)):
-            raise CheckpointError(f"{name} does not name each of the {size} tokens once")
-        return ordering
+        return self.token_ids(name, size, size)
+
+    def token_ids(self, name: str, count: int, vocab_size: int) -> npt.NDArray[np.int64]:
+        """Read the ids of `count` tokens; CheckpointError unless all differ and are below `vocab_size`."""
+        ids = self.checkpoint.integers(name)
+        found = np.unique(ids)
+        if ids.shape != (count,) or len(found) != count or found[0] < 0 or found[-1] >= vocab_size:
+            raise CheckpointError(f"{name} does not name {count} of {vocab_size} tokens once each")
+        return ids
 
     def array(
         self, builder: GraphBuilder, name: str, values: npt.NDArray[Any], shape: tuple[int, ...] | None = None

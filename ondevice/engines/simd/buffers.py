@@ -135,8 +135,8 @@ class AttentionScratch:
     """The working memory of attention, for all threads of an engine. Its forwards and draft steps use it in turn.
 
     Attributes:
-        address, stride: see `slots.SCRATCH`.
-        partials, most_parts, counters: see `slots.PARTIALS`.
+        address, stride: see `contract.SCRATCH`.
+        partials, most_parts, counters: see `contract.PARTIALS`.
     """
 
     def __init__(self, head_dim: int, query_heads: int, threads: int, lookup: LookupScratch | None = None) -> None:

@@ -301,6 +301,7 @@ class SimdSession(CachedSequence):
             drafts.hidden[:], drafts.token[0] = hidden, token
             drafts.set_sequences([record], program.scratch)  # others may have reallocated the working memory
             program.pool.run(program.steps(drafts.plan, length), drafts.slots, DRAFT_STEP)
+            drafts.answer.hidden[:] = drafts.following
         return drafts.answer
 
     def propose(self, kind: str, hidden: Float32Array) -> Proposals:

@@ -211,19 +211,18 @@ class DraftState(ForwardState):
     """A session's slots for the drafter's plan, and the arrays that its steps write.
 
     Attributes:
-        plan, hidden, token: see `DraftPlan`.
+        plan, hidden, token, following: see `DraftPlan`.
         answer: the result of the last step, in the same arrays every time.
     """
 
     def __init__(self, draft: DraftPlan, rotary: Sequence[NDArray[np.float32]], cache_bits: int) -> None:
         super().__init__(1, rotary, cache_bits)
-        self.plan, self.hidden, self.token = draft.plan, draft.hidden, draft.token
+        self.plan, self.hidden, self.token, self.following = draft.plan, draft.hidden, draft.token, draft.following
         logits = np.zeros(draft.logits_width, np.float32)
         candidates, hidden = _own_candidates(self, draft), np.zeros(len(draft.hidden), np.float32)
         self.point(contract.TOKENS, draft.token)
         self.point(contract.HIDDEN, draft.normed)
         self.point(contract.LOGITS, logits)
-        self.point(contract.NEXT_HIDDEN, hidden)
         self.answer = DraftStep(candidates, logits[: len(candidates)], hidden)
 
     def begin(

@@ -22,6 +22,7 @@ from ondevice.bundle_format.tensor_table import (
     DRAFTER_CENTROIDS,
     DRAFTER_EMBEDDING,
     DRAFTER_ORDERING,
+    DRAFTER_TOKENS,
     EMBEDDING,
     HEAD,
     ORDERING,
@@ -125,8 +126,8 @@ class DrafterModel:
     """One step of the MTP drafter.
 
     h = pre_projection(concat(embedded token, hidden)), where the target embeds the token; then the layers, which read
-    the target's caches, and the norm. The head computes the logits of the result; post_projection of it is `hidden` of
-    the next step.
+    the target's caches, and the norm. post_projection of the result is `hidden` of the next step. The head computes the
+    logits of the result, or of that `hidden` if its rows are the target's.
     """
 
     config: DrafterEntry
@@ -134,9 +135,11 @@ class DrafterModel:
     layers: tuple[DecoderLayer, ...]
     norm: Float32Array
     shortlist: Shortlist | None
-    """None if the whole vocabulary is scored."""
+    """None if the same tokens are scored in every step."""
+    tokens: NDArray[np.int64] | None
+    """The ids of the head's tokens, whose rows are the target's; None if the head has rows of its own, for all."""
     head: Matrix
-    """[vocabulary, H]; with a shortlist its rows cluster by cluster, [clusters, tokens of a cluster * H]."""
+    """[tokens, width]; with a shortlist its rows cluster by cluster, [clusters, tokens of a cluster * width]."""
     post_projection: Matrix
 
 
@@ -181,24 +184,29 @@ def read_target(files: TensorFiles, manifest: Manifest) -> TargetModel:
     return TargetModel(config, table, per_layer, layers, tensors.floats("norm.weight"), head)
 
 
-def read_drafter(files: TensorFiles, config: DrafterEntry, target: Target) -> DrafterModel:
+def read_drafter(files: TensorFiles, config: DrafterEntry, target: TargetModel) -> DrafterModel:
     """Read the drafter; raises as `read_target` does."""
-    tensors, shortlist = files.tensors(config.graph), None
-    if config.shortlist is not None:
+    tensors, size = files.tensors(config.graph), target.config.vocab_size
+    shortlist = tokens = None
+    if config.target_head:
+        tokens = tensors.integers(DRAFTER_TOKENS, size)
+        head = target.head.picked(tokens)
+    elif config.shortlist is not None:
         centroids = tensors.floats(DRAFTER_CENTROIDS)
-        shortlist = _shortlist(centroids, tensors, DRAFTER_ORDERING, config.shortlist, target)
-        head = tensors.table(DRAFTER_EMBEDDING, target.vocab_size // config.shortlist.clusters)
+        shortlist = _shortlist(centroids, tensors, DRAFTER_ORDERING, config.shortlist, target.config)
+        head = tensors.table(DRAFTER_EMBEDDING, size // config.shortlist.clusters)
     else:
         head = tensors.matrix(DRAFTER_EMBEDDING, any_rows=True)
     return DrafterModel(
         config,
         tensors.matrix("pre_projection.weight"),
         tuple(
-            _layer(tensors, f"model.layers.{index}.", layer, config.hidden_size, config.kv_layer(layer.attention.kind))
+            _layer(tensors, f"model.layers.{index}.", layer, config.hidden_size, config.kv_source(index))
             for index, layer in enumerate(config.layers)
         ),
         tensors.floats("model.norm.weight"),
         shortlist,
+        tokens,
         head,
         tensors.matrix("post_projection.weight"),
     )

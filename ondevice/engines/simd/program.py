@@ -141,7 +141,7 @@ class Models:
         self.target = read_target(self.files, bundle.manifest)
         pack_target(self.layout, self.target)
         self.experts = expert_share(self.target, self.layout.places)
-        self.drafter = None if drafter is None else read_drafter(self.files, drafter, target)
+        self.drafter = None if drafter is None else read_drafter(self.files, drafter, self.target)
         if self.drafter is not None:
             pack_drafter(self.layout, self.drafter)
         self.heads: dict[str, HeadsModel] = {

@@ -57,6 +57,11 @@ class Matrix:
     def width(self) -> int:
         return int(self.codes.shape[1]) * 8 // self.format.bits
 
+    def picked(self, rows: NDArray[np.int64]) -> Matrix:
+        """A matrix of some rows, in this order; a copy."""
+        minimums = None if self.minimums is None else self.minimums[rows]
+        return dataclasses.replace(self, codes=self.codes[rows], scales=self.scales[rows], minimums=minimums)
+
     def joins(self, other: Matrix) -> bool:
         """Whether two matrices that read the same input can be packed as one matrix with the rows of both."""
         mine, theirs = (self.width, self.format, self.input_step), (other.width, other.format, other.input_step)

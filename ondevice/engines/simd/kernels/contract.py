@@ -599,16 +599,16 @@ PARTIALS, MAX_PARTS, COUNTERS = 16, 17, 18
 MAX_PARTS, and address of int64[rows, query heads], zeros, that count complete parts. If not, PARTIALS is 0."""
 LOGITS, HIDDEN = 19, 20
 """Addresses of float32[R, stride]; in a draft step, of float32[C] and of the drafter's own hidden state."""
-CANDIDATES, NEXT_HIDDEN = 21, 22
-"""Addresses of int64[C] and float32[H], results of a draft step."""
-LOOKUP_SCRATCH, LOOKUP_SCRATCH_STRIDE = 23, 24
+CANDIDATES = 21
+"""Address of int64[C], a result of a draft step."""
+LOOKUP_SCRATCH, LOOKUP_SCRATCH_STRIDE = 22, 23
 """Address of the working memory of lookups, and bytes of it for each thread: see `Workspace`."""
-SHARES, SHARES_STRIDE = 25, 26
+SHARES, SHARES_STRIDE = 24, 25
 """Address of the scores and shares of units of keys, and bytes of it for each row and KV head that are looked up at the
 same time: see `shares_bytes`."""
-EXPERTS_READ = 27
+EXPERTS_READ = 26
 """Number of experts whose weights the forward has read so far, in all layers together."""
-SLOTS = 28
+SLOTS = 27
 
 
 # A sequence's record.

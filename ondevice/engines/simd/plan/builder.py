@@ -72,7 +72,7 @@ def _words(steps: Sequence[Step]) -> NDArray[np.int64]:
 class PlanBuilder:
     """Collects the steps of one plan after another. The plans share constants and buffers.
 
-    A `row_set` is `slots.ALL` or `slots.WANTED`, the rows that a step runs on. An argument named `reader` is the matrix
+    A `row_set` is `contract.ALL` or `contract.WANTED`, the rows that a step runs on. An argument named `reader` is the matrix
     that will read the activations; it determines the form in which they are written (`input_form`).
 
     Attributes:

@@ -20,7 +20,10 @@ from ondevice.engines.simd.tensor_files import Matrix
 
 
 def pack_drafter(layout: PackLayout, model: DrafterModel) -> None:
-    """Add the drafter's matrices to the pack. A shortlist's rows are left out: they are read from the mapped file."""
+    """Add the drafter's matrices to the pack. A shortlist's rows are left out: they are read from the mapped file.
+
+    The target's rows of a list are packed a second time, because kernels multiply 16 rows that lie together.
+    """
     if model.shortlist is None:
         layout.add(model.head)
     for layer in model.layers:
@@ -43,7 +46,7 @@ class DraftPlan:
     """The plan of a draft step or of a run of heads, the arrays of its input, and the sizes of its output.
 
     The caller sets the slots: HIDDEN to `normed`, LOGITS and CANDIDATES to arrays of its own for the output; for a
-    draft step also TOKENS to `token`, and NEXT_HIDDEN to an array of its own.
+    draft step also TOKENS to `token`.
     """
 
     plan: Plan
@@ -54,11 +57,13 @@ class DraftPlan:
     is also the number of their rows in the row set WANTED."""
     candidates: NDArray[np.int64]
     """[C], or [k, C] of heads: initial content of the array at the slot CANDIDATES; read-only if the plan writes none,
-    because the whole vocabulary is scored."""
+    because they are always the same."""
     logits_width: int
-    """Floats from a row of logits to the next: C, or the size of the vocabulary padded to whole tiles."""
+    """Floats from a row of logits to the next: C, padded to whole tiles without a shortlist."""
     token: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     """[1], the input token of a draft step."""
+    following: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[H], which a draft step writes: the hidden state of the next step."""
 
 
 def drafter_plan(
@@ -83,21 +88,24 @@ def drafter_plan(
     builder.quantize(contract.ALL, source, 2 * backbone, wide, model.pre_projection)
     builder.project(contract.ALL, model.pre_projection, wide, stream.hidden)
     layers.add(stream, 0, len(model.layers))
-    entry, after = layers.entry, model.post_projection
+    entry, after, following = layers.entry, model.post_projection, np.zeros(backbone, np.float32)
     builder.quantize(contract.ALL, stream.hidden, width, entry, after, model.norm, contract.HIDDEN)
-    builder.project(contract.ALL, after, entry, out_slot=contract.NEXT_HIDDEN)
-    state, shortlist = buffers.hold(normed), model.shortlist
+    builder.project(contract.ALL, after, entry, buffers.hold(following))
+    state, shortlist, cap = buffers.hold(normed), model.shortlist, None
+    if model.tokens is not None:
+        state, width, entry, cap = buffers.hold(following), backbone, wide, target.config.softcap
     if shortlist is None:
         builder.quantize(contract.ALL, state, width, entry, model.head)
-        builder.project(contract.ALL, model.head, entry, out_slot=contract.LOGITS)
-        candidates, logits_width = _whole_vocabulary(model.head.rows), builder.places[model.head].tiles * TILE
+        builder.project(contract.ALL, model.head, entry, out_slot=contract.LOGITS, cap=cap)
+        candidates = _read_only(np.arange(model.head.rows) if model.tokens is None else model.tokens)
+        logits_width = builder.places[model.head].tiles * TILE
     else:
         clusters, scores = len(shortlist.ids), buffers.floats(len(shortlist.ids))
         assert not isinstance(shortlist.centroids, Matrix)
         builder.add(CentroidScores(buffers.hold(shortlist.centroids), clusters, width, state, scores))
         logits_width = _shortlisted(builder, shortlist, model.head, state, width, scores, clusters, clustered=True)
         candidates = np.zeros(logits_width, np.int64)
-    return DraftPlan(builder.plan(), joined[backbone:], normed, candidates, logits_width)
+    return DraftPlan(builder.plan(), joined[backbone:], normed, candidates, logits_width, following=following)
 
 
 def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> DraftPlan:
@@ -132,16 +140,16 @@ def heads_plan(model: HeadsModel, target: TargetModel, builder: PlanBuilder) -> 
     stride = places[reader].tiles * TILE
     if shortlist is None:
         builder.project(contract.WANTED, reader, scored, out_slot=contract.LOGITS, cap=cap)
-        return DraftPlan(builder.plan(), hidden, normed, _whole_vocabulary(offsets, reader.rows), stride)
+        return DraftPlan(builder.plan(), hidden, normed, _read_only(np.arange(reader.rows), offsets), stride)
     scores = buffers.floats(offsets * stride)
     builder.project(contract.WANTED, reader, scored, scores)
     count = _shortlisted(builder, shortlist, target.table, states, width, scores, stride, cap=cap)
     return DraftPlan(builder.plan(), hidden, normed, np.zeros((offsets, count), np.int64), count)
 
 
-def _whole_vocabulary(*shape: int) -> NDArray[np.int64]:
-    """All token ids in order, int64[..., vocabulary], read-only."""
-    return np.broadcast_to(np.arange(shape[-1]), shape)
+def _read_only(ids: NDArray[np.int64], *rows: int) -> NDArray[np.int64]:
+    """Token ids, int64[*rows, C], the same in each of the rows if there are any, that are not written."""
+    return np.broadcast_to(ids, (*rows, len(ids)))
 
 
 def _shortlisted(

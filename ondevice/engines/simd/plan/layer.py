@@ -82,7 +82,7 @@ class Stream(NamedTuple):
     """The residual stream of a row set."""
 
     row_set: int
-    """`slots.ALL` or `slots.WANTED`."""
+    """`contract.ALL` or `contract.WANTED`."""
     hidden: int
     """Address of float32[rows, width]."""
     per_layer: int = 0

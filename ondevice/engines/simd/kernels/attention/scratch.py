@@ -55,7 +55,7 @@ class Pairs(NamedTuple):
     """Some neighbouring pairs of a sequence and a KV head.
 
     kind : kind of attention, 0 full, 1 sliding
-    row_set : slots.ALL or slots.WANTED
+    row_set : contract.ALL or contract.WANTED
     first_row : index of the sequence's first row in the row set
     group : number of query heads that share the KV head
     first : number of the first pair

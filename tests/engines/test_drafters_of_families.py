@@ -1,0 +1,155 @@
+"""MTP drafters for targets other than Gemma 4 on both engines: no token changes, whatever the caches hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ondevice
+from ondevice import Model
+from ondevice.bundle import Bundle
+from ondevice.engines.protocol import Rows, Session, TokenTree
+from ondevice.engines.simd.caches import LookupSettings
+from ondevice.engines.simd.engine import SimdEngine
+from ondevice_export import export
+from tests.conftest import ENGINES, MakePair, Once
+from tests.tiny_drafters import DRAFTERS, save_drafter
+from tests.tiny_families import VOCAB
+
+PROMPT = np.random.default_rng(7).integers(0, VOCAB, 70).tolist()
+LISTED = ("smollm2", "llama3", "gemma3")
+"""Targets whose drafters have a list of tokens."""
+
+
+@pytest.fixture(scope="session")
+def bundles(make_pair: MakePair, once: Once, kernels: None) -> Path:
+    """The directory of a bundle of each target with its drafter."""
+
+    def export_all(directory: Path) -> None:
+        for name in DRAFTERS:
+            pair = make_pair(name)
+            save_drafter(pair / "drafter", name, pair / "target")
+            export(pair / "target", directory / name, quantize="int8", drafter=str(pair / "drafter"))
+
+    return once("drafters-of-families", export_all)
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def model(request: pytest.FixtureRequest, bundles: Path, family: str) -> Iterator[Model]:
+    with ondevice.load(bundles / family, engine=request.param, threads=1, max_sequences=3) as loaded:
+        yield loaded
+
+
+def options(model: Model, temperature: float, seed: int = 3) -> dict[str, Any]:
+    """With two tokens to choose from, which the drafter can score, some drafts are right, which those of random models
+    otherwise never are.
+    """
+    session = read(model.engine.open_session(), PROMPT[:3])
+    scored = session.draft_step(5, np.ones(model.engine.target.hidden_size, np.float32)).candidates
+    bias = dict.fromkeys(scored[:2].tolist(), 90.0)
+    session.close()
+    return {"max_new_tokens": 30, "temperature": temperature, "seed": seed, "logit_bias": bias}
+
+
+def read(session: Session, tokens: list[int]) -> Session:
+    """The session with these tokens committed."""
+    while session.length < len(tokens):
+        chunk = tokens[session.length :][: session.max_rows()]
+        session.engine.forward([Rows(session, TokenTree.chain(chunk), [])])  # type: ignore[attr-defined]
+        session.commit(range(len(chunk)))
+    return session
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_no_token(model: Model, temperature: float) -> None:
+    own = options(model, temperature)
+    plain = model.generate(PROMPT, drafter="none", **own)
+    drafted = model.generate(
+        PROMPT, drafter="mtp", num_assistant_tokens=5, num_assistant_tokens_schedule="constant", **own
+    )
+    assert drafted.token_ids == plain.token_ids
+    assert 0 < drafted.stats.num_accepted_tokens < drafted.stats.num_draft_tokens
+    automatic = model.generate(PROMPT, drafter="auto", **own)
+    assert automatic.token_ids == plain.token_ids
+
+
+def test_drafts_of_sequences_in_one_batch_change_no_token(model: Model) -> None:
+    prompts = [PROMPT[:length] for length in (9, 40, 70)]
+    own = [options(model, temperature, seed=seed) for seed, temperature in enumerate((0.0, 1.0, 1.0))]
+    plain = [
+        model.generate(prompt, drafter="none", **each).token_ids for prompt, each in zip(prompts, own, strict=True)
+    ]
+
+    def drafted(number: int) -> list[int]:
+        way: dict[str, Any] = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+        return list(model.generate(prompts[number], drafter="mtp", **way, **own[number]).token_ids)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(drafted, range(3))) == [list(each) for each in plain]
+
+
+def test_a_step_depends_on_the_committed_tokens_alone(model: Model) -> None:
+    """After a rewind, in a fork and behind rows that were not committed, it has the same bits as in a new session."""
+    engine, hidden = model.engine, np.linspace(-1, 1, model.engine.target.hidden_size, dtype=np.float32)
+
+    def step(session: Session) -> list[np.ndarray]:
+        found = session.draft_step(11, hidden)
+        return [found.candidates.copy(), found.logits.copy(), found.hidden.copy()]
+
+    expected = step(read(engine.open_session(), PROMPT[:50]))
+    session = read(engine.open_session(), PROMPT)
+    session.rewind(50)
+    engine.forward([Rows(session, TokenTree.chain(PROMPT[:6]), [0])])
+    for found in (step(session), step(session.fork(50))):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_an_int8_cache_changes_no_token(bundles: Path, name: str) -> None:
+    with ondevice.load(bundles / name, engine="simd", threads=2, kv_cache="int8") as model:
+        own = options(model, 1.0)
+        plain = model.generate(PROMPT, drafter="none", **own)
+        drafted = model.generate(PROMPT, drafter="mtp", num_assistant_tokens_schedule="constant", **own)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("setting", ["int8", "lookup"])
+def test_a_step_over_other_caches_is_nearly_the_same(bundles: Path, name: str, setting: str) -> None:
+    bundle, found = Bundle.open(bundles / name), []
+    lookup = LookupSettings(keys=32, window=32, learn=32) if setting == "lookup" else None
+    for engine in (
+        SimdEngine(bundle, threads=2, kv_cache="int8" if setting == "int8" else "fp16", lookup=lookup),
+        SimdEngine(bundle, threads=1),
+    ):
+        session = read(engine.open_session(), PROMPT)
+        found.append(session.draft_step(11, np.ones(engine.target.hidden_size, np.float32)).hidden.copy())
+        engine.close()
+    assert np.sqrt(((found[0] - found[1]) ** 2).mean()) < 0.1 * np.sqrt((found[1] ** 2).mean())
+
+
+@pytest.mark.needs("onnxruntime")
+def test_the_engines_agree_up_to_rounding(bundles: Path, family: str) -> None:
+    found = []
+    for name in ("simd", "ort"):
+        with ondevice.load(bundles / family, engine=name, threads=1) as loaded:
+            session = read(loaded.engine.open_session(), PROMPT)
+            hidden = np.linspace(-1, 1, loaded.engine.target.hidden_size, dtype=np.float32)
+            step = session.draft_step(11, hidden)
+            every = np.zeros(VOCAB, np.float32)
+            every[step.candidates] = step.logits
+            found.append((every, step.hidden.copy()))
+    for one, other in zip(*found, strict=True):
+        assert np.sqrt(((one - other) ** 2).mean()) < 0.12 * np.sqrt((other**2).mean())
