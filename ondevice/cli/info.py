@@ -111,13 +111,13 @@ def version_of(package: str) -> str:
 
 def _measured(threads: int) -> dict[str, Any]:
     """The facts of `MEASURED`. Compiles and runs two small kernels, so it fails where that does not work."""
-    from ondevice.engines.simd.kernels.isa import instruction_set
     from ondevice.engines.simd.roofline import RooflineMeasurement
+    from ondevice.native import library
 
     with RooflineMeasurement(threads) as measurement:
         measurement.read()
     roofline = measurement.median()
-    return dict(zip(MEASURED, (instruction_set.current().name, roofline.bandwidth, roofline.peak), strict=True))
+    return dict(zip(MEASURED, (library.choice().set, roofline.bandwidth, roofline.peak), strict=True))
 
 
 def _failure(error: Exception) -> str:

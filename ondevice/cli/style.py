@@ -86,8 +86,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def note(text: str) -> None:
-    """Print a sentence on stderr, broken between words where the terminal is narrower."""
-    print(wrapped(text, columns()), file=sys.stderr)
+    """Print a sentence on stderr, broken between words where the terminal is narrower; nothing if it is empty."""
+    if text:
+        print(wrapped(text, columns()), file=sys.stderr)
 
 
 def kept(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Send the response to a request, as one JSON object or as server-sent events.
+"""Send the response to a request, as one JSON object or as a stream of events.
 
 `ResponseWriter` is what an API implements (openai.py, anthropic.py, responses.py): it turns the events of `Replies`
 into JSON. Framing, keep-alives, errors in a running stream, and cancelling the replies of a client that disconnects
@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ondevice.generate.stats import DraftCounts
 from ondevice.generation import FinishReason, Step
 from ondevice.model import Model
 from ondevice.server.replies import Choice, KeepAlive, PrefillProgress, Replies
@@ -66,19 +67,24 @@ class Usage(NamedTuple):
     prompt : tokens of all prompts, cached ones included
     cached : those taken from the prefix cache
     new : tokens of all replies
+    drafts : figures of drafts of all replies, by the names of vLLM's metrics
     """
 
     prompt: int
     cached: int
     new: int
+    drafts: dict[str, Any]
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> Usage:
-        firsts = [choice.stats for choice in choices if choice.first is None]
+        firsts, drafts = [choice.stats for choice in choices if choice.first is None], DraftCounts()
+        for choice in choices:
+            drafts.include(choice.stats)
         return cls(
             sum(stats.prompt_tokens for stats in firsts),
             sum(stats.cached_tokens for stats in firsts),
             sum(choice.stats.new_tokens for choice in choices),
+            drafts.draft_figures(),
         )
 
 
@@ -111,38 +117,55 @@ class ServerSentEvent:
         return f"{name}data: {data}\n\n"
 
 
+class JsonLine(NamedTuple):
+    """A line of a stream of JSON objects, as Ollama's."""
+
+    data: dict[str, Any]
+
+    def encode(self, written: Callable[[Any], str]) -> str:
+        """See `ServerSentEvent.encode`."""
+        return f"{written(self.data)}\n"
+
+
+StreamEvent = ServerSentEvent | JsonLine
+
+
 class ResponseWriter(ABC):
     """Writes the replies to one request in the form of one API: event by event, or at the end as one object.
 
     In both cases `opening`, `prefill`, `step` and `closing` are called in the order of events, and what they return is
     iterated over, so that a writer may keep state.
+
+    media_type : of a stream
     """
+
+    media_type = "text/event-stream"
 
     def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
         self.model = model
         self.choices = choices
 
-    def opening(self) -> Iterable[ServerSentEvent]:
+    def opening(self) -> Iterable[StreamEvent]:
         """Before anything is computed."""
         return ()
 
-    def prefill(self, progress: PrefillProgress) -> Iterable[ServerSentEvent]:
+    def prefill(self, progress: PrefillProgress) -> Iterable[StreamEvent]:
         """More of a prompt has been read."""
         return ()
 
     @abstractmethod
-    def step(self, choice: Choice, step: Step) -> Iterable[ServerSentEvent]:
+    def step(self, choice: Choice, step: Step) -> Iterable[StreamEvent]:
         """A reply has a new step, which `choice.steps` ends with."""
 
     @abstractmethod
-    def closing(self) -> Iterable[ServerSentEvent]:
+    def closing(self) -> Iterable[StreamEvent]:
         """All replies are complete."""
 
     @abstractmethod
-    def failure(self, error: RequestError) -> Iterable[ServerSentEvent]:
+    def failure(self, error: RequestError) -> Iterable[StreamEvent]:
         """The stream ends with an error."""
 
-    def keep_alive(self) -> ServerSentEvent:
+    def keep_alive(self) -> StreamEvent:
         """Nothing has happened for some time."""
         return ServerSentEvent(None)
 
@@ -178,10 +201,8 @@ async def deliver(request: Request, replies: Replies, writer: ResponseWriter, st
 class EventStream(Response):
     """A response that generates while it is sent."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, replies: Replies, writer: ResponseWriter) -> None:
-        super().__init__(headers=STREAM_HEADERS)
+        super().__init__(headers=STREAM_HEADERS, media_type=writer.media_type)
         del self.headers["content-length"]
         self._replies = replies
         self._writer = writer
@@ -221,11 +242,11 @@ def _in_parts(value: Any) -> str:
     return text.getvalue()
 
 
-def _encoded(events: Iterable[ServerSentEvent], written: Callable[[Any], str] = _at_once) -> str:
+def _encoded(events: Iterable[StreamEvent], written: Callable[[Any], str] = _at_once) -> str:
     return "".join(event.encode(written) for event in events)
 
 
-def _exhausted(events: Iterable[ServerSentEvent], written: Callable[[Any], str] = _at_once) -> str:
+def _exhausted(events: Iterable[StreamEvent], written: Callable[[Any], str] = _at_once) -> str:
     """Let a writer make its events, which a whole response does not need: it keeps state."""
     for _ in events:
         pass

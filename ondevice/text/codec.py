@@ -9,7 +9,15 @@ from typing import TypeGuard
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.messages import ChatOptions, Message, plain, plain_messages, plain_tools, text_length
+from ondevice.text.messages import (
+    ChatOptions,
+    Message,
+    begun_answer,
+    plain,
+    plain_messages,
+    plain_tools,
+    text_length,
+)
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate, begun_reply
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
@@ -77,9 +85,18 @@ class TextCodec:
         return token_ids
 
     def reply_stream(
-        self, prompt_ids: Sequence[int], stop: str | Sequence[str] | None, *, single_call: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        stop: str | Sequence[str] | None,
+        *,
+        single_call: bool = False,
+        continues: bool = False,
     ) -> ReplyStream | None:
         """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
+
+        Args:
+            single_call: whether the reply ends behind its first tool call.
+            continues: whether it continues the text at the end of the prompt.
 
         Raises:
             UsageError: stop strings were given, and the bundle has no tokenizer.
@@ -89,7 +106,9 @@ class TextCodec:
                 raise UsageError("stop strings need a tokenizer, and this bundle has none")
             return None
         text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
-        return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, text_ids), single_call=single_call)
+        parser = self._parser(self.tokenizer, text_ids)
+        before = text_ids[-1:] if continues else ()
+        return ReplyStream(self.tokenizer, stop, parser, single_call=single_call, before=before)
 
     def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> ReplyParser | None:
         """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""
@@ -128,7 +147,9 @@ def encode_prompt(
     if not prompt:
         raise PromptError("the prompt is empty: pass some text, at least one message or at least one token id")
     if chat and (isinstance(prompt, str) or not isinstance(prompt[0], Mapping)):
-        raise UsageError("tools, thinking and template_options are for a prompt of messages, not for a text")
+        raise UsageError(
+            "tools, thinking, template_options and continue_final are for a prompt of messages, not for a text"
+        )
     if _is_token_ids(prompt):
         return [index(token_id) for token_id in prompt]
     if tokenizer is None:
@@ -190,6 +211,6 @@ def _encode_chat(
     check_characters(text_length([messages, chat.variables, chat.tools]), most_tokens)
     checked = plain_messages(messages)
     variables = plain({**chat.variables, "tools": plain_tools(chat.tools)}, "template_options")
-    text = untrusted.render(checked, variables)
+    text = untrusted.render(checked, variables, begun_answer(checked) if chat.continue_final else None)
     _check_length(text.replace(MARK, ""), tokenizer, most_tokens)
     return untrusted.encode(text)

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from ondevice.generation import Step
-from ondevice.server import openai
+from ondevice.server.apis import openai
+from ondevice.server.apis.openai import ChatCompletionWriter
 from ondevice.server.bodies import MAX_REQUEST_BYTES
-from ondevice.server.openai import ChatCompletionWriter
 from ondevice.server.replies import Choice
 from tests.server.served import text_of
 from tests.text.conversations import WEATHER
