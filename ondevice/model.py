@@ -17,7 +17,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
@@ -257,6 +257,19 @@ class Model:
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
         self._cancellations: list[weakref.ref[Cancellation]] = []
+
+    def __repr__(self) -> str:
+        """Name, weights, engine and context: `<ondevice.Model e2b: int4 weights, simd engine, context of 32768>`."""
+        manifest = self.manifest
+        weights, engine = manifest.quantization.weights, self.engine.name
+        closed = ", closed" if self._scheduler.closed else ""
+        return (
+            f"<ondevice.Model {manifest.name}: {weights} weights, {engine} engine, "
+            f"context of {self.context_length}{closed}>"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a model cannot be pickled: give the bundle's path to the other process, and load it there")
 
     def __enter__(self) -> Model:
         return self

@@ -22,12 +22,12 @@ from ondevice.cli.options import (
 )
 from ondevice.cli.prompts import add_prompt_arguments, read_json, read_list, read_prompt
 from ondevice.cli.reply_view import (
-    NOTICES,
     DraftsView,
     JsonLinesView,
     TextView,
     content,
     first_difference,
+    notice,
     stream_reply,
     summary,
 )
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(view, DraftsView):
             note(view.legend(reply.stats))
         if not as_objects:
-            note(NOTICES.get(reply.finish_reason, ""))
+            note(notice(reply))
             note(summary(reply.stats))
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))

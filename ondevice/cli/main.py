@@ -76,10 +76,19 @@ COMMANDS = {
   ondevice chat gemma-4-E2B-it --thinking --system "Answer in one sentence."
 """,
     ),
+    "run": Command(
+        "chat with a model, or ask it one question; gets a model that is missing",
+        """
+  ondevice run gemma-4-E2B-it
+  ondevice run gemma-4-E2B-it "Why is the sky blue?"
+  ondevice run ./SmolLM2-135M-Instruct-Q4_0.gguf
+""",
+    ),
     "serve": Command(
-        "serve OpenAI's and Anthropic's HTTP APIs",
+        "serve the HTTP APIs of OpenAI, Anthropic and Ollama",
         """
   ondevice serve gemma-4-E2B-it
+  ondevice serve ./bundles --memory 8 --alias gpt-4o=gemma-4-E2B-it
   ondevice serve gemma-4-E2B-it --host 0.0.0.0 --api-key-file key.txt --idle-unload 600
   ondevice serve gemma-4-E2B-it --port 0 --exit-with-parent
 """,
@@ -107,7 +116,7 @@ COMMANDS = {
         module="ondevice.cli.bundles",
     ),
     "list": Command(
-        "list the bundles in the model home",
+        "list the bundles in the model home and in ./bundles",
         "  ondevice list",
         module="ondevice.cli.bundles",
     ),

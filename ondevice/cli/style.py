@@ -31,6 +31,8 @@ class Style(StrEnum):
     """Escape codes that begin a style. Colours are of the terminal's own 16, which fit its background."""
 
     DIM = "\x1b[2m"
+    PROMPT = "\x1b[1;36m"
+    """What waits for a line: cyan and bold."""
     ACCEPTED = "\x1b[32m"
     """Drafted tokens that were accepted: green."""
     CORRECTED = "\x1b[1;35m"

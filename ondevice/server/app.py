@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
@@ -23,10 +24,12 @@ from ondevice.server.apis import ollama
 from ondevice.server.apis.anthropic import count_tokens, read_message
 from ondevice.server.apis.cards import openai_card
 from ondevice.server.apis.openai import read_chat_completion, read_completion
-from ondevice.server.apis.responses import read_response
+from ondevice.server.apis.responses import OpenAIResponseWriter, read_response
+from ondevice.server.background import Background
 from ondevice.server.bodies import Bodies
 from ondevice.server.delivery import (
     CLIENT_LEFT,
+    EventStream,
     MakeWriter,
     ResponseWriter,
     deliver,
@@ -41,6 +44,9 @@ from ondevice.server.replies import AdmissionQueue, Replies
 from ondevice.server.requests import CompletionRequest, Fields, RequestError
 from ondevice.text.codec import check_characters
 from ondevice.text.tokenizer import Tokenizer
+
+NUMBER = re.compile(r"\d{1,9}")
+"""The number of an event."""
 
 LEAST_TOKENS = 1 << 16
 """Token ids that `/detokenize` takes even if the context is shorter."""
@@ -68,6 +74,7 @@ class Begun(NamedTuple):
     writer: ResponseWriter
     stream: bool
     names: Collection[str]
+    background: bool
 
 
 def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rules) -> ASGIApp:
@@ -82,6 +89,9 @@ def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rul
         Route("/v1/chat/completions", endpoints.generate(read_chat_completion), methods=["POST"]),
         Route("/v1/completions", endpoints.generate(read_completion), methods=["POST"]),
         Route("/v1/responses", endpoints.generate(read_response), methods=["POST"]),
+        Route("/v1/responses/{id}", endpoints.response),
+        Route("/v1/responses/{id}", endpoints.delete_response, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", endpoints.cancel_response, methods=["POST"]),
         Route("/v1/messages", endpoints.generate(read_message), methods=["POST"]),
         Route("/v1/messages/count_tokens", endpoints.query(count_tokens), methods=["POST"]),
         Route("/api/chat", endpoints.generate(ollama.read_chat, streams=True), methods=["POST"]),
@@ -117,6 +127,7 @@ class Endpoints:
         self._bodies = Bodies()
         self._queue = queue
         self._metrics = metrics
+        self._background = Background()
         self._created = int(time.time())
 
     def generate(self, read_request: ReadRequest, *, streams: bool = False) -> Endpoint:
@@ -126,6 +137,8 @@ class Endpoints:
             begun = await self._begin(request, read_request, streams=streams)
             if begun is None:
                 return Response(status_code=CLIENT_LEFT)
+            if begun.background:
+                return await self._begin_in_background(begun)
             try:
                 return await deliver(request, begun.replies, begun.writer, begun.stream)
             except Exception as error:
@@ -172,13 +185,40 @@ class Endpoints:
             manager, stream = self._find(fields), fields.flag("stream") if "stream" in fields else streams
             asked, make_writer = await self._queue.work(_read, read_request, fields)
             replies = await Replies.begin(asked, manager, self._queue, self._metrics)
-            return Begun(replies, make_writer(replies.model, replies.choices), stream, frozenset(fields))
+            writer = make_writer(replies.model, replies.choices)
+            return Begun(replies, writer, stream, frozenset(fields), asked.background)
 
         async with self._bodies.receive(request) as fields:
             try:
                 return await unless_disconnected(request.receive, begin(fields))
             except Exception as error:
                 raise RequestError.of(error, fields) from error
+
+    async def _begin_in_background(self, begun: Begun) -> Response:
+        assert isinstance(begun.writer, OpenAIResponseWriter)  # the only API with such replies
+        response = await self._background.begin(begun.replies, begun.writer)
+        if begun.stream:
+            return EventStream(response.follow(-1), begun.writer.media_type)
+        return await self._queue.work(json_response, response.whole())
+
+    async def response(self, request: Request) -> Response:
+        """A background response as far as it is written, or its events behind one of a number."""
+        response = self._background.find(request.path_params["id"])
+        query, last = request.query_params, request.headers.get("last-event-id")
+        after = query.get("starting_after", last)
+        if last is None and query.get("stream", "false") != "true":
+            return await self._queue.work(json_response, response.whole())
+        if after is not None and not NUMBER.fullmatch(after):
+            raise RequestError(400, f"starting_after must be the number of an event, not {shown(after)}")
+        return EventStream(response.follow(-1 if after is None else int(after)), OpenAIResponseWriter.media_type)
+
+    async def cancel_response(self, request: Request) -> Response:
+        response = await self._background.cancel(request.path_params["id"])
+        return await self._queue.work(json_response, response.whole())
+
+    async def delete_response(self, request: Request) -> Response:
+        await self._background.delete(request.path_params["id"])
+        return JSONResponse({"id": request.path_params["id"], "object": "response", "deleted": True})
 
     def _find(self, fields: Fields) -> ModelManager:
         """The model that a request names.

@@ -93,6 +93,7 @@ class CompletionRequest:
     choices : replies per prompt
     reports_prefill : whether the client wants to be sent the progress of reading the prompt
     echoes : whether the response begins with the prompt
+    background : whether the reply goes on without its client
     keep_s : idle seconds after which the model is to be unloaded from now on, infinite for never; None changes nothing
     """
 
@@ -101,6 +102,7 @@ class CompletionRequest:
     choices: int = 1
     reports_prefill: bool = False
     echoes: bool = False
+    background: bool = False
     keep_s: float | None = None
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import TypeGuard
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
@@ -23,8 +26,8 @@ from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 from ondevice.text.untrusted_text import MARK, UntrustedText
 
-Prompt = str | Sequence[Message] | Sequence[int]
-"""A text, a list of messages, or a list of token ids."""
+Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.integer[Any]]
+"""A text, a list of messages, or token ids as a list or an array."""
 
 PLAIN = ChatOptions()
 
@@ -140,6 +143,8 @@ def encode_prompt(
         PromptError: the prompt is empty, of another type, or this bundle cannot encode its kind.
         ContextOverflowError: the prompt has more than `most_tokens`.
     """
+    if isinstance(prompt, np.ndarray):
+        prompt = _ids_of_array(prompt)
     if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray):
         raise PromptError(
             f"a prompt is a string, a list of messages or a list of token ids, not {type(prompt).__name__}"
@@ -167,6 +172,15 @@ def encode_prompt(
     return _not_empty(
         _encode_chat(messages, tokenizer, untrusted, most_tokens, chat), "chat template makes no text of these messages"
     )
+
+
+def _ids_of_array(prompt: NDArray[Any]) -> list[int]:
+    if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+        raise PromptError(
+            f"an array of token ids has one dimension and integers, not {prompt.ndim} dimensions of {prompt.dtype}"
+        )
+    ids: list[int] = prompt.tolist()
+    return ids
 
 
 def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:

@@ -92,6 +92,9 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
             "text": {"format": {"type": "text"}},
         },
     ),
+    ("/v1/responses", {"input": "x", "background": True, "max_output_tokens": 2}),
+    ("/v1/responses", {"input": "x", "background": True, "max_output_tokens": 50, "stream": True}),
+    ("/v1/responses/resp_0/cancel", {}),
     (
         "/v1/messages",
         {
@@ -135,6 +138,7 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
 """Requests with a body."""
 
 PATHS = (
+    "/v1/responses/resp_0", "/v1/responses/x%00?stream=true&starting_after=-1", "/v1/responses/?stream=1",
     "/api/tags", "/api/ps", "/api/version", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete",
     "/api/embed", "/api/embeddings", "/v1/embeddings", "/props?model=x%00",
     "/", "/health", "/v1/health", "/v1/models", "/v1/models/x%ff%00/y", "/props", "/metrics", "/nothing", "/../etc",

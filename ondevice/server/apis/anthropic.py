@@ -49,24 +49,29 @@ MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 def read_message(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/messages`, and what makes the writer of its response."""
     fields.required("max_tokens")
-    messages = read_messages(fields)
     fields.whole("max_tokens", 1)  # in the other APIs -1 means no limit
-    fields.refuse("declare functions in `tools`, which the client runs", "mcp_servers", "container")
-    fields.ignore("metadata", "service_tier")
-    options: GenerationKeywords = {**_options(fields), **continue_option(fields, messages)}
-    return read_request(fields, NAMES, [messages], options), MessageWriter
+    return _read(fields), MessageWriter
 
 
 def count_tokens(model: Model, fields: Fields) -> dict[str, Any]:
-    """The number of tokens of a request's prompt."""
-    options, messages = _options(fields), read_messages(fields)
+    """The number of tokens of a request's prompt. The request may have the other fields of a message's, too."""
+    request = _read(fields)
+    options = request.options
     prompt = model.encode(
-        messages,
+        request.prompts[0],
         tools=options.get("tools"),
         thinking=options.get("thinking"),
-        continue_final=continue_option(fields, messages)["continue_final"],
+        continue_final=options["continue_final"],
     )
     return {"input_tokens": len(prompt)}
+
+
+def _read(fields: Fields) -> CompletionRequest:
+    messages = read_messages(fields)
+    fields.refuse("declare functions in `tools`, which the client runs", "mcp_servers", "container")
+    fields.ignore("metadata", "service_tier")
+    options: GenerationKeywords = {**_options(fields), **continue_option(fields, messages)}
+    return read_request(fields, NAMES, [messages], options)
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:

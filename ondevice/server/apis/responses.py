@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -82,8 +83,12 @@ def read_response(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     _check_metadata(fields)
     messages = read_input(fields)
     request = read_request(fields, NAMES, [messages], {**_options(fields), **continue_option(fields, messages)})
+    request = replace(request, background=fields.flag("background"))
+    if request.background and fields.get("store") is False:
+        raise fields.unsupported("store", "a background response is kept until it is read: leave it out")
     echoed = {name: fields.get(name) for name in ECHOED}
     echoed["parallel_tool_calls"] = request.options.get("parallel_tool_calls", True)
+    echoed["background"] = request.background
     return request, partial(OpenAIResponseWriter, echoed=echoed)
 
 
@@ -180,6 +185,17 @@ class OpenAIResponseWriter(BlockWriter):
         head = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
         self._head = {**head, "model": model.manifest.name, **echoed}
         self._events_sent = 0
+        self.final: dict[str, Any] = {}
+        """The response, after `failure` or `cancelled`."""
+
+    @property
+    def id(self) -> str:
+        """Id of the response."""
+        return str(self._head["id"])
+
+    def current(self) -> dict[str, Any]:
+        """The response as far as it is written, before `closing`."""
+        return self._response("in_progress" if self.choice.started_s else "queued")
 
     def opening(self) -> Iterator[ServerSentEvent]:
         for kind in ("response.created", "response.in_progress"):
@@ -211,8 +227,14 @@ class OpenAIResponseWriter(BlockWriter):
 
     def failure(self, error: RequestError) -> Iterator[ServerSentEvent]:
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
-        failed = self._response("failed") | {"error": {"code": code, "message": error.message}}
-        yield self._event("response.failed", response=failed)
+        self.final = self._response("failed") | {"error": {"code": code, "message": error.message}}
+        yield self._event("response.failed", response=self.final)
+
+    def cancelled(self) -> Iterator[ServerSentEvent]:
+        """The reply was cancelled, which is no error of this API."""
+        yield from self.end_block()
+        self.final = self._response("cancelled")
+        yield self._event("response.incomplete", response=self.final)
 
     def whole(self) -> dict[str, Any]:
         return self._response(self._final_status())
@@ -225,7 +247,8 @@ class OpenAIResponseWriter(BlockWriter):
 
     def _event(self, kind: str, **data: Any) -> ServerSentEvent:
         self._events_sent += 1
-        return ServerSentEvent({"type": kind, "sequence_number": self._events_sent - 1, **data}, kind)
+        number = self._events_sent - 1
+        return ServerSentEvent({"type": kind, "sequence_number": number, **data}, kind, number)
 
     def _final_status(self) -> str:
         return FINISH_NAMES[self.choice.finish_reason].responses
@@ -239,8 +262,8 @@ class OpenAIResponseWriter(BlockWriter):
             "output": [self._item(block) for block in self.blocks],
             "tool_choice": "auto",
             "tools": [],
-            "store": False,
-            "usage": None if status == "in_progress" else self._usage(),
+            "store": self._head["background"],
+            "usage": self._usage() if status in ("completed", "incomplete") else None,
         }
 
     def _item(self, block: Block) -> dict[str, Any]:
@@ -248,8 +271,9 @@ class OpenAIResponseWriter(BlockWriter):
         incomplete; calls are complete.
         """
         status = "in_progress" if block.is_open else "completed"
-        if block is self.blocks[-1] and not block.is_open and self.choice.finish_reason and block.call is None:
-            status = self._final_status()
+        if block is self.blocks[-1] and block.call is None and not block.is_open:
+            finish = FINISH_NAMES.get(self.choice.finish_reason)
+            status = "incomplete" if finish is None else finish.responses
         head = {"id": _id(block), "status": status}
         if block.call is not None:
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
