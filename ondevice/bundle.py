@@ -200,11 +200,14 @@ class Installed:
         return sum(each.stat().st_size for each in self.path.rglob("*") if each.is_file())
 
 
-def installed() -> Iterator[Installed]:
-    """All bundles under the model home, sorted by name."""
-    for path in sorted(each.parent for each in model_home().glob(f"*/{MANIFEST}")):
-        if path.name.startswith("."):
-            continue  # still being written
+def bundles_in(directory: Path) -> list[Path]:
+    """Directories of bundles in a directory, sorted by name, without those that are still being written."""
+    return sorted(path.parent for path in directory.glob(f"*/{MANIFEST}") if not path.parent.name.startswith("."))
+
+
+def installed(directory: Path | None = None) -> Iterator[Installed]:
+    """All bundles in a directory, by default the model home, sorted by name."""
+    for path in bundles_in(directory or model_home()):
         try:
             yield Installed(path.name, path, Bundle.open(path))
         except BundleError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from itertools import islice
 from os import PathLike, fspath
 from pathlib import Path
@@ -140,6 +142,19 @@ def pass_on(error: BaseException) -> None:
 def reason(error: BaseException) -> str:
     """The first line of another library's error, at most 200 characters, for a message of our own."""
     return one_line((str(error).strip() or type(error).__name__).splitlines()[0])[:200]
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """`: did you mean X?` for the known word that a misspelt one resembles most; empty if none does."""
+    found = get_close_matches(word[:99], list(known), 1)
+    return f": did you mean {found[0]}?" if found else ""
+
+
+def system_error(error: OSError) -> str:
+    """An error of the operating system in one phrase, without its number: `answers/: is a directory`."""
+    phrase = error.strerror or str(error) or type(error).__name__
+    named = f"{error.filename}: " if isinstance(error.filename, str) and error.filename else ""
+    return one_line(f"{named}{phrase[:1].lower()}{phrase[1:]}")
 
 
 def shown(value: object, most: int = 99) -> str:

@@ -116,6 +116,11 @@ def pull(
     return destination.path
 
 
+def is_published(repository: str) -> bool:
+    """Whether a repository on the hub has a bundle; False too where the hub does not answer."""
+    return _Remote.of_environment(repository, "main").has(MANIFEST)
+
+
 def unfinished_names() -> list[str]:
     """Names of bundles whose download is incomplete."""
     found = model_home().glob(f".*{_UNFINISHED}")

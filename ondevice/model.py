@@ -17,7 +17,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 from ondevice import __version__, machine
 from ondevice.bundle import GENERATION_CONFIG, TOKENIZER, Bundle
@@ -41,7 +41,7 @@ from ondevice.preparation import Preparation
 from ondevice.progress import OnPrepare, silent
 from ondevice.text.codec import Prompt, TextCodec, vocabulary_difference
 from ondevice.text.media_parts import Audio, Media, media_in, take_media
-from ondevice.text.messages import ChatOptions, Tool
+from ondevice.text.messages import ChatOptions, Message, Tool, begun_answer
 
 if TYPE_CHECKING:
     from ondevice.media.prompt import MediaEncoder
@@ -257,6 +257,19 @@ class Model:
         self._fork_guard = ForkGuard()
         self._cancellations: list[weakref.ref[Cancellation]] = []
 
+    def __repr__(self) -> str:
+        """Name, weights, engine and context: `<ondevice.Model e2b: int4 weights, simd engine, context of 32768>`."""
+        manifest = self.manifest
+        weights, engine = manifest.quantization.weights, self.engine.name
+        closed = ", closed" if self._scheduler.closed else ""
+        return (
+            f"<ondevice.Model {manifest.name}: {weights} weights, {engine} engine, "
+            f"context of {self.context_length}{closed}>"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a model cannot be pickled: give the bundle's path to the other process, and load it there")
+
     def __enter__(self) -> Model:
         return self
 
@@ -329,7 +342,8 @@ class Model:
         prompt_ids, soft = self._encode(prompt, chosen.chat, chosen.image_tokens)
         if soft and chosen.prompt_logprobs:
             raise UsageError("prompt_logprobs is for text: the tokens of pictures and sounds have no probability")
-        constraint = self._compiler.constraint(chosen.answer, chosen.choice, chosen.chat.thinks, prompt_ids)
+        begun = begun_answer(cast("Sequence[Message]", prompt)) if chosen.continue_final else ""
+        constraint = self._compiler.constraint(chosen.answer, chosen.choice, chosen.chat.thinks, prompt_ids, begun)
         sampling = chosen.sampling(self.defaults)
         sampling.check_tokens(self.manifest.target.vocab_size)
         sampler = Sampler(
@@ -343,7 +357,9 @@ class Model:
             begins=len(prompt_ids),
             constraint=constraint,
         )
-        reply_stream = self._codec.reply_stream(prompt_ids, chosen.stop, single_call=not chosen.parallel_tool_calls)
+        reply_stream = self._codec.reply_stream(
+            prompt_ids, chosen.stop, single_call=not chosen.parallel_tool_calls, continues=chosen.continue_final
+        )
         drafting = self._drafting(chosen, constrained=constraint is not None)
 
         def cancelled() -> bool:
@@ -446,6 +462,7 @@ class Model:
         tools: Sequence[Tool] | None = None,
         thinking: bool | None = None,
         template_options: Mapping[str, Any] | None = None,
+        continue_final: bool = False,
         image_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a prompt, checked against the vocabulary and the context length.
@@ -458,13 +475,15 @@ class Model:
             tools: functions that the model may call, for a prompt of messages.
             thinking: whether the model thinks before it answers; None is the template's default.
             template_options: further variables of the chat template.
+            continue_final: whether the reply is to continue the text of the last message.
             image_tokens: the most tokens that each picture may take; None is the model's own number.
 
         Raises:
             UsageError: invalid options, or options of a chat for a prompt that is not messages.
             PromptError: as `stream` does.
         """
-        ids, media, encoder = self._encode_text(prompt, ChatOptions(tools, thinking, template_options))
+        chat = ChatOptions(tools, thinking, template_options, continue_final)
+        ids, media, encoder = self._encode_text(prompt, chat)
         return ids if encoder is None else encoder.counted(ids, media, image_tokens, self.context_length)
 
     def _encode(

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from ondevice.bundle_format.vision import BUDGETS
 from ondevice.engines.protocol import MOST_SESSIONS
-from ondevice.errors import BundleCorruptError, UsageError, reason, shown
+from ondevice.errors import BundleCorruptError, UsageError, near, reason, shown
 from ondevice.generate.drafters import registry
 from ondevice.generate.drafters.draft_model import DraftSampling
 from ondevice.generate.drafters.protocol import Drafter
@@ -103,6 +103,8 @@ class GenerationOptions:
     logits_processors : functions that change a row of logits before a token is chosen, for example to exclude tokens;
         for a drafted row they get the context that includes the draft
     tools, thinking, template_options : for a prompt of messages; see `ChatOptions`
+    continue_final : continue the text of the last message, an assistant's, instead of answering it. The reply is the
+        rest of its text, without thoughts before it; `response_format` holds for the whole message
     response_format : restricts the answer to a form: `{"type": "json_object"}`,
         `{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}`, `{"type": "regex", "regex": ...}`,
         `{"type": "choice", "choice": ["yes", "no"]}` or `{"type": "lark", "lark": ...}`, a grammar in llguidance's
@@ -142,6 +144,7 @@ class GenerationOptions:
     tools: Sequence[Tool] | None = None
     thinking: bool | None = None
     template_options: Mapping[str, Any] | None = None
+    continue_final: bool = False
     response_format: Mapping[str, Any] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -159,7 +162,7 @@ class GenerationOptions:
         names = [field.name for field in fields(cls)]
         for keyword in keywords:
             if keyword not in names:
-                raise UsageError(f"unknown option {keyword!r}: there are {', '.join(names)}")
+                raise UsageError(f"unknown option {keyword!r}{near(str(keyword), names)} There are {', '.join(names)}")
         return cls(**keywords)
 
     def __post_init__(self) -> None:
@@ -198,7 +201,7 @@ class GenerationOptions:
     @property
     def chat(self) -> ChatOptions:
         """The options of the chat template."""
-        return ChatOptions(self.tools, self.thinking, self.template_options)
+        return ChatOptions(self.tools, self.thinking, self.template_options, self.continue_final)
 
     @property
     def wanted_logprobs(self) -> Logprobs | None:
@@ -263,6 +266,7 @@ class GenerationKeywords(TypedDict, total=False):
     tools: Sequence[Tool] | None
     thinking: bool | None
     template_options: Mapping[str, Any] | None
+    continue_final: bool
     response_format: Mapping[str, Any] | None
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool

@@ -21,19 +21,26 @@ SPECIALS = 4
 assert len(TOKENS) == VOCAB
 
 
-def write_bundle(directory: Path, *, tokenizer: bool = True, template: bool = True, eos: tuple[int, ...] = ()) -> Path:
+def write_bundle(
+    directory: Path,
+    *,
+    tokenizer: bool = True,
+    template: bool = True,
+    eos: tuple[int, ...] = (),
+    name: str = "toy-model",
+) -> Path:
     """Write a bundle directory without graphs, which the toy engine does not need; returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, FileEntry] = {}
     contents = {TOKENIZER: _tokenizer().to_str() if tokenizer else None, CHAT_TEMPLATE: GEMMA if template else None}
-    for name, text in contents.items():
+    for file, text in contents.items():
         if text is not None:
             content = text.encode()
-            (directory / name).write_bytes(content)
-            files[name] = FileEntry(len(content), hashlib.sha256(content).hexdigest())
+            (directory / file).write_bytes(content)
+            files[file] = FileEntry(len(content), hashlib.sha256(content).hexdigest())
     manifest = Manifest(
         family="toy",
-        name="toy-model",
+        name=name,
         target=ToyEngine().target,
         drafter=None,
         bos_token_id=BOS,

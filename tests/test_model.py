@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
 import shutil
 import threading
 from collections.abc import Sequence
@@ -359,3 +360,28 @@ def test_a_model_closed_while_it_generates_ends_that_first(reference_bundle: Pat
 def test_load_refuses_what_does_not_exist(reference_bundle: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         ondevice.load(reference_bundle, **options)
+
+
+def test_a_model_says_what_it_is(reference_bundle):
+    with ondevice.load(reference_bundle, threads=1, context_length=256) as model:
+        assert repr(model) == "<ondevice.Model reference: int4 weights, simd engine, context of 256>"
+    assert repr(model).endswith(", closed>")
+
+
+def test_pickling_a_model_says_what_to_do(reference_model):
+    with pytest.raises(UsageError, match="give the bundle's path to the other process"):
+        pickle.dumps(reference_model)
+
+
+def test_token_ids_may_be_an_array(reference_model):
+    options = {"max_new_tokens": 4, "temperature": 0.0}
+    ids = [2, 5, 7]
+    for kind in (np.int32, np.int64, np.uint16):
+        assert (
+            reference_model.generate(np.array(ids, kind), **options).text
+            == reference_model.generate(ids, **options).text
+        )
+    with pytest.raises(PromptError, match="one dimension and integers, not 2 dimensions of int64"):
+        reference_model.encode(np.array([ids]))
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        reference_model.encode(np.array([], int))

@@ -76,6 +76,8 @@ class Sidecar:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
     bundle, question = sys.argv[1:]
     with Sidecar(bundle) as sidecar:
         sidecar.wait_until_ready()

@@ -49,13 +49,17 @@ def add_arguments_list(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(args: argparse.Namespace) -> int:
-    """Print a table, or JSON lines, of the bundles in the model home; incomplete downloads are named on stderr."""
+    """Print a table, or JSON lines, of the bundles in the model home and those that were exported here, by the names
+    that commands take; incomplete downloads are named on stderr.
+    """
     from ondevice.bundle import installed
     from ondevice.hub import unfinished_names
 
     rows: list[dict[str, Any]] = []
-    for each in installed():
-        row: dict[str, Any] = {"name": each.name, "size": each.size, "fault": each.fault}
+    here = [] if Path(EXPORTS).resolve() == model_home().resolve() else installed(Path(EXPORTS))
+    for each in [*installed(), *here]:
+        name = each.name if each.path.parent == model_home() else str(each.path)
+        row: dict[str, Any] = {"name": name, "size": each.size, "fault": each.fault}
         if each.bundle is not None:
             manifest = each.bundle.manifest
             row["family"], row["quantization"] = manifest.family, manifest.quantization.weights
@@ -66,11 +70,15 @@ def run_list(args: argparse.Namespace) -> int:
     elif rows:
         print("\n".join(_table(rows, columns())))
     else:
-        print(f"no bundles in {model_home()}: get one with `ondevice pull` or `ondevice export`", file=sys.stderr)
+        where = f"no bundles in {model_home()} and ./{EXPORTS}"
+        print(f"{where}: get one with `ondevice run`, `ondevice pull` or `ondevice export`", file=sys.stderr)
     for name in unfinished_names():
         print(f"{one_line(name)} is incomplete: run the same `ondevice pull` again to resume it", file=sys.stderr)
     return 0
 
+
+EXPORTS = "bundles"
+"""The directory in which `ondevice export` makes bundles, unless $ONDEVICE_HOME is set."""
 
 TITLES = ("name", "size", "weights", "last use", "drafter", "family")
 """Columns of the table; the last ones are left out where the terminal is too narrow."""
@@ -109,7 +117,7 @@ def run_remove(args: argparse.Namespace) -> int:
 
     found = [path for name in args.names for path in _directories(name)]
     count = sum(each.stat().st_size for path in found for each in path.rglob("*") if each.is_file())
-    if not args.yes and not _confirmed(f"remove {', '.join(map(str, found))} ({size(count)})?"):
+    if not args.yes and not confirmed(f"remove {', '.join(map(str, found))} ({size(count)})?"):
         print("nothing was removed", file=sys.stderr)
         return FAILED
     for path in found:
@@ -134,7 +142,8 @@ def _directories(name: str) -> list[Path]:
     return found
 
 
-def _confirmed(question: str) -> bool:
+def confirmed(question: str) -> bool:
+    """Whether the user agrees; UsageError without a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("cannot ask for confirmation without a terminal: add --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

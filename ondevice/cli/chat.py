@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -26,9 +26,9 @@ from ondevice.cli.options import (
 )
 from ondevice.cli.progress import unseen_keys
 from ondevice.cli.prompts import KINDS, content_part, dropped_files, named_files, read_list, standard_input
-from ondevice.cli.reply_view import MarkdownView, TextView, can_format, stream_reply, summary
-from ondevice.cli.style import Style, aligned, columns, note, styled
-from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError
+from ondevice.cli.reply_view import MarkdownView, TextView, can_format, notice, stream_reply, summary
+from ondevice.cli.style import RESET, Style, aligned, columns, has_colours, note, styled
+from ondevice.errors import ContextOverflowError, OndeviceError, PromptError, UsageError, near, system_error
 from ondevice.files import replacing
 from ondevice.machine import expanded
 from ondevice.text.prompt_file import decode, read_lines
@@ -37,19 +37,12 @@ if TYPE_CHECKING:
     from ondevice.generate.stats import Stats
     from ondevice.generation import Reply
     from ondevice.model import Model
-    from ondevice.options import GenerationKeywords
+    from ondevice.options import GenerationDefaults, GenerationKeywords
 
 REPLY_TOKENS = 4096
 """Default of `--max-new-tokens`: a reply with thoughts can have thousands, and Ctrl-C ends an endless one."""
 
 CONTEXT_FULL = "/drop forgets the oldest question and its reply, /clear all"
-
-NOTICES = {
-    "cancelled": "(stopped)",
-    "length": "(cut at --max-new-tokens)",
-    "context": f"(the context is full: {CONTEXT_FULL})",
-}
-"""Lines on stderr after a reply, by finish reason."""
 
 NO_THINKING = ", but this bundle's template does not support it"
 
@@ -63,6 +56,8 @@ EXIT_WORDS = ("/exit", "/quit", "/bye")
 QUOTES = '"""'
 """Begins and ends a message of several lines."""
 
+PROMPT, MORE_PROMPT = "> ", "... "
+
 HISTORY_LINES = 1000
 
 
@@ -71,29 +66,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("conversation")
     add_chat_arguments(group)
     add_image_tokens_argument(group)
+    add_plain_argument(group)
+    add_generation_arguments(parser, max_new_tokens=REPLY_TOKENS)
+
+
+def add_plain_argument(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--plain",
         action="store_true",
-        help="show replies as the model writes them; by default, a terminal shows them as formatted Markdown, if the "
-        "package rich is installed",
+        help="show replies of a chat as the model writes them; by default, a terminal shows them as formatted "
+        "Markdown, if the package rich is installed",
     )
-    add_generation_arguments(parser, max_new_tokens=REPLY_TOKENS)
 
 
 def run(args: argparse.Namespace) -> int:
     standard_input()  # fails before the model is loaded
     with load_model(args) as model:
         make_view = MarkdownView if can_format() and not args.plain else TextView
-        conversation = Conversation(model, generation_options(args), args.system, make_view)
+        options: GenerationKeywords = {"max_new_tokens": REPLY_TOKENS, **generation_options(args)}
+        conversation = Conversation(model, options, args.system, make_view)
         if args.thinking and not conversation.can_think:
             print(f"ondevice: --thinking is on{NO_THINKING}", file=sys.stderr)
         typed = sys.stdin.isatty()
         if typed:
             print(f"{model.manifest.name}: /help lists the commands", file=sys.stderr)
-        piped = (decode(line, "standard input") for line in read_lines(standard_input(), "standard input"))
-        for text, is_quoted in messages(typed_lines() if typed else piped):
+        say = _spaced(conversation.say) if typed else conversation.say
+        for text, is_quoted in messages(typed_lines() if typed else _piped_lines()):
             if is_quoted and text:
-                conversation.say(text)
+                say(text)
                 continue
             if text in EXIT_WORDS:
                 break
@@ -104,11 +104,24 @@ def run(args: argparse.Namespace) -> int:
                         _attach(conversation, [(KINDS[path.suffix.lower()], path) for path in dropped])
                     else:
                         run_command(text, conversation)
-                except (OndeviceError, OSError) as error:  # ends the command, not the conversation
+                except OndeviceError as error:  # ends the command, not the conversation
                     note(f"ondevice: {error}")
+                except OSError as error:
+                    note(f"ondevice: {system_error(error)}")
             elif text:
-                conversation.say(text)
+                say(text)
     return 0
+
+
+def _spaced(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say` with an empty line before and after the reply, which tell it from what is typed."""
+
+    def spaced(text: str) -> None:
+        _print("")
+        say(text)
+        _print("")
+
+    return spaced
 
 
 class Conversation:
@@ -147,6 +160,11 @@ class Conversation:
     @property
     def _system_messages(self) -> list[dict[str, Any]]:
         return self.messages[:1] if self.messages and self.messages[0]["role"] in SYSTEM_ROLES else []
+
+    @property
+    def defaults(self) -> GenerationDefaults:
+        """The bundle's values of options that are not set."""
+        return self._model.defaults
 
     @property
     def can_think(self) -> bool:
@@ -199,8 +217,7 @@ class Conversation:
         self.messages = [*asked, self._as_message(reply)]
         self.thoughts = reply.reasoning
         self.stats = reply.stats
-        if reply.finish_reason in NOTICES:
-            note(NOTICES[reply.finish_reason])
+        note(f"(the context is full: {CONTEXT_FULL})" if reply.finish_reason == "context" else notice(reply))
         return True
 
     def regenerate(self) -> None:
@@ -285,9 +302,13 @@ class ChatCommand(NamedTuple):
 def run_command(line: str, conversation: Conversation) -> None:
     """Run a line that begins with a slash; UsageError where no command or argument is like that."""
     word, _, rest = line.partition(" ")
+    if word in EXIT_WORDS:
+        raise UsageError(f"{word} takes no argument")
     command = CHAT_COMMANDS.get(word)
     if command is None:
-        raise UsageError(f"unknown command {word}: /help lists the commands")
+        raise UsageError(
+            f"unknown command {word}{near(word, [*CHAT_COMMANDS, *EXIT_WORDS]) or ':'} /help lists the commands"
+        )
     rest = rest.strip()
     if rest and not command.argument:
         raise UsageError(f"{word} takes no argument")
@@ -316,17 +337,35 @@ def _stats(conversation: Conversation) -> None:
 
 
 def _set(conversation: Conversation, rest: str) -> None:
-    if not rest:
-        chosen = {name: value for name, value in conversation.options.items() if name != "thinking"}
-        _print("\n".join(f"{name} {value}" for name, value in chosen.items()) or "nothing is set")
-        return
     name, _, value = rest.partition(" ")
     name = name.removeprefix("--").replace("-", "_")
+    if not value.strip():
+        settings = _settings(conversation)
+        shown = {known: text for known, text in settings.items() if name in ("", known)}
+        if not shown:
+            raise UsageError(f"unknown option {name}{near(name, settings) or ':'} /set shows all of them")
+        _print("\n".join(aligned(shown, columns())))
+        return
     changed = cast("dict[str, Any]", dict(conversation.options))
     changed.pop(name, None)
     if value.strip() != "default":
         changed |= _parse_setting(name, value.strip())
     conversation.use(cast("GenerationKeywords", changed))
+
+
+def _settings(conversation: Conversation) -> dict[str, list[str]]:
+    """All options and their values, those of the bundle where none is set."""
+    parser = Parser("/set")
+    add_generation_arguments(parser, max_new_tokens=REPLY_TOKENS)
+    add_image_tokens_argument(parser)
+    found = {}
+    for action in parser._actions:
+        if (name := action.dest) != "help":
+            own = conversation.options.get(name)
+            default = getattr(conversation.defaults, name, action.default)
+            usual = "default" if default is None else f"{default} (default)"
+            found[name] = [usual if own is None else str(own)]
+    return found
 
 
 def _parse_setting(name: str, value: str) -> dict[str, Any]:
@@ -336,7 +375,7 @@ def _parse_setting(name: str, value: str) -> dict[str, Any]:
     add_image_tokens_argument(parser)
     known = sorted(action.dest for action in parser._actions if action.dest != "help")
     if name not in known:
-        raise UsageError(f"unknown option {name}: /set takes {', '.join(known)}")
+        raise UsageError(f"unknown option {name}{near(name, known) or ':'} /set takes {', '.join(known)}")
     try:
         arguments = parser.parse_args([f"--{name.replace('_', '-')}={value}"])
     except UsageError as error:
@@ -430,8 +469,12 @@ class Entry(NamedTuple):
     is_quoted: bool
 
 
-def messages(lines: Iterator[str]) -> Iterator[Entry]:
-    """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one."""
+def messages(lines: Generator[str, str | None]) -> Iterator[Entry]:
+    """Messages and commands: one per line, or several lines between two `QUOTES`. Pasted lines come as one.
+
+    Args:
+        lines: is sent the prompt for a line that continues a message.
+    """
     for line in lines:
         text = line.strip()
         is_pasted = "\n" in text
@@ -439,17 +482,27 @@ def messages(lines: Iterator[str]) -> Iterator[Entry]:
             yield Entry(text, is_pasted)
             continue
         text = text.removeprefix(QUOTES)
-        while not text.endswith(QUOTES) and (more := next(lines, None)) is not None:
-            text += f"\n{more.rstrip()}"
+        with contextlib.suppress(StopIteration):
+            while not text.endswith(QUOTES):
+                text += f"\n{lines.send(MORE_PROMPT).rstrip()}"
         yield Entry(text.removesuffix(QUOTES).strip("\n"), True)
 
 
-def typed_lines() -> Iterator[str]:
-    """Lines typed at a terminal until Ctrl-D, with the history of earlier chats on the arrow keys."""
+def _piped_lines() -> Generator[str, str | None]:
+    for line in read_lines(standard_input(), "standard input"):
+        yield decode(line, "standard input")
+
+
+def typed_lines() -> Generator[str, str | None]:
+    """Lines typed at a terminal until Ctrl-D, with the history of earlier chats on the arrow keys.
+
+    It can be sent another prompt than `PROMPT`, for the next line.
+    """
     with _line_editing(model_home() / "chat_history"):
+        prompt: str | None = None
         while True:
             try:
-                yield input("> ")
+                prompt = yield input(_shown_prompt(prompt or PROMPT))
             except KeyboardInterrupt:
                 print("\n(Ctrl-D leaves)", file=sys.stderr)
             except EOFError:
@@ -457,6 +510,13 @@ def typed_lines() -> Iterator[str]:
                 return
             except UnicodeDecodeError as error:
                 raise UsageError("this terminal does not send UTF-8: set its encoding to UTF-8") from error
+
+
+def _shown_prompt(prompt: str) -> str:
+    """The prompt in colour. Readline does not count what is between \\001 and \\002 as characters of the line."""
+    if "readline" not in sys.modules or not has_colours(sys.stdout):
+        return prompt
+    return f"\001{Style.PROMPT}\002{prompt}\001{RESET}\002"
 
 
 def completions(line: str) -> list[str]:

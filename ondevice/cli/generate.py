@@ -27,6 +27,7 @@ from ondevice.cli.reply_view import (
     TextView,
     content,
     first_difference,
+    notice,
     stream_reply,
     summary,
 )
@@ -72,7 +73,7 @@ DRAFTING_OPTIONS = ("drafter", "draft_sampling", "num_assistant_tokens", "num_as
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_prompt_arguments(parser)
-    add_generation_arguments(parser)
+    add_generation_arguments(parser, None)
     _add_form_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -98,14 +99,13 @@ def run(args: argparse.Namespace) -> int:
         options["tools"] = read_list(args.tools, "JSON list of functions")
     options["response_format"] = _response_format(args)
     as_objects = args.json or args.json_lines
-    if args.compare and args.draft_sampling == "ratio":
-        raise UsageError("--compare needs equal tokens, and --draft-sampling ratio changes them: leave one of them out")
-    if args.watch_drafts and as_objects:
-        raise UsageError("--watch-drafts shows text: leave it out, or leave out --json and --json-lines")
+    _check_options(args, as_objects=as_objects)
     if args.compare:
         options.setdefault("seed", 0)  # two sampled runs can only be compared with the same seed
     extra: dict[str, Any] = {}
     with load_model(args) as model:
+        if args.max_new_tokens is None and isinstance(prompt, list) and isinstance(prompt[0], dict):
+            options["max_new_tokens"] = model.context_length
         if args.compare:
             _warm_up(model, prompt, options)
         view = _view(args, as_ids=model.tokenizer is None)
@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(view, DraftsView):
             note(view.legend(reply.stats))
         if not as_objects:
+            note(notice(reply))
             note(summary(reply.stats))
         if args.compare and not interrupted:
             plain = stream_reply(model, prompt, plain_options(options))
@@ -127,6 +128,16 @@ def run(args: argparse.Namespace) -> int:
     if interrupted:
         return INTERRUPTED
     return FAILED if extra and not extra["comparison"]["equal"] else 0
+
+
+def _check_options(args: argparse.Namespace, *, as_objects: bool) -> None:
+    """Raise UsageError for options that contradict each other, or would show nothing."""
+    if args.compare and args.draft_sampling == "ratio":
+        raise UsageError("--compare needs equal tokens, and --draft-sampling ratio changes them: leave one of them out")
+    if args.watch_drafts and as_objects:
+        raise UsageError("--watch-drafts shows text: leave it out, or leave out --json and --json-lines")
+    if args.top_logprobs is not None and not as_objects:
+        raise UsageError("--top-logprobs needs --json or --json-lines, which print them: add one of these")
 
 
 def _view(args: argparse.Namespace, *, as_ids: bool) -> TextView | JsonLinesView | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ondevice import __version__
-from ondevice.errors import MissingDependencyError, OndeviceError, UsageError, one_line
+from ondevice.errors import MissingDependencyError, OndeviceError, UsageError, near, one_line, shown, system_error
 
 FAILED = 1
 """Exit code: the command ran, but tokens differ in a check, a batch has errors, or a removal was declined."""
@@ -76,10 +76,19 @@ COMMANDS = {
   ondevice chat gemma-4-E2B-it --thinking --system "Answer in one sentence."
 """,
     ),
+    "run": Command(
+        "chat with a model, or ask it one question; gets a model that is missing",
+        """
+  ondevice run gemma-4-E2B-it
+  ondevice run gemma-4-E2B-it "Why is the sky blue?"
+  ondevice run ./SmolLM2-135M-Instruct-Q4_0.gguf
+""",
+    ),
     "serve": Command(
-        "serve OpenAI's and Anthropic's HTTP APIs",
+        "serve the HTTP APIs of OpenAI, Anthropic and Ollama",
         """
   ondevice serve gemma-4-E2B-it
+  ondevice serve ./bundles --memory 8 --alias gpt-4o=gemma-4-E2B-it
   ondevice serve gemma-4-E2B-it --host 0.0.0.0 --api-key-file key.txt --idle-unload 600
   ondevice serve gemma-4-E2B-it --port 0 --exit-with-parent
 """,
@@ -107,7 +116,7 @@ COMMANDS = {
         module="ondevice.cli.bundles",
     ),
     "list": Command(
-        "list the bundles in the model home",
+        "list the bundles in the model home and in ./bundles",
         "  ondevice list",
         module="ondevice.cli.bundles",
     ),
@@ -188,7 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             raise
         remedy = ": close other programs, or try a smaller --context-length" if isinstance(error, MemoryError) else ""
-        print(f"ondevice: {one_line(str(error) or 'not enough memory')}{remedy}", file=sys.stderr)
+        said = (
+            system_error(error) if type(error).__module__ == "builtins" and isinstance(error, OSError) else str(error)
+        )
+        print(f"ondevice: {one_line(said or 'not enough memory')}{remedy}", file=sys.stderr)
         return MISTAKE
 
 
@@ -200,6 +212,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         MissingDependencyError: the command belongs to an extra that is not installed.
     """
     if not argv or argv[0] not in COMMANDS:
+        if argv and not argv[0].startswith("-"):
+            raise UsageError(f"unknown command {shown(argv[0])}{near(argv[0], COMMANDS) or '.'} Try `ondevice --help`")
         return _overview().parse_args(argv)
     # Intermixed: the prompt may follow an option, which argparse otherwise refuses for optional positionals.
     return command_parser(argv[0]).parse_intermixed_args(argv[1:])
@@ -237,6 +251,11 @@ class Parser(argparse.ArgumentParser):
         return f"examples:\n{self.examples}\n\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
+        _, found, unknown = message.partition("unrecognized arguments: ")
+        if found and unknown.startswith("-"):
+            word = unknown.split("=")[0].split()[0]
+            meant = near(word, self._option_string_actions)
+            raise UsageError(f"unknown option {word}{meant or '.'} Try `{self.prog} --help`")
         raise UsageError(f"{message}. Try `{self.prog} --help`")
 
 

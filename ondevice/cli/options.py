@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ondevice.bundle import is_bundle
@@ -64,9 +65,13 @@ def add_sequences_argument(group: argparse._ActionsContainer, what: str, default
     add_count(group, "--max-sequences", text=text, default=default)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, threads: Callable[[str], object] = int) -> None:
-    """Declare the bundle, and the options of loading it; `threads` parses the value of `--threads`."""
-    add_bundle_argument(parser)
+def add_model_arguments(
+    parser: argparse.ArgumentParser, threads: Callable[[str], object] = int, **options: Any
+) -> None:
+    """Declare the bundle, with further options of `add_argument`, and the options of loading it; `threads` parses the
+    value of `--threads`.
+    """
+    add_bundle_argument(parser, **options)
     group = parser.add_argument_group("model")
     group.add_argument(
         "--engine",
@@ -114,13 +119,18 @@ def attention_keys(word: str) -> int | None:
     return None if word == "auto" else int(word)
 
 
-def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int = 256) -> None:
-    """Declare the options of sampling, of the reply's end, with this default of its length, and of drafting."""
+def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int | None = 256) -> None:
+    """Declare the options of sampling, of the reply's end, with this default of its length, and of drafting.
+
+    Args:
+        max_new_tokens: None for a command that takes as many as fit for a chat, and 256 for other prompts.
+    """
     group = parser.add_argument_group("sampling", "Defaults come from the bundle's generation_config.json.")
     for names, parse, metavar, text in SAMPLING:
         group.add_argument(*names.split(), type=parse, metavar=metavar, help=text)
     group = parser.add_argument_group("end of the reply")
     text = "maximum number of tokens to generate"
+    text += " (default: 256; in a chat, until the context is full)" if max_new_tokens is None else ""
     add_count(group, "-n", "--max-new-tokens", text=text, default=max_new_tokens)
     group.add_argument(
         "--stop",
@@ -207,13 +217,17 @@ def generation_options(args: argparse.Namespace) -> GenerationKeywords:
     return cast("GenerationKeywords", given)
 
 
-def load_model(args: argparse.Namespace, *listeners: OnPrepare) -> Model:
-    """Call `ondevice.load` with the options that the command has, within `preparing`."""
+def load_model(args: argparse.Namespace, *listeners: OnPrepare, bundle: Path | None = None) -> Model:
+    """Call `ondevice.load` with the options that the command has, within `preparing`.
+
+    Args:
+        bundle: for a command that loads several; None for the one of the command line.
+    """
     import ondevice
 
     options = {name: getattr(args, name) for name in MODEL_OPTIONS if hasattr(args, name)}
     with preparing(*listeners) as report:
-        return ondevice.load(args.bundle, on_prepare=report, **options)
+        return ondevice.load(bundle or args.bundle, on_prepare=report, **options)
 
 
 @contextmanager

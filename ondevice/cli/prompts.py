@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from ondevice.bundle import CHAT_TEMPLATE
+from ondevice.bundle import CHAT_TEMPLATE, is_bundle
 from ondevice.cli.options import add_chat_arguments, add_count, add_image_tokens_argument
-from ondevice.errors import ContextOverflowError, PromptError, UsageError
+from ondevice.errors import ContextOverflowError, PromptError, UsageError, shown
 from ondevice.machine import expanded
 from ondevice.text.media_parts import MOST_BYTES
 from ondevice.text.prompt_file import load_prompts, read_stream, read_text
@@ -75,10 +75,15 @@ def read_prompt(args: argparse.Namespace) -> Prompt:
         PromptError: not UTF-8, or not token ids.
     """
     given = sum(source is not None for source in (args.prompt, args.file, args.ids))
+    if not given and not is_bundle(args.bundle):
+        raise UsageError(
+            f"{shown(args.bundle)} is no bundle, and there is no prompt: the bundle comes first, as in "
+            f"`ondevice generate BUNDLE {shown(args.bundle)}`. `ondevice list` shows the bundles"
+        )
     if given != 1:
         found = "no prompt" if not given else "more than one prompt"
         raise UsageError(f"{found}: give a text, - for standard input, --file FILE or --ids 2,5,7")
-    chats = [name for name in ("chat", "system", "thinking", "tools") if getattr(args, name)]
+    chats = [name for name in ("chat", "system", "thinking", "tools") if getattr(args, name) not in (None, False)]
     media: list[dict[str, str]] = args.media or []
     chats += [part["type"] for part in media]
     if args.image_tokens is not None and "image" not in chats:

@@ -39,6 +39,8 @@ CODE_THEME = "ansi_dark"
 STYLES = {"markdown.code": "cyan", "markdown.h1": "bold", "markdown.h2": "bold", "markdown.h3": "bold"}
 """Rich's own have backgrounds and underlines."""
 
+NOTICES = {"cancelled": "(stopped)", "length": "(cut at --max-new-tokens)", "context": "(the context is full)"}
+
 UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Control characters, with which a reply could move the cursor."""
 
@@ -173,6 +175,11 @@ class JsonLinesView:
 
     def end(self) -> None:
         pass
+
+
+def notice(reply: Reply) -> str:
+    """Why a reply did not end by itself; empty if it did."""
+    return NOTICES.get(reply.finish_reason, "")
 
 
 def summary(stats: Stats) -> str:

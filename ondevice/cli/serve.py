@@ -1,4 +1,4 @@
-"""`ondevice serve`: a bundle behind OpenAI's and Anthropic's HTTP APIs."""
+"""`ondevice serve`: bundles behind the HTTP APIs of OpenAI, Anthropic and Ollama."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ondevice.bundle import Bundle
+from ondevice.bundle import Bundle, bundles_in, is_bundle
 from ondevice.cli.main import INTERRUPTED
 from ondevice.cli.options import (
     add_count,
@@ -22,14 +23,31 @@ from ondevice.cli.options import (
     load_model,
 )
 from ondevice.errors import MissingDependencyError, UsageError
+from ondevice.machine import expanded
 from ondevice.text.prompt_file import read_text
 
 if TYPE_CHECKING:
+    from ondevice.server.model_manager import Source
     from ondevice.server.running import Server, Setup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    add_model_arguments(parser, nargs="+")
+    group = parser.add_argument_group("several models", "Each is loaded by the first request that names it.")
+    group.add_argument(
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="memory that the models and their caches may take together: the least recently used ones are unloaded "
+        "(default: no limit)",
+    )
+    group.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME[=MODEL]",
+        help="a further name of a model, by default of the first one, for programs that ask for gpt-4o; repeatable",
+    )
     group = parser.add_argument_group("drafting", "Drafts change the speed, never the text.")
     add_drafter_argument(group)
     group = parser.add_argument_group("requests")
@@ -83,9 +101,10 @@ def run(args: argparse.Namespace) -> int:
             raise
         raise MissingDependencyError(package, "serve", what="`ondevice serve`") from error
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects from a stream
-    bundle = Bundle.open(args.bundle)
-    server = Server(bundle, lambda on_prepare: load_model(args, on_prepare), _setup(args))
-    print(f"ondevice: {bundle.manifest.name} at {server.url} (Ctrl-C ends it)", file=sys.stderr)
+    bundles = [bundle for location in args.bundle for bundle in _bundles(location)]
+    server = Server([_source(bundle, args) for bundle in bundles], _setup(args))
+    names = ", ".join(bundle.manifest.name for bundle in bundles)
+    print(f"ondevice: {names} at {server.url} (Ctrl-C ends it)", file=sys.stderr)
     if args.api_key is None and args.api_key_file is None and not server.is_local:
         print(
             "ondevice: anyone who reaches this machine can use it: set a key with --api-key-file FILE", file=sys.stderr
@@ -96,6 +115,36 @@ def run(args: argparse.Namespace) -> int:
     if args.exit_with_parent:
         threading.Thread(target=_stop_with_input, args=[server], name="ondevice-parent", daemon=True).start()
     return INTERRUPTED if server.run() == signal.SIGINT else 0
+
+
+def _bundles(location: str) -> list[Bundle]:
+    """The bundle at a path or of a name, or all bundles in a directory of them, sorted by name.
+
+    Raises:
+        BundleError: there is none, or one cannot be used.
+    """
+    found = [] if is_bundle(location) else bundles_in(expanded(location))
+    return [Bundle.open(path) for path in found] or [Bundle.open(location)]
+
+
+def _source(bundle: Bundle, args: argparse.Namespace) -> Source:
+    from ondevice.server.model_manager import Source
+
+    return Source(bundle, lambda on_prepare: load_model(args, on_prepare, bundle=bundle.path))
+
+
+def _memory(gigabytes: float | None) -> int | None:
+    """Bytes that the models may take; None for no limit."""
+    if gigabytes is None:
+        return None
+    if not gigabytes > 0:
+        raise UsageError(f"--memory must be a number of GB above 0, not {gigabytes}")
+    return int(1e9 * gigabytes)
+
+
+def _aliases(words: Sequence[str]) -> dict[str, str]:
+    """`NAME`, which stands for the first model, and `NAME=MODEL`."""
+    return {alias: name for alias, _, name in (word.partition("=") for word in words)}
 
 
 def _setup(args: argparse.Namespace) -> Setup:
@@ -114,6 +163,8 @@ def _setup(args: argparse.Namespace) -> Setup:
         max_sequences=args.max_sequences,
         max_waiting=args.max_waiting,
         idle_s=args.idle_unload,
+        memory=_memory(args.memory),
+        aliases=_aliases(args.alias),
         rules=rules,
     )
 

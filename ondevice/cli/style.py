@@ -31,6 +31,8 @@ class Style(StrEnum):
     """Escape codes that begin a style. Colours are of the terminal's own 16, which fit its background."""
 
     DIM = "\x1b[2m"
+    PROMPT = "\x1b[1;36m"
+    """What waits for a line: cyan and bold."""
     ACCEPTED = "\x1b[32m"
     """Drafted tokens that were accepted: green."""
     CORRECTED = "\x1b[1;35m"
@@ -86,8 +88,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def note(text: str) -> None:
-    """Print a sentence on stderr, broken between words where the terminal is narrower."""
-    print(wrapped(text, columns()), file=sys.stderr)
+    """Print a sentence on stderr, broken between words where the terminal is narrower; nothing if it is empty."""
+    if text:
+        print(wrapped(text, columns()), file=sys.stderr)
 
 
 def kept(text: str) -> str:

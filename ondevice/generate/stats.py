@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -172,6 +174,17 @@ class DraftCounts:
         for position in range(depth):
             self.num_drafts_per_pos[position] += 1
             self.num_accepted_tokens_per_pos[position] += position < accepted
+
+    def include(self, other: DraftCounts) -> None:
+        """Add the counts of another generation."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        sums = partial(zip_longest, fillvalue=0)
+        self.num_drafts_per_pos = [*map(sum, sums(self.num_drafts_per_pos, other.num_drafts_per_pos))]
+        self.num_accepted_tokens_per_pos = [
+            *map(sum, sums(self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos))
+        ]
 
     @property
     def draft_acceptance_rate(self) -> float:

@@ -48,12 +48,13 @@ class Compiler:
         self._pool: ThreadPoolExecutor | None = None
 
     def constraint(
-        self, answer: Grammar | None, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int]
+        self, answer: Grammar | None, choice: ToolChoice, thinking: bool, prompt_ids: Sequence[int], begun: str = ""
     ) -> Matcher | None:
         """The constraint of a reply; None if there is none.
 
         Args:
-            thinking: whether the template asks the model to think.
+            thinking: whether the reply may begin with thoughts.
+            begun: the part of the answer that the prompt ends with.
 
         Raises:
             UsageError: calls are wanted and the model has no tokens for them, or the bundle has no tokenizer.
@@ -70,7 +71,7 @@ class Compiler:
         _check(grammar)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "ondevice-grammar")
-        coming = self._pool.submit(self._matcher, grammar)
+        coming = self._pool.submit(self._matcher, grammar, begun)
         return Matcher(coming.result, len(prompt_ids), self._vocab_size)
 
     def forbidden(self, choice: ToolChoice) -> list[int]:
@@ -82,7 +83,7 @@ class Compiler:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _matcher(self, grammar: str, begun: str) -> LLMatcher:
         from llguidance import LLMatcher, LLTokenizer
 
         if self._index is None:  # the pool has one thread
@@ -93,6 +94,10 @@ class Compiler:
         matcher = LLMatcher(self._index, grammar, log_level=0, limits=library_limits())
         if matcher.is_error():
             raise GrammarError(f"this grammar cannot be compiled: {said(matcher.get_error())}")
+        assert self._tokenizer is not None
+        tokens = self._tokenizer.encode(begun, add_special_tokens=False, parse_special=False) if begun else []
+        if matcher.try_consume_tokens(tokens) < len(tokens):
+            raise GrammarError("the last message does not begin a text of the form that the reply must have")
         return matcher
 
     def _tokenizer_json(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,14 +16,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ondevice import __version__
-from ondevice.bundle import CHAT_TEMPLATE, Bundle
+from ondevice.bundle import CHAT_TEMPLATE
 from ondevice.errors import shown
 from ondevice.generate.drafters import registry
 from ondevice.model import Model
-from ondevice.server.anthropic import count_tokens, read_message
+from ondevice.server.apis import ollama
+from ondevice.server.apis.anthropic import count_tokens, read_message
+from ondevice.server.apis.cards import openai_card
+from ondevice.server.apis.openai import read_chat_completion, read_completion
+from ondevice.server.apis.responses import OpenAIResponseWriter, read_response
+from ondevice.server.background import Background
 from ondevice.server.bodies import Bodies
 from ondevice.server.delivery import (
     CLIENT_LEFT,
+    EventStream,
     MakeWriter,
     ResponseWriter,
     deliver,
@@ -30,23 +38,30 @@ from ondevice.server.delivery import (
 )
 from ondevice.server.guard import Guard, Rules
 from ondevice.server.metrics import Metrics
-from ondevice.server.model_manager import ModelManager
-from ondevice.server.openai import read_chat_completion, read_completion
+from ondevice.server.model_manager import ModelManager, Models
 from ondevice.server.page import page_routes
 from ondevice.server.replies import AdmissionQueue, Replies
 from ondevice.server.requests import CompletionRequest, Fields, RequestError
-from ondevice.server.responses import read_response
 from ondevice.text.codec import check_characters
 from ondevice.text.tokenizer import Tokenizer
 
+NUMBER = re.compile(r"\d{1,9}")
+"""The number of an event."""
+
 LEAST_TOKENS = 1 << 16
 """Token ids that `/detokenize` takes even if the context is shorter."""
+
+NOT_HERE = {"/v1/embeddings": ollama.NOT_HERE["/api/embed"], **ollama.NOT_HERE}
+"""Paths that clients ask for, and why they are not served."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 ReadRequest = Callable[[Fields], tuple[CompletionRequest, MakeWriter]]
 """Reads a request of one API: what it asks of the model, and what makes the writer of its response."""
 Query = Callable[[Model, Fields], dict[str, Any]]
 """Answers a request that generates nothing."""
+Description = Callable[[ModelManager, Fields], dict[str, Any]]
+"""Answers a request about a model that need not be in memory."""
+About = TypeVar("About", Model, ModelManager)
 
 
 class Begun(NamedTuple):
@@ -59,11 +74,12 @@ class Begun(NamedTuple):
     writer: ResponseWriter
     stream: bool
     names: Collection[str]
+    background: bool
 
 
-def make_app(bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics, rules: Rules) -> ASGIApp:
+def make_app(models: Models, queue: AdmissionQueue, metrics: Metrics, rules: Rules) -> ASGIApp:
     """The ASGI application."""
-    endpoints = Endpoints(bundle, manager, queue, metrics)
+    endpoints = Endpoints(models, queue, metrics)
     routes = [
         *page_routes(),
         Route("/health", endpoints.health),
@@ -73,8 +89,18 @@ def make_app(bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metri
         Route("/v1/chat/completions", endpoints.generate(read_chat_completion), methods=["POST"]),
         Route("/v1/completions", endpoints.generate(read_completion), methods=["POST"]),
         Route("/v1/responses", endpoints.generate(read_response), methods=["POST"]),
+        Route("/v1/responses/{id}", endpoints.response),
+        Route("/v1/responses/{id}", endpoints.delete_response, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", endpoints.cancel_response, methods=["POST"]),
         Route("/v1/messages", endpoints.generate(read_message), methods=["POST"]),
         Route("/v1/messages/count_tokens", endpoints.query(count_tokens), methods=["POST"]),
+        Route("/api/chat", endpoints.generate(ollama.read_chat, streams=True), methods=["POST"]),
+        Route("/api/generate", endpoints.generate(ollama.read_generate, streams=True), methods=["POST"]),
+        Route("/api/show", endpoints.describe(ollama.show), methods=["POST"]),
+        Route("/api/tags", endpoints.tags),
+        Route("/api/ps", endpoints.running),
+        Route("/api/version", endpoints.version),
+        *(Route(path, _not_here, methods=["POST", "DELETE"]) for path in NOT_HERE),
         Route("/tokenize", endpoints.query(tokenize), methods=["POST"]),
         Route("/detokenize", endpoints.query(detokenize), methods=["POST"]),
         Route("/props", endpoints.props),
@@ -96,21 +122,23 @@ class Endpoints:
     `AdmissionQueue.work` does the rest in others. A client that disconnects meanwhile ends its request.
     """
 
-    def __init__(self, bundle: Bundle, manager: ModelManager, queue: AdmissionQueue, metrics: Metrics) -> None:
-        self._bundle = bundle
+    def __init__(self, models: Models, queue: AdmissionQueue, metrics: Metrics) -> None:
+        self._models = models
         self._bodies = Bodies()
-        self._manager = manager
         self._queue = queue
         self._metrics = metrics
+        self._background = Background()
         self._created = int(time.time())
 
-    def generate(self, read_request: ReadRequest) -> Endpoint:
-        """The endpoint of an API that generates."""
+    def generate(self, read_request: ReadRequest, *, streams: bool = False) -> Endpoint:
+        """The endpoint of an API that generates; `streams` is the default of its field `stream`."""
 
         async def answer(request: Request) -> Response:
-            begun = await self._begin(request, read_request)
+            begun = await self._begin(request, read_request, streams=streams)
             if begun is None:
                 return Response(status_code=CLIENT_LEFT)
+            if begun.background:
+                return await self._begin_in_background(begun)
             try:
                 return await deliver(request, begun.replies, begun.writer, begun.stream)
             except Exception as error:
@@ -122,32 +150,43 @@ class Endpoints:
         """An endpoint that needs the model but generates nothing. It is admitted as if it generated."""
 
         async def answered(fields: Fields) -> Response:
-            self._manager.check_loaded_once()
+            manager = self._find(fields)
             self._queue.enter()
             try:
-                async with self._manager.borrow() as model:
-                    return await self._queue.work(lambda: json_response(answer_query(model, fields)))
+                async with manager.lend() as model:
+                    return await self._queue.work(_answered, answer_query, model, fields)
             finally:
                 self._queue.leave()
 
-        async def answer(request: Request) -> Response:
-            async with self._bodies.receive(request) as fields:
-                try:
-                    response = await unless_disconnected(request.receive, answered(fields))
-                except Exception as error:
-                    raise RequestError.of(error, fields) from error
-            return Response(status_code=CLIENT_LEFT) if response is None else response
+        return partial(self._answer, answered)
 
-        return answer
+    def describe(self, answer_query: Description) -> Endpoint:
+        """An endpoint that describes a model, which need not be in memory."""
 
-    async def _begin(self, request: Request, read_request: ReadRequest) -> Begun | None:
+        async def answered(fields: Fields) -> Response:
+            manager = self._models.find(fields.text("model") or fields.text("name"))
+            return await self._queue.work(_answered, answer_query, manager, fields)
+
+        return partial(self._answer, answered)
+
+    async def _answer(self, answered: Callable[[Fields], Coroutine[Any, Any, Response]], request: Request) -> Response:
+        """The response to a request that generates nothing."""
+        async with self._bodies.receive(request) as fields:
+            try:
+                response = await unless_disconnected(request.receive, answered(fields))
+            except Exception as error:
+                raise RequestError.of(error, fields) from error
+        return Response(status_code=CLIENT_LEFT) if response is None else response
+
+    async def _begin(self, request: Request, read_request: ReadRequest, *, streams: bool) -> Begun | None:
         """Read a request and prepare its replies; None if the client disconnects. Then its body is no longer needed."""
 
         async def begin(fields: Fields) -> Begun:
-            stream = fields.flag("stream")
-            asked, make_writer = await self._queue.work(read_request, fields)
-            replies = await Replies.begin(asked, self._manager, self._queue, self._metrics)
-            return Begun(replies, make_writer(replies.model, replies.choices), stream, frozenset(fields))
+            manager, stream = self._find(fields), fields.flag("stream") if "stream" in fields else streams
+            asked, make_writer = await self._queue.work(_read, read_request, fields)
+            replies = await Replies.begin(asked, manager, self._queue, self._metrics)
+            writer = make_writer(replies.model, replies.choices)
+            return Begun(replies, writer, stream, frozenset(fields), asked.background)
 
         async with self._bodies.receive(request) as fields:
             try:
@@ -155,22 +194,58 @@ class Endpoints:
             except Exception as error:
                 raise RequestError.of(error, fields) from error
 
+    async def _begin_in_background(self, begun: Begun) -> Response:
+        assert isinstance(begun.writer, OpenAIResponseWriter)  # the only API with such replies
+        response = await self._background.begin(begun.replies, begun.writer)
+        if begun.stream:
+            return EventStream(response.follow(-1), begun.writer.media_type)
+        return await self._queue.work(json_response, response.whole())
+
+    async def response(self, request: Request) -> Response:
+        """A background response as far as it is written, or its events behind one of a number."""
+        response = self._background.find(request.path_params["id"])
+        query, last = request.query_params, request.headers.get("last-event-id")
+        after = query.get("starting_after", last)
+        if last is None and query.get("stream", "false") != "true":
+            return await self._queue.work(json_response, response.whole())
+        if after is not None and not NUMBER.fullmatch(after):
+            raise RequestError(400, f"starting_after must be the number of an event, not {shown(after)}")
+        return EventStream(response.follow(-1 if after is None else int(after)), OpenAIResponseWriter.media_type)
+
+    async def cancel_response(self, request: Request) -> Response:
+        response = await self._background.cancel(request.path_params["id"])
+        return await self._queue.work(json_response, response.whole())
+
+    async def delete_response(self, request: Request) -> Response:
+        await self._background.delete(request.path_params["id"])
+        return JSONResponse({"id": request.path_params["id"], "object": "response", "deleted": True})
+
+    def _find(self, fields: Fields) -> ModelManager:
+        """The model that a request names.
+
+        Raises:
+            RequestError: there is none of this name, or the server starts.
+        """
+        manager = self._models.find(fields.text("model"))
+        manager.check_started()
+        return manager
+
     async def health(self, request: Request) -> Response:
-        self._manager.check_loaded_once()
+        self._models.first.check_started()
         return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_card()]})
+        return JSONResponse({"object": "list", "data": [openai_card(each, self._created) for each in self._models]})
 
     async def model(self, request: Request) -> Response:
-        if (name := request.path_params["name"]) != self._bundle.manifest.name:
-            raise RequestError(404, f"no model {shown(name)} here, only {self._bundle.manifest.name!r}")
-        return JSONResponse(self._model_card())
+        return JSONResponse(openai_card(self._models.find(request.path_params["name"]), self._created))
 
     async def props(self, request: Request) -> Response:
-        """llama.cpp's names as far as they fit, then names of this server."""
-        template, manifest = self._bundle.file(CHAT_TEMPLATE), self._bundle.manifest
-        async with self._manager.borrow() as model:
+        """llama.cpp's names as far as they fit, then names of this server. `?model=NAME` for another than the first."""
+        manager = self._models.find(request.query_params.get("model"))
+        manager.check_started()
+        template, manifest = manager.bundle.file(CHAT_TEMPLATE), manager.bundle.manifest
+        async with manager.lend() as model:
             defaults = model.defaults
             properties = {
                 "model_alias": manifest.name,
@@ -194,28 +269,30 @@ class Endpoints:
                 "kv_cache": model.engine.kv_cache,
                 "threads": model.threads,
                 "load_s": model.load_s,
+                "models": [each.name for each in self._models],
+                "capabilities": manager.capabilities,
             }
         return JSONResponse(properties)
+
+    async def tags(self, request: Request) -> Response:
+        return JSONResponse({"models": [ollama.tag(each) for each in self._models]})
+
+    async def running(self, request: Request) -> Response:
+        return JSONResponse({"models": [ollama.running(each) for each in self._models if each.model is not None]})
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": ollama.VERSION})
 
     async def metrics(self, request: Request) -> Response:
         text = self._metrics.text(self._queue.running, self._queue.waiting)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    def _model_card(self) -> dict[str, Any]:
-        """OpenAI's `model` object, with llama.cpp's `meta`."""
-        manifest, model = self._bundle.manifest, self._manager.model
-        return {
-            "id": manifest.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "ondevice",
-            "meta": {
-                "n_vocab": manifest.target.vocab_size,
-                "n_ctx_train": manifest.target.context_length,
-                "n_ctx": None if model is None else model.context_length,
-                "size": sum(entry.size for entry in manifest.files.values()),
-            },
-        }
+
+def _read(read_request: ReadRequest, fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
+    """Read a request, of which no field may be left."""
+    found = read_request(fields)
+    fields.refuse_rest()
+    return found
 
 
 def tokenize(model: Model, fields: Fields) -> dict[str, Any]:
@@ -246,6 +323,13 @@ def detokenize(model: Model, fields: Fields) -> dict[str, Any]:
     return {"content": _tokenizer(model).decode(tokens, keep_special=True)}
 
 
+def _answered(answer_query: Callable[[About, Fields], dict[str, Any]], about: About, fields: Fields) -> Response:
+    """The response to a request about a model, of which no field may be left."""
+    response = json_response(answer_query(about, fields))
+    fields.refuse_rest()
+    return response
+
+
 def _tokenizer(model: Model) -> Tokenizer:
     if model.tokenizer is None:
         raise RequestError(400, "this bundle has no tokenizer")
@@ -261,6 +345,10 @@ async def _refused(request: Request, error: Exception) -> Response:
         error, headers = RequestError(error.status_code, message), error.headers
     refusal = RequestError.of(error)
     return JSONResponse(refusal.body(path), refusal.status, {**refusal.headers, **(headers or {})})
+
+
+async def _not_here(request: Request) -> Response:
+    raise RequestError(404, NOT_HERE[request.url.path])
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:

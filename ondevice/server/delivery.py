@@ -1,4 +1,4 @@
-"""Send the response to a request, as one JSON object or as server-sent events.
+"""Send the response to a request, as one JSON object or as a stream of events.
 
 `ResponseWriter` is what an API implements (openai.py, anthropic.py, responses.py): it turns the events of `Replies`
 into JSON. Framing, keep-alives, errors in a running stream, and cancelling the replies of a client that disconnects
@@ -11,7 +11,7 @@ import asyncio
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ondevice.generate.stats import DraftCounts
 from ondevice.generation import FinishReason, Step
 from ondevice.model import Model
 from ondevice.server.replies import Choice, KeepAlive, PrefillProgress, Replies
@@ -66,19 +67,24 @@ class Usage(NamedTuple):
     prompt : tokens of all prompts, cached ones included
     cached : those taken from the prefix cache
     new : tokens of all replies
+    drafts : figures of drafts of all replies, by the names of vLLM's metrics
     """
 
     prompt: int
     cached: int
     new: int
+    drafts: dict[str, Any]
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> Usage:
-        firsts = [choice.stats for choice in choices if choice.first is None]
+        firsts, drafts = [choice.stats for choice in choices if choice.first is None], DraftCounts()
+        for choice in choices:
+            drafts.include(choice.stats)
         return cls(
             sum(stats.prompt_tokens for stats in firsts),
             sum(stats.cached_tokens for stats in firsts),
             sum(choice.stats.new_tokens for choice in choices),
+            drafts.draft_figures(),
         )
 
 
@@ -93,10 +99,12 @@ class ServerSentEvent:
 
     data : a JSON object, a string that is sent as it is, or None for a comment, which only keeps the connection open
     name : the event's name, in APIs that name events
+    number : its place in the stream, in APIs whose streams can be joined again
     """
 
     data: dict[str, Any] | str | None
     name: str | None = None
+    number: int | None = None
 
     def encode(self, written: Callable[[Any], str]) -> str:
         """The event as clients read it.
@@ -107,8 +115,23 @@ class ServerSentEvent:
         if self.data is None:
             return ": keep-alive\n\n"
         name = "" if self.name is None else f"event: {self.name}\n"
+        if self.number is not None:
+            name = f"id: {self.number}\n{name}"
         data = self.data if isinstance(self.data, str) else written(self.data)
         return f"{name}data: {data}\n\n"
+
+
+class JsonLine(NamedTuple):
+    """A line of a stream of JSON objects, as Ollama's."""
+
+    data: dict[str, Any]
+
+    def encode(self, written: Callable[[Any], str]) -> str:
+        """See `ServerSentEvent.encode`."""
+        return f"{written(self.data)}\n"
+
+
+StreamEvent = ServerSentEvent | JsonLine
 
 
 class ResponseWriter(ABC):
@@ -116,33 +139,37 @@ class ResponseWriter(ABC):
 
     In both cases `opening`, `prefill`, `step` and `closing` are called in the order of events, and what they return is
     iterated over, so that a writer may keep state.
+
+    media_type : of a stream
     """
+
+    media_type = "text/event-stream"
 
     def __init__(self, model: Model, choices: Sequence[Choice]) -> None:
         self.model = model
         self.choices = choices
 
-    def opening(self) -> Iterable[ServerSentEvent]:
+    def opening(self) -> Iterable[StreamEvent]:
         """Before anything is computed."""
         return ()
 
-    def prefill(self, progress: PrefillProgress) -> Iterable[ServerSentEvent]:
+    def prefill(self, progress: PrefillProgress) -> Iterable[StreamEvent]:
         """More of a prompt has been read."""
         return ()
 
     @abstractmethod
-    def step(self, choice: Choice, step: Step) -> Iterable[ServerSentEvent]:
+    def step(self, choice: Choice, step: Step) -> Iterable[StreamEvent]:
         """A reply has a new step, which `choice.steps` ends with."""
 
     @abstractmethod
-    def closing(self) -> Iterable[ServerSentEvent]:
+    def closing(self) -> Iterable[StreamEvent]:
         """All replies are complete."""
 
     @abstractmethod
-    def failure(self, error: RequestError) -> Iterable[ServerSentEvent]:
+    def failure(self, error: RequestError) -> Iterable[StreamEvent]:
         """The stream ends with an error."""
 
-    def keep_alive(self) -> ServerSentEvent:
+    def keep_alive(self) -> StreamEvent:
         """Nothing has happened for some time."""
         return ServerSentEvent(None)
 
@@ -167,7 +194,7 @@ async def deliver(request: Request, replies: Replies, writer: ResponseWriter, st
         Exception: of a generation, if not `stream`; a stream ends with an error event instead.
     """
     if stream:
-        return EventStream(replies, writer)
+        return EventStream(_texts(replies, writer), writer.media_type, replies.close)
     try:
         response = await unless_disconnected(request.receive, _whole(replies, writer))
     finally:
@@ -176,42 +203,49 @@ async def deliver(request: Request, replies: Replies, writer: ResponseWriter, st
 
 
 class EventStream(Response):
-    """A response that generates while it is sent."""
+    """A response that is sent as its text comes."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, replies: Replies, writer: ResponseWriter) -> None:
-        super().__init__(headers=STREAM_HEADERS)
+    def __init__(
+        self, texts: AsyncIterator[str], media_type: str, close: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """
+        Args:
+            close: called in the end, also when the client has disconnected.
+        """
+        super().__init__(headers=STREAM_HEADERS, media_type=media_type)
         del self.headers["content-length"]
-        self._replies = replies
-        self._writer = writer
+        self._texts = texts
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_disconnected(receive, self._send(send))
         finally:
-            await self._replies.close()
+            if self._close is not None:
+                await self._close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for text in self._texts():
+        async for text in self._texts:
             await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _texts(self) -> AsyncIterator[str]:
-        try:
-            async for text in _written(self._replies, self._writer, _encoded):
-                if text:
-                    yield text
-            yield await self._replies.work(lambda: _encoded(self._writer.closing(), _in_parts))
-        except Exception as error:
-            yield _encoded(self._writer.failure(RequestError.of(error)))
+
+async def _texts(replies: Replies, writer: ResponseWriter) -> AsyncIterator[str]:
+    """The text of a stream."""
+    try:
+        async for text in written(replies, writer, _encoded):
+            if text:
+                yield text
+        yield await replies.work(lambda: _encoded(writer.closing(), in_parts))
+    except Exception as error:
+        yield _encoded(writer.failure(RequestError.of(error)))
 
 
-_at_once = partial(json.dumps, ensure_ascii=False)
+at_once = partial(json.dumps, ensure_ascii=False)
 
 
-def _in_parts(value: Any) -> str:
+def in_parts(value: Any) -> str:
     """A value as JSON, written in small parts, between which other threads run.
 
     Joining a list of the parts would stop them for 0.27 s, and take 350 MB, for the million tokens of a text.
@@ -221,11 +255,11 @@ def _in_parts(value: Any) -> str:
     return text.getvalue()
 
 
-def _encoded(events: Iterable[ServerSentEvent], written: Callable[[Any], str] = _at_once) -> str:
+def _encoded(events: Iterable[StreamEvent], written: Callable[[Any], str] = at_once) -> str:
     return "".join(event.encode(written) for event in events)
 
 
-def _exhausted(events: Iterable[ServerSentEvent], written: Callable[[Any], str] = _at_once) -> str:
+def _exhausted(events: Iterable[StreamEvent], written: Callable[[Any], str] = at_once) -> str:
     """Let a writer make its events, which a whole response does not need: it keeps state."""
     for _ in events:
         pass
@@ -233,7 +267,7 @@ def _exhausted(events: Iterable[ServerSentEvent], written: Callable[[Any], str] 
 
 
 async def _whole(replies: Replies, writer: ResponseWriter) -> Response:
-    async for _ in _written(replies, writer, _exhausted):
+    async for _ in written(replies, writer, _exhausted):
         pass
 
     def write() -> Response:
@@ -244,7 +278,7 @@ async def _whole(replies: Replies, writer: ResponseWriter) -> Response:
     return await replies.work(write)
 
 
-async def _written(replies: Replies, writer: ResponseWriter, write: Callable[..., str]) -> AsyncIterator[str]:
+async def written(replies: Replies, writer: ResponseWriter, write: Callable[..., str]) -> AsyncIterator[str]:
     """What `write` makes of the writer's events, but for those of the end: these can be as long as a whole reply.
 
     An echoed prompt is as long, so its events are made in a thread for requests.
@@ -256,14 +290,14 @@ async def _written(replies: Replies, writer: ResponseWriter, write: Callable[...
         elif isinstance(event, PrefillProgress):
             yield write(writer.prefill(event))
         elif event.choice.echo is not None and len(event.choice.steps) == 1:
-            yield await replies.work(write, writer.step(event.choice, event.step), _in_parts)
+            yield await replies.work(write, writer.step(event.choice, event.step), in_parts)
         else:
             yield write(writer.step(event.choice, event.step))
 
 
 def json_response(value: dict[str, Any]) -> Response:
     """A response with a JSON object."""
-    return Response(_in_parts(value).encode(), media_type="application/json")
+    return Response(in_parts(value).encode(), media_type="application/json")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:

@@ -119,7 +119,10 @@ def _is_address(host: str) -> bool:
 
 def _preflight(headers: Headers) -> dict[str, str]:
     asked = headers.get("access-control-request-headers", "")
-    return {"Access-Control-Allow-Methods": "GET, POST", "Access-Control-Allow-Headers": asked or "content-type"}
+    return {
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
+        "Access-Control-Allow-Headers": asked or "content-type",
+    }
 
 
 def _allowing(origin: str, send: Send) -> Send:

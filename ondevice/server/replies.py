@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -217,16 +217,17 @@ class Replies:
         """Admit a request, load the model if it was unloaded, and check options and prompts. Generates nothing yet.
 
         Raises:
-            RequestError: the queue is full, the model is being loaded for the first time, or the server stops.
+            RequestError: the queue is full, or the server stops.
             UsageError, PromptError, MissingDependencyError: see `Model.stream`.
         """
-        manager.check_loaded_once()
         queue.enter()
         try:
             model = await manager.acquire()
         except BaseException:
             queue.leave()
             raise
+        if request.keep_s is not None:
+            manager.keep(None if request.keep_s == inf else request.keep_s)
         replies = cls(model, manager, queue, metrics)
         try:
             replies.choices = await queue.work(replies._make_choices, request, asyncio.get_running_loop())

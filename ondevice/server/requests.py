@@ -19,6 +19,7 @@ from ondevice.errors import (
     OndeviceError,
     PromptError,
     UsageError,
+    near,
     shown,
 )
 from ondevice.generate.drafters import registry
@@ -36,12 +37,28 @@ NUMBERS = {
 }
 """Fields that hold a number, and the generation option that each one sets. The same in all APIs."""
 
+NEUTRAL_SAMPLERS = {
+    "typical_p": 1,
+    "tfs_z": 1,
+    "mirostat": 0,
+    "dynatemp_range": 0,
+    "dry_multiplier": 0,
+    "xtc_probability": 0,
+}
+"""llama.cpp's fields of samplers that are not here, and the values with which front ends switch them off."""
+
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
 """Most stop strings of a request, and the longest one. Every token is compared with the beginnings of all of them."""
 
 MAX_BIASES = 1024
 """Most entries of `logit_bias`."""
+
+NO_LIMIT = (-1, -2)
+"""Token limits of llama.cpp and Ollama that are none: to the end of the reply, or of the context."""
+
+MAX_DRAFT = 64
+"""Highest `num_assistant_tokens`."""
 
 MAX_CHOICES = 64
 """Most replies of a request: its number of prompts times `n`."""
@@ -76,6 +93,8 @@ class CompletionRequest:
     choices : replies per prompt
     reports_prefill : whether the client wants to be sent the progress of reading the prompt
     echoes : whether the response begins with the prompt
+    background : whether the reply goes on without its client
+    keep_s : idle seconds after which the model is to be unloaded from now on, infinite for never; None changes nothing
     """
 
     prompts: Sequence[Prompt]
@@ -83,6 +102,8 @@ class CompletionRequest:
     choices: int = 1
     reports_prefill: bool = False
     echoes: bool = False
+    background: bool = False
+    keep_s: float | None = None
 
 
 class FieldNames(NamedTuple):
@@ -122,10 +143,9 @@ def read_request(
     # a name, never a path: clients must not be able to open files of this machine
     if (drafter := fields.choice("drafter", registry.names())) is not None:
         options["drafter"] = drafter
-    if "grammar" in fields:
-        raise fields.unsupported(
-            "grammar", "llama.cpp's GBNF is not supported: use `response_format`, which also takes `lark`"
-        )
+    if (drafted := fields.whole("num_assistant_tokens", 1, MAX_DRAFT)) is not None:
+        options["num_assistant_tokens"] = drafted
+    fields.refuse("llama.cpp's GBNF is not supported: use `response_format`, which also takes `lark`", "grammar")
     if "json_schema" in fields:  # llama.cpp's short form
         options["response_format"] = schema_format(fields.inner("json_schema"))
     if response_format := dict(fields.inner("response_format")):
@@ -167,17 +187,34 @@ def effort_option(fields: Fields, name: str) -> GenerationKeywords:
     return {} if effort is None else {"thinking": effort != "none"}
 
 
+def continue_option(fields: Fields, messages: Sequence[Mapping[str, Any]]) -> GenerationKeywords:
+    """The option `continue_final`: a last message of the assistant is continued, as in Anthropic's API and llama.cpp,
+    unless vLLM's fields `continue_final_message` or `add_generation_prompt` say otherwise.
+    """
+    continued, opened = (
+        fields.flag(name) if name in fields else None for name in ("continue_final_message", "add_generation_prompt")
+    )
+    if continued is not None and continued == opened:
+        raise fields.unsupported(
+            "continue_final_message", "a reply either continues the last message or follows it: leave one of them out"
+        )
+    if continued is None and opened is not None:
+        continued = not opened
+    if continued is None:
+        last = messages[-1] if messages else {}
+        continued = last.get("role") == "assistant" and not last.get("tool_calls")
+    return {"continue_final": continued}
+
+
 def schema_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The `response_format` of a JSON schema."""
     return {"type": "json_schema", "json_schema": {"schema": dict(schema)}}
 
 
 def _max_tokens(fields: Fields, names: FieldNames) -> int | None:
-    """The token limit; None if there is none, which llama.cpp's -1 says too."""
-    for name in names.max_tokens:
-        if fields.get(name) not in (None, -1):
-            return fields.whole(name, names.least_tokens)
-    return None
+    """The token limit; None if there is none."""
+    limits = [fields.whole(name, names.least_tokens) for name in names.max_tokens if fields.get(name) not in NO_LIMIT]
+    return next((limit for limit in limits if limit is not None), None)
 
 
 def _stops(fields: Fields, name: str, stops: Sequence[str]) -> Sequence[str]:
@@ -189,6 +226,7 @@ def _stops(fields: Fields, name: str, stops: Sequence[str]) -> Sequence[str]:
 def _sampling(fields: Fields) -> GenerationKeywords:
     numbers = {option: value for name, option in NUMBERS.items() if (value := fields.number(name)) is not None}
     options = cast("GenerationKeywords", numbers)
+    fields.refuse("this sampler is not here: leave it out", **NEUTRAL_SAMPLERS)
     if (top_k := fields.whole("top_k", -1)) is not None:
         options["top_k"] = max(top_k, 0)
     seed = fields.whole("seed", -1)
@@ -212,8 +250,9 @@ def _biases(fields: Fields, biases: Any) -> dict[int, float]:
 class Fields(Mapping[str, Any]):
     """A JSON object of a request, with readers that check types.
 
-    A field that is null counts as missing. Fields that no reader asks for are ignored, as clients expect. Each reader
-    raises a `RequestError` that names the field if its value has another type.
+    A field that is null counts as missing. Each reader raises a `RequestError` that names the field if its value has
+    another type. Fields that no reader asks for are refused in the end, by `refuse_rest`: a misspelt one, or one for
+    something that this server cannot do, must not change a reply silently.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -224,9 +263,49 @@ class Fields(Mapping[str, Any]):
         """
         self._values = {name: value for name, value in values.items() if value is not None}
         self._path = path
+        self._inner: dict[tuple[str, int], Fields] = {}
+        """The objects that were read, by their name, and their number in a list."""
+        self.read: dict[str, None] = {}
+        """Names that a reader has asked for, in this order."""
+        self.ignored: dict[str, None] = {}
+        """Names of fields that change nothing here."""
+        self.refused: dict[str, str] = {}
+        """Names of fields that are refused, with what to do instead."""
+        self.neutral: dict[str, Any] = {}
+        """Values of some of these that ask for nothing, and are accepted."""
 
     def __getitem__(self, name: str) -> Any:
+        self.read[name] = None
         return self._values[name]
+
+    def ignore(self, *names: str) -> None:
+        """Accept fields that change nothing of a reply here."""
+        self.ignored |= dict.fromkeys(names)
+
+    def refuse(self, message: str, *names: str, **neutral: Any) -> None:
+        """Refuse fields with a message that says what to do instead.
+
+        Args:
+            neutral: values by name that ask for nothing, and are accepted.
+        """
+        self.refused |= dict.fromkeys((*names, *neutral), message)
+        self.neutral |= neutral
+        for name in (*names, *neutral):
+            if name in self._values and (name not in neutral or self._values[name] != neutral[name]):
+                raise self.unsupported(name, message)
+
+    def refuse_rest(self) -> None:
+        """Call it when all fields were read.
+
+        Raises:
+            RequestError: for the first field that no reader has asked for, in this object or in one that was read.
+        """
+        known = self.read | self.ignored | self.neutral
+        for name in self._values:
+            if name not in known:
+                raise self.unsupported(shown(name)[1:-1], f"unknown field{near(name, known)}")
+        for each in self._inner.values():
+            each.refuse_rest()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -283,7 +362,7 @@ class Fields(Mapping[str, Any]):
         value = self.get(name, {})
         if not isinstance(value, Mapping):
             raise self.wrong(name, "an object")
-        return Fields(value, f"{self._path}{name}.")
+        return self._object(name, value)
 
     def array(self, name: str) -> Sequence[Any]:
         value = self.get(name, [])
@@ -296,7 +375,14 @@ class Fields(Mapping[str, Any]):
         found = self.array(name)
         if not all(isinstance(each, Mapping) for each in found):
             raise self.wrong(name, "a list of objects")
-        return [Fields(each, f"{self._path}{name}[{number}].") for number, each in enumerate(found)]
+        return [self._object(name, each, number) for number, each in enumerate(found)]
+
+    def _object(self, name: str, value: Mapping[str, Any], number: int = -1) -> Fields:
+        """The object in a field or, with a number, in the list that a field holds."""
+        if (name, number) not in self._inner:
+            place = name if number < 0 else f"{name}[{number}]"
+            self._inner[name, number] = Fields(value, f"{self._path}{place}.")
+        return self._inner[name, number]
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A string, or a list of strings."""
@@ -400,6 +486,12 @@ class RequestError(Exception):
         kind = ERROR_TYPES.get(self.status, OTHER_ERROR_TYPES)[1]
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    def ollama(self) -> dict[str, Any]:
+        """The body in Ollama's form."""
+        return {"error": self.message}
+
     def body(self, path: str) -> dict[str, Any]:
         """The body in the form of the API at `path`."""
+        if path.startswith("/api/"):
+            return self.ollama()
         return self.anthropic() if path.startswith("/v1/messages") else self.openai()

@@ -11,7 +11,7 @@ import ipaddress
 import json
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import FrameType
@@ -21,16 +21,13 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ondevice.bundle import Bundle
 from ondevice.engines.protocol import MOST_SESSIONS
-from ondevice.errors import UsageError
-from ondevice.model import Model
+from ondevice.errors import UsageError, system_error
 from ondevice.options import check_whole
-from ondevice.progress import OnPrepare
 from ondevice.server.app import make_app
 from ondevice.server.guard import Rules
 from ondevice.server.metrics import Metrics
-from ondevice.server.model_manager import ModelManager, StoppedError
+from ondevice.server.model_manager import Models, Source, StoppedError
 from ondevice.server.replies import AdmissionQueue
 from ondevice.server.requests import RequestError
 
@@ -55,7 +52,9 @@ class Setup:
     host, port : address to listen at; port 0 takes a free one
     max_sequences : replies that are generated at the same time; the model must be loaded with as many sequences
     max_waiting : requests that may wait for one of them; further ones are refused
-    idle_s : seconds without a request after which the model is unloaded; None keeps it in memory
+    idle_s : seconds without a request after which a model is unloaded; None keeps it in memory
+    memory : bytes that the models in memory may take together; None for no limit
+    aliases : further names of models, and the names of these models; empty for the first one
     rules : access control
     """
 
@@ -64,30 +63,32 @@ class Setup:
     max_sequences: int = 4
     max_waiting: int = 32
     idle_s: float | None = None
+    memory: int | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
 
 
 class Server:
     """Listens from its construction on, and answers while `run` runs."""
 
-    def __init__(self, bundle: Bundle, load: Callable[[OnPrepare], Model], setup: Setup) -> None:
+    def __init__(self, sources: Sequence[Source], setup: Setup) -> None:
         """
         Args:
-            bundle: names and describes the model while it is not in memory.
-            load: makes the bundle's model; called in another thread.
+            sources: the models. The first one is loaded when the server starts, the others when a request names them.
             setup: address and limits.
 
         Raises:
-            UsageError: the address cannot be listened at, or `max_sequences` is out of range.
+            UsageError: the address cannot be listened at, `max_sequences` is out of range, or see `Models`.
         """
         check_whole("max_sequences", setup.max_sequences, 1, MOST_SESSIONS)
+        models = Models(sources, idle_s=setup.idle_s, memory=setup.memory, aliases=setup.aliases)
         self._socket = _listen(setup.host, setup.port)
         self.host = setup.host
         self.port = int(self._socket.getsockname()[1])
-        self._manager = ModelManager(load, setup.idle_s)
+        self._models = models
         queue = AdmissionQueue(setup.max_sequences, setup.max_waiting)
         config = uvicorn.Config(
-            make_app(bundle, self._manager, queue, Metrics(), setup.rules),
+            make_app(models, queue, Metrics(), setup.rules),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -98,7 +99,7 @@ class Server:
             http=Connection,
             loop="asyncio",
         )
-        self._uvicorn = _Uvicorn(config, self._manager)
+        self._uvicorn = _Uvicorn(config, models)
 
     @property
     def url(self) -> str:
@@ -127,12 +128,12 @@ class Server:
         self._uvicorn.should_exit = True
 
     async def _run(self) -> None:
-        loading = asyncio.create_task(self._manager.start())
+        loading = asyncio.create_task(self._models.start())
         loading.add_done_callback(lambda task: self.stop() if task.exception() else None)
         try:
             await self._uvicorn.serve([self._socket])
         finally:
-            self._manager.close()
+            self._models.close()
             self._socket.close()
             if self._uvicorn.signal is not None:  # uvicorn has restored its handlers
                 _end_at_next_signal()
@@ -143,9 +144,9 @@ class Server:
 class _Uvicorn(uvicorn.Server):
     """Uvicorn, but it cancels replies when it stops instead of waiting for them."""
 
-    def __init__(self, config: uvicorn.Config, manager: ModelManager) -> None:
+    def __init__(self, config: uvicorn.Config, models: Models) -> None:
         super().__init__(config)
-        self._manager = manager
+        self._models = models
         self.signal: signal.Signals | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -155,7 +156,7 @@ class _Uvicorn(uvicorn.Server):
         _end_at_next_signal()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._manager.close()
+        self._models.close()
         await super().shutdown(sockets)
 
 
@@ -258,4 +259,6 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise UsageError(f"cannot listen at {host}, port {port} ({error}): try another --port or --host") from error
+        raise UsageError(
+            f"cannot listen at {host}, port {port} ({system_error(error)}): try another --port or --host"
+        ) from error

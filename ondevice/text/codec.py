@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import TypeGuard
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ondevice.bundle import CHAT_TEMPLATE, RESPONSE_TEMPLATE, TOKENIZER, Bundle
 from ondevice.errors import ContextOverflowError, PromptError, UsageError
 from ondevice.text.chat_template import ChatTemplate
-from ondevice.text.messages import ChatOptions, Message, plain, plain_messages, plain_tools, text_length
+from ondevice.text.messages import (
+    ChatOptions,
+    Message,
+    begun_answer,
+    plain,
+    plain_messages,
+    plain_tools,
+    text_length,
+)
 from ondevice.text.reply_parser import ReplyParser, ResponseTemplate, begun_reply
 from ondevice.text.reply_stream import ReplyStream
 from ondevice.text.tokenizer import Tokenizer
 from ondevice.text.untrusted_text import MARK, UntrustedText
 
-Prompt = str | Sequence[Message] | Sequence[int]
-"""A text, a list of messages, or a list of token ids."""
+Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.integer[Any]]
+"""A text, a list of messages, or token ids as a list or an array."""
 
 PLAIN = ChatOptions()
 
@@ -77,9 +88,18 @@ class TextCodec:
         return token_ids
 
     def reply_stream(
-        self, prompt_ids: Sequence[int], stop: str | Sequence[str] | None, *, single_call: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        stop: str | Sequence[str] | None,
+        *,
+        single_call: bool = False,
+        continues: bool = False,
     ) -> ReplyStream | None:
         """A `ReplyStream` for the reply to a prompt; None without a tokenizer.
+
+        Args:
+            single_call: whether the reply ends behind its first tool call.
+            continues: whether it continues the text at the end of the prompt.
 
         Raises:
             UsageError: stop strings were given, and the bundle has no tokenizer.
@@ -89,7 +109,9 @@ class TextCodec:
                 raise UsageError("stop strings need a tokenizer, and this bundle has none")
             return None
         text_ids = [token for token in prompt_ids if token >= 0]  # without the soft tokens of pictures
-        return ReplyStream(self.tokenizer, stop, self._parser(self.tokenizer, text_ids), single_call=single_call)
+        parser = self._parser(self.tokenizer, text_ids)
+        before = text_ids[-1:] if continues else ()
+        return ReplyStream(self.tokenizer, stop, parser, single_call=single_call, before=before)
 
     def _parser(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> ReplyParser | None:
         """A parser for the reply; None if the whole reply is text, as after a prompt that opens no reply."""
@@ -133,6 +155,8 @@ def encode_prompt(
         PromptError: the prompt is empty, of another type, or this bundle cannot encode its kind.
         ContextOverflowError: the prompt has more than `most_tokens`.
     """
+    if isinstance(prompt, np.ndarray):
+        prompt = _ids_of_array(prompt)
     if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray):
         raise PromptError(
             f"a prompt is a string, a list of messages or a list of token ids, not {type(prompt).__name__}"
@@ -140,7 +164,9 @@ def encode_prompt(
     if not prompt:
         raise PromptError("the prompt is empty: pass some text, at least one message or at least one token id")
     if chat and (isinstance(prompt, str) or not isinstance(prompt[0], Mapping)):
-        raise UsageError("tools, thinking and template_options are for a prompt of messages, not for a text")
+        raise UsageError(
+            "tools, thinking, template_options and continue_final are for a prompt of messages, not for a text"
+        )
     if _is_token_ids(prompt):
         return [index(token_id) for token_id in prompt]
     if tokenizer is None:
@@ -158,6 +184,15 @@ def encode_prompt(
     return _not_empty(
         _encode_chat(messages, tokenizer, untrusted, most_tokens, chat), "chat template makes no text of these messages"
     )
+
+
+def _ids_of_array(prompt: NDArray[Any]) -> list[int]:
+    if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+        raise PromptError(
+            f"an array of token ids has one dimension and integers, not {prompt.ndim} dimensions of {prompt.dtype}"
+        )
+    ids: list[int] = prompt.tolist()
+    return ids
 
 
 def _is_token_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
@@ -202,6 +237,6 @@ def _encode_chat(
     check_characters(text_length([messages, chat.variables, chat.tools]), most_tokens)
     checked = plain_messages(messages)
     variables = plain({**chat.variables, "tools": plain_tools(chat.tools)}, "template_options")
-    text = untrusted.render(checked, variables)
+    text = untrusted.render(checked, variables, begun_answer(checked) if chat.continue_final else None)
     _check_length(text.replace(MARK, ""), tokenizer, most_tokens)
     return untrusted.encode(text)

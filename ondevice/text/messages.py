@@ -70,6 +70,8 @@ class ChatOptions:
             `{"type": "function", "function": {"name", "description", "parameters"}}`.
         thinking: whether the model thinks before it answers, `enable_thinking` in templates; None: its default.
         template_options: further variables of the template, such as `preserve_thinking`.
+        continue_final: whether the reply continues the text of the last message, an assistant's, instead of following
+            it as a message of its own.
 
     Raises:
         UsageError: an invalid value.
@@ -78,6 +80,7 @@ class ChatOptions:
     tools: Sequence[Tool] | None = None
     thinking: bool | None = None
     template_options: Mapping[str, Any] | None = None
+    continue_final: bool = False
 
     def __post_init__(self) -> None:
         tools = self.tools
@@ -85,6 +88,8 @@ class ChatOptions:
             raise UsageError(f"tools must be a list of declarations, not {shown(tools, 60)}")
         if self.thinking is not None and not isinstance(self.thinking, bool):
             raise UsageError(f"thinking must be True, False or None, not {shown(self.thinking)}")
+        if not isinstance(self.continue_final, bool):
+            raise UsageError(f"continue_final must be True or False, not {shown(self.continue_final)}")
         options = self.template_options
         if options is None:
             return
@@ -96,12 +101,12 @@ class ChatOptions:
 
     def __bool__(self) -> bool:
         """Whether any option is set."""
-        return bool(self.tools or self.template_options) or self.thinking is not None
+        return bool(self.tools or self.template_options) or self.thinking is not None or self.continue_final
 
     @property
     def thinks(self) -> bool:
-        """Whether the template asks the model to think."""
-        return bool(self.variables.get(THINKING))
+        """Whether the reply may begin with thoughts: the template asks for them, and the answer has not begun."""
+        return bool(self.variables.get(THINKING)) and not self.continue_final
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -120,6 +125,26 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         raise PromptError("there are no messages: pass at least one with the role 'user'")
     called: set[str] = set()
     return [_plain_message(message, f"message {number}", called) for number, message in enumerate(messages, 1)]
+
+
+def begun_answer(messages: Sequence[Message]) -> str:
+    """The text of the last message, which a reply is to continue.
+
+    Args:
+        messages: as `plain_messages` makes them.
+
+    Raises:
+        PromptError: it is no assistant's message, or has tool calls, behind which no text goes on.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant":
+        raise PromptError(
+            f"only an assistant's message can be continued, and the last one is of the role {last['role']}"
+        )
+    if last.get("tool_calls"):
+        raise PromptError("the last message has tool calls and cannot be continued: send their results")
+    content = last["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if part.get("text"))
 
 
 def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

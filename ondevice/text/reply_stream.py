@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ondevice.errors import UsageError
 from ondevice.text.reply_parser import Parsed, ReplyParser
@@ -25,16 +25,18 @@ class ReplyStream:
         parser: ReplyParser | None = None,
         *,
         single_call: bool = False,
+        before: Sequence[int] = (),
     ) -> None:
         """
         Args:
             single_call: whether the reply ends behind its first tool call.
+            before: the last token of the text that the reply continues; none where it begins a text.
         """
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, before)
         self._stops = StopStrings(stops)
         self._parser = parser
-        self._answer = _Trimmed(at_start=parser is not None and parser.strips_text)
-        self._thoughts = _Trimmed(at_start=parser is not None and parser.strips_reasoning)
+        self._answer = _Trimmed(trims=parser is not None and parser.strips_text, at_start=not before)
+        self._thoughts = _Trimmed(trims=parser is not None and parser.strips_reasoning)
         self._single_call = single_call
         self._called = False
         """Whether the only call has ended the reply."""
@@ -95,8 +97,8 @@ class ReplyStream:
 class _Trimmed:
     """Strips white space at both ends of a text; trailing white space is held back until more text comes."""
 
-    def __init__(self, *, at_start: bool) -> None:
-        self._trims = self._at_start = at_start
+    def __init__(self, *, trims: bool, at_start: bool = True) -> None:
+        self._trims, self._at_start = trims, at_start
         self._held = ""
 
     def feed(self, text: str) -> str:
@@ -230,12 +232,17 @@ class Detokenizer:
     3. Control tokens: they have no text, and do not end a run either.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+        """
+        Args:
+            before: the last token of the text that the sequence continues; none where it begins a text.
+        """
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._run: list[int] = []
         self._given = 0
         """Number of characters of the window's text that were returned already."""
+        self._follow(before)
 
     def feed(self, token_id: int) -> str:
         """The text that this token makes final; often empty."""
@@ -258,11 +265,14 @@ class Detokenizer:
         """The text that was held back, where a token without text follows and more text after it."""
         last = (self._window + self._run)[-1:]
         text = self.flush()
+        self._follow(last)
+        return text
+
+    def _follow(self, last: Sequence[int]) -> None:
+        """Let the next text follow a token: its word is not the first, whose space some decoders strip."""
         before = self._tokenizer.decode(last)
         if before and REPLACEMENT not in before and not self._tokenizer.byte_ids.intersection(last):
-            # The next word is not the first, whose space some decoders strip.
-            self._window, self._given = last, len(before)
-        return text
+            self._window, self._given = [*last], len(before)
 
     def _advance(self) -> str:
         text = self._tokenizer.decode(self._window)

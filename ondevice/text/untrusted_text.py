@@ -18,12 +18,14 @@ drop old thoughts.
 from __future__ import annotations
 
 import re
+import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+from ondevice.errors import PromptError
 from ondevice.text.chat_template import ChatTemplate
 from ondevice.text.tokenizer import Found, Tokenizer
 
@@ -60,14 +62,27 @@ class UntrustedText:
         """
         self._tokenizer, self._template, self._acting = tokenizer, template, frozenset(acting)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], begun: str | None = None
+    ) -> str:
         """The text that the template makes of messages and other variables, with marks.
 
+        Args:
+            begun: the text of the last message, behind which the text ends; None opens a reply behind all messages.
+
         Raises:
-            PromptError: the template refuses them.
+            PromptError: the template refuses them, or does not write the last message.
         """
         marked = {name: _each(value, self._marked) for name, value in variables.items()}
-        return self._template.render([{**message, **self._marked_fields(message)} for message in messages], **marked)
+        safe = [{**message, **self._marked_fields(message)} for message in messages]
+        if begun is None:
+            return self._template.render(safe, **marked)
+        end = secrets.token_hex(16)  # behind the text: templates trim white space, and close the message
+        safe[-1]["content"] = begun + end
+        text, found, _ = self._template.render(safe, add_generation_prompt=False, **marked).rpartition(end)
+        if not found:
+            raise PromptError("this bundle's chat template does not write the last message: it cannot be continued")
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a rendered text."""

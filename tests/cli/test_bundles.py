@@ -41,6 +41,22 @@ def test_list(run, home):
     assert err == "third is incomplete: run the same `ondevice pull` again to resume it\n"
 
 
+def test_list_shows_the_exports_here(run, home, monkeypatch, tmp_path):
+    """By the names that commands take: their paths."""
+    monkeypatch.chdir(tmp_path)
+    write_bundle(tmp_path / "bundles" / "exported")
+    _, out, _ = run("list")
+    assert [line.split()[0] for line in out.splitlines()] == ["name", "gemma", "other", "bundles/exported"]
+    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "bundles"))
+    assert [line.split()[0] for line in run("list")[1].splitlines()] == ["name", "exported"]
+
+
+def test_an_empty_list_says_where_it_looked(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONDEVICE_HOME", str(tmp_path / "home"))
+    assert f"no bundles in {tmp_path / 'home'} and ./bundles: get one with `ondevice run`" in run("list")[2]
+
+
 def test_list_as_json(run, home):
     _, out, _ = run("list", "--json")
     found = [json.loads(line) for line in out.splitlines()]

@@ -322,7 +322,9 @@ def test_set_changes_options(run, bundle, monkeypatch):
     )
     code, _, err = run("chat", bundle, *SHORT, stdin=lines)
     assert code == 0
-    assert "temperature 0.5" in err
+    assert re.search(r"^temperature +0\.5$", err, re.MULTILINE)
+    assert re.search(r"^max_new_tokens +3$", err, re.MULTILINE)
+    assert re.search(r"^frequency_penalty +default$", err, re.MULTILINE)
     asked = [options for options in asked if "on_prefill" in options]  # the others were only validated
     assert len(asked) == 3
     assert asked[0].items() >= {"temperature": 0.5, "max_new_tokens": 3, "seed": 7, "stop": (".",)}.items()
@@ -336,6 +338,12 @@ def test_set_changes_options(run, bundle, monkeypatch):
     ("line", "complaint"),
     [
         ("/set heat 5", "unknown option heat: /set takes"),
+        ("/set temprature 5", "unknown option temprature: did you mean temperature? /set takes"),
+        ("/set temprature", "unknown option temprature: did you mean temperature? /set shows"),
+        ("/set temperature", "temperature  0.0 (default)"),
+        ("/claer", "unknown command /claer: did you mean /clear? /help"),
+        ("/exit now", "/exit takes no argument"),
+        ("/save nowhere/x", "ondevice: nowhere: no such file or directory"),
         ("/set temperature hot", "invalid float value: 'hot'\n"),
         ("/set max_new_tokens -1", "max_new_tokens must be a whole number"),
         ("/clear all", "/clear takes no argument"),

@@ -27,7 +27,9 @@ def test_the_text_goes_to_stdout_and_the_summary_to_stderr(run, bundle):
     code, out, err = run("generate", bundle, "abc", "--max-new-tokens", 12)
     assert code == 0
     assert out.removesuffix("\n") == answer(bundle).text.removesuffix("\n")
-    assert err.startswith("12 tokens, ")
+    cut, summary = err.splitlines()
+    assert cut == "(cut at --max-new-tokens)"
+    assert summary.startswith("12 tokens, ")
     for word in ("tokens/s", "tokens per round", "drafted tokens accepted (ngram)"):
         assert word in err
 
@@ -108,7 +110,7 @@ def test_watch_drafts_keeps_the_text_and_adds_a_legend(run, bundle):
     _, text, _ = run(*words)
     code, out, err = run(*words, "--watch-drafts")
     assert (code, out) == (0, text)
-    legend, summary = err.splitlines()
+    legend, _, summary = err.splitlines()
     found = re.fullmatch(r"tokens: (\d+) accepted, (\d+) corrected, (\d+) plain; (\d\.\d\d) tokens per round", legend)
     assert found
     assert sum(map(int, found.groups()[:3])) == 40
@@ -168,7 +170,7 @@ def test_ctrl_c_keeps_the_printed_text(run, bundle, monkeypatch):
     code, out, err = run("generate", bundle, "abc", "--max-new-tokens", 300, "--drafter", "none")
     assert code == 130
     assert out == kept.removesuffix("\n") + "\n"
-    assert err.startswith("6 tokens")
+    assert err.startswith("(stopped)\n6 tokens")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -185,8 +187,24 @@ def test_ctrl_c_during_the_comparison_keeps_the_reply(run, bundle, monkeypatch):
     interrupt_after(monkeypatch, 8 + 8 + 100 + 50)  # two warm-ups, the reply, part of the second run
     code, out, err = run(*words)
     assert (code, out) == (130, whole)
-    assert err.startswith("100 tokens")
+    assert err.startswith("(cut at --max-new-tokens)\n100 tokens")
     assert "equal" not in err
+
+
+def test_a_chat_runs_to_the_end_of_the_context(run, bundle):
+    """The toy's replies do not end by themselves. Without a chat, the default is 256 tokens."""
+    code, _, err = run("generate", bundle, "ab", "--chat", "--temperature", 0)
+    assert code == 0
+    assert err.startswith("(the context is full)\n")
+    with load_toy(bundle) as model:
+        room = model.context_length - len(model.encode([{"role": "user", "content": "ab"}]))
+    assert int(err.splitlines()[1].split()[0]) >= room
+    assert json.loads(run("generate", bundle, "ab", "--json")[1])["stats"]["new_tokens"] == 256
+
+
+def test_an_empty_system_message_makes_a_chat(run, bundle, prompts):
+    assert run("generate", bundle, "ab", "--system", "", "-n", 2)[0] == 0
+    assert prompts == [[{"role": "user", "content": "ab"}]]
 
 
 def test_unescape():

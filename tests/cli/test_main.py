@@ -76,10 +76,17 @@ def test_no_command_is_a_mistake_with_a_short_help(run):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["sing"], "invalid choice: 'sing'"),
+        (["sing"], "unknown command 'sing'. Try `ondevice --help`"),
         (["generate"], "required: BUNDLE. Try `ondevice generate --help`"),
         (["generate", "b", "p", "--top-k", "x"], "--top-k: invalid int value: 'x'. Try"),
-        (["generate", "b", "p", "--temper", "1"], "unrecognized arguments: --temper"),
+        (["generate", "b", "p", "--temper", "1"], "unknown option --temper: did you mean --temp? Try"),
+        (["genrate", "b"], "unknown command 'genrate': did you mean generate? Try"),
+        (["generate", "b", "p", "--temprature=1"], "unknown option --temprature: did you mean --temperature? Try"),
+        (
+            ["generate", "Why is the sky blue?"],
+            "'Why is the sky blue?' is no bundle, and there is no prompt: the bundle",
+        ),
+        (["generate", "b", "p", "--top-logprobs", "2"], "--top-logprobs needs --json or --json-lines"),
         (
             ["generate", "b", "p", "--drafter", "magic"],
             "'magic' is none of auto, mtp, ngram, ",
@@ -107,7 +114,7 @@ def test_a_failing_disk_is_one_line(run, bundle, monkeypatch):
         raise PermissionError(13, "Permission denied", "bundle.json")
 
     monkeypatch.setattr("ondevice.cli.info.Bundle.open", fail)
-    assert run("info", bundle) == (2, "", "ondevice: [Errno 13] Permission denied: 'bundle.json'\n")
+    assert run("info", bundle) == (2, "", "ondevice: bundle.json: permission denied\n")
 
 
 def test_a_character_that_the_console_lacks_is_replaced(monkeypatch):
@@ -156,7 +163,7 @@ def test_a_broken_pipe_prints_no_error(words):
 @pytest.mark.parametrize("words", [["info"], ["--version"]])
 def test_output_that_cannot_be_written_is_one_line(words):
     with Path("/dev/full").open("wb") as full:
-        assert _written_to(full, words) == (2, ["ondevice: [Errno 28] No space left on device"])
+        assert _written_to(full, words) == (2, ["ondevice: no space left on device"])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the shell of Windows cannot close a stream")

@@ -31,6 +31,7 @@ PICTURE = (
 FUNCTION = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 TOOL = {"type": "function", "function": FUNCTION}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+FUNCTION_CALL = {"name": "f", "arguments": {"a": 1}}
 CONVERSATION = [
     {"role": "system", "content": "x"},
     {"role": "user", "content": [{"type": "text", "text": "hello"}]},
@@ -91,6 +92,9 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
             "text": {"format": {"type": "text"}},
         },
     ),
+    ("/v1/responses", {"input": "x", "background": True, "max_output_tokens": 2}),
+    ("/v1/responses", {"input": "x", "background": True, "max_output_tokens": 50, "stream": True}),
+    ("/v1/responses/resp_0/cancel", {}),
     (
         "/v1/messages",
         {
@@ -109,12 +113,34 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}),
+    (
+        "/api/chat",
+        {
+            "model": "reference:latest",
+            "messages": [
+                {"role": "user", "content": "x", "images": [PICTURE.partition(",")[2]]},
+                {"role": "assistant", "content": "", "thinking": "x", "tool_calls": [{"function": FUNCTION_CALL}]},
+                {"role": "tool", "content": "x", "tool_name": "f"},
+            ],
+            "tools": [TOOL],
+            "think": True,
+            "keep_alive": "5m",
+            "options": {"num_predict": 2, "temperature": 0.5, "num_ctx": 100, "num_assistant_tokens": 2},
+        },
+    ),
+    ("/api/chat", {"messages": CONVERSATION[:1], "stream": False, "format": SCHEMA, "options": {"num_predict": 2}}),
+    ("/api/generate", {"prompt": "x", "system": "y", "logprobs": True, "options": {"num_predict": 2, "stop": ["x"]}}),
+    ("/api/generate", {"prompt": "x", "raw": True, "stream": False, "options": {"num_predict": 2, "seed": 1}}),
+    ("/api/show", {"model": "reference", "verbose": True}),
     ("/tokenize", {"content": "abc", "add_special": True, "parse_special": False, "with_pieces": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
 )
 """Requests with a body."""
 
 PATHS = (
+    "/v1/responses/resp_0", "/v1/responses/x%00?stream=true&starting_after=-1", "/v1/responses/?stream=1",
+    "/api/tags", "/api/ps", "/api/version", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete",
+    "/api/embed", "/api/embeddings", "/v1/embeddings", "/props?model=x%00",
     "/", "/health", "/v1/health", "/v1/models", "/v1/models/x%ff%00/y", "/props", "/metrics", "/nothing", "/../etc",
     "//", "/v1/%ed%a0%80", "/health?a=%ff&&=", "*", "http://[", "/v1/\xe9", "/\x1b", "/" + "a" * 30_000,
 )  # fmt: skip
@@ -124,6 +150,7 @@ FIELDS = (
     "drafter", "logit_bias", "logprobs", "top_logprobs", "response_format", "json_schema", "grammar", "tools",
     "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "return_progress",
     "return_rounds", "echo", "suffix", "best_of", "store", "metadata", "previous_response_id", "output_config",
+    "model", "options", "format", "think", "raw", "images", "system", "continue_final_message", "num_assistant_tokens",
     "thinking", "user", "max_tokens", "instructions", "input", "messages", "prompt", "content", "tokens", "unknown",
 )  # fmt: skip
 
@@ -353,6 +380,8 @@ def _faults(answer: bytes, request: Made) -> list[str]:
     if b"text/event-stream" in head:
         lines = body.decode().split("\n")
         texts = [line[6:] for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
+    elif b"application/x-ndjson" in head:
+        texts = body.decode().splitlines()
     else:
         texts = [body.decode()] if b"application/json" in head and body else []
     return [fault for text in texts if (fault := _fault(text))]
@@ -365,6 +394,8 @@ def _fault(text: str) -> str:
     except ValueError as error:
         return f"no JSON ({error}): {text!r:.500}"
     failure = value.get("error") or (value.get("response") or {}).get("error")
+    if isinstance(failure, str):  # Ollama's
+        return f"an error of the server: {text:.500}" if failure.startswith("internal error") else ""
     if failure and (failure.get("code") in (500, "server_error") or failure.get("type") == "api_error"):
         return f"an error of the server: {text:.500}"
     return ""

@@ -92,7 +92,8 @@ def test_the_pixels_of_a_request_are_limited(served: Served, path: str, monkeypa
         RESPONSES: {"type": "input_image", "image_url": URL},
     }
     messages = [user(*[pictures.get(path, block())] * 3)]
-    answer = served.post(path, max_tokens=8, **{"input" if path == RESPONSES else "messages": messages})
+    names = ("input", "max_output_tokens") if path == RESPONSES else ("messages", "max_tokens")
+    answer = served.post(path, **dict(zip(names, (messages, 8), strict=True)))
     assert answer.status == 400
     assert "the first 3 pictures and sounds have 7,500 pixels and samples" in answer.body["error"]["message"]
 
@@ -132,7 +133,7 @@ def test_a_picture_in_a_tool_result_begins_the_users_message(served: Served, cha
 
 def test_anthropics_client(served: Served) -> None:
     with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
-        made = client.messages.create(model="any", max_tokens=4, messages=[user(block(), TEXT)])  # type: ignore[list-item]
+        made = client.messages.create(model="seeing", max_tokens=4, messages=[user(block(), TEXT)])  # type: ignore[list-item]
     assert made.usage.output_tokens > 0
 
 
@@ -208,7 +209,7 @@ def test_a_picture_in_a_functions_output(served: Served, chat_model: Model) -> N
 def test_openais_client(served: Served) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         part: Any = {"type": "input_image", "image_url": URL, "detail": "auto"}
-        made = client.responses.create(model="any", max_output_tokens=4, input=[user(part, INPUT)])  # type: ignore[list-item]
+        made = client.responses.create(model="seeing", max_output_tokens=4, input=[user(part, INPUT)])  # type: ignore[list-item]
     assert made.usage is not None
     assert made.usage.input_tokens > 60
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ondevice import Image, Model, PromptError, Video
 from ondevice.cli.main import main
 from ondevice.media.videos import Frames, clock, evenly
-from ondevice.server.openai import read_chat_completion
+from ondevice.server.apis.openai import read_chat_completion
 from ondevice.server.requests import Fields, RequestError
 from ondevice.text.messages import ChatOptions
 from tests.media.pictures_made import noise, png

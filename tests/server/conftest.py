@@ -17,6 +17,8 @@ from tests.toy_engine import ToyEngine
 
 __all__ = ["browser", "open_page"]
 
+CHAT_OPTIONS = ("tools", "thinking", "template_options", "continue_final")
+
 
 @pytest.fixture(scope="session")
 def served_model(reference_bundle: Path) -> Iterator[Model]:
@@ -65,7 +67,7 @@ def scripted(chatting: Served, chatting_model: tuple[Path, Model], monkeypatch: 
     stream = model.stream
 
     def say(prompt: Prompt, **options: Any) -> Generation:
-        chat = {name: options[name] for name in ("tools", "thinking", "template_options") if name in options}
+        chat = {name: options[name] for name in CHAT_OPTIONS if name in options}
         script = Script(text[0], len(model.encode(prompt, **chat)))
         return stream(prompt, logits_processors=[script], **options)
 

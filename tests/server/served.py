@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ondevice.bundle import Bundle
 from ondevice.model import Model
+from ondevice.server.model_manager import Source
 from ondevice.server.running import Server, Setup
 
 PATIENCE_S = 300.0
@@ -44,7 +45,7 @@ class Client:
             response = connection.getresponse()
             raw = response.read()
             received = {name.lower(): value for name, value in response.getheaders()}
-            parsed = json.loads(raw) if "json" in received.get("content-type", "") else raw.decode()
+            parsed = json.loads(raw) if "application/json" in received.get("content-type", "") else raw.decode()
             return Answer(response.status, received, parsed)
 
     def get(self, path: str, **headers: str) -> Answer:
@@ -100,7 +101,14 @@ class Served(Client):
 @contextmanager
 def serving(bundle: Path, load: Callable[[], Model], *, wait: bool = True, **setup: Any) -> Iterator[Served]:
     """Run a server at a free port within the block."""
-    server = Server(Bundle.open(bundle), lambda report: load(), Setup(**setup))
+    server = Server([Source(Bundle.open(bundle), lambda report: load())], Setup(**setup))
+    with running(server, wait=wait) as served:
+        yield served
+
+
+@contextmanager
+def running(server: Server, *, wait: bool = True) -> Iterator[Served]:
+    """Run a server within the block."""
     failed: list[BaseException] = []
 
     def run() -> None:

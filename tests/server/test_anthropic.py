@@ -26,20 +26,20 @@ def client(scripted):
 
 def test_message_and_token_count(client, scripted):
     scripted.says("Yes, it will.<turn|>")
-    message = client.messages.create(model="any", max_tokens=100, system="Be brief.", messages=ASKED)
+    message = client.messages.create(model="reference", max_tokens=100, system="Be brief.", messages=ASKED)
     assert [block.text for block in message.content] == ["Yes, it will."]
     assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", "reference")
     prompt = [{"role": "system", "content": "Be brief."}, *ASKED]
     usage = message.usage
     assert usage.input_tokens + usage.cache_read_input_tokens == len(scripted.model.encode(prompt))
-    counted = client.messages.count_tokens(model="any", system="Be brief.", messages=ASKED)
+    counted = client.messages.count_tokens(model="reference", system="Be brief.", messages=ASKED)
     assert counted.input_tokens == len(scripted.model.encode(prompt))
 
 
 def test_tool_call_thinking_and_tool_result(client, scripted):
     scripted.says(f"{THOUGHT}One moment. {CALL}<|tool_response>")
     options = {
-        "model": "any",
+        "model": "reference",
         "max_tokens": 200,
         "tools": [WEATHER],
         "thinking": {"type": "enabled", "budget_tokens": 1024},
@@ -61,14 +61,16 @@ def test_tool_call_thinking_and_tool_result(client, scripted):
 def test_one_call_where_parallel_ones_are_disabled(client, scripted):
     scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
     choice = {"type": "auto", "disable_parallel_tool_use": True}
-    message = client.messages.create(model="any", max_tokens=200, messages=ASKED, tools=[WEATHER], tool_choice=choice)
+    message = client.messages.create(
+        model="reference", max_tokens=200, messages=ASKED, tools=[WEATHER], tool_choice=choice
+    )
     assert [block.type for block in message.content] == ["text", "tool_use"]
     assert message.stop_reason == "tool_use"
 
 
 def test_streamed_message(client, scripted):
     scripted.says(f"{THOUGHT}One moment. {CALL}{CALL}<|tool_response>")
-    with client.messages.stream(model="any", max_tokens=200, messages=ASKED, tools=[WEATHER]) as stream:
+    with client.messages.stream(model="reference", max_tokens=200, messages=ASKED, tools=[WEATHER]) as stream:
         events = list(stream)
         message = stream.get_final_message()
     assert events[0].type == "message_start"
@@ -88,7 +90,7 @@ def test_streamed_message(client, scripted):
 
 def test_a_whole_message_has_the_blocks_of_its_stream(client, scripted):
     scripted.says(f"One.{THOUGHT}Two.{CALL}<|tool_response>")
-    options = {"model": "any", "max_tokens": 200, "messages": ASKED, "tools": [WEATHER]}
+    options = {"model": "reference", "max_tokens": 200, "messages": ASKED, "tools": [WEATHER]}
     whole = client.messages.create(**options)
     assert [block.type for block in whole.content] == ["text", "thinking", "text", "tool_use"]
     with client.messages.stream(**options) as stream:
@@ -102,7 +104,7 @@ def test_a_whole_message_has_the_blocks_of_its_stream(client, scripted):
 @pytest.mark.parametrize("stops", [["rain"], ["snow", "rain", "."]])
 def test_stop_sequence(client, scripted, stops):
     scripted.says("There will be rain.<turn|>")
-    message = client.messages.create(model="any", max_tokens=100, messages=ASKED, stop_sequences=stops)
+    message = client.messages.create(model="reference", max_tokens=100, messages=ASKED, stop_sequences=stops)
     assert message.content[0].text == "There will be"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "rain")
 
@@ -117,7 +119,7 @@ def test_a_reply_that_ends_with_its_form_did_not_end_at_a_stop_sequence(served):
 
 def test_max_tokens(client, scripted):
     scripted.says("There will be rain.<turn|>")
-    assert client.messages.create(model="any", max_tokens=2, messages=ASKED).stop_reason == "max_tokens"
+    assert client.messages.create(model="reference", max_tokens=2, messages=ASKED).stop_reason == "max_tokens"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_max_tokens(client, scripted):
 )
 def test_bad_requests_name_the_field(client, change, complaint):
     with pytest.raises(anthropic.BadRequestError, match="invalid_request_error") as raised:
-        client.messages.create(**{"model": "any", "max_tokens": 5, "messages": ASKED, **change})
+        client.messages.create(**{"model": "reference", "max_tokens": 5, "messages": ASKED, **change})
     assert complaint in raised.value.message
 
 
@@ -143,5 +145,5 @@ def test_not_found_and_authentication_errors(client, serve_toy):
         client.post("/v1/messages/batches", cast_to=object)
     with serve_toy(rules=Rules(api_key="secret")) as served:
         with pytest.raises(anthropic.AuthenticationError):
-            client_of(served, "wrong").messages.create(model="any", max_tokens=1, messages=ASKED)
-        assert client_of(served, "secret").messages.create(model="any", max_tokens=1, messages=ASKED).id
+            client_of(served, "wrong").messages.create(model="toy-model", max_tokens=1, messages=ASKED)
+        assert client_of(served, "secret").messages.create(model="toy-model", max_tokens=1, messages=ASKED).id

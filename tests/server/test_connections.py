@@ -140,7 +140,7 @@ def test_a_malformed_body_behind_another_request(serve_toy, gate, caplog):
 def test_small_chunks(serve_toy, size, is_possible):
     """They would take the event loop longer than the rest of a request."""
     count = 20 * running.FREE_CHUNKS
-    body = json.dumps({"prompt": "abc", "max_tokens": 1, "ignored": "a" * count * size}).encode()
+    body = json.dumps({"prompt": "abc", "max_tokens": 1, "user": "a" * count * size}).encode()
     chunks = [b"%x\r\n%b\r\n" % (len(body[at : at + size]), body[at : at + size]) for at in range(0, len(body), size)]
     answer = b""
     with serve_toy() as served, connect(served, b"POST /v1/completions" + CHUNKED) as connection:

@@ -75,7 +75,7 @@ def said(text: str) -> list[dict[str, Any]]:
 
 def padded(ignored: bytes) -> bytes:
     """A small request with a field that nobody reads."""
-    return b'{"prompt": "abc", "max_tokens": 1, "ignored": %b}' % ignored
+    return b'{"prompt": "abc", "max_tokens": 1, "user": %b}' % ignored
 
 
 def connect(served: Alone) -> closing[socket.socket]:
@@ -247,7 +247,7 @@ INPUTS: dict[str, tuple[Callable[[], Send], int | range]] = {
         lambda: one_by_one(20, post(TEXT, b'{"prompt": "%b"}' % (b"a" * (40 * MEGABYTE)))), 400,
     ),
     "20 strings of 40 MB and no prompt": (
-        lambda: one_by_one(20, post(TEXT, b'{"ignored": "%b"}' % (b"a" * (40 * MEGABYTE)))), 400,
+        lambda: one_by_one(20, post(TEXT, b'{"user": "%b"}' % (b"a" * (40 * MEGABYTE)))), 400,
     ),
 }  # fmt: skip
 

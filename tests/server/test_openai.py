@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from ondevice.generation import Step
-from ondevice.server import openai
+from ondevice.server.apis import openai
+from ondevice.server.apis.openai import ChatCompletionWriter
 from ondevice.server.bodies import MAX_REQUEST_BYTES
-from ondevice.server.openai import ChatCompletionWriter
 from ondevice.server.replies import Choice
 from tests.server.served import text_of
 from tests.text.conversations import WEATHER
@@ -60,6 +60,29 @@ def test_rounds_are_sent_if_asked_for(served):
     assert {each["source"] for each in rounds if not each["drafted"]} <= {"none"}
     assert sum(each["time_ms"] for each in rounds[1:]) == pytest.approx(timings["predicted_ms"], abs=0.1)
     assert served.post(CHAT, **asked, return_rounds=1).body["error"]["param"] == "return_rounds"
+
+
+def test_drafts_of_a_request(served):
+    """Its drafter and the length of its drafts; the figures under vLLM's names, which `/metrics` sums."""
+    served.wait_until_idle()
+    before = served.gauge("spec_decode_num_draft_tokens_total")
+    asked = {"prompt": "import os\nimport sys\n" * 4, "max_tokens": 40, "temperature": 0, "n": 2, "drafter": "ngram"}
+    plain = served.post(TEXT, **{**asked, "drafter": "none"}).body
+    body = served.post(TEXT, **asked, num_assistant_tokens=2).body
+    assert body["choices"] == plain["choices"]
+    assert plain["usage"]["speculative_decoding"]["num_drafts"] == 0
+    drafts = body["usage"]["speculative_decoding"]
+    assert (
+        0
+        < drafts["num_drafts"]
+        <= drafts["num_draft_tokens"]
+        == served.gauge("spec_decode_num_draft_tokens_total") - before
+    )
+    assert len(drafts["num_drafts_per_pos"]) <= 2
+    assert sum(drafts["num_accepted_tokens_per_pos"]) == drafts["num_accepted_tokens"]
+    assert drafts["draft_acceptance_rate"] == drafts["num_accepted_tokens"] / drafts["num_draft_tokens"]
+    assert served.post(TEXT, **asked, num_assistant_tokens=0).body["error"]["param"] == "num_assistant_tokens"
+    assert served.post(TEXT, prompt="a", drafter="../x").body["error"]["param"] == "drafter"
 
 
 def test_a_round_tells_what_was_drafted(served_model):
@@ -381,6 +404,7 @@ def test_a_text_is_scored_by_the_log_probabilities_of_its_tokens(served, served_
     [choice] = body["choices"]
     assert choice["text"] == "def f(" + reply.text
     assert choice["finish_reason"] == "length"
+    assert body["usage"].pop("speculative_decoding")["num_drafts"] == 0
     assert body["usage"] == {
         "prompt_tokens": len(ids),
         "completion_tokens": 0,
@@ -501,7 +525,7 @@ def test_no_token_and_no_echo_is_an_empty_text(served):
         (TEXT, {"prompt": []}, "prompt"),
         (TEXT, {"prompt": "a", "echo": 1}, "echo"),
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
-        (TEXT, {"prompt": "a", "max_tokens": -2}, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": -3}, "max_tokens"),
     ],
 )
 def test_an_error_names_the_wrong_field(served, path, fields, param):

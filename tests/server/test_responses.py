@@ -23,7 +23,9 @@ def client(scripted):
 
 def test_response(client, scripted):
     scripted.says("Yes, it will.<turn|>")
-    response = client.responses.create(model="any", input="Will it rain?", instructions="Be brief.", temperature=0.5)
+    response = client.responses.create(
+        model="reference", input="Will it rain?", instructions="Be brief.", temperature=0.5
+    )
     assert response.output_text == "Yes, it will."
     assert (response.status, response.model, response.temperature) == ("completed", "reference", 0.5)
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Will it rain?"}]
@@ -34,7 +36,7 @@ def test_response(client, scripted):
 def test_a_conversation_with_a_tool(client, scripted):
     scripted.says(f"{THOUGHT}{CALL}<|tool_response>")
     asked = [{"role": "user", "content": [{"type": "input_text", "text": "Will it rain?"}]}]
-    options = {"model": "any", "tools": [WEATHER], "reasoning": {"effort": "low"}}
+    options = {"model": "reference", "tools": [WEATHER], "reasoning": {"effort": "low"}}
     response = client.responses.create(input=asked, **options)
     reasoning, call = response.output
     assert reasoning.content[0].text == "I need the weather."
@@ -56,7 +58,7 @@ def test_a_conversation_with_a_tool(client, scripted):
 
 def test_one_call_where_parallel_ones_are_not_allowed(client, scripted):
     scripted.says(f"One moment.{CALL}{CALL}<|tool_response>")
-    options = {"model": "any", "input": "Will it rain?", "tools": [WEATHER]}
+    options = {"model": "reference", "input": "Will it rain?", "tools": [WEATHER]}
     response = client.responses.create(**options, parallel_tool_calls=False)
     assert [item.type for item in response.output] == ["message", "function_call"]
     assert response.parallel_tool_calls is False
@@ -65,7 +67,7 @@ def test_one_call_where_parallel_ones_are_not_allowed(client, scripted):
 
 def test_streamed_response(client, scripted):
     scripted.says(f"{THOUGHT}One moment.{CALL}{CALL}<|tool_response>")
-    with client.responses.stream(model="any", input="Will it rain?", tools=[WEATHER]) as stream:
+    with client.responses.stream(model="reference", input="Will it rain?", tools=[WEATHER]) as stream:
         events = list(stream)
         final = stream.get_final_response()
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -84,9 +86,9 @@ def test_streamed_response(client, scripted):
 
 def test_response_cut_at_the_token_limit(client, scripted):
     scripted.says("There will be rain.<turn|>")
-    response = client.responses.create(model="any", input="Rain?", max_output_tokens=2)
+    response = client.responses.create(model="reference", input="Rain?", max_output_tokens=2)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    with client.responses.stream(model="any", input="Rain?", max_output_tokens=2) as stream:
+    with client.responses.stream(model="reference", input="Rain?", max_output_tokens=2) as stream:
         assert [event.type for event in stream][-1] == "response.incomplete"
 
 

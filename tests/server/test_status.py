@@ -56,7 +56,7 @@ def test_detokenize_refuses_bad_ids(served, tokens):
 
 @pytest.mark.parametrize(
     ("path", "fields", "reader"),
-    [("/tokenize", {"content": "abc"}, "text"), ("/v1/chat/completions", {"messages": []}, "objects")],
+    [("/tokenize", {"content": "abc"}, "flag"), ("/v1/chat/completions", {"messages": []}, "objects")],
 )
 def test_a_request_that_takes_long_to_read_stops_no_other(served, monkeypatch, path, fields, reader):
     """As one of 15 MB does, whose objects are walked one by one."""

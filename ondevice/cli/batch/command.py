@@ -100,6 +100,7 @@ def _answer_rest(args: argparse.Namespace, requests: RequestFile, answers: Answe
 
 def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answers: AnswerFile) -> bool:
     unanswered = (request for request in requests if not answers.has(request))
+    refused = answers.errors
     with (
         cancel_on_interrupt(workers.cancel) as interrupted,
         BatchBar(requests.count - len(answers)) as bar,
@@ -112,7 +113,9 @@ def _write_answers(workers: ModelThreads | Cluster, requests: RequestFile, answe
                 answers.write(event)
                 bar.count(1, 0)
     seconds, pace = bar.pace()
-    print(f"{bar.answers} answers, {bar.tokens} tokens in {seconds:.1f} s, {pace:.1f} tokens/s", file=sys.stderr)
+    refused = answers.errors - refused
+    counts = f"{bar.answers - refused} answers" + (f", {refused} errors" if refused else "")
+    print(f"{counts}, {bar.tokens} tokens in {seconds:.1f} s, {pace:.1f} tokens/s", file=sys.stderr)
     return interrupted.is_set()
 
 

@@ -72,8 +72,8 @@ def _words(steps: Sequence[Step]) -> NDArray[np.int64]:
 class PlanBuilder:
     """Collects the steps of one plan after another. The plans share constants and buffers.
 
-    A `row_set` is `contract.ALL` or `contract.WANTED`, the rows that a step runs on. An argument named `reader` is the matrix
-    that will read the activations; it determines the form in which they are written (`input_form`).
+    A `row_set` is `contract.ALL` or `contract.WANTED`, the rows that a step runs on. An argument named `reader` is the
+    matrix that will read the activations; it determines the form in which they are written (`input_form`).
 
     Attributes:
         buffers: allocates the memory that steps read and write.

@@ -23,6 +23,7 @@ from ondevice.server.requests import (
     FieldNames,
     Fields,
     RequestError,
+    continue_option,
     effort_option,
     parallel_option,
     read_request,
@@ -34,6 +35,8 @@ from ondevice.text.tokenizer import Tokenizer
 
 CHAT_NAMES = FieldNames(max_tokens=("max_completion_tokens", "max_tokens", "n_predict"), choices="n")
 COMPLETION_NAMES = FieldNames(max_tokens=("max_tokens", "n_predict"), choices="n", least_tokens=0)
+CACHING = ("cache_prompt", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
+"""Fields about the cache of prompts. A reply is the same with and without it."""
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 64
 
@@ -45,7 +48,18 @@ def read_chat_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]
     if not messages:
         raise fields.wrong("messages", "a list of at least one message")
     _check_parts(fields)
-    request = read_request(fields, CHAT_NAMES, [messages], {**_chat_options(fields), **_chat_logprobs(fields)})
+    options: GenerationKeywords = {
+        **_chat_options(fields),
+        **_chat_logprobs(fields),
+        **continue_option(fields, messages),
+    }
+    _refuse_others(fields)
+    fields.refuse("functions are declared in `tools`", "functions", "function_call")
+    fields.refuse("replies are texts only", "audio", modalities=["text"])
+    fields.refuse("the client searches: declare a function in `tools`", "web_search_options")
+    fields.refuse("the model has no such switch: ask for it in a message", verbosity="medium")
+    fields.ignore("metadata", "service_tier", "prediction")
+    request = read_request(fields, CHAT_NAMES, [messages], options)
     rounds = fields.flag("return_rounds")
     return request, partial(ChatCompletionWriter, include_usage=_include_usage(fields), include_rounds=rounds)
 
@@ -70,8 +84,9 @@ def _check_parts(fields: Fields) -> None:
 
 def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/completions`, and what makes the writer of its response."""
-    if fields.get("suffix"):
-        raise fields.unsupported("suffix", "this server only continues a prompt: leave it out")
+    _refuse_others(fields)
+    fields.refuse("this server only continues a prompt: leave it out", suffix="")
+    fields.ignore("best_of")
     options, echoes = _text_logprobs(fields), fields.flag("echo")
     if echoes and options:
         options["prompt_logprobs"] = True
@@ -79,9 +94,17 @@ def read_completion(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     return request, partial(CompletionWriter, include_usage=_include_usage(fields), scores_prompts=bool(options))
 
 
+def _refuse_others(fields: Fields) -> None:
+    """Fields of both APIs that do not concern this server, or whose only value here is the usual one."""
+    fields.ignore("user", "safety_identifier", "store", *CACHING)
+    fields.refuse("thoughts come as `reasoning_content`", reasoning_format="auto")
+
+
 def _include_usage(fields: Fields) -> bool:
     """Whether a stream ends with its usage."""
-    return fields.inner("stream_options").flag("include_usage")
+    options = fields.inner("stream_options")
+    options.ignore("include_obfuscation")
+    return options.flag("include_usage")
 
 
 def _chat_options(fields: Fields) -> GenerationKeywords:
@@ -171,6 +194,7 @@ class OpenAIWriter(ResponseWriter):
             "completion_tokens": usage.new,
             "total_tokens": usage.prompt + usage.new,
             "prompt_tokens_details": {"cached_tokens": usage.cached},
+            "speculative_decoding": usage.drafts,
         }
 
 

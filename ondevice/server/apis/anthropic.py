@@ -10,7 +10,7 @@ from typing import Any
 
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
-from ondevice.server.blocks import (
+from ondevice.server.apis.blocks import (
     Block,
     BlockWriter,
     Part,
@@ -27,6 +27,7 @@ from ondevice.server.requests import (
     FieldNames,
     Fields,
     RequestError,
+    continue_option,
     read_request,
     schema_format,
     tool_options,
@@ -48,16 +49,29 @@ MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 def read_message(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/messages`, and what makes the writer of its response."""
     fields.required("max_tokens")
-    messages = read_messages(fields)
     fields.whole("max_tokens", 1)  # in the other APIs -1 means no limit
-    return read_request(fields, NAMES, [messages], _options(fields)), MessageWriter
+    return _read(fields), MessageWriter
 
 
 def count_tokens(model: Model, fields: Fields) -> dict[str, Any]:
-    """The number of tokens of a request's prompt."""
-    options = _options(fields)
-    prompt = model.encode(read_messages(fields), tools=options.get("tools"), thinking=options.get("thinking"))
+    """The number of tokens of a request's prompt. The request may have the other fields of a message's, too."""
+    request = _read(fields)
+    options = request.options
+    prompt = model.encode(
+        request.prompts[0],
+        tools=options.get("tools"),
+        thinking=options.get("thinking"),
+        continue_final=options["continue_final"],
+    )
     return {"input_tokens": len(prompt)}
+
+
+def _read(fields: Fields) -> CompletionRequest:
+    messages = read_messages(fields)
+    fields.refuse("declare functions in `tools`, which the client runs", "mcp_servers", "container")
+    fields.ignore("metadata", "service_tier")
+    options: GenerationKeywords = {**_options(fields), **continue_option(fields, messages)}
+    return read_request(fields, NAMES, [messages], options)
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
@@ -78,6 +92,7 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
 def _picture(block: Fields) -> Part:
     """The part of a block `image`, whose picture must be in base64."""
     block.required("source")
+    block.ignore("cache_control")
     source = block.inner("source")
     if source.kind(("base64", "url", "file")) != "base64":
         raise source.unsupported("type", "no address is opened, and no file is stored: send the picture as base64")
@@ -98,6 +113,7 @@ def _user_messages(blocks: Sequence[Fields], role: str) -> list[dict[str, Any]]:
     for block in blocks:
         kind = block.kind(kinds)
         if kind == "tool_result":
+            block.ignore("cache_control", "is_error")
             content = content_of(read_parts(block, "content", PARTS), "\n")
             results.append({"role": "tool", "tool_call_id": block.required("tool_use_id"), "content": content})
         else:
@@ -109,6 +125,7 @@ def _assistant_messages(blocks: Sequence[Fields]) -> list[dict[str, Any]]:
     texts, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.kind(("text", "thinking", "redacted_thinking", "tool_use"))
+        block.ignore("cache_control", "citations", "signature", "data", "caller")
         if kind == "text":
             texts.append(block.text("text") or "")
         elif kind == "thinking":
@@ -126,10 +143,13 @@ def _assistant_messages(blocks: Sequence[Fields]) -> list[dict[str, Any]]:
 
 def _options(fields: Fields) -> GenerationKeywords:
     """Tools, thinking and response format."""
+    fields.ignore("cache_control")
     options = tool_options(_tools(fields), _tool_choice(fields.inner("tool_choice")))
     if fields.inner("tool_choice").flag("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False
     thinking = fields.inner("thinking").choice("type", ("enabled", "adaptive", "disabled"))
+    fields.inner("thinking").ignore("budget_tokens", "display")
+    fields.inner("output_config").ignore("effort")
     if thinking is not None:
         options["thinking"] = thinking != "disabled"
     output_format = fields.inner("output_config").inner("format")
@@ -144,10 +164,12 @@ def _tools(fields: Fields) -> list[dict[str, Any]]:
     tools = []
     for tool in fields.objects("tools"):
         tool.choice("type", ("custom",))
+        tool.ignore("cache_control", "input_examples", "eager_input_streaming", "defer_loading", "allowed_callers")
         function = {
             "name": tool.required("name"),
             "description": tool.text("description") or "",
             "parameters": dict(tool.inner("input_schema")),
+            **({"strict": True} if tool.flag("strict") else {}),
         }
         tools.append({"type": "function", "function": function})
     return tools
@@ -206,13 +228,14 @@ class MessageWriter(BlockWriter):
         reason = FINISH_NAMES[self.choice.finish_reason].anthropic if found is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": found}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         usage = Usage.of(self.choices)
         return {
             "input_tokens": usage.prompt - usage.cached,
             "cache_read_input_tokens": usage.cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": usage.new,
+            "speculative_decoding": usage.drafts,
         }
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from ondevice.model import Model
 from ondevice.options import GenerationKeywords
-from ondevice.server.blocks import (
+from ondevice.server.apis.blocks import (
     Block,
     BlockWriter,
     Part,
@@ -23,6 +24,7 @@ from ondevice.server.blocks import (
     read_parts,
     text_part,
 )
+from ondevice.server.apis.openai import CACHING
 from ondevice.server.delivery import FINISH_NAMES, MakeWriter, ServerSentEvent, Usage, new_id
 from ondevice.server.replies import Choice
 from ondevice.server.requests import (
@@ -30,6 +32,7 @@ from ondevice.server.requests import (
     FieldNames,
     Fields,
     RequestError,
+    continue_option,
     effort_option,
     parallel_option,
     read_request,
@@ -42,6 +45,9 @@ ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata
 
 MAX_METADATA, MAX_NAME, MAX_VALUE = 16, 64, 512
 """Most entries of `metadata`, and characters of their names and values, as in OpenAI's API. Responses repeat them."""
+
+INCLUDED = {"reasoning.encrypted_content"}
+"""Values of `include` that are accepted. Thoughts come as plain text, which a client can send back."""
 
 ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
 ROLES = ("user", "assistant", "system", "developer")
@@ -66,15 +72,23 @@ TEXTS_AND_PICTURES = {**TEXTS, "input_image": _picture}
 
 def read_response(fields: Fields) -> tuple[CompletionRequest, MakeWriter]:
     """A request to `/v1/responses`, and what makes the writer of its response."""
-    for name in ("previous_response_id", "conversation"):
-        if name in fields:
-            raise fields.unsupported(
-                name, "this server stores no conversations: send the whole conversation as `input`"
-            )
+    stored = "this server stores no conversations: send the whole conversation as `input`"
+    fields.refuse(stored, "previous_response_id", "conversation", "prompt")
+    fields.refuse("a prompt that is too long is an error here", "context_management", truncation="disabled")
+    fields.refuse("this API has none here: use chat completions", top_logprobs=0)
+    if not set(fields.texts("include")) <= INCLUDED:
+        raise fields.unsupported("include", "of what can be included, there are only thoughts, which are always there")
+    fields.ignore("user", "safety_identifier", "store", "service_tier", "max_tool_calls", *CACHING)
+    fields.inner("stream_options").ignore("include_obfuscation")
     _check_metadata(fields)
-    request = read_request(fields, NAMES, [read_input(fields)], _options(fields))
+    messages = read_input(fields)
+    request = read_request(fields, NAMES, [messages], {**_options(fields), **continue_option(fields, messages)})
+    request = replace(request, background=fields.flag("background"))
+    if request.background and fields.get("store") is False:
+        raise fields.unsupported("store", "a background response is kept until it is read: leave it out")
     echoed = {name: fields.get(name) for name in ECHOED}
     echoed["parallel_tool_calls"] = request.options.get("parallel_tool_calls", True)
+    echoed["background"] = request.background
     return request, partial(OpenAIResponseWriter, echoed=echoed)
 
 
@@ -98,6 +112,7 @@ def read_input(fields: Fields) -> list[dict[str, Any]]:
     if isinstance(fields["input"], str):
         return [*messages, {"role": "user", "content": fields["input"]}]
     for item in fields.objects("input"):
+        item.ignore("id", "status", "summary", "encrypted_content", "phase")
         kind = item.choice("type", ITEM_KINDS) or "message"
         if kind == "function_call_output":
             output = content_of(read_parts(item, "output", TEXTS_AND_PICTURES))
@@ -134,9 +149,11 @@ def _options(fields: Fields) -> GenerationKeywords:
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and "name" in choice:
         choice = {"type": choice.get("type"), "function": {"name": choice["name"]}}
-    options = tool_options(_tools(fields), choice) | effort_option(fields.inner("reasoning"), "effort")
-    options |= parallel_option(fields)
-    text_format = dict(fields.inner("text").inner("format"))
+    reasoning, text = fields.inner("reasoning"), fields.inner("text")
+    reasoning.ignore("summary", "generate_summary")
+    text.refuse("the model has no such switch: ask for it in `instructions`", verbosity="medium")
+    options = tool_options(_tools(fields), choice) | effort_option(reasoning, "effort") | parallel_option(fields)
+    text_format = dict(text.inner("format"))
     if text_format.get("type") == "json_schema":
         options["response_format"] = {"type": text_format.pop("type"), "json_schema": text_format}
     elif text_format:
@@ -168,13 +185,24 @@ class OpenAIResponseWriter(BlockWriter):
         head = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
         self._head = {**head, "model": model.manifest.name, **echoed}
         self._events_sent = 0
+        self.final: dict[str, Any] = {}
+        """The response, after `failure` or `cancelled`."""
+
+    @property
+    def id(self) -> str:
+        """Id of the response."""
+        return str(self._head["id"])
+
+    def current(self) -> dict[str, Any]:
+        """The response as far as it is written, before `closing`."""
+        return self._response("in_progress" if self.choice.started_s else "queued")
 
     def opening(self) -> Iterator[ServerSentEvent]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response("in_progress"))
 
     def begun(self, block: Block) -> Iterator[ServerSentEvent]:
-        yield self._item_event("output_item.added", item=_item(block))
+        yield self._item_event("output_item.added", item=self._item(block))
         if block.call is None:
             yield self._part_event(block, "content_part.added", part=_part(block))
 
@@ -190,7 +218,7 @@ class OpenAIResponseWriter(BlockWriter):
             yield self._part_event(block, "content_part.done", part=_part(block))
         else:
             yield self._item_event("function_call_arguments.done", item_id=_id(block), arguments=block.text)
-        yield self._item_event("output_item.done", item=_item(block))
+        yield self._item_event("output_item.done", item=self._item(block))
 
     def closing(self) -> Iterator[ServerSentEvent]:
         yield from self.end_block()
@@ -199,8 +227,14 @@ class OpenAIResponseWriter(BlockWriter):
 
     def failure(self, error: RequestError) -> Iterator[ServerSentEvent]:
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
-        failed = self._response("failed") | {"error": {"code": code, "message": error.message}}
-        yield self._event("response.failed", response=failed)
+        self.final = self._response("failed") | {"error": {"code": code, "message": error.message}}
+        yield self._event("response.failed", response=self.final)
+
+    def cancelled(self) -> Iterator[ServerSentEvent]:
+        """The reply was cancelled, which is no error of this API."""
+        yield from self.end_block()
+        self.final = self._response("cancelled")
+        yield self._event("response.incomplete", response=self.final)
 
     def whole(self) -> dict[str, Any]:
         return self._response(self._final_status())
@@ -213,7 +247,8 @@ class OpenAIResponseWriter(BlockWriter):
 
     def _event(self, kind: str, **data: Any) -> ServerSentEvent:
         self._events_sent += 1
-        return ServerSentEvent({"type": kind, "sequence_number": self._events_sent - 1, **data}, kind)
+        number = self._events_sent - 1
+        return ServerSentEvent({"type": kind, "sequence_number": number, **data}, kind, number)
 
     def _final_status(self) -> str:
         return FINISH_NAMES[self.choice.finish_reason].responses
@@ -224,12 +259,29 @@ class OpenAIResponseWriter(BlockWriter):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": [_item(block) for block in self.blocks],
+            "output": [self._item(block) for block in self.blocks],
             "tool_choice": "auto",
             "tools": [],
-            "store": False,
-            "usage": None if status == "in_progress" else self._usage(),
+            "store": self._head["background"],
+            "usage": self._usage() if status in ("completed", "incomplete") else None,
         }
+
+    def _item(self, block: Block) -> dict[str, Any]:
+        """A block's item, as far as it is written. It begins without parts. The last one of a reply that was cut is
+        incomplete; calls are complete.
+        """
+        status = "in_progress" if block.is_open else "completed"
+        if block is self.blocks[-1] and block.call is None and not block.is_open:
+            finish = FINISH_NAMES.get(self.choice.finish_reason)
+            status = "incomplete" if finish is None else finish.responses
+        head = {"id": _id(block), "status": status}
+        if block.call is not None:
+            call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
+            return {"type": "function_call", **head, **call}
+        content = [_part(block)] if block.text else []
+        if block.kind == "reasoning":
+            return {"type": "reasoning", **head, "summary": [], "content": content}
+        return {"type": "message", **head, "role": "assistant", "content": content}
 
     def _usage(self) -> dict[str, Any]:
         usage, tokenizer, thoughts = Usage.of(self.choices), self.model.tokenizer, self.choice.reply.reasoning
@@ -240,24 +292,13 @@ class OpenAIResponseWriter(BlockWriter):
             "output_tokens": usage.new,
             "output_tokens_details": {"reasoning_tokens": thinking},
             "total_tokens": usage.prompt + usage.new,
+            "speculative_decoding": usage.drafts,
         }
 
 
 def _id(block: Block) -> str:
     """The id of a block's item."""
     return f"{ID_PREFIXES[block.kind]}{block.id}"
-
-
-def _item(block: Block) -> dict[str, Any]:
-    """A block's item, as far as it is written. It begins without parts."""
-    head = {"id": _id(block), "status": "in_progress" if block.is_open else "completed"}
-    if block.call is not None:
-        call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
-        return {"type": "function_call", **head, **call}
-    content = [_part(block)] if block.text else []
-    if block.kind == "reasoning":
-        return {"type": "reasoning", **head, "summary": [], "content": content}
-    return {"type": "message", **head, "role": "assistant", "content": content}
 
 
 def _part(block: Block) -> dict[str, Any]:

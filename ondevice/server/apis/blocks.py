@@ -27,6 +27,7 @@ Part = dict[str, Any]
 
 def text_part(block: Fields) -> Part:
     """The part of a block with a `text`."""
+    block.ignore("cache_control", "citations", "annotations", "logprobs")
     return {"type": "text", "text": block.text("text") or ""}
 
 

@@ -1,0 +1,30 @@
+"""How each API describes a model: from its bundle, without loading it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ondevice.server.model_manager import ModelManager
+
+
+def openai_card(manager: ModelManager, created: int) -> dict[str, Any]:
+    """OpenAI's `model` object, with llama.cpp's `meta` and `status`, and what it can do.
+
+    Args:
+        created: Unix time of the server's start.
+    """
+    manifest, model = manager.bundle.manifest, manager.model
+    return {
+        "id": manager.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "ondevice",
+        "capabilities": manager.capabilities,
+        "status": {"value": "unloaded" if model is None else "loaded"},
+        "meta": {
+            "n_vocab": manifest.target.vocab_size,
+            "n_ctx_train": manifest.target.context_length,
+            "n_ctx": None if model is None else model.context_length,
+            "size": sum(entry.size for entry in manifest.files.values()),
+        },
+    }

@@ -1,0 +1,211 @@
+"""Background responses: begun, left, joined at any event, cancelled, deleted, and limited."""
+
+import asyncio
+import json
+from contextlib import closing
+from unittest import mock
+
+import openai
+import pytest
+
+from ondevice.server import background
+from tests.server.served import PATIENCE_S, wait_until
+
+RESPONSES = "/v1/responses"
+
+
+def client_of(served):
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def begin(served, **fields):
+    """A background response of the toy, whose texts do not end by themselves."""
+    return served.post(RESPONSES, **{"input": "abc", "background": True, "max_output_tokens": 20, **fields}).body
+
+
+def events(served, path, **headers):
+    """Numbers and objects of the events of a stream, until it ends."""
+    with closing(served.connect()) as connection:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        found = [event.split("\n") for event in response.read().decode().split("\n\n") if event.startswith("id: ")]
+    return [(int(lines[0][4:]), json.loads(lines[2][6:])) for lines in found]
+
+
+def finished(served, response_id):
+    wait_until(lambda: served.get(f"{RESPONSES}/{response_id}").body["status"] not in ("queued", "in_progress"))
+    return served.get(f"{RESPONSES}/{response_id}").body
+
+
+def test_it_goes_on_without_its_client(serve_toy, gate):
+    with serve_toy() as served:
+        gate.close()
+        begun = begin(served)
+        assert (begun["status"], begun["background"], begun["store"]) == ("queued", True, True)
+        assert begun["output"] == []
+        wait_until(lambda: gate.arrived == 1)
+        assert served.get(f"{RESPONSES}/{begun['id']}").body["status"] == "in_progress"
+        gate.open()
+        whole = finished(served, begun["id"])
+        assert (whole["status"], whole["id"]) == ("incomplete", begun["id"])
+        assert whole["usage"]["output_tokens"] == 20
+        plain = served.post(RESPONSES, input="abc", max_output_tokens=20).body
+        assert whole["output"][0]["content"] == plain["output"][0]["content"]
+        assert whole["output"][0]["status"] == plain["output"][0]["status"] == "incomplete"
+
+
+def test_openai_s_client(serve_toy, gate):
+    with serve_toy() as served, client_of(served) as client:
+        response = client.responses.create(model="toy-model", input="abc", background=True, max_output_tokens=20)
+        while response.status in ("queued", "in_progress"):
+            response = client.responses.retrieve(response.id)
+        kinds = [event.type for event in client.responses.retrieve(response.id, stream=True)]
+        assert kinds[0] == "response.created"
+        assert kinds[-1] == "response.incomplete"
+        rest = list(client.responses.retrieve(response.id, stream=True, starting_after=5))
+        assert [event.sequence_number for event in rest] == list(range(6, len(kinds)))
+        assert client.responses.cancel(response.id).status == "incomplete"
+        client.responses.delete(response.id)
+        with pytest.raises(openai.NotFoundError, match="only `background` ones are kept"):
+            client.responses.retrieve(response.id)
+
+
+def test_listeners_join_at_any_event_while_it_runs(serve_toy, gate):
+    """The first one leaves; others get the rest from the number that they name, in either way."""
+    with serve_toy() as served:
+        gate.close(behind=4)
+        with served.stream(RESPONSES, input="abc", background=True, max_output_tokens=20) as lines:
+            read = [line for _, line in zip(range(12), lines, strict=False)]
+        data = [json.loads(line[6:]) for line in read if line.startswith("data: ")]
+        response_id = data[0]["response"]["id"]
+        served.let_it_notice()
+        assert served.get(f"{RESPONSES}/{response_id}").body["status"] == "in_progress"
+        gate.open()
+        path = f"{RESPONSES}/{response_id}"
+        every = events(served, f"{path}?stream=true")
+        assert (
+            [number for number, _ in every]
+            == [event["sequence_number"] for _, event in every]
+            == list(range(len(every)))
+        )
+        assert [event for _, event in every[: len(data)]] == data
+        assert events(served, f"{path}?stream=true&starting_after=3") == every[4:]
+        assert events(served, path, **{"Last-Event-ID": "7"}) == every[8:]
+        assert events(served, f"{path}?stream=true&starting_after=100000") == []
+        text = "".join(event["delta"] for _, event in every if event["type"] == "response.output_text.delta")
+        assert text == finished(served, response_id)["output"][0]["content"][0]["text"]
+
+
+def test_cancelling_and_deleting_free_the_slot(serve_toy, gate):
+    with serve_toy(max_sequences=1) as served:
+        gate.close(behind=3)
+        ids = [begin(served, max_output_tokens=300)["id"] for _ in range(3)]
+        wait_until(lambda: gate.arrived >= 4)
+        gate.open()
+        cancelled = served.post(f"{RESPONSES}/{ids[0]}/cancel").body
+        assert (cancelled["status"], cancelled["usage"]) == ("cancelled", None)
+        assert events(served, f"{RESPONSES}/{ids[0]}?stream=true")[-1][1]["response"] == cancelled
+        assert served.post(f"{RESPONSES}/{ids[0]}/cancel").body == cancelled
+        assert served.ask("DELETE", f"{RESPONSES}/{ids[1]}").body == {
+            "id": ids[1],
+            "object": "response",
+            "deleted": True,
+        }
+        assert served.get(f"{RESPONSES}/{ids[1]}").status == 404
+        assert served.ask("DELETE", f"{RESPONSES}/{ids[1]}").status == 404
+        served.post(f"{RESPONSES}/{ids[2]}/cancel")
+        served.wait_until_idle()
+
+
+def test_a_listener_of_a_cancelled_response_gets_its_end(serve_toy, gate):
+    with serve_toy() as served:
+        gate.close(behind=2)
+        response_id = begin(served, max_output_tokens=300)["id"]
+        with closing(served.connect()) as connection:
+            connection.request("GET", f"{RESPONSES}/{response_id}?stream=true")
+            response = connection.getresponse()
+            response.readline()
+            gate.open()
+            served.post(f"{RESPONSES}/{response_id}/cancel")
+            assert b'"status": "cancelled"' in response.read()
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "", "1e3", "9999999999999"])
+def test_starting_after_is_the_number_of_an_event(serve_toy, number):
+    with serve_toy() as served:
+        response_id = begin(served)["id"]
+        answer = served.get(f"{RESPONSES}/{response_id}?stream=true&starting_after={number}")
+        assert answer.status == 400
+        assert "starting_after must be the number of an event" in answer.body["error"]["message"]
+
+
+def test_it_must_be_stored(served):
+    answer = served.post(RESPONSES, input="x", background=True, store=False)
+    assert (answer.status, answer.body["error"]["param"]) == (400, "store")
+
+
+def test_a_new_response_takes_the_place_of_the_oldest_that_has_ended(serve_toy, gate, monkeypatch):
+    monkeypatch.setattr(background, "MAX_STORED", 2)
+    with serve_toy() as served:
+        first = begin(served)["id"]
+        finished(served, first)
+        gate.close()
+        running = [begin(served)["id"] for _ in range(2)]
+        assert served.get(f"{RESPONSES}/{first}").status == 404
+        answer = served.post(RESPONSES, input="abc", background=True)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "60")
+        gate.open()
+        for each in running:
+            assert finished(served, each)["status"] == "incomplete"
+        served.wait_until_idle()
+
+
+def test_their_events_are_limited(serve_toy, monkeypatch):
+    with serve_toy() as served:
+        first = begin(served)["id"]
+        finished(served, first)
+        monkeypatch.setattr(background, "MAX_STORED_BYTES", 10_000)
+        second = begin(served, max_output_tokens=300)["id"]
+        failed = finished(served, second)
+        assert failed["status"] == "failed"
+        assert "take more than" in failed["error"]["message"]
+        assert served.get(f"{RESPONSES}/{first}").status == 404  # it made room first
+        assert events(served, f"{RESPONSES}/{second}?stream=true")[-1][1]["type"] == "response.failed"
+
+
+def test_their_time_is_limited(serve_toy, gate, monkeypatch):
+    monkeypatch.setattr(background, "MAX_RUNNING_S", 0.05)
+    with serve_toy() as served:
+        gate.close()
+        response_id = begin(served)["id"]
+        wait_until(lambda: gate.arrived == 1)
+        gate.open()
+        body = finished(served, response_id)
+        if body["status"] == "failed":  # a fast machine may have ended it in time
+            assert "ends after" in body["error"]["message"]
+
+
+def test_they_are_forgotten_after_their_end(serve_toy, monkeypatch):
+    monkeypatch.setattr(background, "KEPT_S", 0.0)
+    with serve_toy() as served:
+        response_id = begin(served)["id"]
+        wait_until(lambda: served.get(f"{RESPONSES}/{response_id}").status == 404)
+
+
+def test_a_stopping_server_ends_them(serve_toy, gate):
+    with serve_toy() as served:
+        gate.close(behind=3)
+        begin(served, max_output_tokens=300)
+        wait_until(lambda: gate.arrived >= 4)
+
+
+def test_a_listener_that_waits_is_sent_comments(monkeypatch):
+    monkeypatch.setattr(background, "KEEP_ALIVE_S", 0.01)
+
+    async def listen():
+        response = background.StoredResponse(mock.MagicMock(), mock.MagicMock())
+        return await asyncio.wait_for(anext(response.follow(-1)), PATIENCE_S)
+
+    assert asyncio.run(listen()) == ": keep-alive\n\n"

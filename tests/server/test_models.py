@@ -1,0 +1,162 @@
+"""Several models in one server: names, aliases, loading on demand, and unloading for another's room."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from ondevice.bundle import Bundle
+from ondevice.errors import UsageError
+from ondevice.model import CACHE_BYTES
+from ondevice.server.model_manager import Models, Source
+from ondevice.server.running import Server, Setup
+from tests.model_made import model_over, write_bundle
+from tests.server.served import running, wait_until
+from tests.toy_engine import ToyEngine
+
+
+@pytest.fixture
+def three(tmp_path, gate):
+    """The sources of three toy models, and the names of those that were loaded, in order."""
+    loaded = []
+
+    def source(name):
+        bundle = Bundle.open(write_bundle(tmp_path / name, name=name))
+
+        def load(report):
+            loaded.append(name)
+            return model_over(ToyEngine(400, chunk=16, before=gate), bundle.path, max_sequences=2)
+
+        return Source(bundle, load)
+
+    return [source(name) for name in ("a", "b", "c")], loaded
+
+
+@pytest.fixture
+def serve_three(three, gate):
+    @contextmanager
+    def start(**setup):
+        with running(Server(three[0], Setup(max_sequences=2, **setup))) as served:
+            try:
+                yield served
+            finally:
+                gate.open()
+
+    return start
+
+
+def ask(served, **fields):
+    return served.post("/v1/completions", prompt="abc", max_tokens=3, **fields)
+
+
+def in_memory(served):
+    return [card["id"] for card in served.get("/v1/models").body["data"] if card["status"]["value"] == "loaded"]
+
+
+def room_for(count):
+    """Bytes for so many of the toy models, and not for one more."""
+    return int((count + 0.5) * CACHE_BYTES)
+
+
+def test_the_first_is_loaded_at_the_start_and_the_others_on_demand(serve_three, three):
+    with serve_three() as served:
+        assert three[1] == ["a"]
+        assert [card["id"] for card in served.get("/v1/models").body["data"]] == ["a", "b", "c"]
+        assert ask(served, model="c").body["model"] == "c"
+        assert ask(served).body["model"] == "a"
+        assert three[1] == ["a", "c"]
+        assert in_memory(served) == ["a", "c"]
+        assert served.get("/props?model=b").body["model_alias"] == "b"
+
+
+def test_an_unknown_name_is_told_the_known_ones(serve_three):
+    with serve_three(aliases={"gpt-4o": ""}) as served:
+        for path, fields in (("/v1/completions", {"prompt": "abc"}), ("/tokenize", {"content": "abc"})):
+            answer = served.post(path, **fields, model="gpt-4")
+            assert (answer.status, answer.body["error"]["param"]) == (404, "model")
+            message = answer.body["error"]["message"]
+            assert message == "no model 'gpt-4' here: did you mean gpt-4o? There are a, b, c, gpt-4o"
+        assert served.get("/v1/models/x").status == 404
+        assert served.get("/props?model=x").status == 404
+
+
+def test_aliases(serve_three):
+    with serve_three(aliases={"gpt-4o": "", "small": "b"}) as served:
+        assert ask(served, model="gpt-4o").body["model"] == "a"
+        assert ask(served, model="small").body["model"] == "b"
+        assert served.get("/v1/models/small").body["id"] == "b"
+
+
+def test_the_least_recently_used_makes_room(serve_three, three):
+    with serve_three(memory=room_for(2)) as served:
+        ask(served, model="b")
+        ask(served, model="a")
+        assert in_memory(served) == ["a", "b"]
+        ask(served, model="c")
+        assert in_memory(served) == ["a", "c"]
+        ask(served, model="b")
+        assert in_memory(served) == ["b", "c"]
+        assert three[1] == ["a", "b", "c", "b"]
+
+
+def test_a_model_in_use_is_waited_for(serve_three, three, gate):
+    """The request for a model without room waits until the replies before it have ended, and later ones behind it."""
+    with serve_three(memory=room_for(1)) as served:
+        gate.close()
+        answers = {}
+
+        def begin(name, count):
+            def run():
+                answers[name] = ask(served, model=name[0])
+
+            threading.Thread(target=run, name=name).start()
+            wait_until(lambda: served.gauge("requests_processing") + served.gauge("requests_deferred") == count)
+
+        begin("a1", 1)
+        wait_until(lambda: gate.arrived == 1)
+        begin("b1", 2)
+        begin("a2", 3)
+        assert three[1] == ["a"]
+        gate.open()
+        wait_until(lambda: len(answers) == 3)
+        assert {name: answer.status for name, answer in answers.items()} == dict.fromkeys(("a1", "b1", "a2"), 200)
+        assert three[1] == ["a", "b", "a"]
+
+
+def test_a_client_that_waits_for_room_can_leave(serve_three, three, gate):
+    with serve_three(memory=room_for(1)) as served:
+        gate.close()
+        waiting = threading.Thread(target=lambda: ask(served, model="a"))
+        waiting.start()
+        wait_until(lambda: gate.arrived == 1)
+        connection = served.connect()
+        connection.request("POST", "/v1/completions", b'{"prompt": "abc", "model": "b", "stream": true}')
+        wait_until(lambda: served.gauge("requests_deferred") == 1)
+        connection.close()
+        wait_until(lambda: served.gauge("requests_deferred") == 0)
+        gate.open()
+        waiting.join()
+        assert ask(served, model="c").status == 200
+        assert three[1] == ["a", "c"]
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_of_its_requests(three):
+    def fail(report):
+        raise UsageError("no kernels")
+
+    sources = [three[0][0], Source(three[0][1].bundle, fail)]
+    with running(Server(sources, Setup(memory=room_for(2)))) as served:
+        for _ in range(2):
+            answer = ask(served, model="b")
+            assert (answer.status, answer.body["error"]["message"]) == (400, "no kernels")
+        assert ask(served, model="a").status == 200
+
+
+def test_models_that_cannot_be_served(three):
+    sources, _ = three
+    with pytest.raises(UsageError, match="two bundles have the name 'a'"):
+        Models([sources[0], sources[0]])
+    with pytest.raises(UsageError, match="more than --memory"):
+        Models(sources, memory=1000)
+    with pytest.raises(UsageError, match="the alias 'x' stands for 'd', which is not served"):
+        Models(sources, aliases={"x": "d"})
