@@ -51,8 +51,6 @@ from ondevice.engines.simd.kernels.contract import (
     UNIT,
     WIDTH,
     Attend,
-    AttendChosen,
-    AttendLookedUp,
     LookUp,
     Scratch,
     Step,
@@ -161,8 +159,8 @@ class Layer:
         }
         for width in WIDTHS:
             looks = LookUp(*x, 2, width, WINDOW, 0, CHOSEN // UNIT, CHOSEN // UNIT, 0, chosen)
-            to_chosen = AttendChosen(*attend, WINDOW, CHOSEN // UNIT, chosen)
-            by_tables = AttendLookedUp(*attend, 2, width, WINDOW, 0)
+            to_chosen = attend._replace(window=WINDOW, chosen=chosen, most=CHOSEN // UNIT)
+            by_tables = attend._replace(window=WINDOW, codes=2, width=width)
             steps = (look_up_share, looks, True), (attend_chosen_share, to_chosen, False)
             found[f"nomad, width {width}"] = self._steps("int8", width, (attend_looked_up_share, by_tables, False))
             found[f"lookup, width {width}"] = self._steps("int8", width, *steps)

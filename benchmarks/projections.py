@@ -92,8 +92,8 @@ def by_shape(plan: NDArray[np.int64]) -> dict[Shape, NDArray[np.int64]]:
         step = from_row(row)
         if isinstance(step, Project | Gated) and step.row_set == contract.ALL:
             tiles = step.tiles() if isinstance(step, Gated) else step.tiles
-            bits = step.tile_bytes // (4 * TILE * step.blocks)
-            found[Shape(step.blocks * BLOCK, tiles * TILE, bits, step.product)].append(row)
+            bits = step.matrix.tile_bytes // (4 * TILE * step.matrix.blocks)
+            found[Shape(step.matrix.blocks * BLOCK, tiles * TILE, bits, step.matrix.product)].append(row)
     return {shape: np.array(steps) for shape, steps in found.items()}
 
 

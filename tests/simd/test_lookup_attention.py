@@ -21,8 +21,6 @@ from ondevice.engines.simd.kernels.contract import (
     SPAN,
     UNIT,
     Attend,
-    AttendChosen,
-    AttendLookedUp,
     LookUp,
     Step,
     to_row,
@@ -63,8 +61,8 @@ class Case:
         x = (contract.ALL, self.query.ctypes.data, self.query.nbytes, heads, 1, HEAD_DIM)
         attend = Attend(*x, kind=0, cache=0, activations=self._out.ctypes.data, form=8)
         self.looks = LookUp(*x, 2, CODE_WIDTH, WINDOW, 0, MOST, MOST, 0, self.chosen.ctypes.data)
-        self.attends = AttendChosen(*attend, WINDOW, MOST, self.chosen.ctypes.data)
-        self.by_tables = AttendLookedUp(*attend, 2, CODE_WIDTH, WINDOW, 0)
+        self.attends = attend._replace(window=WINDOW, chosen=self.chosen.ctypes.data, most=MOST)
+        self.by_tables = attend._replace(window=WINDOW, codes=2, width=CODE_WIDTH)
 
     def run(self, kernel: Any, step: Step, *threads: int) -> twins.Quantized:
         words, claims = np.array(to_row(step)), np.zeros(1, np.int64)
@@ -117,5 +115,6 @@ def test_scores_of_nomad_are_those_of_the_tables(kind: KVCacheType, heads: int) 
 
 def test_an_exact_plan_looks_nothing_up() -> None:
     attend = Attend(*range(10))
-    plan = Plan.of([LookUp(*range(14)), AttendChosen(*attend, 10, 11, 12), AttendLookedUp(*attend, 10, 11, 12, 13)])
+    chosen, looked_up = (attend._replace(window=10, chosen=11, most=12), attend._replace(window=10, codes=13, width=14))
+    plan = Plan.of([LookUp(*range(14)), chosen, looked_up])
     np.testing.assert_array_equal(plan.exact, Plan.of([attend, attend]).steps)

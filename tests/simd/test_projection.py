@@ -20,8 +20,8 @@ from ondevice.bundle_format.weight_format import (
     WeightFormat,
 )
 from ondevice.engines.simd.kernels.activations import ROW_BYTES
-from ondevice.engines.simd.kernels.contract import GELU, SCRATCH_BYTES, SILU, groups_form
-from ondevice.engines.simd.kernels.project import Activations, FloatRows, InputRows, PackedMatrix, gated, project
+from ondevice.engines.simd.kernels.contract import GELU, SCRATCH_BYTES, SILU, PackedMatrix, groups_form
+from ondevice.engines.simd.kernels.project import Activations, FloatRows, InputRows, gated, project
 from ondevice.engines.simd.pack_layout import Packed, PackLayout
 from ondevice.engines.simd.plan.builder import input_form, product_kind
 from ondevice.engines.simd.tensor_files import Matrix

@@ -11,7 +11,7 @@ from numba import njit
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.engines.simd.kernels.activations import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head, rotate, to_half
-from ondevice.engines.simd.kernels.contract import groups_form
+from ondevice.engines.simd.kernels.contract import Table, groups_form
 from ondevice.engines.simd.kernels.isa import vector
 from ondevice.engines.simd.kernels.isa.vector import load, load_half, store
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
@@ -147,12 +147,13 @@ def test_table_rows(form: WeightFormat, dtype: type[np.floating]) -> None:
     rows = twins.unpack(codes.reshape(5, 3, form.bytes(32)), form) * scales.astype(np.float64)[..., None]
     if form.affine:
         rows += minimums.astype(np.float64)[..., None]
-    table = rows.reshape(5, 96)
+    rows = rows.reshape(5, 96)
     half, out = int(dtype == np.float16), np.empty(96, np.float32)
     factors = scales.ctypes.data, minimums.ctypes.data if form.affine else 0, half
-    read_row(codes.ctypes.data, *factors, form.bits, 32, 3, 96, np.float32(2.0), out.ctypes.data)
-    np.testing.assert_allclose(out, 2 * table[3], rtol=1e-6, atol=1e-7)
+    table = Table(codes.ctypes.data, *factors, form.bits, 32, 96)
+    read_row(table, 3, np.float32(2.0), out.ctypes.data)
+    np.testing.assert_allclose(out, 2 * rows[3], rtol=1e-6, atol=1e-7)
     x = rng.standard_normal(96).astype(np.float32)
-    found = dot_row(codes.ctypes.data, *factors, form.bits, 32, 4, 96, x.ctypes.data)
-    assert found == pytest.approx(table[4] @ x, rel=1e-4, abs=1e-3)
+    found = dot_row(table, 4, x.ctypes.data)
+    assert found == pytest.approx(rows[4] @ x, rel=1e-4, abs=1e-3)
     assert dot(x.ctypes.data, x.ctypes.data, 96) == pytest.approx(float((x.astype(float) ** 2).sum()), rel=1e-5)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from itertools import islice
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 
@@ -95,19 +96,13 @@ def dots(count: int, out: int) -> None:
 # Steps: the layout of every kind of step.
 #
 # A row of a plan is the number of the step's kind (its index in LAYOUTS), then the fields of its layout in order, then
-# zeros. All fields are integers: an address, a size, the number of a slot, or the bits of a float32. These fields mean
-# the same in every layout:
+# zeros. Fields are integers (an address, a size, the number of a slot, the bits of a float32), or tuples of integers,
+# which stand in the place of the tuple. These fields mean the same in every layout:
 #
 # - `row_set` is ALL, all new rows of the forward, or WANTED, the wanted ones; `rows` is their number.
 # - `activations` is the address of rows in the form that the matrix which reads them needs, and `form` is this form:
 #   see `activations`.
 # - `eps` is the epsilon of the step's norms, as the bits of a float32.
-# - `codes`, `scales` and `minimums` are the addresses of a table's codes, scales and minimums (see `tables`; 0 if it
-#   has no minimums), `half` is 1 if the scales are fp16 and 0 if they are float32, `bits` the bits of a code, `group`
-#   the numbers that share a scale (0 if the codes are plain numbers), and `width` the numbers of a row.
-# - `product` is the kind of product with a matrix in the pack (see `formats`), `tile_bytes` the bytes of a tile's
-#   codes, `weights` and `scales` the addresses of its codes and scales (see `project.PackedMatrix`), and `blocks` the
-#   blocks of 32 in a row of its activations.
 # - `x` and `stride` of attention are the address of the first row's queries, float32[query_heads, size], and the
 #   bytes to the next row's; `size` is the numbers in a head, `kind` the kind of attention (0 full, 1 sliding), and
 #   `cache` the index, from CACHES on, of the keys' address in a sequence's record; the values' address is the next.
@@ -117,6 +112,25 @@ def dots(count: int, out: int) -> None:
 # Steps on whole rows: embeddings, residual stream, per-layer inputs, selection of rows.
 
 
+class Table(NamedTuple):
+    """A table whose rows are read one by one, in the layout of the mapped file: see `tables`."""
+
+    codes: int
+    """Address of uint8[rows, width * bits / 8]; bfloat16 for 16 bits, float32 for 32."""
+    scales: int
+    """Address of fp16 or float32 [rows, width / group]."""
+    minimums: int
+    """Address of the groups' minimums, of the type and shape of the scales; 0 if they have none."""
+    half: int
+    """1 if the scales are fp16, 0 if they are float32."""
+    bits: int
+    """Bits of a code."""
+    group: int
+    """Numbers that share a scale; 0 if the codes are plain numbers."""
+    width: int
+    """Numbers of a row."""
+
+
 class Embed(NamedTuple):
     """out = embeddings of the forward's tokens, times a factor."""
 
@@ -124,13 +138,7 @@ class Embed(NamedTuple):
     """Address of float32[rows, width], all rows."""
     out_stride: int
     """Bytes from a row of `out` to the next."""
-    codes: int
-    scales: int
-    minimums: int
-    half: int
-    bits: int
-    group: int
-    width: int
+    table: Table
     factor: int
     """Factor of all embeddings, as the bits of a float32."""
 
@@ -172,13 +180,8 @@ class PerLayer(NamedTuple):
     eps: int
     weight: int
     """Address of float32[size], the weight of the norm of a layer's part of the projection."""
-    codes: int
-    """Of a table whose rows have layers * size numbers."""
-    scales: int
-    minimums: int
-    half: int
-    bits: int
-    group: int
+    table: Table
+    """Its rows have layers * size numbers."""
     context_factor: int
     """Factor of the projection before its norm, as the bits of a float32."""
     row_factor: int
@@ -206,17 +209,29 @@ SAME, SILU, RELU, GELU = range(4)
 """The functions of `Activate` and `Gated`; GELU in its tanh approximation."""
 
 
+class PackedMatrix(NamedTuple):
+    """A packed matrix: tiles of 16 output rows, each of `blocks` blocks of 32 weights. Layout: `formats`."""
+
+    product: int
+    """Kind of product, GROUPS4 to PLAIN."""
+    tile_bytes: int
+    """Bytes of a tile's weights."""
+    weights: int
+    """Address of the first tile's weights."""
+    scales: int
+    """Address of the first tile's scales: fp16[block][16] for weights in groups, fp16[block][2][16] if minimums follow
+    the scales of each block, else its epilogue."""
+    blocks: int
+    """Blocks of a row."""
+
+
 class Project(NamedTuple):
     """out = activations @ matrix.T, with a softcap if `cap` is not 0."""
 
     row_set: int
-    product: int
-    tile_bytes: int
-    weights: int
-    scales: int
+    matrix: PackedMatrix
     activations: int
     form: int
-    blocks: int
     tiles: int
     """Tiles of 16 outputs in the matrix."""
     out: int
@@ -236,14 +251,10 @@ class Gated(NamedTuple):
     """out = quantised f(activations @ gate.T) * factor, where the factor is activations @ up.T or a given one."""
 
     row_set: int
-    product: int
-    tile_bytes: int
-    weights: int
+    matrix: PackedMatrix
     """For each unit two tiles of gate, then two of up without a `factor`."""
-    scales: int
     activations: int
     form: int
-    blocks: int
     units: int
     """Blocks of 32 outputs in a row."""
     out: int
@@ -347,13 +358,7 @@ class Shortlist(NamedTuple):
 class CandidateLogits(NamedTuple):
     """Write the ids and logits of all tokens in the chosen clusters to the addresses in slots CANDIDATES and LOGITS."""
 
-    codes: int
-    scales: int
-    minimums: int
-    half: int
-    bits: int
-    group: int
-    width: int
+    table: Table
     x: int
     """Address of float32[rows, width]."""
     chosen: int
@@ -453,23 +458,7 @@ class Mix(NamedTuple):
     """As in `Choose`."""
 
 
-# Steps of attention: over all keys, over keys chosen by lookups, and with scores from lookups.
-
-
-class Attend(NamedTuple):
-    """activations = softmax(queries @ keys.T) @ values over each row's positions, quantised."""
-
-    row_set: int
-    x: int
-    stride: int
-    query_heads: int
-    kv_heads: int
-    size: int
-    kind: int
-    cache: int
-    activations: int
-    """Address of the activations [rows, query_heads * size] that are written."""
-    form: int
+# Steps of attention: the choice of keys by lookups, and attention.
 
 
 class LookUp(NamedTuple):
@@ -501,8 +490,13 @@ class LookUp(NamedTuple):
     units."""
 
 
-class AttendChosen(NamedTuple):
-    """`Attend`, to the units that a `LookUp` has chosen, the first positions and the newest."""
+class Attend(NamedTuple):
+    """activations = softmax(queries @ keys.T) @ values, quantised.
+
+    With `chosen` over the units that a `LookUp` has chosen, the first positions and the newest. With `codes`, but not
+    `chosen`, over all positions, with scores from table lookups except for the first positions and the newest. With
+    neither over all positions, exactly; fields after `form` are 0.
+    """
 
     row_set: int
     x: int
@@ -513,30 +507,14 @@ class AttendChosen(NamedTuple):
     kind: int
     cache: int
     activations: int
+    """Address of the activations [rows, query_heads * size] that are written."""
     form: int
-    window: int
-    most: int
-    chosen: int
-    """As in `LookUp`."""
-
-
-class AttendLookedUp(NamedTuple):
-    """`Attend` to all positions, with scores from table lookups except for the first positions and the newest."""
-
-    row_set: int
-    x: int
-    stride: int
-    query_heads: int
-    kv_heads: int
-    size: int
-    kind: int
-    cache: int
-    activations: int
-    form: int
-    codes: int
-    width: int
-    window: int
-    begin: int
+    window: int = 0
+    chosen: int = 0
+    most: int = 0
+    codes: int = 0
+    width: int = 0
+    begin: int = 0
     """All as in `LookUp`."""
 
 
@@ -553,8 +531,6 @@ Step = (
     | Shortlist
     | CandidateLogits
     | LookUp
-    | AttendChosen
-    | AttendLookedUp
     | Score
     | Choose
     | Spread
@@ -564,8 +540,7 @@ Step = (
 
 LAYOUTS: tuple[type[Step], ...] = get_args(Step)
 EMBED, RESIDUAL, PER_LAYER, PROJECT, GATED, HEAD, ATTEND, SELECT = range(8)
-CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, ATTEND_CHOSEN, ATTEND_LOOKED_UP = range(8, 14)
-SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(14, 19)
+CENTROID_SCORES, SHORTLIST, CANDIDATE_LOGITS, LOOK_UP, SCORE, CHOOSE, SPREAD, MIX, ACTIVATE = range(8, 17)
 """The number of each kind in a plan: the index of its layout in LAYOUTS."""
 WIDTH = 20
 """Numbers int64 in a row of a plan."""
@@ -573,14 +548,20 @@ WIDTH = 20
 
 def to_row(step: Step) -> tuple[int, ...]:
     """A step as a row of a plan."""
-    return LAYOUTS.index(type(step)), *step, *(0,) * (WIDTH - 1 - len(step))
+    numbers = [number for field in step for number in (field if isinstance(field, tuple) else (field,))]
+    return LAYOUTS.index(type(step)), *numbers, *(0,) * (WIDTH - 1 - len(numbers))
 
 
 def from_row(row: Iterable[int]) -> Step:
     """The step in a row of a plan."""
-    kind, *fields = map(int, row)
-    layout = LAYOUTS[kind]
-    return layout(*fields[: len(layout._fields)])
+    numbers = map(int, row)
+    layout = LAYOUTS[next(numbers)]
+    return layout(*(kind(*islice(numbers, 1 if kind is int else len(kind._fields))) for kind in field_types(layout)))
+
+
+def field_types(layout: type[Any]) -> list[Any]:
+    """The types of a layout's fields: int, or a tuple of integers."""
+    return list(get_type_hints(layout).values())
 
 
 # Slots of a forward, and the record of a sequence.

@@ -13,8 +13,9 @@ from ondevice.engines.simd.kernels.attention.chosen import attend_chosen_share, 
 from ondevice.engines.simd.kernels.attention.exact import attend_share
 from ondevice.engines.simd.kernels.attention.lookup import look_up_share
 from ondevice.engines.simd.kernels.attention.query_key_value import head
-from ondevice.engines.simd.kernels.contract import ARRIVALS, CLAIMS, LINE, TICKS
+from ondevice.engines.simd.kernels.contract import ARRIVALS, CLAIMS, LINE, TICKS, Attend
 from ondevice.engines.simd.kernels.experts import choose, mix, score, spread
+from ondevice.engines.simd.kernels.isa.jit import read_step
 from ondevice.engines.simd.kernels.isa.memory import read_i64, ticks, wait_for_all, write_i64
 from ondevice.engines.simd.kernels.project import activate, gated_share, project_share
 from ondevice.engines.simd.kernels.rows import (
@@ -30,7 +31,19 @@ from ondevice.native.functions import kernel
 
 
 @kernel
-def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
+def attend(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
+    """The step `Attend`: to chosen units, to all positions with looked-up scores, or to all positions exactly."""
+    step = read_step(Attend, words)
+    if step.chosen:
+        attend_chosen_share(words, state, thread, claims)
+    elif step.codes:
+        attend_looked_up_share(words, state, thread, claims)
+    else:
+        attend_share(words, state, thread, threads, claims)
+
+
+@kernel
+def run(  # noqa: PLR0912 - numba has no jump table
     plan: np.ndarray, state: np.ndarray, thread: int, threads: int, counters: int, before: int, scratch: int
 ) -> None:
     """One thread's share of every step.
@@ -60,13 +73,9 @@ def run(  # noqa: PLR0912, PLR0915 - numba has no jump table
         elif kind == contract.HEAD:
             head(words, state, thread, threads, scratch)
         elif kind == contract.ATTEND:
-            attend_share(words, state, thread, threads, claims)
+            attend(words, state, thread, threads, claims)
         elif kind == contract.LOOK_UP:
             look_up_share(words, state, thread, threads, claims)
-        elif kind == contract.ATTEND_CHOSEN:
-            attend_chosen_share(words, state, thread, claims)
-        elif kind == contract.ATTEND_LOOKED_UP:
-            attend_looked_up_share(words, state, thread, claims)
         elif kind == contract.SCORE:
             score(words, state, thread, threads)
         elif kind == contract.CHOOSE:

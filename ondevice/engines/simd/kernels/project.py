@@ -31,6 +31,7 @@ from ondevice.engines.simd.kernels.contract import (
     TILE,
     Activate,
     Gated,
+    PackedMatrix,
     Project,
 )
 from ondevice.engines.simd.kernels.isa.jit import LITERAL, emits, read_step
@@ -38,24 +39,6 @@ from ondevice.engines.simd.kernels.isa.memory import bits_float, claim_part, fir
 from ondevice.engines.simd.kernels.isa.vector import I64, full, gelu, load, maximum, silu, store, tanh
 from ondevice.engines.simd.kernels.tiles import FLOAT_BITS, FLOAT_ROWS, float_product, step_product, tile_product
 from ondevice.native.functions import kernel
-
-
-class PackedMatrix(NamedTuple):
-    """A packed matrix: tiles of 16 output rows, each of `blocks` blocks of 32 weights. Layout: `formats`.
-
-    product : kind of product, GROUPS4 to PLAIN
-    tile_bytes : bytes of a tile's weights
-    weights : address of the first tile's weights
-    scales : address of the first tile's scales: fp16[block][16] for weights in groups, fp16[block][2][16] if minimums
-        follow the scales of each block, else its epilogue
-    blocks : blocks of a row
-    """
-
-    product: int
-    tile_bytes: int
-    weights: int
-    scales: int
-    blocks: int
 
 
 class Activations(NamedTuple):
@@ -319,8 +302,7 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
     With groups of rows, each of which has its own matrix, the tiles of all groups are claimed as one list.
     """
     step = read_step(Project, words)
-    row_set, blocks, tiles, groups = step.row_set, step.blocks, step.tiles, step.groups
-    matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
+    row_set, matrix, tiles, groups = step.row_set, step.matrix, step.tiles, step.groups
     form, stride, cap = step.form, step.stride, bits_float(np.int32(step.cap))
     out = state[step.out_slot] if step.out_slot else step.out
     every = tiles * count_groups(groups)
@@ -332,7 +314,7 @@ def project_share(words: np.ndarray, state: np.ndarray, threads: int, claims: in
             count = min(tiles - first, stop - start)
             project(
                 matrix_of(matrix, group.matrix * tiles),
-                Activations(group_address(form, step.activations, group.first, blocks), group.rows, form),
+                Activations(group_address(form, step.activations, group.first, matrix.blocks), group.rows, form),
                 FloatRows(out + group.first * stride, stride),
                 cap,
                 first,
@@ -349,8 +331,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
     Threads claim units of 32 outputs. `scratch` is the address of this thread's working memory.
     """
     step = read_step(Gated, words)
-    row_set, blocks, units, groups = step.row_set, step.blocks, step.units, step.groups
-    matrix = PackedMatrix(step.product, step.tile_bytes, step.weights, step.scales, blocks)
+    row_set, matrix, units, groups = step.row_set, step.matrix, step.units, step.groups
     form, factor = step.form, FloatRows(step.factor, step.factor_stride)
     every, tiles = units * count_groups(groups), units * (2 if step.factor else 4)
     start, stop = claim_part(claims, every, threads)
@@ -361,7 +342,7 @@ def gated_share(words: np.ndarray, state: np.ndarray, threads: int, claims: int,
             count = min(units - first, stop - start)
             gated(
                 matrix_of(matrix, group.matrix * tiles),
-                Activations(group_address(form, step.activations, group.first, blocks), group.rows, form),
+                Activations(group_address(form, step.activations, group.first, matrix.blocks), group.rows, form),
                 factor,
                 step.function,
                 InputRows(group_address(step.out_form, step.out, group.first, units), units, step.out_form),

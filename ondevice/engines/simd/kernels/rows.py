@@ -47,9 +47,7 @@ def embed(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -> No
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         token = read_i64(state[TOKENS] + 8 * row)
         out = step.out + row * step.out_stride
-        read_row(
-            step.codes, step.scales, step.minimums, step.half, step.bits, step.group, token, step.width, factor, out
-        )
+        read_row(step.table, token, factor, out)
 
 
 @kernel
@@ -100,9 +98,7 @@ def per_layer(words: np.ndarray, state: np.ndarray, thread: int, threads: int) -
     rows = state[ALL]
     for row in range(first_unit(rows, thread, threads), first_unit(rows, thread + 1, threads)):
         token = read_i64(state[TOKENS] + 8 * row)
-        read_row(
-            step.codes, step.scales, step.minimums, step.half, step.bits, step.group, token, width, row_factor, own
-        )
+        read_row(step.table, token, row_factor, own)
         at = step.context + 4 * row * width
         for i in range(0, 4 * width, 64):
             store(at + i, load(at + i) * context_factor)
@@ -187,10 +183,10 @@ def candidate_logits(words: np.ndarray, state: np.ndarray, thread: int, threads:
         place, token = _candidate(step.chosen, step.ids, per_cluster, i)
         if not clustered:
             _, later = _candidate(step.chosen, step.ids, per_cluster, min(i + AHEAD, last - 1))
-            prefetch_row(step.codes, step.scales, step.minimums, step.half, step.bits, step.group, later, step.width)
+            prefetch_row(step.table, later)
         write_i64(state[CANDIDATES] + 8 * i, token)
-        row, x = place if clustered else token, step.x + 4 * step.width * (i // (step.top * per_cluster))
-        logit = dot_row(step.codes, step.scales, step.minimums, step.half, step.bits, step.group, row, step.width, x)
+        x = step.x + 4 * step.table.width * (i // (step.top * per_cluster))
+        logit = dot_row(step.table, place if clustered else token, x)
         if cap > 0:
             logit = max_lanes(full(cap) * tanh(full(logit / cap)))
         write_f32(state[LOGITS] + 4 * i, logit)

@@ -1,10 +1,4 @@
-"""Single rows of embedding tables, read and multiplied in float32 in the layout of the mapped file.
-
-codes : address of uint8[rows, width * bits / 8]; bfloat16 for 16 bits, float32 for 32
-scales : address of fp16 or float32 [rows, width / group]; `half` is 1 for fp16
-minimums : address of the blocks' minimums, of the type and shape of the scales; 0 if they have none
-group : numbers that share a scale; 0 if the codes are plain numbers
-"""
+"""Single rows of embedding tables, read and multiplied in float32 in the layout of the mapped file (`Table`)."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ondevice.engines.simd.kernels.contract import Table
 from ondevice.engines.simd.kernels.formats import int2_weights, int4_weights, int8_weights
 from ondevice.engines.simd.kernels.isa.memory import prefetch_line, read_f32, read_half
 from ondevice.engines.simd.kernels.isa.vector import fma, full, load, load_bfloat16, load_int4, store, sum_lanes
@@ -21,14 +16,21 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 @kernel
-def scale_at(scales: int, index: int, half: int) -> Any:
-    """The scale at an index, from fp16 scales, or from float32 scales if `half` is 0."""
-    return read_half(scales + 2 * index) if half else read_f32(scales + 4 * index)
+def scale_of(table: Table, scales: int, index: int) -> Any:
+    """The scale, or minimum, of the number at an index of a table in all 16 lanes; 1 if the numbers have none.
+
+    scales : address of the table's scales, or of its minimums
+    """
+    if not table.group:
+        return full(_ONE)
+    place = index // table.group
+    return full(read_half(scales + 2 * place) if table.half else read_f32(scales + 4 * place))
 
 
 @kernel
-def weights_at(codes: int, index: int, bits: int) -> Any:
-    """Weights index..index + 15, each of `bits` bits, without scale."""
+def weights_at(table: Table, index: int) -> Any:
+    """Weights index..index + 15 of a table, without scale."""
+    codes, bits = table.codes, table.bits
     if bits == 4:
         return int4_weights(codes, index)
     if bits == 8:
@@ -39,75 +41,54 @@ def weights_at(codes: int, index: int, bits: int) -> Any:
 
 
 @kernel
-def scale_of(scales: int, half: int, group: int, index: int) -> Any:
-    """The scale of the number at an index of a table in all 16 lanes; 1 if the numbers have none."""
-    return full(scale_at(scales, index // group, half) if group else _ONE)
+def affine_weights(table: Table, index: int, scale: Any, minimum: Any) -> Any:
+    """Weights index..index + 15 of a table of 4 bits with minimums: scale * code + minimum, rounded once."""
+    return fma(load_int4(table.codes + index // 2), scale, minimum)
 
 
 @kernel
-def affine_weights(codes: int, index: int, scale: Any, minimum: Any) -> Any:
-    """Weights index..index + 15 of 4 bits with minimums: scale * code + minimum, rounded once."""
-    return fma(load_int4(codes + index // 2), scale, minimum)
-
-
-@kernel
-def read_row(
-    codes: int,
-    scales: int,
-    minimums: int,
-    half: int,
-    bits: int,
-    group: int,
-    row: int,
-    width: int,
-    factor: float,
-    out: int,
-) -> None:
+def read_row(table: Table, row: int, factor: float, out: int) -> None:
     """out = table[row] * factor, float32[width]."""
-    first = row * width
-    for i in range(0, width, 32):
-        scale = scale_of(scales, half, group, first + i)
-        if minimums:
-            minimum = scale_of(minimums, half, group, first + i)
+    first = row * table.width
+    for i in range(0, table.width, 32):
+        scale = scale_of(table, table.scales, first + i)
+        if table.minimums:
+            minimum = scale_of(table, table.minimums, first + i)
             for part in (i, i + 16):
-                store(out + 4 * part, affine_weights(codes, first + part, scale, minimum) * full(factor))
+                store(out + 4 * part, affine_weights(table, first + part, scale, minimum) * full(factor))
         else:
             for part in (i, i + 16):
-                store(out + 4 * part, weights_at(codes, first + part, bits) * scale * full(factor))
+                store(out + 4 * part, weights_at(table, first + part) * scale * full(factor))
 
 
 @kernel
-def prefetch_row(
-    codes: int, scales: int, minimums: int, half: int, bits: int, group: int, row: int, width: int
-) -> None:
+def prefetch_row(table: Table, row: int) -> None:
     """Prefetch the cache lines of a table's row."""
-    size = width * bits // 8
+    size = table.width * table.bits // 8
     for offset in range(0, size, 64):
-        prefetch_line(codes + row * size + offset)
-    if group:
-        scale_bytes = width // group * (2 if half else 4)
+        prefetch_line(table.codes + row * size + offset)
+    if table.group:
+        scale_bytes = table.width // table.group * (2 if table.half else 4)
         for offset in range(0, scale_bytes, 64):
-            prefetch_line(scales + row * scale_bytes + offset)
-            if minimums:
-                prefetch_line(minimums + row * scale_bytes + offset)
+            prefetch_line(table.scales + row * scale_bytes + offset)
+            if table.minimums:
+                prefetch_line(table.minimums + row * scale_bytes + offset)
 
 
 @kernel
-def dot_row(
-    codes: int, scales: int, minimums: int, half: int, bits: int, group: int, row: int, width: int, x: int
-) -> Any:
+def dot_row(table: Table, row: int, x: int) -> Any:
     """The dot product of a table's row and x float32[width], in float32."""
-    first = row * width
+    first = row * table.width
     a, b = full(_ZERO), full(_ZERO)
-    for i in range(0, width, 32):
-        scale = scale_of(scales, half, group, first + i)
-        if minimums:
-            minimum = scale_of(minimums, half, group, first + i)
-            low = affine_weights(codes, first + i, scale, minimum)
-            high = affine_weights(codes, first + i + 16, scale, minimum)
+    for i in range(0, table.width, 32):
+        scale = scale_of(table, table.scales, first + i)
+        if table.minimums:
+            minimum = scale_of(table, table.minimums, first + i)
+            low = affine_weights(table, first + i, scale, minimum)
+            high = affine_weights(table, first + i + 16, scale, minimum)
         else:
-            low = weights_at(codes, first + i, bits) * scale
-            high = weights_at(codes, first + i + 16, bits) * scale
+            low = weights_at(table, first + i) * scale
+            high = weights_at(table, first + i + 16) * scale
         a = fma(low, load(x + 4 * i), a)
         b = fma(high, load(x + 4 * i + 64), b)
     return sum_lanes(a + b)

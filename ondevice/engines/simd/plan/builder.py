@@ -22,14 +22,14 @@ from ondevice.engines.simd.kernels.contract import (
     TILE,
     WIDTH,
     Attend,
-    AttendChosen,
-    AttendLookedUp,
     Embed,
     Gated,
     LookUp,
+    PackedMatrix,
     Project,
     Residual,
     Step,
+    Table,
     groups_form,
     instruction_set,
     steps_form,
@@ -58,7 +58,7 @@ class Plan:
     def of(cls, steps: Sequence[Step]) -> Plan:
         """The plan of these steps. All steps but those of lookup attention are the same in both forms."""
         exact = [
-            Attend(*step[: len(Attend._fields)]) if isinstance(step, AttendChosen | AttendLookedUp) else step
+            Attend(*step[: Attend._fields.index("window")]) if isinstance(step, Attend) else step
             for step in steps
             if not isinstance(step, LookUp)
         ]
@@ -121,16 +121,16 @@ class PlanBuilder:
         """
         return self.buffers.floats(self.most_rows * width)
 
-    def table(self, table: Matrix) -> tuple[int, int, int, int, int, int]:
-        """The fields `codes`, `scales`, `minimums`, `half`, `bits` and `group` of a step that reads rows of a table."""
+    def table(self, table: Matrix) -> Table:
+        """A table as steps read its rows."""
         form, half, hold = table.format, int(table.scales.dtype == np.float16), self.buffers.hold
         group = form.group or (table.width if form.quantised else 0)
         minimums = 0 if table.minimums is None else hold(table.minimums)
-        return hold(table.codes), hold(table.scales), minimums, half, form.bits, group
+        return Table(hold(table.codes), hold(table.scales), minimums, half, form.bits, group, table.width)
 
     def embed(self, table: Matrix, factor: float, out: int, stride: int) -> None:
         """out[row] = table[tokens[row]] * factor, float32[rows, table.width], with `stride` bytes from row to row."""
-        self.add(Embed(out, stride, *self.table(table), table.width, float_bits(factor)))
+        self.add(Embed(out, stride, self.table(table), float_bits(factor)))
 
     def quantize(
         self,
@@ -173,7 +173,10 @@ class PlanBuilder:
         tiles = self.places[matrix].tiles // experts
         self.add(
             Project(
-                *self._product(row_set, matrix, activations),
+                row_set,
+                self._packed(matrix),
+                activations,
+                input_form(matrix),
                 tiles=tiles,
                 out=out,
                 out_slot=out_slot,
@@ -207,7 +210,10 @@ class PlanBuilder:
         """
         self.add(
             Gated(
-                *self._product(row_set, matrix, activations),
+                row_set,
+                self._packed(matrix),
+                activations,
+                input_form(matrix),
                 units=self.places[matrix].tiles // experts // (2 if factor else 4),
                 out=out,
                 out_form=input_form(reader),
@@ -218,12 +224,10 @@ class PlanBuilder:
             )
         )
 
-    def _product(self, row_set: int, matrix: Matrix, activations: int) -> tuple[int, int, int, int, int, int, int, int]:
-        """The fields with which `Project` and `Gated` begin, up to `blocks`."""
+    def _packed(self, matrix: Matrix) -> PackedMatrix:
         packed = self.places[matrix]
         weights, scales = self._pack + packed.weights, self._pack + packed.scales
-        kind, form = product_kind(matrix), input_form(matrix)
-        return row_set, kind, packed.tile_bytes, weights, scales, activations, form, packed.blocks
+        return PackedMatrix(product_kind(matrix), packed.tile_bytes, weights, scales, packed.blocks)
 
 
 def input_form(matrix: Matrix) -> int:

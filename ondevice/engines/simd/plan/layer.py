@@ -27,8 +27,6 @@ from ondevice.engines.simd.kernels.contract import (
     PAIRED_BYTES,
     TILE,
     Attend,
-    AttendChosen,
-    AttendLookedUp,
     Choose,
     Head,
     LookUp,
@@ -261,7 +259,7 @@ class LayerPlanner:
         width, window, begin, most = settings.width, settings.window, settings.begin, settings.most_units
         codes = 2 * len(self._caches) + attend.cache  # the codes' addresses follow those of all caches
         if settings.mode == "nomad":
-            self._builder.add(AttendLookedUp(*attend, codes=codes, width=width, window=window, begin=begin))
+            self._builder.add(attend._replace(codes=codes, width=width, window=window, begin=begin))
             return
         self._builder.add(
             LookUp(
@@ -270,7 +268,7 @@ class LayerPlanner:
                 least=settings.least_units, most=most, left=float_bits(settings.left), chosen=self._chosen,
             )
         )  # fmt: skip
-        self._builder.add(AttendChosen(*attend, window=window, most=most, chosen=self._chosen))
+        self._builder.add(attend._replace(window=window, most=most, chosen=self._chosen))
 
     def _feed_forward(self, layer: DecoderLayer, body: FeedForward, stream: Stream) -> None:
         builder, row_set, out = self._builder, stream.row_set, self._scratch

@@ -122,7 +122,7 @@ class TargetPlanner:
                 embeddings.width,
                 builder.eps,
                 builder.constant(own.norm),
-                *builder.table(own.table),
+                builder.table(own.table),
                 context_factor=float_bits(embeddings.context_factor),
                 row_factor=float_bits(embeddings.table_factor),
                 factor=float_bits(embeddings.factor),

@@ -59,8 +59,7 @@ from ondevice.engines.simd.kernels.contract import (
     SCRATCH_STRIDE,
     SPAN,
     UNIT,
-    AttendChosen,
-    AttendLookedUp,
+    Attend,
     Scratch,
 )
 from ondevice.engines.simd.kernels.isa.jit import read_step
@@ -83,7 +82,7 @@ class RowUnit(NamedTuple):
 
 @kernel
 def begin_row(step: Any, state: np.ndarray, unit: int, scratch: Scratch) -> Any:
-    """Prepare unit `unit` of a step that has all fields of `Attend`."""
+    """Prepare unit `unit` of a step `Attend`."""
     row_set, kind, size, query_heads, kv_heads = step.row_set, step.kind, step.size, step.query_heads, step.kv_heads
     group, cache, skipped = query_heads // kv_heads, CACHES + step.cache, part_bytes(state[CACHE_BITS], size)
     row, kv_head = unit // kv_heads, unit % kv_heads
@@ -145,12 +144,12 @@ def attend_to_chosen(
 
 @kernel
 def attend_chosen_share(words: np.ndarray, state: np.ndarray, thread: int, claims: int) -> None:
-    """The step `AttendChosen`: activations = softmax(queries @ keys.T) @ values over each row's chosen positions,
-    quantised.
+    """The step `Attend` with `chosen`: activations = softmax(queries @ keys.T) @ values over each row's chosen
+    positions, quantised.
 
     Threads claim units, a row in the query heads of a KV head.
     """
-    step = read_step(AttendChosen, words)
+    step = read_step(Attend, words)
     size, kv_heads, most = step.size, step.kv_heads, 1 + step.most
     scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
     unit = claim(claims, _ONE_UNIT)
@@ -257,11 +256,11 @@ def attend_by_tables(
 
 @kernel
 def attend_looked_up_share(words: np.ndarray, state: np.ndarray, thread: int, claims: int) -> None:
-    """The step `AttendLookedUp`: activations = softmax(looked-up scores) @ values, quantised.
+    """The step `Attend` with `codes`: activations = softmax(looked-up scores) @ values, quantised.
 
     Threads claim units, a row in the query heads of a KV head.
     """
-    step = read_step(AttendLookedUp, words)
+    step = read_step(Attend, words)
     size, kv_heads, group, count = step.size, step.kv_heads, step.query_heads // step.kv_heads, step.size // step.width
     scratch = scratch_at(state[SCRATCH] + thread * state[SCRATCH_STRIDE], size)
     work = workspace_at(state[LOOKUP_SCRATCH] + thread * state[LOOKUP_SCRATCH_STRIDE], group, count)

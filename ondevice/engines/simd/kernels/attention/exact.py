@@ -207,8 +207,7 @@ def attend_all(
 
 @kernel
 def attend_share(words: np.ndarray, state: np.ndarray, thread: int, threads: int, claims: int) -> None:
-    """The step `Attend`: activations = softmax(queries @ keys.T) @ values, quantised, [rows, query_heads * size];
-    causal.
+    """The step `Attend` over all positions: activations = softmax(queries @ keys.T) @ values, quantised, causal.
 
     A unit of work is some pairs of one sequence and KV head, over all their positions or over one part. Threads claim
     one at a time, because units differ in size: later rows see more keys.

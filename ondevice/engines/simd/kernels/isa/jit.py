@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import count, islice
 from typing import Any
 
 from llvmlite import ir
 from numba import extending, types
+
+from ondevice.engines.simd.kernels.contract import field_types
+
+I64 = ir.IntType(64)
 
 LITERAL = object()
 """In the signature of an intrinsic: an integer that is constant when a kernel is compiled; the emitter gets an int."""
@@ -55,16 +60,22 @@ def emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
 @intrinsic
 def read_step(typing: Any, layout: Any, row: Any) -> Any:
     """In kernels, `read_step(layout, row)`: the fields of a step in row int64[WIDTH], whose kind must be `layout`'s."""
-    kind = layout.instance_class
-    fields = types.NamedUniTuple(types.int64, len(kind._fields), kind)  # type: ignore[no-untyped-call]
+    kinds = [types.int64 if kind is int else _tuple_type(kind) for kind in field_types(layout.instance_class)]
+    fields = types.BaseTuple.from_types(kinds, layout.instance_class)  # type: ignore[no-untyped-call]
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = context.make_array(row)(context, builder, values[1]).data
-        places = (context.get_constant(types.intp, place) for place in range(1, 1 + len(fields)))
-        numbers = [
-            builder.load(builder.gep(data, [place], source_etype=ir.IntType(64)), typ=ir.IntType(64))
-            for place in places
-        ]
-        return context.make_tuple(builder, fields, numbers)
+        places = (context.get_constant(types.intp, place) for place in count(1))
+        numbers = (builder.load(builder.gep(data, [place], source_etype=I64), typ=I64) for place in places)
+
+        def read(kind: Any) -> Any:
+            single = kind == types.int64
+            return next(numbers) if single else context.make_tuple(builder, kind, list(islice(numbers, len(kind))))
+
+        return context.make_tuple(builder, fields, [read(kind) for kind in kinds])
 
     return fields(layout, row), generate
+
+
+def _tuple_type(kind: Any) -> Any:
+    return types.NamedUniTuple(types.int64, len(kind._fields), kind)  # type: ignore[no-untyped-call]
