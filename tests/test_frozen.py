@@ -22,7 +22,7 @@ from ondevice.generate.drafters.ngram import SuffixAutomaton
 automaton = SuffixAutomaton()
 automaton.extend([1, 2, 1])
 assert ".zip" in ondevice.__file__
-print(automaton.match_length(), library.stamp())
+print(len(automaton.continuation(1)[0]), library.stamp())
 """
 
 APP = """#!{python}
@@ -39,7 +39,7 @@ with Preparation(lambda stage, share: shares.append(share)) as preparing:
     preparing.finish()
 automaton = SuffixAutomaton()
 automaton.extend([1, 2, 1])
-print(automaton.match_length(), shares == sorted(shares), shares[-1], "numba" in sys.modules)
+print(len(automaton.continuation(1)[0]), shares == sorted(shares), shares[-1], "numba" in sys.modules)
 """
 
 

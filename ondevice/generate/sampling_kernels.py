@@ -68,12 +68,6 @@ def gumbel(bits: np.uint64) -> float:
     return -logarithm(-logarithm(1.0 - (float(bits >> DROPPED_BITS) + 0.5) * UNIT))
 
 
-@kernel
-def gumbel_at(key: Key, position: int, token: int) -> float:
-    """The noise of a token at a position."""
-    return gumbel(hashed(hashed(key[0], position), token))
-
-
 # Weights.
 
 

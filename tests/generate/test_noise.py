@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ondevice.generate import sampling_kernels
+from tests.generate.noise import gumbel_at
 
 PINNED_KEY = 0x367E754172D24763
 PINNED_GUMBELS = ["0x1.90ba4d36f6615p+1", "-0x1.ab733d25618a6p-1", "0x1.7561ee29da904p-1"]
@@ -13,7 +14,7 @@ def test_the_noise_of_a_place_is_what_it_always_was() -> None:
     """Texts of a seed depend on these numbers, on every CPU."""
     key = sampling_kernels.key_of(11)
     assert key.tolist() == [PINNED_KEY]
-    assert [sampling_kernels.gumbel_at(key, 1000, token).hex() for token in (0, 1, 262_143)] == PINNED_GUMBELS
+    assert [gumbel_at(key, 1000, token).hex() for token in (0, 1, 262_143)] == PINNED_GUMBELS
 
 
 def test_the_ends_of_the_noise_are_finite() -> None:
@@ -25,8 +26,8 @@ def test_noise_is_gumbel_distributed_along_tokens_and_along_places() -> None:
     """By Kolmogorov and Smirnov: of 4000 numbers, the statistic exceeds 1.95 once in a thousand."""
     key = sampling_kernels.key_of(3)
     along = {
-        "tokens": [sampling_kernels.gumbel_at(key, 7, token) for token in range(4000)],
-        "places": [sampling_kernels.gumbel_at(key, place, 7) for place in range(4000)],
+        "tokens": [gumbel_at(key, 7, token) for token in range(4000)],
+        "places": [gumbel_at(key, place, 7) for place in range(4000)],
     }
     for each in along.values():
         drawn = np.sort(each)
@@ -37,9 +38,7 @@ def test_noise_is_gumbel_distributed_along_tokens_and_along_places() -> None:
 
 def written_down(scores: np.ndarray, names: np.ndarray, temperature: float, seed: int, place: int) -> np.ndarray:
     """Entries by log weight + noise, largest first, without any bound."""
-    drawn = np.array(
-        [sampling_kernels.gumbel_at(sampling_kernels.key_of(seed), place, name) for name in names.tolist()]
-    )
+    drawn = np.array([gumbel_at(sampling_kernels.key_of(seed), place, name) for name in names.tolist()])
     values = (scores.astype(np.float64) - float(scores.max())) / temperature + drawn
     return np.argsort(-values, kind="stable")
 

@@ -10,6 +10,7 @@ from ondevice.generate import sampling_kernels
 from ondevice.generate.request import LogitsProcessor, SamplingOptions
 from ondevice.generate.sampling import Sampler
 from ondevice.generate.sampling_kernels import RowDraw
+from tests.generate.noise import gumbel_at
 from tests.pairwise import pairwise
 
 VOCAB = 300
@@ -161,9 +162,7 @@ def test_a_draw_is_the_likeliest_with_the_noise_of_its_place(chosen: dict[str, A
         context = [1, 2][: min(length, 2)] + [3] * max(length - 2, 0)
         with np.errstate(divide="ignore"):
             log_chances = np.log(sampler.distribution(logits, context))
-        gumbels = [
-            sampling_kernels.gumbel_at(sampling_kernels.key_of(11), length, token) for token in range(vocab_size)
-        ]
+        gumbels = [gumbel_at(sampling_kernels.key_of(11), length, token) for token in range(vocab_size)]
         assert sampler.choose(logits, context) == int((log_chances + gumbels).argmax())
 
 
@@ -228,7 +227,7 @@ def test_the_best_of_some_candidates_are_those_with_the_largest_log_weight_and_n
         kept, weights = (each.copy() for each in draw.kept(scores))
         log_weights = (scores[kept].astype(np.float64) - scores.max()) / chosen.get("temperature", 1.0)
         np.testing.assert_allclose(weights, np.exp(log_weights), rtol=1e-12)
-        noise = [sampling_kernels.gumbel_at(sampling_kernels.key_of(5), position, name) for name in names[kept]]
+        noise = [gumbel_at(sampling_kernels.key_of(5), position, name) for name in names[kept]]
         order = np.argsort(-(log_weights + noise))[:4]
         tokens, values = draw.best(scores, names, position, 4)
         assert tokens.tolist() == names[kept][order][: len(tokens)].tolist()

@@ -6,19 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
 
 from ondevice.bundle_format.weight_format import IN_GROUPS, WeightFormat
 from ondevice.engines.simd.kernels.activations import add_normed, inverse_rms, norm
 from ondevice.engines.simd.kernels.attention.query_key_value import quantize_head, rotate, to_half
 from ondevice.engines.simd.kernels.contract import Table, groups_form
 from ondevice.engines.simd.kernels.isa import vector
-from ondevice.engines.simd.kernels.isa.vector import load, load_half, store
+from ondevice.engines.simd.kernels.isa.jit import emits
+from ondevice.engines.simd.kernels.isa.vector import floats16, load, pointer_to, read, store, widen_half
 from ondevice.engines.simd.kernels.tables import dot, dot_row, read_row
 from tests.simd import twins
 from tests.simd.memory import read_records, records_of
 
 EPS = np.float32(1e-6)
+
+
+@emits(floats16, types.int64)
+def load_half(builder: Any, address: Any) -> Any:
+    """Load 16 fp16 as float32."""
+    return widen_half(builder, read(builder, pointer_to(builder, address), ir.VectorType(ir.IntType(16), 16), align=2))
 
 
 @njit

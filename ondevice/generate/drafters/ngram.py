@@ -251,10 +251,6 @@ class SuffixAutomaton:
         """End the current text and start a new one: no substring spans the two."""
         self._tables.cursor[LAST] = ROOT
 
-    def match_length(self) -> int:
-        """Length of the longest suffix of the current text that occurred before with a token after it."""
-        return matched_length(*self._tables)
-
     def continuation(self, most: int) -> tuple[Int64Array, Float64Array]:
         """The likeliest continuation of the current text, chosen token by token.
 
@@ -408,12 +404,6 @@ def longest_match(tables: Tables) -> tuple[int, int]:
     while state != ROOT and states[state, EDGE] == NONE:
         state = int(states[state, LINK])
     return state, int(states[state, LENGTH])
-
-
-@entry("tokens", "i32[,] i32[,] i32[] i64[]")
-def matched_length(states: Table, edges: Table, slots: Table, cursor: Int64Array) -> int:
-    """Length of the suffix that `longest_match` finds."""
-    return longest_match(Tables(states, edges, slots, cursor))[1]
 
 
 @kernel

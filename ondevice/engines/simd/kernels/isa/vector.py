@@ -150,13 +150,6 @@ def store(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, pointer_to(builder, address), align=4)
 
 
-@emits(floats16, types.int64)
-def load_half(builder: Any, address: Any) -> Any:
-    """Load 16 fp16 numbers as float32."""
-    bits = builder.load(pointer_to(builder, address), typ=ir.VectorType(I16, LANES), align=2)
-    return widen_half(builder, bits)
-
-
 @emits(types.void, types.int64, floats16)
 def store_half(builder: Any, address: Any, value: Any) -> None:
     """Round 16 float32 to fp16, ties to even, overflow to infinity, and store them."""
